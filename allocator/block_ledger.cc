@@ -9,8 +9,9 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
 
@@ -142,11 +143,19 @@ void BlockLedger::changed() { std::atomic_ref(header().changes).fetch_add(1, std
 uint64_t BlockLedger::changes() const { return std::atomic_ref(header().changes).load(std::memory_order_acquire); }
 
 int BlockLedger::count_free() const {
+  std::lock_guard lock(counting_);
+  const uint64_t now = changes();
+  if (now == std::exchange(counted_at_, now)) return free_;
   uint64_t* const all = words();
-  int n = 0;
+  free_ = 0;
   for (int32_t block = 0; block < n_blocks_; ++block)
-    n += (std::atomic_ref(all[block]).load(std::memory_order_relaxed) & kHolders) == 0;
-  return n;
+    free_ += (std::atomic_ref(all[block]).load(std::memory_order_relaxed) & kHolders) == 0;
+  return free_;
+}
+
+void BlockLedger::check_invariants(std::span<const char> held) const {
+  for (size_t block = 0; block < held.size(); ++block)
+    XPYD_CHECK(holds(int32_t(block)) == bool(held[block]), "block " + std::to_string(block));
 }
 
 int BlockLedger::claim(int n, std::vector<int32_t>& out) {
@@ -179,6 +188,7 @@ int BlockLedger::claim_free(int n, std::vector<int32_t>& out) {
 
 bool BlockLedger::share(int32_t block, uint32_t generation, int giver) {
   uint64_t old = load(block);
+  if (giver >= kMembers) return false;
   do {
     if (old >> 32 != generation || (old & bit(giver)) == 0) return false;
     if (old & bit(slot_)) return true;
@@ -220,4 +230,4 @@ int BlockLedger::reap() {
   return reaped;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -10,12 +10,11 @@
 // killed at any instruction. Whoever names a block with its generation names its content, too: a
 // member that has given it up, or uses it for something else, has left the word different.
 //
-// A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through
-// an open file description of the member's own (F_OFD_SETLK), which ends with its process at the
-// latest, after its last thread has stopped writing. Its card may go on until the driver's files
-// are closed too, in no known order: so who can lock the byte of a member gives back what it held
-// once its process has ended (a pidfd says so). A stopped process keeps its blocks: it may go on
-// and write to them.
+// A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through an open file
+// description of the member's own (F_OFD_SETLK), which ends with its process at the latest, after its last thread has
+// stopped writing. Its card may go on until the driver's files are closed too, in no known order: so who can lock the
+// byte of a member gives back what it held once its process has ended (a pidfd says so). A stopped process keeps its
+// blocks: it may go on and write to them.
 //
 // Nothing here follows a pointer, or waits for another process, but join() for one that is ending.
 //
@@ -27,13 +26,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
-#include "base/status.h"
+#include "allocator/block_source.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
-class BlockLedger {
+class BlockLedger final : public BlockSource {
  public:
   static constexpr int kMembers = 32;
   static size_t bytes(int n_blocks);
@@ -44,25 +44,25 @@ class BlockLedger {
   // An observer holds no blocks. Errors: `unavailable`, kMembers are there; `io`.
   enum class As { member, observer };
   static Result<std::unique_ptr<BlockLedger>> join(std::shared_ptr<std::byte> memory, int n_blocks, int file, As as);
-  ~BlockLedger();  // gives back what this member holds
+  ~BlockLedger() override;  // gives back what this member holds
 
   int n_blocks() const { return n_blocks_; }
-  int slot() const { return slot_; }  // of this member; -1: an observer
+  int member() const override { return slot_; }  // -1: an observer
 
-  // Appends up to n blocks that nobody held, in ascending order from where the last claim ended;
-  // gives their number. Where there are fewer, what dead members held is given back first.
-  int claim(int n, std::vector<int32_t>& out);
-  // True: held here now (or before). False: it is not what `giver` held in that generation.
-  [[nodiscard]] bool share(int32_t block, uint32_t generation, int giver);
-  // Before: held here. False: others hold it, too, and it is held here no more.
-  [[nodiscard]] bool recycle(int32_t block);
-  void release(int32_t block);  // before: held here
+  // In ascending order from where the last claim ended. Where there are fewer, what dead members held is given back
+  // first.
+  int claim(int n, std::vector<int32_t>& out) override;
+  [[nodiscard]] bool share(int32_t block, uint32_t generation, int giver) override;
+  [[nodiscard]] bool recycle(int32_t block) override;
+  void release(int32_t block) override;
+  bool alone(int32_t block) const override { return holders(block) == bit(slot_); }
 
-  uint32_t generation(int32_t block) const { return uint32_t(load(block) >> 32); }
+  uint32_t generation(int32_t block) const override { return uint32_t(load(block) >> 32); }
   uint32_t holders(int32_t block) const { return uint32_t(load(block)); }  // bit: slot
   bool holds(int32_t block) const { return (holders(block) & bit(slot_)) != 0; }
 
-  int count_free() const;  // looks at every word
+  int count_free() const override;  // looks at every word, again only where something has changed
+  void check_invariants(std::span<const char> held) const override;
   // Moves on after every change: a count is still right if it has not. (It may miss the last change
   // of a member that was killed, until the next one.)
   uint64_t changes() const;
@@ -91,6 +91,9 @@ class BlockLedger {
   int slot_ = -1;
   std::atomic<int32_t> next_{0};  // where the next claim looks first
   std::mutex reaping_;            // locks of one open file do not exclude each other
+  mutable std::mutex counting_;
+  mutable uint64_t counted_at_ = ~uint64_t{0};  // changes() when
+  mutable int free_ = 0;                        // blocks were so many
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

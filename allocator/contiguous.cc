@@ -1,201 +1,25 @@
-// contiguous: one slot of the maximum length per sequence, taken when it starts: what
-// PagedAttention was written against (SOSP'23, section 3.1, "Orca (Max)"). Plain addresses, and up
-// to max - length tokens wasted.
-//
-// slots: the same memory, whose slots keep what they hold when their sequence ends (TurboMind's
-// first generation, LlamaCacheManager). The next turn of a conversation, a prompt with the same
-// salt that begins with what the slot holds, takes the slot over and computes only what is new.
-// Without a free slot the one that ended first is evicted; its sequence comes back by computing it
-// again.
-#include <algorithm>
-#include <utility>
+#include "allocator/contiguous.h"
 
-#include "allocator/pooled.h"
-#include "allocator/slot_contents.h"
+namespace xpyd::allocator {
 
-namespace xpyd {
-namespace {
-
-Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
-
-class ContiguousMemory final : public PooledMemory {
- public:
-  ContiguousMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name, bool keeps)
-      : PooledMemory(std::move(pool), options),
-        name_(name),
-        keeps_(keeps),
-        contents_(layout().n_blocks),
-        slots_(size_t(layout().n_blocks)) {
-    XPYD_CHECK(options.max_sequence_tokens == layout().block_tokens);
-  }
-  ~ContiguousMemory() override {
-    for (int32_t i = 0; i < layout().n_blocks; ++i)
-      if (slots_[size_t(i)].idle) pool_->release_idle({&i, 1});
-  }
-
-  const char* name() const override { return name_; }
-
-  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
-    SlotContents::Match match;
-    if (keeps_) {
-      query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
-      match = contents_.find(tokens, salt, true);
-    }
-    const KvHandle handle = match.slot >= 0 ? take_over(match.slot, match.tokens) : add();
-    if (handle == kNoKv) return no_slot();
-    hit_tokens_.fetch_add(match.tokens, std::memory_order_relaxed);
-    if (keeps_) contents_.begin(sequences_[handle].table[0], tokens.first(size_t(match.tokens)), salt);
-    return KvReservation{handle, match.tokens};
-  }
-
-  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return keeps_ ? contents_.find(tokens, salt, true).tokens : 0;
-  }
-
-  bool append(KvHandle handle, int n_tokens) override {
-    Sequence& s = sequences_[handle];
-    XPYD_CHECK(n_tokens >= 0);
-    check_length(s.written + n_tokens);
-    s.room = std::max(s.room, s.written + n_tokens);
-    return true;
-  }
-
-  void written(KvHandle handle, std::span<const int32_t> tokens) override {
-    Sequence& s = sequences_[handle];
-    XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
-    pool_->add_written(s.table, s.written, int(tokens.size()));
-    s.written += int(tokens.size());
-    if (keeps_) contents_.add(s.table[0], tokens);
-  }
-
-  void trim(KvHandle handle) override {
-    Sequence& s = sequences_[handle];
-    s.room = s.written;
-  }
-
-  Result<KvHandle> fork(KvHandle handle) override {
-    trim(handle);
-    KvHandle child_handle = add();
-    if (child_handle == kNoKv) return no_slot();
-    const Sequence& parent = sequences_[handle];
-    Sequence& child = sequences_[child_handle];
-    copy_tokens(child.table[0], parent.table[0], parent.written);
-    child.written = child.room = parent.written;
-    pool_->set_written(child.table, child.written);
-    if (keeps_) contents_.begin_like(child.table[0], parent.table[0]);
-    return child_handle;
-  }
-
-  void free(KvHandle handle) override {
-    if (!keeps_ || sequences_[handle].written == 0) {
-      if (keeps_) contents_.truncate(sequences_[handle].table[0], 0);
-      return PooledMemory::free(handle);
-    }
-    const int32_t slot = sequences_[handle].table[0];
-    sequences_.remove(handle);
-    pool_->set_idle({&slot, 1}, true);
-    slots_[size_t(slot)] = {slots_[size_t(slot)].pins, true, ++clock_};
-    if (slots_[size_t(slot)].pins == 0) contents_.end(slot);
-  }
-
-  // What a lease reads stays as it is: its slot is taken by nobody. A lease of what begins behind
-  // the slot's last token has none.
-  KvLease pin(KvHandle handle, int token_begin, int token_end) override {
-    const KvLease lease = PooledMemory::pin(handle, token_begin, token_end);
-    for (int32_t slot : leases_[lease]) ++slots_[size_t(slot)].pins;
-    return lease;
-  }
-  void unpin(KvLease lease) override {
-    for (int32_t slot : leases_[lease])
-      if (--slots_[size_t(slot)].pins == 0 && slots_[size_t(slot)].idle) contents_.end(slot);
-    PooledMemory::unpin(lease);
-  }
-
-  KvHandover hand_over(KvHandle handle) override {
-    if (keeps_) contents_.truncate(sequences_[handle].table[0], 0);
-    return PooledMemory::hand_over(handle);
-  }
-
-  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    KvHandle handle = kNoKv;
-    if (!add_adopted(handover, handle)) return kNoKv;
-    XPYD_CHECK(handover.blocks.size() == 1);
-    if (keeps_) contents_.begin(handover.blocks[0], tokens.first(size_t(handover.tokens)), salt);
-    return handle;
-  }
-
-  KvView view(KvHandle handle) const override {
-    return {pool_->data(), &pool_->rank_layout(0), nullptr, sequences_[handle].table[0]};
-  }
-
-  bool tail_shared(KvHandle) const override { return false; }
-  void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots are evictable as before
-
- private:
-  struct Slot {
-    int pins = 0;
-    bool idle = false;  // its sequence has ended; the reference is marked idle
-    int64_t since = 0;
-  };
-
-  KvHandle take_over(int32_t slot, int tokens) {
-    pool_->set_idle({&slot, 1}, false);
-    slots_[size_t(slot)].idle = false;
-    pool_->set_written({&slot, 1}, tokens);
-    const KvHandle handle = sequences_.add();
-    Sequence& s = sequences_[handle];
-    s.table.assign(1, slot);
-    s.written = s.room = tokens;
-    return handle;
-  }
-
-  // A slot that holds nothing: a free one, else the one whose sequence ended first.
-  KvHandle add() {
-    KvHandle handle = sequences_.add();
-    int64_t evictions = 0;
-    if (pool_->allocate(1, sequences_[handle].table, evictions)) return handle;
-    sequences_.remove(handle);
-    int oldest = -1;
-    for (int i = 0; i < layout().n_blocks; ++i) {
-      const Slot& slot = slots_[size_t(i)];
-      if (!slot.idle || slot.pins > 0) continue;
-      if (oldest < 0 || slot.since < slots_[size_t(oldest)].since) oldest = i;
-    }
-    if (oldest < 0) return kNoKv;
-    contents_.truncate(oldest, 0);
-    evictions_.fetch_add(1, std::memory_order_relaxed);
-    return take_over(oldest, 0);
-  }
-
-  bool reserves() const override { return true; }
-  void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const override {
-    PooledMemory::count_references(references, idle);
-    for (size_t i = 0; i < slots_.size(); ++i)
-      if (slots_[i].idle) ++references[i], ++idle[i];
-  }
-  void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(s.table.size() == 1 && !slots_[size_t(s.table[0])].idle);
-    XPYD_CHECK(contents_.size(s.table[0]) == (keeps_ ? s.written : 0));
-  }
-
-  const char* const name_;
-  const bool keeps_;
-  SlotContents contents_;    // by block of the pool
-  std::vector<Slot> slots_;  // the same
-  int64_t clock_ = 0;
-};
-
-}  // namespace
-
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<ContiguousMemory>(std::move(pool), options, "contiguous", false);
+KvScheme scheme_of_slots(const char* name, const char* source, decltype(KvScheme::make) make) {
+  return {.name = name,
+          .source = source,
+          .unit = "slot",
+          .block_tokens = [](const KvOptions& o) { return o.max_sequence_tokens; },
+          .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.max_sequence_tokens); },
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, false); },
+          .make = make,
+          .contiguous = true,
+          .whole_slots = true};
 }
 
-// Where several memories share the pool, what one keeps another one lacks.
-std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<ContiguousMemory>(std::move(pool), options, "slots",
-                                            options.prefix_cache && options.keep_idle);
+KvScheme contiguous_scheme() {
+  return scheme_of_slots("contiguous", "SOSP'23 (PagedAttention) section 3.1: Orca (Max)",
+                         [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+                           return std::make_unique<ContiguousMemory>(std::move(pool), o, "contiguous");
+                         });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -5,8 +5,7 @@
 // The kernel may refuse to take operations (no memory for them): they are tried again for some
 // milliseconds, then they have failed. Nothing else is lost, and the next ones are tried anew.
 //
-// The file is unlinked as soon as it is open, so that nothing stays behind however the process
-// ends.
+// The file is unlinked as soon as it is open, so that nothing stays behind however the process ends.
 //
 // Thread safety: one owner.
 #pragma once
@@ -27,7 +26,7 @@
 
 struct io_uring_sqe;
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // A test's hand on the disk: sees each finished operation, its bytes, and its result as the kernel
 // told it (bytes, or -errno), and gives the result that we are told. On the disk's thread.
@@ -69,7 +68,6 @@ class DiskFile {
     std::byte* data;
     uint64_t checksum;
     int64_t id;
-    int bounce;  // where data is not as the disk wants it
   };
   struct Ring;
   DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal);
@@ -104,4 +102,4 @@ class DiskFile {
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -1,14 +1,11 @@
-// Which block of a full tier goes first: a pure function from what is known of a block to its rank;
-// the lowest rank goes. A tier asks only about blocks that may go: nobody reads them, and no other
-// block of the tier continues them.
+// Which block of a full tier goes first: a pure function from what is known of a block to its rank; the lowest rank
+// goes. A tier asks only about blocks that may go: nobody reads them, and no other block of the tier continues them.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string_view>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 struct BlockUse {
   int64_t last_use = 0;  // a count of the tier's operations: larger is later
@@ -24,7 +21,15 @@ struct EvictionPolicy {
   const char* source;
 };
 
-std::span<const EvictionPolicy> eviction_policies();
-const EvictionPolicy* find_eviction_policy(std::string_view name);  // null: no such policy
+inline EvictionRank lru(const BlockUse& use) { return {use.last_use, 0}; }
+inline EvictionRank lfu(const BlockUse& use) { return {use.uses, use.last_use}; }
+// The deepest first, the oldest of these: what many prompts share stands at their beginning.
+inline EvictionRank length_aware(const BlockUse& use) { return {-int64_t(use.position), use.last_use}; }
 
-}  // namespace xpyd
+inline constexpr EvictionPolicy kEvictionPolicies[] = {
+    {"lru", lru, "Mooncake (FAST'25) section 4.2, table 1: LRUCache"},
+    {"lfu", lfu, "Mooncake table 1: LFUCache; among equals the least recently used"},
+    {"length_aware", length_aware, "Mooncake table 1: LengthAwareCache"},
+};
+
+}  // namespace xpyd::allocator

@@ -1,16 +1,15 @@
-// HandleTable: small integers for objects that come and go. An object keeps its heap memory for the
-// next user of its handle (T::clear() must keep capacity), so that a steady state allocates
-// nothing.
+// HandleTable: small integers for objects that come and go. An object keeps its heap memory for the next user of its
+// handle (T::clear() must keep capacity), so that a steady state allocates nothing.
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 template <class T>
 class HandleTable {
@@ -18,11 +17,11 @@ class HandleTable {
   int32_t add() {
     if (unused_.empty()) {
       unused_.push_back(int32_t(items_.size()));
-      items_.emplace_back();  // a deque: references to the others stay valid
+      items_.push_back(std::make_unique<Item>());  // references to the others stay valid
     }
     int32_t handle = unused_.back();
     unused_.pop_back();
-    items_[size_t(handle)].live = true;
+    items_[size_t(handle)]->live = true;
     return handle;
   }
   T& operator[](int32_t handle) { return find(handle).value; }
@@ -35,8 +34,8 @@ class HandleTable {
   }
   template <class F>
   void for_each(F&& f) const {
-    for (const Item& item : items_)
-      if (item.live) f(item.value);
+    for (const auto& item : items_)
+      if (item->live) f(item->value);
   }
 
  private:
@@ -45,12 +44,12 @@ class HandleTable {
     bool live = false;
   };
   Item& find(int32_t handle) {
-    XPYD_CHECK(handle >= 0 && size_t(handle) < items_.size() && items_[size_t(handle)].live,
+    XPYD_CHECK(handle >= 0 && size_t(handle) < items_.size() && items_[size_t(handle)]->live,
                "handle " + std::to_string(handle) + " is not in use");
-    return items_[size_t(handle)];
+    return *items_[size_t(handle)];
   }
-  std::deque<Item> items_;
+  std::vector<std::unique_ptr<Item>> items_;
   std::vector<int32_t> unused_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -1,5 +1,4 @@
-// Which bytes a copy of KV moves: between two blocks of one layout, or between two views whose
-// layouts and block sizes may differ.
+// Which bytes a copy of KV moves between two views, whose layouts and block sizes may differ.
 #pragma once
 
 #include <vector>
@@ -7,13 +6,7 @@
 #include "allocator/kv_layout.h"
 #include "base/copy.h"
 
-namespace xpyd {
-
-// Appends the copies of tokens [begin, end) of one block onto the same tokens of another, all
-// layers, K and V, in as few pieces as the order allows: 2 * n_layers (layer_major) or one
-// (token_major). The layouts may differ in n_blocks only. Before: the two blocks do not overlap.
-void add_block_copies(std::byte* dst_pool, const KvLayout& dst, int dst_block, const std::byte* src_pool,
-                      const KvLayout& src, int src_block, int begin, int end, std::vector<Copy>& copies);
+namespace xpyd::allocator {
 
 // A box of one sequence's KV: tokens, and layers and heads in the source's own numbers. Where the
 // destination holds other layers or heads of the model (allocator/kv_shards.h), to_layer and
@@ -35,4 +28,4 @@ struct KvRegion {
 // Returns their bytes. Before: both views have rows of one kind (head_dim and dtype).
 size_t add_copies(const KvView& source, const KvView& destination, const KvRegion& region, std::vector<Copy>& copies);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -13,7 +13,7 @@
 
 #include "base/dtype.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 enum class KvOrder : uint8_t { layer_major, token_major };
 
@@ -28,17 +28,15 @@ struct KvShape {
   XPYD_HD constexpr bool quantised() const { return dtype == Dtype::int8 || dtype == Dtype::int4; }
   // Bytes of the elements of one row.
   XPYD_HD constexpr size_t element_bytes() const { return size_t(head_dim) * size_t(dtype_bits(dtype)) / 8; }
-  // Bytes of one K (or V) vector of one token, one layer, one head: its elements and, where they
-  // are quantised, their scale and zero as two f16 behind them, so that a row is whole wherever it
-  // goes.
+  // Bytes of one K (or V) vector of one token, one layer, one head: its elements and, where they are quantised, their
+  // scale and zero as two f16 behind them, so that a row is whole wherever it goes.
   XPYD_HD constexpr size_t row_bytes() const { return element_bytes() + (quantised() ? 4 : 0); }
   // Bytes of one token, all layers, K and V.
   XPYD_HD constexpr size_t token_bytes() const { return 2 * size_t(n_layers) * size_t(n_kv_heads) * row_bytes(); }
 };
 
-// One layer's rows for kernels, which look up many: KvLayout::offset() is affine in block, token, K
-// or V, and head, and these are its differences, counted in rows [head_dim] from the start of the
-// pool.
+// One layer's rows for kernels, which look up many: KvLayout::offset() is affine in block, token, K or V, and head, and
+// these are its differences, counted in rows [head_dim] from the start of the pool.
 struct KvRows {
   uint32_t first = 0;                                  // of K of block 0, token 0, head 0
   uint32_t block = 0, token = 0, value = 0, head = 0;  // from one to the next; value: from K to V
@@ -114,4 +112,4 @@ struct KvView {
   }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -1,6 +1,6 @@
 #include "allocator/kv_shards.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 KvRange KvShards::layers(int stage) const {
   if (!stage_layers.empty()) {
@@ -21,7 +21,7 @@ KvRange KvShards::heads(int tensor_rank) const {
     const int head = tensor_rank / replicas();
     return {head, head + 1};
   }
-  return {int(long(tensor_rank) * n_kv_heads / tp), int(long(tensor_rank + 1) * n_kv_heads / tp)};
+  return token_part(n_kv_heads, tensor_rank, tp);
 }
 
 int KvShards::first_owner(int head) const {
@@ -58,4 +58,4 @@ KvShape rank_shape(const KvShape& whole, const KvShards& shards, int rank) {
   return shape;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

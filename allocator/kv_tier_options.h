@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 struct KvTierOptions {
   size_t host_bytes = 0;         // 0: no host tier, and no disk below it
@@ -32,4 +32,4 @@ struct KvTierStats {
   double load_wait_seconds = 0;                                    // sequences waited for their KV to come back
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

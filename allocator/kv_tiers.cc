@@ -6,18 +6,18 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <utility>
 
+#include "base/log.h"
 #include "base/memory.h"
+#include "base/table.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
-std::string policy_names() {
-  std::string names;
-  for (const EvictionPolicy& policy : eviction_policies())
-    names += (names.empty() ? "" : ", ") + std::string(policy.name);
-  return names;
-}
+constexpr int kHeadroom = 4;         // 1 / of the host is free or clean, where the disk can keep up
+constexpr int kWritesUnderWay = 16;  // blocks
+constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is not asked again
 
 }  // namespace
 
@@ -25,8 +25,8 @@ KvTiers::KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams
     : options_(options),
       seams_(std::move(seams)),
       layout_{shape, KvOrder::token_major, options.block_tokens, 0},
-      host_policy_(find_eviction_policy(options.host_eviction)),
-      disk_policy_(find_eviction_policy(options.disk_eviction)) {}
+      host_policy_(find_row(kEvictionPolicies, options.host_eviction)),
+      disk_policy_(find_row(kEvictionPolicies, options.disk_eviction)) {}
 
 KvTiers::~KvTiers() = default;
 
@@ -38,8 +38,8 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
                        : "--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
   if (options.block_tokens < 1) return invalid("a tier's block has no tokens");
   for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
-    if (!find_eviction_policy(*name))
-      return invalid("eviction policy \"" + *name + "\": expected one of " + policy_names());
+    if (!find_row(kEvictionPolicies, *name))
+      return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));
   std::unique_ptr<KvTiers> t(new KvTiers(shape, options, std::move(seams)));
   const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
@@ -133,8 +133,7 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
 int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   const Key key = next_key(chain, tokens);
   std::lock_guard lock(mutex_);
-  // Another block under this key: of another prefix (a collision), or of one that is not known any
-  // more.
+  // Another block under this key: of another prefix (a collision), or of one that is not known any more.
   if (const auto found = index_.find(key); found != index_.end()) {
     const Block& other = at(found->second);
     if (other.busy() || other.pins > 0 || found->second == chain.block) return -1;
@@ -208,7 +207,7 @@ void KvTiers::unpin(int32_t block) {
   XPYD_CHECK(b.pins > 0);
   --b.pins;
   if (b.lost) {
-    if (b.pins == 0) release(block);
+    if (b.pins == 0) unused_.push_back(block);
     return;
   }
   refresh(block);
@@ -310,11 +309,9 @@ void KvTiers::remove(int32_t block) {
   if (b.pins > 0) {
     b.lost = true;
   } else {
-    release(block);
+    unused_.push_back(block);
   }
 }
-
-void KvTiers::release(int32_t block) { unused_.push_back(block); }
 
 void KvTiers::forget() {
   std::lock_guard lock(mutex_);
@@ -332,39 +329,109 @@ void KvTiers::forget() {
   }
 }
 
+// ---- Between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
+
+int KvTiers::take_disk_slot() {
+  if (free_disk_.empty()) {
+    if (orders_[kDiskLeaf].empty()) return -1;
+    remove(std::get<2>(*orders_[kDiskLeaf].begin()));
+    ++stats_.disk_evictions;
+  }
+  const int slot = free_disk_.back();
+  free_disk_.pop_back();
+  return slot;
+}
+
+void KvTiers::poll() {
+  if (!disk_) return;
+  std::lock_guard lock(mutex_);
+  done_.clear();
+  disk_->take(done_);
+  for (const DiskFile::Done& done : done_) ended(done);
+  write_behind();
+}
+
+void KvTiers::write_behind() {
+  const int capacity = layout_.n_blocks;
+  while (disk_on() && writing_ < kWritesUnderWay && !orders_[kDirty].empty() &&
+         (int(free_host_.size()) + clean_ + writing_) * kHeadroom < capacity) {
+    const int slot = take_disk_slot();
+    if (slot < 0) return;
+    const int32_t block = std::get<2>(*orders_[kDirty].begin());
+    Block& b = at(block);
+    b.writing = true;
+    b.disk_target = slot;
+    ++writing_;
+    refresh(block);
+    disk_->write(slot, host_.get() + layout_.offset(b.host, 0, 0, 0, 0), block);
+  }
+}
+
+void KvTiers::ended(const DiskFile::Done& done) {
+  const int32_t block = int32_t(done.id);
+  Block& b = at(block);
+  const bool good = done.outcome == DiskFile::Outcome::done;
+  const std::string reason = done.error ? std::strerror(done.error) : "fewer bytes than asked for";
+  const int64_t bytes = int64_t(layout_.block_bytes());
+  if (done.write) {
+    b.writing = false;
+    --writing_;
+    if (good) {
+      b.disk = b.disk_target;
+      b.checksum = done.checksum;
+      stats_.disk_bytes_written += bytes;
+    } else {
+      free_disk_.push_back(b.disk_target);
+      ++stats_.failed_writes;
+    }
+    b.disk_target = -1;
+    refresh(block);
+    if (!good) disk_failed("a write failed: " + reason, false);
+    return;
+  }
+  b.reading = false;
+  --reading_;
+  if (good) {
+    stats_.disk_bytes_read += bytes;
+    refresh(block);
+    return;
+  }
+  remove(block);
+  if (done.outcome == DiskFile::Outcome::corrupt) {
+    ++stats_.corrupt_reads;
+    if (!std::exchange(logged_, true))
+      log_line(LogLevel::warning, "xpyd: --disk-kv-dir %s: a block came back changed; it is computed again",
+               options_.disk_dir.c_str());
+    return;
+  }
+  ++stats_.failed_reads;
+  disk_failed("a read failed: " + reason, ++failed_reads_ >= kReadsGivenUp);
+}
+
+// Nothing more is written there. `reads_too`: what it has is given up, too.
+void KvTiers::disk_failed(const std::string& what, bool reads_too) {
+  if (!writes_off_)
+    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there", options_.disk_dir.c_str(),
+             what.c_str());
+  writes_off_ = true;
+  if (!reads_too) return;
+  for (int32_t block = 0; block < int32_t(blocks_.size()); ++block) {
+    Block& b = at(block);
+    if (b.uid == 0 || b.disk < 0 || b.busy() || b.pins > 0) continue;
+    if (b.host < 0) {
+      remove(block);
+    } else {
+      free_disk_.push_back(std::exchange(b.disk, -1));
+      refresh(block);
+    }
+  }
+}
+
 // ---- Counters.
 
 bool KvTiers::moving() const {
   std::lock_guard lock(mutex_);
   return storing_ + writing_ + reading_ > 0;
-}
-
-void KvTiers::count_out(int64_t bytes, int64_t copies) {
-  std::lock_guard lock(mutex_);
-  stats_.bytes_out += bytes;
-  stats_.copies_out += copies;
-}
-
-void KvTiers::count_in(int64_t bytes, int64_t copies) {
-  std::lock_guard lock(mutex_);
-  stats_.bytes_in += bytes;
-  stats_.copies_in += copies;
-}
-
-void KvTiers::count_hits(int64_t host_tokens, int64_t disk_tokens) {
-  std::lock_guard lock(mutex_);
-  stats_.host_hit_tokens += host_tokens;
-  stats_.disk_hit_tokens += disk_tokens;
-}
-
-void KvTiers::count_dropped(int64_t blocks) {
-  std::lock_guard lock(mutex_);
-  stats_.dropped_out += blocks;
-}
-
-void KvTiers::count_wait(double seconds) {
-  std::lock_guard lock(mutex_);
-  stats_.load_wait_seconds += seconds;
 }
 
 KvTierStats KvTiers::stats() const {
@@ -420,4 +487,4 @@ void KvTiers::check_invariants() const {
   XPYD_CHECK(storing == storing_ && writing == writing_ && reading == reading_ && clean == clean_);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -7,9 +7,8 @@
 // hash only says where to look: a hit is proved, as in PrefixIndex, by the block's own tokens and
 // by the identity of the block before it, so by induction the whole prefix is equal.
 //
-// Blocks form a forest. A block that others continue is not forgotten before them, so that what is
-// kept can be found; only a failed read breaks that, and leaves blocks that nobody finds, until
-// they are evicted.
+// Blocks form a forest. A block that others continue is not forgotten before them, so that what is kept can be found;
+// only a failed read breaks that, and leaves blocks that nobody finds, until they are evicted.
 //
 // Host blocks are written to the disk in the background while less than a quarter of the host is
 // free or has its copy on the disk: such "clean" blocks can be given up at once. A block that is
@@ -35,7 +34,7 @@
 #include "base/device.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class KvTiers {
  public:
@@ -85,25 +84,23 @@ class KvTiers {
   void touch(const Chain& chain);  // every block of it has been used now
   void stored(int32_t block);
 
-  // A pinned block keeps its bytes, or is lost by a failed read; it is neither forgotten nor moved
-  // to another slot.
+  // A pinned block keeps its bytes, or is lost by a failed read; it is neither forgotten nor moved to another slot.
   void unpin(int32_t block);
   enum class Where { host, coming, waiting, lost };
-  // Of a pinned block. `coming`: a copy to the host is under way, its or another's. `waiting`: it
-  // is on the disk only and no slot of the host can be had now. The first call that finds it on the
-  // disk begins the read.
+  // Of a pinned block. `coming`: a copy to the host is under way, its or another's. `waiting`: it is on the disk only
+  // and no slot of the host can be had now. The first call that finds it on the disk begins the read.
   Where fetch(int32_t block, bool* from_disk);
   int slot(int32_t block) const;  // of the host
 
   void poll();          // ends of disk operations; writes to the disk what should be there
   bool moving() const;  // anything is under way by itself: a store, a read, a write
 
-  // Of the counters those that only the caller can count.
-  void count_out(int64_t bytes, int64_t copies);
-  void count_in(int64_t bytes, int64_t copies);
-  void count_hits(int64_t host_tokens, int64_t disk_tokens);  // that a sequence goes on from
-  void count_dropped(int64_t blocks);
-  void count_wait(double seconds);
+  // Of the counters those that only the caller can count: f(KvTierStats&).
+  template <class F>
+  void count(F&& f) {
+    std::lock_guard lock(mutex_);
+    f(stats_);
+  }
 
   KvTierStats stats() const;
   void check_invariants() const;
@@ -153,7 +150,6 @@ class KvTiers {
   int take_disk_slot();
   void drop_host(int32_t block);
   void remove(int32_t block);
-  void release(int32_t block);
   void write_behind();
   void ended(const DiskFile::Done& done);
   void disk_failed(const std::string& what, bool reads_too);
@@ -182,4 +178,4 @@ class KvTiers {
   std::unique_ptr<DiskFile> disk_;  // last: its thread ends before the memory that it reads goes
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

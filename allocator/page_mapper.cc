@@ -1,24 +1,16 @@
 #include "allocator/page_mapper.h"
 
-#include <chrono>
+#include "base/clock.h"
 
-namespace xpyd {
-namespace {
+namespace xpyd::allocator {
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+PageMapper::PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots)
+    : pool_(pool), group_bytes_(pool.groups(0).options().group_bytes), n_rows_(pool.layout().n_blocks) {
+  for (int rank = 0; rank < int(ranges.size()); ++rank)
+    for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
+      planes_.push_back({*ranges[size_t(rank)], slots.layout(rank), plane});
+  thread_ = std::thread([this] { work(); });
 }
-
-}  // namespace
-
-PageMapper::PageMapper(BlockPool& pool, VirtualRange& range, const KvLayout& layout)
-    : pool_(pool),
-      range_(range),
-      layout_(layout),
-      group_bytes_(pool.page_groups()->options().group_bytes),
-      n_planes_(layout.order == KvOrder::layer_major ? 2 * layout.shape.n_layers : 1),
-      n_rows_(pool.layout().n_blocks),
-      thread_([this] { work(); }) {}
 
 PageMapper::~PageMapper() {
   drain();
@@ -30,20 +22,20 @@ PageMapper::~PageMapper() {
   thread_.join();
 }
 
-size_t PageMapper::offset(int plane, int slot, int row) const {
-  return layout_.offset(slot, plane / 2, plane % 2, 0, 0) + size_t(row) * group_bytes_;
+size_t PageMapper::offset(const Plane& plane, int slot, int row) const {
+  return plane.slots.offset(slot, plane.index / 2, plane.index % 2, 0, 0) + size_t(row) * group_bytes_;
 }
 
-// Rows that are neighbours in the pool take one call per plane. All or nothing.
+// Rows that are neighbours in the pool take one call per plane. All or nothing, on all ranks.
 bool PageMapper::map_rows(const Job& job) {
   for (int begin = 0, n = int(job.rows.size()); begin < n;) {
     int end = begin + 1;
     while (end < n && job.rows[size_t(end)] == job.rows[size_t(end) - 1] + 1) ++end;
-    for (int plane = 0; plane < n_planes_; ++plane) {
-      const int group = plane * n_rows_ + job.rows[size_t(begin)];
-      if (range_.map(offset(plane, job.slot, job.first + begin), group, end - begin)) continue;
-      unmap_rows(job, plane, end);
-      unmap_rows(job, n_planes_, begin);
+    for (size_t p = 0; p < planes_.size(); ++p) {
+      const Plane& plane = planes_[p];
+      const int group = plane.index * n_rows_ + job.rows[size_t(begin)];
+      if (plane.range.map(offset(plane, job.slot, job.first + begin), group, end - begin)) continue;
+      for (size_t q = 0; q < planes_.size(); ++q) unmap_rows(job, planes_[q], q < p ? end : begin);
       return false;
     }
     begin = end;
@@ -51,14 +43,15 @@ bool PageMapper::map_rows(const Job& job) {
   return true;
 }
 
-void PageMapper::unmap_rows(const Job& job, int planes, int n_rows) {
-  for (int plane = 0; plane < planes && n_rows > 0; ++plane) range_.unmap(offset(plane, job.slot, job.first), n_rows);
+// The first n_rows of the job.
+void PageMapper::unmap_rows(const Job& job, const Plane& plane, int n_rows) {
+  if (n_rows > 0) plane.range.unmap(offset(plane, job.slot, job.first), n_rows);
 }
 
 bool PageMapper::execute(const Job& job) {
   if (job.rows.empty()) return true;
   if (job.what == Job::map) return map_rows(job);
-  unmap_rows(job, n_planes_, int(job.rows.size()));
+  for (const Plane& plane : planes_) unmap_rows(job, plane, int(job.rows.size()));
   if (job.what == Job::unmap_and_release) pool_.release_idle(job.rows);
   return true;
 }
@@ -93,10 +86,10 @@ uint64_t PageMapper::post(Job job) {
 bool PageMapper::wait(uint64_t ticket) {
   std::unique_lock lock(mutex_);
   if (n_done_ < ticket) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = RealClock().now();
     finished_.wait(lock, [&] { return n_done_ >= ticket; });
-    stats_.stall_seconds += seconds_since(start);
-    ++stats_.waits;
+    stats_.map_wait_seconds += RealClock().now() - start;
+    ++stats_.waited_jobs;
   }
   return failed_.erase(ticket) == 0;
 }
@@ -107,17 +100,17 @@ void PageMapper::drain() {
 }
 
 bool PageMapper::run(const Job& job) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = RealClock().now();
   const bool done = execute(job);
   std::lock_guard lock(mutex_);
-  stats_.stall_seconds += seconds_since(start);
-  ++stats_.owner_jobs;
+  stats_.map_wait_seconds += RealClock().now() - start;
+  ++stats_.waited_jobs;
   return done;
 }
 
-PageMapper::Stats PageMapper::stats() const {
+VattentionStats PageMapper::stats() const {
   std::lock_guard lock(mutex_);
   return stats_;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

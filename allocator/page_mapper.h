@@ -1,9 +1,5 @@
 // The thread that puts page groups behind one memory's addresses, in the order in which it is
 // asked. What cannot wait its owner does itself, beside it: addresses of other slots are no matter.
-// A row is what one sequence needs for its next T tokens: one group for each plane, that is for
-// each (layer, K or V) in layer_major and one in all in token_major ("tensor slicing", vAttention
-// section 8.2). Group of (plane, row r) = plane * n_rows + r, so that neighbouring rows are
-// neighbours in every plane and one call maps them together.
 //
 // Thread safety: one owner, the memory's thread, calls everything.
 #pragma once
@@ -11,15 +7,16 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <thread>
 #include <vector>
 
-#include "allocator/block_pool.h"
-#include "base/page_groups.h"
+#include "allocator/row_pool.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class PageMapper {
  public:
@@ -29,14 +26,8 @@ class PageMapper {
     std::vector<int32_t> rows;                          // of the pool, for slot rows first, first + 1, …
     enum { map, unmap, unmap_and_release } what = map;  // released: idle references
   };
-  // Cumulative. `stall`: the owner waited for a job, or did it itself.
-  struct Stats {
-    int64_t owner_jobs = 0, waits = 0;
-    double stall_seconds = 0;
-  };
-
-  // `layout`: of the virtual slots. The pool outlives the mapper.
-  PageMapper(BlockPool& pool, VirtualRange& range, const KvLayout& layout);
+  // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the mapper.
+  PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
   ~PageMapper();
 
   // In the background; gives a ticket.
@@ -47,20 +38,25 @@ class PageMapper {
   // so are those that unmap and release these rows: they are free.
   [[nodiscard]] bool run(const Job& job);
   void drain();  // until everything posted is done; counts as no wait
-  Stats stats() const;
+  // waited_jobs (those that the owner waited for, or did itself) and map_wait_seconds.
+  VattentionStats stats() const;
 
  private:
   bool execute(const Job& job);
+  struct Plane {
+    VirtualRange& range;
+    const KvLayout& slots;
+    int index;  // on its rank
+  };
   bool map_rows(const Job& job);
-  void unmap_rows(const Job& job, int planes, int n_rows);
-  size_t offset(int plane, int slot, int row) const;
+  void unmap_rows(const Job& job, const Plane& plane, int n_rows);
+  size_t offset(const Plane& plane, int slot, int row) const;
   void work();
 
-  BlockPool& pool_;
-  VirtualRange& range_;
-  const KvLayout layout_;
+  RowPool& pool_;
+  std::vector<Plane> planes_;  // of all ranks
   const size_t group_bytes_;
-  const int n_planes_, n_rows_;
+  const int n_rows_;
 
   mutable std::mutex mutex_;
   std::condition_variable posted_, finished_;
@@ -68,8 +64,8 @@ class PageMapper {
   uint64_t n_posted_ = 0, n_done_ = 0;  // jobs; a ticket is the number of its job
   std::set<uint64_t> failed_;           // tickets not yet waited for
   bool stop_ = false;
-  Stats stats_;
+  VattentionStats stats_;
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

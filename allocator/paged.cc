@@ -1,25 +1,23 @@
-// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence,
-// reference counts, copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks,
-// lazy LRU eviction).
+// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence, reference counts,
+// copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks, lazy LRU eviction).
 #include <algorithm>
 #include <utility>
 
+#include "allocator/block_pool.h"
 #include "allocator/pooled.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
 class PagedMemory final : public PooledMemory {
  public:
-  PagedMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name)
-      : PooledMemory(std::move(pool), options),
-        name_(name),
+  PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
+      : PooledMemory(std::move(pool), options, name),
+        blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
-        caching_(options.prefix_cache && pool_->prefix_cache()) {}
-
-  const char* name() const override { return name_; }
+        caching_(options.prefix_cache && blocks_.prefix_index()) {}
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     KvHandle handle = sequences_.add();
@@ -27,7 +25,7 @@ class PagedMemory final : public PooledMemory {
     if (s.table.capacity() == 0) s.table.reserve(16);  // so that an empty table has an address
     s.chain.hash = salt;
     if (caching_) {
-      int hit = pool_->acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
+      int hit = blocks_.acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
       s.written = s.room = hit * block_tokens_;
       query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
       hit_tokens_.fetch_add(s.written, std::memory_order_relaxed);
@@ -36,7 +34,7 @@ class PagedMemory final : public PooledMemory {
   }
 
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return caching_ ? pool_->match(tokens, salt, longest_hit(tokens)) * block_tokens_ : 0;
+    return caching_ ? blocks_.match(tokens, salt, longest_hit(tokens)) * block_tokens_ : 0;
   }
 
   bool append(KvHandle handle, int n_tokens) override {
@@ -48,7 +46,7 @@ class PagedMemory final : public PooledMemory {
     int wanted = std::max(more, 0) + int(copy);
     if (wanted > 0) {
       int64_t evictions = 0;
-      if (!pool_->allocate(wanted, s.table, evictions)) return false;
+      if (!blocks_.allocate(wanted, s.table, evictions)) return false;
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
     }
     if (copy) make_tail_private(s);
@@ -58,10 +56,8 @@ class PagedMemory final : public PooledMemory {
 
   void written(KvHandle handle, std::span<const int32_t> tokens) override {
     Sequence& s = sequences_[handle];
-    XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
-    int before = s.written;
-    s.written += int(tokens.size());
-    pool_->add_written(s.table, before, int(tokens.size()));
+    const int before = s.written;
+    add_written(s, s.table, tokens.size());
     if (caching_) index_new(s, before, tokens);
   }
 
@@ -84,14 +80,13 @@ class PagedMemory final : public PooledMemory {
     child.chain = parent.chain;
     child.tail.assign(parent.tail.begin(), parent.tail.end());
     parent.maybe_shared = child.maybe_shared = true;
-    pool_->add_references(child.table);
+    blocks_.add_references(child.table);
     return child_handle;
   }
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    KvHandle handle = kNoKv;
-    if (!add_adopted(handover, handle)) return kNoKv;
+    const KvHandle handle = add_adopted(handover, tokens);
+    if (handle == kNoKv) return kNoKv;
     Sequence& s = sequences_[handle];
     XPYD_CHECK(int(s.table.size()) == blocks_for(s.written, block_tokens_));
     if (s.table.capacity() == 0) s.table.reserve(16);
@@ -101,8 +96,8 @@ class PagedMemory final : public PooledMemory {
     return handle;
   }
 
-  KvView view(KvHandle handle) const override {
-    return {pool_->data(), &pool_->rank_layout(0), sequences_[handle].table.data(), 0};
+  KvView view(KvHandle handle, int rank) const override {
+    return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};
   }
 
   bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
@@ -113,12 +108,11 @@ class PagedMemory final : public PooledMemory {
     return tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   }
 
-  // A full block is never written again; only a block that holds some written tokens can need a
-  // copy. Once its last other user has gone it stays private: only this sequence's own fork could
-  // share it again.
+  // A full block is never written again; only a block that holds some written tokens can need a copy. Once its last
+  // other user has gone it stays private: only this sequence's own fork could share it again.
   bool tail_is_shared(const Sequence& s) const {
     return s.maybe_shared && s.written % block_tokens_ != 0 &&
-           pool_->users(s.table[size_t(s.written / block_tokens_)]) > 1;
+           blocks_.users(s.table[size_t(s.written / block_tokens_)]) > 1;
   }
 
   // Copy-on-write (SOSP'23, section 4.4). The last block of the table is the fresh one.
@@ -143,11 +137,11 @@ class PagedMemory final : public PooledMemory {
       s.tail.insert(s.tail.end(), tokens.begin(), tokens.begin() + ptrdiff_t(n));
       tokens = tokens.subspan(n);
       if (s.tail.size() < bt) return;
-      pool_->index(s.tail, table.subspan(block++, 1), s.chain);
+      blocks_.index(s.tail, table.subspan(block++, 1), s.chain);
       s.tail.clear();
     }
     size_t full = tokens.size() / bt;
-    if (full > 0) pool_->index(tokens.first(full * bt), table.subspan(block, full), s.chain);
+    if (full > 0) blocks_.index(tokens.first(full * bt), table.subspan(block, full), s.chain);
     tokens = tokens.subspan(full * bt);
     s.tail.assign(tokens.begin(), tokens.end());
   }
@@ -157,23 +151,45 @@ class PagedMemory final : public PooledMemory {
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
-    XPYD_CHECK(!pool_->indexed(tail_block), "a block that will be written to is indexed");
-    XPYD_CHECK(s.maybe_shared || pool_->users(tail_block) == 1, "append would write into a shared block");
+    XPYD_CHECK(!blocks_.indexed(tail_block), "a block that will be written to is indexed");
+    XPYD_CHECK(s.maybe_shared || blocks_.users(tail_block) == 1, "append would write into a shared block");
   }
 
-  const char* const name_;
+  BlockPool& blocks_;
   const int block_tokens_;
   const bool caching_;
 };
 
+KvScheme scheme_of_blocks(const char* name, const char* source) {
+  return {.name = name,
+          .source = source,
+          .unit = "block",
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
+          .prefix_index = true};
+}
+
 }  // namespace
 
-std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<PagedMemory>(std::move(pool), options, "paged");
+KvScheme paged_scheme() {
+  KvScheme scheme = scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
+  scheme.block_tokens = [](const KvOptions& o) { return o.block_tokens; };
+  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); };
+  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<PagedMemory>(std::move(pool), o, "paged");
+  };
+  return scheme;
 }
 
-std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<PagedMemory>(std::move(pool), options, "token");
+KvScheme token_scheme() {
+  KvScheme scheme = scheme_of_blocks(
+      "token", "lightllm's TokenAttention: a block is one token, so no block is ever partly used");
+  scheme.block_tokens = [](const KvOptions&) { return 1; };
+  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, 1); };
+  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<PagedMemory>(std::move(pool), o, "token");
+  };
+  return scheme;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

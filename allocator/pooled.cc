@@ -6,10 +6,14 @@
 
 #include "allocator/kv_copy.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
-PooledMemory::PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
-    : pool_(std::move(pool)), options_(options), queue_(options.queue ? *options.queue : cpu_queue()) {
+PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
+                           std::optional<KvPlaces> places)
+    : KvMemory(name, places ? std::move(*places) : pool->places(), this),
+      pool_(std::move(pool)),
+      options_(options),
+      queue_(options.queue ? *options.queue : cpu_queue()) {
   XPYD_CHECK(pool_->layout().shape == options_.shape && pool_->layout().order == options_.order);
 }
 
@@ -30,9 +34,9 @@ void PooledMemory::Sequence::clear() {
 void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
   copies_.clear();
   for (int rank = 0; rank < n_ranks(); ++rank) {
-    std::byte* const data = pool_->data(rank);
-    const KvLayout& own = pool_->rank_layout(rank);
-    add_block_copies(data, own, to_block, data, own, from_block, 0, n_tokens, copies_);
+    const KvLayout& own = places().layout(rank);
+    add_copies({base(rank), &own, nullptr, from_block}, {base(rank), &own, nullptr, to_block},
+               {0, n_tokens, 0, own.shape.n_layers}, copies_);
   }
   queue_.copy(copies_, true);
   queue_.wait();
@@ -66,34 +70,30 @@ void PooledMemory::unpin(KvLease lease) {
 
 KvHandover PooledMemory::hand_over(KvHandle handle) {
   trim(handle);  // room without tokens does not travel
-  const Sequence& s = sequences_[handle];
-  KvHandover handover{s.table, s.written};
-  if (const BlockLedger* ledger = pool_->ledger()) {
-    XPYD_CHECK(!tail_shared(handle), "another process would write where a sequence here reads");
-    handover.giver = ledger->slot();
-    for (int32_t block : s.table) handover.generations.push_back(ledger->generation(block));
-  }
-  pool_->begin_handover(s.table);
+  const bool alone = !tail_shared(handle);
+  KvHandover handover{sequences_[handle].table, sequences_[handle].written};
+  pool_->begin_handover(handover);
+  XPYD_CHECK(alone || !handover.between_processes(), "another process would write where a sequence here reads");
   sequences_.remove(handle);
   return handover;
 }
 
-void PooledMemory::discard(KvHandover handover) {
-  XPYD_CHECK(handover.giver == (pool_->ledger() ? pool_->ledger()->slot() : -1));
-  pool_->end_handover(handover.blocks, false);
-}
+void PooledMemory::discard(KvHandover handover) { pool_->discard(handover); }
 
-bool PooledMemory::add_adopted(const KvHandover& handover, KvHandle& handle) {
-  if (pool_->ledger()) {
-    if (!pool_->adopt(handover)) return false;
-  } else {
-    pool_->end_handover(handover.blocks, true);
-  }
-  handle = sequences_.add();
+KvHandle PooledMemory::add_adopted(const KvHandover& handover, std::span<const int32_t> tokens) {
+  XPYD_CHECK(int(tokens.size()) >= handover.tokens);
+  if (!pool_->adopt(handover)) return kNoKv;
+  const KvHandle handle = sequences_.add();
   Sequence& s = sequences_[handle];
   s.table.assign(handover.blocks.begin(), handover.blocks.end());
   s.written = s.room = handover.tokens;
-  return true;
+  return handle;
+}
+
+void PooledMemory::add_written(Sequence& s, std::span<const int32_t> table, size_t n) {
+  XPYD_CHECK(s.written + int64_t(n) <= s.room, "written without room");
+  pool_->add_written(table, s.written, int(n));
+  s.written += int(n);
 }
 
 void PooledMemory::check_length(int tokens) const {
@@ -103,12 +103,11 @@ void PooledMemory::check_length(int tokens) const {
 }
 
 KvStats PooledMemory::stats() const {
-  KvStats stats = pool_->stats();
+  KvStats stats = pool_stats();
   const int64_t block = int64_t(pool_->block_bytes());
   // On ranks the pool is its blocks, and not what of the options was too little for another one.
   stats.capacity_bytes = stats.mapped_bytes = n_ranks() > 1 ? stats.capacity * block
                                                             : int64_t(options_.pool_bytes) - stats.elsewhere * block;
-  stats.mappings = pool_->ledger() ? 1 : n_ranks();  // what processes share is in one piece
   stats.idle_bytes = (stats.free + stats.cached) * block;
   stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
   (reserves() ? stats.reserved_bytes : stats.internal_bytes) = (stats.active + stats.in_transfer) * block -
@@ -120,7 +119,7 @@ KvStats PooledMemory::stats() const {
   return stats;
 }
 
-void PooledMemory::count_references(std::vector<int32_t>& references, std::vector<int32_t>&) const {
+void PooledMemory::count_references(std::vector<int32_t>& references) const {
   sequences_.for_each([&](const Sequence& s) {
     for (int32_t block : s.table) ++references[size_t(block)];
   });
@@ -129,7 +128,7 @@ void PooledMemory::count_references(std::vector<int32_t>& references, std::vecto
 void PooledMemory::check_invariants(bool complete) const {
   size_t n = size_t(pool_->layout().n_blocks);
   const int block_tokens = pool_->layout().block_tokens;
-  std::vector<int32_t> references(n, 0), idle(n, 0), leases(n, 0), last_user(n, -1);
+  std::vector<int32_t> references(n, 0), leases(n, 0), last_user(n, -1);
   int32_t user = 0;
   sequences_.for_each([&](const Sequence& s) {
     const std::span<const int32_t> table = table_of(s);
@@ -150,8 +149,8 @@ void PooledMemory::check_invariants(bool complete) const {
   leases_.for_each([&](const std::vector<int32_t>& blocks) {
     for (int32_t block : blocks) ++leases[size_t(block)];
   });
-  count_references(references, idle);
-  pool_->check_invariants(references, leases, idle, complete);
+  count_references(references);
+  pool_->check_invariants(references, leases, complete);
   const KvStats s = stats();
   XPYD_CHECK(s.capacity_bytes ==
              s.written_bytes + s.reserved_bytes + s.internal_bytes + s.idle_bytes + s.external_bytes);
@@ -160,4 +159,4 @@ void PooledMemory::check_invariants(bool complete) const {
     XPYD_CHECK(bytes >= 0 && bytes <= s.capacity_bytes);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -1,33 +1,28 @@
-// What the memory schemes over a BlockPool have in common: handles, leases, hand-over, counters,
+// What the memory schemes over a KvPool have in common: handles, leases, hand-over, counters,
 // recount. A scheme adds how a sequence's tokens are laid on blocks.
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "allocator/block_pool.h"
 #include "allocator/handle_table.h"
 #include "allocator/kv_memory.h"
+#include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
+#include "allocator/prefix_index.h"
 #include "base/device.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
-class PooledMemory : public KvMemory {
+class PooledMemory : public KvMemory, public KvHandoff {
  public:
-  PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+  // `places`: of the views, where it is not the pool.
+  PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
+               std::optional<KvPlaces> places = {});
   ~PooledMemory() override;
 
-  const KvLayout& layout() const override { return pool_->layout(); }
-  std::byte* base() const override { return pool_->data(); }
-  int n_ranks() const override { return pool_->n_ranks(); }
-  const KvShards* shards() const override { return pool_->shards(); }
-  std::byte* rank_base(int rank) const override { return rank == 0 ? base() : pool_->data(rank); }
-  KvView rank_view(KvHandle handle, int rank) const override {
-    KvView there = view(handle);
-    if (rank > 0) there.pool = pool_->data(rank), there.layout = &pool_->rank_layout(rank);
-    return there;
-  }
   void free(KvHandle handle) override;
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override;
@@ -55,19 +50,22 @@ class PooledMemory : public KvMemory {
   // The blocks of its room, or of what it was given (paged, contiguous).
   virtual std::span<const int32_t> table_of(const Sequence& sequence) const { return sequence.table; }
   virtual void check_sequence(const Sequence& sequence) const = 0;
-  // References of this memory, and which of them are marked idle.
-  virtual void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const;
+  virtual void count_references(std::vector<int32_t>& references) const;  // of this memory
+  // The pool's, as this memory's owner should see it.
+  virtual KvStats pool_stats() const { return pool_->stats(); }
   // Where a block holds more than its tokens: for those still to come (contiguous, slots), or
   // because it is not smaller.
   virtual bool reserves() const { return false; }
   KvLease hold(std::span<const int32_t> table, int token_begin, int token_end);  // pin() of it
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
-  // False: another process's, and not held there any more.
-  [[nodiscard]] bool add_adopted(const KvHandover& handover, KvHandle& handle);
+  // adopt() of blocks: the sequence has them, written and no more.
+  KvHandle add_adopted(const KvHandover& handover, std::span<const int32_t> tokens);
+  // Counts the next n tokens, which are in place. Before: there is room for them.
+  void add_written(Sequence& sequence, std::span<const int32_t> table, size_t n);
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 
-  const std::shared_ptr<BlockPool> pool_;
+  const std::shared_ptr<KvPool> pool_;
   const KvOptions options_;
   DeviceQueue& queue_;
   std::vector<Copy> copies_;  // reused
@@ -77,22 +75,9 @@ class PooledMemory : public KvMemory {
   std::atomic<int64_t> query_tokens_{0}, hit_tokens_{0}, evictions_{0}, cow_copies_{0};
 };
 
-// The bytes of a pool of these options (pool_bytes, device, pool_in_groups). Error `unavailable`:
-// the device has not that much memory.
-Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options);
-// Whether it finds prefixes of prompts.
-bool pool_has_prefix_cache(const KvScheme& scheme, const KvOptions& options);
+// What the rows of most schemes are made of: a block is tokens in that memory.
+size_t bytes_of_tokens(const KvOptions& options, int tokens);
+Status nothing_more(const KvOptions& options);  // is asked of them
+Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index);
 
-std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group
-// does not hold one.
-int vattention_row_tokens(const KvOptions& options);
-size_t vattention_row_bytes(const KvOptions& options);
-// The virtual slots of one memory.
-KvLayout vattention_slots(const KvOptions& options);
-
-}  // namespace xpyd
+}  // namespace xpyd::allocator

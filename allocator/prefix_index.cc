@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "hashes are defined on little-endian words");
@@ -62,8 +62,7 @@ size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
 }
 
 void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens, int n, uint64_t* hashes) const {
-  // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on
-  // it, fill its gaps.
+  // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on it, fill its gaps.
   for (int i = 0; i < n; ++i, tokens += block_tokens_, first = false) {
     before = sequence_hash(before, first, local_hash(tokens, block_tokens_));
     hashes[i] = before;
@@ -136,6 +135,7 @@ int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const u
 
 void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
   XPYD_CHECK(!contains(block), "block " + std::to_string(block));
+  if (log_ && slot_block(hash) < 0) log_->stored(hash);
   uint64_t k = key(hash);
   size_t s = home(k);
   while (table()[s].block_plus_1 != 0) s = (s + 1) & slot_mask_;
@@ -147,6 +147,18 @@ void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t*
   ++size_;
 }
 
+void PrefixIndex::add(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
+  chain.broken = !intact(chain);
+  if (chain.broken) return;
+  int32_t indexed = find(chain, hash, tokens);
+  if (indexed < 0) {
+    // Only an adopted block is indexed already, and under a lost parent if find() missed it.
+    contains(block) ? reattach(chain, hash, tokens, block) : insert(chain, hash, tokens, block);
+    indexed = block;
+  }
+  advance(chain, hash, indexed);
+}
+
 void PrefixIndex::reattach(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
   XPYD_CHECK(contains(block) && keys_.as<uint64_t>()[block] == key(hash) && same_tokens(block, tokens),
              "block " + std::to_string(block) + " holds other tokens");
@@ -156,7 +168,8 @@ void PrefixIndex::reattach(const PrefixChain& chain, uint64_t hash, const int32_
 
 void PrefixIndex::erase(int32_t block) {
   XPYD_CHECK(contains(block), "block " + std::to_string(block));
-  size_t hole = home(keys_.as<uint64_t>()[block]);
+  const uint64_t gone = keys_.as<uint64_t>()[block];
+  size_t hole = home(gone);
   while (table()[hole].block_plus_1 != block + 1) hole = (hole + 1) & slot_mask_;
   // Shift back whatever would no longer be reached across the hole.
   for (size_t s = (hole + 1) & slot_mask_; table()[s].block_plus_1 != 0; s = (s + 1) & slot_mask_) {
@@ -168,6 +181,7 @@ void PrefixIndex::erase(int32_t block) {
   table()[hole].block_plus_1 = 0;
   node(block) = {};
   --size_;
+  if (log_ && slot_block(gone) < 0) log_->removed(gone);  // else another block has it
 }
 
 void PrefixIndex::check_invariants() const {
@@ -207,4 +221,4 @@ void PrefixIndex::check_invariants() const {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

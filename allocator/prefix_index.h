@@ -1,5 +1,4 @@
-// PrefixIndex: finds the block that holds the KV of "these tokens, after that prefix, under this
-// salt".
+// PrefixIndex: finds the block that holds the KV of "these tokens, after that prefix, under this salt".
 //
 // Key of a block (Mooncake RFC #1527, which Dynamo's router shares):
 //   local[i] = XXH3_64(tokens of block i, little-endian u32),  seq[0] = local[0],
@@ -15,13 +14,17 @@
 // Thread safety: none, except hash_batch(); BlockPool locks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "allocator/prefix_log.h"
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
 // salt}.
@@ -44,10 +47,63 @@ class PrefixIndex {
     uint64_t parent = 0;
   };
 
-  // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps
-  // of a block, they share its cache line. `hash_mask` is ANDed to every key: a test narrows it to
-  // force collisions.
+  // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps of a block, they
+  // share its cache line. `hash_mask` is ANDed to every key: a test narrows it to force collisions.
   PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride);
+
+  // What it finds from now on, and what it loses. Before any use.
+  void log_to(std::shared_ptr<PrefixLog> log) { log_ = std::move(log); }
+
+  // ---- Of several blocks. Hashes are computed unlocked: what looks at the table is given to
+  // `locked`, which calls it under the owner's lock.
+
+  // The longest indexed prefix of `tokens` after `chain`, at most max_blocks: returns how many, and
+  // advances `chain`. found(blocks), locked, for each batch of it.
+  template <class Locked, class Found>
+  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain, Locked&& locked, Found&& found) const {
+    // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
+    const size_t stride = size_t(block_tokens_);
+    uint64_t hashes[2][kBatch];
+    int32_t blocks[kBatch];
+    int n = std::min(kBatch, max_blocks), done = 0;
+    if (n <= 0) return 0;
+    hash_batch(chain.hash, true, tokens.data(), n, hashes[0]);
+    for (int turn = 0; n > 0; turn ^= 1) {
+      int first = 0, matched = 0;
+      locked([&] { first = candidates(hashes[turn], n, blocks); });
+      const int n_next = first < n ? 0 : std::min(kBatch, max_blocks - done - n);
+      if (n_next > 0)
+        hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride, n_next, hashes[turn ^ 1]);
+      locked([&] {
+        matched = match(chain, tokens.data() + size_t(done) * stride, first, hashes[turn], blocks);
+        found(std::span<const int32_t>(blocks, size_t(matched)));
+      });
+      done += matched;
+      if (matched < n) break;
+      n = n_next;
+    }
+    return done;
+  }
+
+  // Makes the full blocks [blocks.size()] of `tokens` [blocks.size() * block_tokens] findable, each
+  // chained to the one before. No de-duplication: a block whose content is indexed already stays
+  // unindexed, and the chain goes on from the indexed one.
+  template <class Locked>
+  void add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain, Locked&& locked) {
+    uint64_t hashes[kBatch];
+    for (size_t done = 0; done < blocks.size() && !chain.broken;) {
+      const int32_t* next = tokens.data() + done * size_t(block_tokens_);
+      const int n = int(std::min<size_t>(kBatch, blocks.size() - done));
+      hash_batch(chain.hash, chain.first(), next, n, hashes);
+      locked([&] {
+        for (int i = 0; i < n && !chain.broken; ++i, next += block_tokens_)
+          add(chain, hashes[i], next, blocks[done + size_t(i)]);
+      });
+      done += size_t(n);
+    }
+  }
+
+  // ---- Locked.
 
   // seq[] of n <= kBatch blocks that follow `before` (the salt, if they are the first); starts
   // fetching their slots. Any thread.
@@ -76,7 +132,6 @@ class PrefixIndex {
     chain.hash = hash, chain.uid = node(block).uid, chain.block = block;
   }
   bool contains(int32_t block) const { return node(block).uid != 0; }
-  uint64_t key_of(int32_t block) const { return keys_.as<uint64_t>()[block]; }  // before: contains
   bool intact(const PrefixChain& chain) const {
     return !chain.broken && (chain.first() || node(chain.block).uid == chain.uid);
   }
@@ -101,6 +156,7 @@ class PrefixIndex {
   };
   Entry* table() const { return table_.as<Entry>(); }
   Node& node(int32_t block) const { return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_); }
+  void add(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
   uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
   size_t home(uint64_t key) const { return size_t(key) & slot_mask_; }
   bool is_after(int32_t block, const PrefixChain& chain) const;
@@ -111,7 +167,8 @@ class PrefixIndex {
   size_t slot_mask_;
   int size_ = 0;
   uint64_t next_uid_ = 1;
-  std::byte* nodes_;  // the owner's
+  std::shared_ptr<PrefixLog> log_;  // null: nobody asks
+  std::byte* nodes_;                // the owner's
   size_t node_stride_;
   Buffer table_;   // Entry [slot_mask_ + 1]
   Buffer keys_;    // uint64_t [n_blocks]: the key under which a block stands
@@ -121,4 +178,4 @@ class PrefixIndex {
 // seq[] of the full blocks of `tokens`.
 std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -1,7 +1,6 @@
-// What the slots of contiguous memory hold: the token ids, and the salt, whose KV is there; of
-// sequences that live, and of those that have ended while nobody has taken their slot. Finds the
-// slot with the longest common prefix: sharing for memory without blocks (reference: vTensor's and
-// TurboMind's reuse of a whole sequence).
+// What the slots of contiguous memory hold: the token ids, and the salt, whose KV is there; of sequences that live, and
+// of those that have ended while nobody has taken their slot. Finds the slot with the longest common prefix: sharing
+// for memory without blocks (reference: vTensor's and TurboMind's reuse of a whole sequence).
 //
 // Slots are few (twice the batch) and prompts long, so there is no tree: a look-up compares the
 // prompt with each slot whose token at the end of the best match so far is the right one.
@@ -9,12 +8,15 @@
 // Thread safety: find() by any thread; the rest by the memory's own. Locks for itself.
 #pragma once
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <span>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class SlotContents {
  public:
@@ -29,19 +31,60 @@ class SlotContents {
   explicit SlotContents(int n_slots) : slots_(size_t(n_slots)) {}
 
   // A sequence with these written tokens has the slot now; what was there is forgotten.
-  void begin(int slot, std::span<const int32_t> tokens, uint64_t salt);
-  void begin_like(int slot, int other);  // with what the other holds
-  void add(int slot, std::span<const int32_t> tokens);
-  void end(int slot);                   // the sequence has ended: others may take the slot
-  void truncate(int slot, int tokens);  // only that many are left, if there were more
-  void clear_idle();
+  void begin(int slot, std::span<const int32_t> tokens, uint64_t salt) {
+    std::lock_guard lock(mutex_);
+    at(slot) = {{tokens.begin(), tokens.end()}, salt, false};
+  }
+  void begin_like(int slot, int other) {  // with what the other holds
+    std::lock_guard lock(mutex_);
+    at(slot) = {at(other).tokens, at(other).salt, false};
+  }
+  void add(int slot, std::span<const int32_t> tokens) {
+    std::lock_guard lock(mutex_);
+    at(slot).tokens.insert(at(slot).tokens.end(), tokens.begin(), tokens.end());
+  }
+  void end(int slot) {  // the sequence has ended: others may take the slot
+    std::lock_guard lock(mutex_);
+    at(slot).ended = true;
+  }
+  void truncate(int slot, int tokens) {  // only that many are left, if there were more
+    std::lock_guard lock(mutex_);
+    at(slot).tokens.resize(std::min(at(slot).tokens.size(), size_t(tokens)));
+  }
+  void clear_idle() {
+    std::lock_guard lock(mutex_);
+    for (Slot& s : slots_)
+      if (s.ended) s.tokens.clear();
+  }
+  int size(int slot) const {  // tokens
+    std::lock_guard lock(mutex_);
+    return int(slots_[size_t(slot)].tokens.size());
+  }
 
-  int size(int slot) const;       // tokens
-  bool takeable(int slot) const;  // it has ended and left some
   // The longest common prefix, but never all of `tokens`; of equals the slot that would lose the
   // least if it were taken. `take`: only slots that others may take, and that keep at least half of
   // what they hold: with less, more is lost than is found.
-  Match find(std::span<const int32_t> tokens, uint64_t salt, bool take) const;
+  Match find(std::span<const int32_t> tokens, uint64_t salt, bool take) const {
+    if (tokens.empty()) return {};
+    tokens = tokens.first(tokens.size() - 1);
+    Match best;
+    size_t found = kLeast, least_loss = 0;
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      const Slot& s = slots_[i];
+      const size_t n = std::min(s.tokens.size(), tokens.size());
+      if (n < found || s.salt != salt || s.tokens[found - 1] != tokens[found - 1]) continue;
+      if (take && !s.ended) continue;
+      const size_t same = common(s.tokens.data(), tokens.data(), n);
+      if (same < found || (take && 2 * same < s.tokens.size())) continue;
+      const size_t loss = s.ended ? s.tokens.size() - same : size_t(INT_MAX);
+      if (best.slot >= 0 && same == found && loss >= least_loss) continue;
+      best = {int(i), int(same)};
+      found = same;
+      least_loss = loss;
+    }
+    return best;
+  }
 
  private:
   struct Slot {
@@ -49,8 +92,18 @@ class SlotContents {
     uint64_t salt = 0;
     bool ended = false;
   };
+  Slot& at(int slot) { return slots_[size_t(slot)]; }
+  // Leading elements that are equal. memcmp reads 32 bytes at a time, a loop that may stop anywhere four.
+  static size_t common(const int32_t* a, const int32_t* b, size_t n) {
+    constexpr size_t kStep = 256;
+    size_t i = 0;
+    while (i + kStep <= n && std::memcmp(a + i, b + i, kStep * sizeof *a) == 0) i += kStep;
+    while (i < n && a[i] == b[i]) ++i;
+    return i;
+  }
+
   std::vector<Slot> slots_;
   mutable std::mutex mutex_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

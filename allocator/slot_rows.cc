@@ -3,14 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
-
-std::unique_ptr<VirtualRange> reserve(BlockPool& pool, const KvLayout& slots) {
-  Result<std::unique_ptr<VirtualRange>> range = pool.page_groups()->reserve(slots.pool_bytes());
-  XPYD_CHECK(range.ok(), range.ok() ? "" : range.error().message);
-  return std::move(range).value();
-}
 
 // Runs of neighbours that begin at row `from` or behind.
 int64_t runs(const std::vector<int32_t>& rows, size_t from) {
@@ -21,16 +15,16 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options, SlotContents& contents)
+SlotRows::SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
+                   bool map_ahead, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
-      n_planes_(slots.order == KvOrder::layer_major ? 2 * slots.shape.n_layers : 1),
-      map_ahead_(options.map_ahead),
-      lockstep_(options.lockstep),
+      n_planes_(int(pool.block_bytes() / pool.groups(0).options().group_bytes)),
+      map_ahead_(map_ahead),
       contents_(contents),
-      range_(reserve(pool, slots)),
-      mapper_(pool, *range_, slots),
-      slots_(size_t(slots.n_blocks)) {}
+      ranges_(std::move(ranges)),
+      mapper_(pool, ranges_, slots),
+      slots_(size_t(slots.whole.n_blocks)) {}
 
 SlotRows::~SlotRows() {
   mapper_.drain();
@@ -86,12 +80,11 @@ bool SlotRows::grow(int index, int n) {
   const int have = int(slot.rows.size()), more = n - have;
   set_busy(index, n);
   if (more <= 0) return true;
-  if (!make_free(more) || !pool_.allocate_run(more, slot.rows)) {
+  if (!make_free(more) || !pool_.allocate(more, slot.rows)) {
     set_busy(index, busy);
     return false;
   }
-  PageMapper::Job job{.slot = index, .first = have};
-  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
+  PageMapper::Job job{.slot = index, .first = have, .rows = {slot.rows.begin() + have, slot.rows.end()}};
   if (mapper_.run(job)) {
     added(slot, size_t(have));
     slot.busy = n;
@@ -109,49 +102,36 @@ bool SlotRows::grow_ahead(int index, int n) {
   if (!map_ahead_ || n <= int(slot.rows.size()) || !settle(slot)) return false;
   const int have = int(slot.rows.size()), more = n - have;
   if (pool_.stats().free < more + pool_.layout().n_blocks / 20) return false;
-  if (!pool_.allocate_run(more, slot.rows)) return false;
-  PageMapper::Job job{.slot = index, .first = have};
-  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
+  if (!pool_.allocate(more, slot.rows)) return false;
+  PageMapper::Job job{.slot = index, .first = have, .rows = {slot.rows.begin() + have, slot.rows.end()}};
   pool_.set_idle(job.rows, true);
   added(slot, size_t(have));
   post(slot, std::move(job));
   return true;
 }
 
-bool SlotRows::alias(int index, int donor, int n) {
+// These rows behind the slot, in use, instead of what is there. False: the system refuses; the slot has none.
+bool SlotRows::put(int index, std::span<const int32_t> rows) {
   give_back(index, 0);
   Slot& slot = slots_[size_t(index)];
   settle(slot);
-  wait(donor, n);
-  PageMapper::Job job{.slot = index};
-  const std::vector<int32_t>& rows = slots_[size_t(donor)].rows;
-  job.rows.assign(rows.begin(), rows.begin() + n);
-  if (!mapper_.run(job)) {
-    give_back_idle();
-    return false;
-  }
-  pool_.add_references(job.rows);
-  slot.rows = std::move(job.rows);
-  slot.busy = n;
-  slot.shared = slots_[size_t(donor)].shared = true;
-  added(slot, 0);
-  return true;
-}
-
-bool SlotRows::adopt(int index, std::span<const int32_t> rows) {
-  give_back(index, 0);
-  Slot& slot = slots_[size_t(index)];
-  settle(slot);
-  PageMapper::Job job{.slot = index};
-  job.rows.assign(rows.begin(), rows.end());
+  PageMapper::Job job{.slot = index, .rows = {rows.begin(), rows.end()}};
   if (!mapper_.run(job)) {
     give_back_idle();
     return false;
   }
   slot.rows = std::move(job.rows);
   slot.busy = int(slot.rows.size());
-  slot.shared = true;  // it may have been forked where it comes from
+  slot.shared = true;  // adopted ones may have been forked where they come from
   added(slot, 0);
+  return true;
+}
+
+bool SlotRows::alias(int index, int donor, int n) {
+  wait(donor, n);
+  if (!put(index, rows(donor).first(size_t(n)))) return false;
+  pool_.add_references(rows(index));
+  slots_[size_t(donor)].shared = true;
   return true;
 }
 
@@ -160,11 +140,9 @@ std::vector<int32_t> SlotRows::take(int index, int n) {
   settle(slot);
   set_busy(index, n);
   give_back(index, n);
-  PageMapper::Job job{.slot = index, .what = PageMapper::Job::unmap};
   slot.busy = 0;
-  job.rows = cut(slot, 0);
-  std::vector<int32_t> rows = job.rows;
-  post(slot, std::move(job));
+  std::vector<int32_t> rows = cut(slot, 0);
+  post(slot, {.slot = index, .rows = rows, .what = PageMapper::Job::unmap});
   return rows;
 }
 
@@ -182,66 +160,27 @@ void SlotRows::give_back(int index, int keep) {
   settle(slot);
   if (keep >= int(slot.rows.size())) return;
   XPYD_CHECK(keep >= slot.busy, "rows in use are given back");
-  PageMapper::Job job{.slot = index, .first = keep, .what = PageMapper::Job::unmap_and_release};
-  job.rows = cut(slot, keep);
-  post(slot, std::move(job));
+  post(slot, {.slot = index, .first = keep, .rows = cut(slot, keep), .what = PageMapper::Job::unmap_and_release});
   last_release_ = slot.job;
-  if (lockstep_) (void)mapper_.wait(slot.job);  // else how many rows are free is a matter of time
 }
 
-// The system refuses mappings: those of idle slots are given back, so that the next try may
-// succeed.
-void SlotRows::give_back_idle() {
-  for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
-}
-
-bool SlotRows::make_free(int n_rows) {
-  for (;;) {
-    const KvStats stats = pool_.stats();
-    if (stats.free >= n_rows) return true;
-    if (stats.free + stats.cached < n_rows) return false;
-    const int given = reclaim(n_rows - stats.free, -1, true);
-    (void)mapper_.wait(last_release_);                    // a row is free when it is unmapped
-    if (given == 0) return pool_.stats().free >= n_rows;  // other memories have them
+VattentionStats SlotRows::stats() const {
+  VattentionStats stats = mapper_.stats();
+  for (const auto& range : ranges_) {
+    stats.map_calls += range->calls.maps.load(std::memory_order_relaxed);
+    stats.unmap_calls += range->calls.unmaps.load(std::memory_order_relaxed);
   }
+  return stats;
 }
 
-int SlotRows::reclaim(int n_rows, int except, bool live) {
-  int given = 0;
-  while (given < n_rows) {
-    const int i = victim(except, live);
-    if (i < 0) break;
-    const int has = int(slots_[size_t(i)].rows.size()), gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
-    give_back(i, has - gives);
-    given += gives;
-  }
-  reclaimed_.fetch_add(given, std::memory_order_relaxed);
-  return given;
-}
-
-// The slot whose rows go next. Of sequences (`live`) only what they do not need yet.
-int SlotRows::victim(int except, bool live) const {
-  int oldest = -1;
-  for (int i = 0; i < int(slots_.size()); ++i) {
-    const Slot& slot = slots_[size_t(i)];
-    if (i == except || slot.busy == int(slot.rows.size())) continue;
-    if (slot.idle_since == kLive && !live) continue;
-    if (oldest < 0 || slot.idle_since < slots_[size_t(oldest)].idle_since) oldest = i;
-  }
-  return oldest;
-}
-
-void SlotRows::count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const {
+void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const {
   int64_t counted = 0;
   for (const Slot& slot : slots_) {
     XPYD_CHECK(slot.busy >= 0 && slot.busy <= int(slot.rows.size()));
     counted += runs(slot.rows, 0);
-    for (size_t i = 0; i < slot.rows.size(); ++i) {
-      ++references[size_t(slot.rows[i])];
-      idle[size_t(slot.rows[i])] += int(i) >= slot.busy;
-    }
+    for (size_t i = 0; i < slot.rows.size(); ++i) ++(int(i) < slot.busy ? busy : idle)[size_t(slot.rows[i])];
   }
   XPYD_CHECK(counted == runs_.load());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

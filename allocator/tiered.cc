@@ -6,7 +6,7 @@
 #include "allocator/kv_copy.h"
 #include "allocator/kv_shards.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
@@ -38,10 +38,11 @@ Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, 
 
 TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
                            Clock& clock)
-    : memory_(std::move(memory)),
+    : KvMemory(memory->name(), memory->places(), this, this),
+      memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
-      addresses_go_(find_kv_scheme(memory_->name())->block_bytes != nullptr),
+      addresses_go_(find_kv_scheme(memory_->name())->page_groups),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),
@@ -153,12 +154,12 @@ KvHandover TieredMemory::hand_over(KvHandle handle) {
   leave(handle);
   while (addresses_go_ && !out_->reached(s.last_out)) clock_.sleep(kLookAgain);
   poll_out();
-  return memory_->hand_over(handle);
+  return memory_->handoff().hand_over(handle);
 }
 
 KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
   const size_t n = size_t(handover.tokens);
-  const KvHandle handle = memory_->adopt(std::move(handover), tokens, salt);
+  const KvHandle handle = memory_->handoff().adopt(std::move(handover), tokens, salt);
   if (handle == kNoKv) return handle;
   Sequence& s = start(handle, tokens.first(n), salt);
   s.when_set_aside = !tiers_->options().keep_arrivals;
@@ -167,15 +168,14 @@ KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> token
   return handle;
 }
 
-// It ends here: what of it the tiers did not take they will not get. All of it was in use until
-// now.
+// It ends here: what of it the tiers did not take they will not get. All of it was in use until now.
 void TieredMemory::leave(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (std::exchange(s.behind, false)) std::erase(behind_, handle);
   tiers_->tick();
   tiers_->touch(s.chain);
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
-  if (missing > 0 && !s.when_set_aside) tiers_->count_dropped(missing);
+  if (missing > 0 && !s.when_set_aside) tiers_->count([&](KvTierStats& stats) { stats.dropped_out += missing; });
   s.tokens.clear();
 }
 
@@ -185,27 +185,23 @@ void TieredMemory::leave(KvHandle handle) {
 size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;
-  KvRegion region{token_begin, token_end, 0, whole.n_layers};
-  const KvShards* shards = memory_->shards();
-  if (!shards)
-    return out ? add_copies(memory_->view(handle), host, region, copies_)
-               : add_copies(host, memory_->view(handle), region, copies_);
+  const KvShards one{.n_layers = whole.n_layers, .n_kv_heads = whole.n_kv_heads};
+  const KvShards& shards = memory_->shards() ? *memory_->shards() : one;
   size_t bytes = 0;
-  for (int rank = 0; rank < shards->n_ranks(); ++rank) {
-    const KvRect own = shards->rect(rank);
-    if (out && shards->tensor_rank_of(rank) % shards->replicas() != 0) continue;
-    const KvView view = memory_->rank_view(handle, rank);
+  for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+    if (out && shards.tensor_rank_of(rank) % shards.replicas() != 0) continue;
+    const KvView view = memory_->view(handle, rank);
     // From the numbers of one side to those of the other.
-    const KvRange layers{0, own.layers.size()}, heads{0, own.heads.size()};
-    const KvRect from = out ? KvRect{layers, heads} : own, to = out ? own : KvRect{layers, heads};
-    region = {.token_begin = token_begin,
-              .token_end = token_end,
-              .layer_begin = from.layers.begin,
-              .layer_end = from.layers.end,
-              .head_begin = from.heads.begin,
-              .head_end = from.heads.end,
-              .to_layer = to.layers.begin,
-              .to_head = to.heads.begin};
+    const KvRect in_model = shards.rect(rank), on_rank{{0, in_model.layers.size()}, {0, in_model.heads.size()}};
+    const KvRect from = out ? on_rank : in_model, to = out ? in_model : on_rank;
+    const KvRegion region{.token_begin = token_begin,
+                          .token_end = token_end,
+                          .layer_begin = from.layers.begin,
+                          .layer_end = from.layers.end,
+                          .head_begin = from.heads.begin,
+                          .head_end = from.heads.end,
+                          .to_layer = to.layers.begin,
+                          .to_head = to.heads.begin};
     bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
   }
   return bytes;
@@ -248,7 +244,8 @@ void TieredMemory::store(KvHandle handle) {
   if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
-  tiers_->count_out(int64_t(bytes), int64_t(copies_.size()));
+  tiers_->count(
+      [&](KvTierStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });
   outs_.push_back(std::move(out));
 }
 
@@ -333,11 +330,10 @@ void TieredMemory::poll_in() {
     return done;
   });
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
-  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do
-  // with what it has.
+  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),
                                  [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
-  if (waits) give_up_load(sequences_[size_t(loading_.back())].load);
+  if (Load& load = sequences_[size_t(loading_.back())].load; waits) cut(load, load.copied);
 }
 
 // Ends of its copies, then the next ones.
@@ -351,9 +347,10 @@ void TieredMemory::advance(KvHandle handle) {
   }
 }
 
-void TieredMemory::give_up_load(Load& load) {
-  for (size_t i = load.copied; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  load.blocks.resize(load.copied);
+// Its blocks from the n-th on are given up.
+void TieredMemory::cut(Load& load, size_t n) {
+  for (size_t i = n; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
+  load.blocks.resize(n);
   load.cut = true;
 }
 
@@ -369,9 +366,7 @@ bool TieredMemory::copy_in(KvHandle handle) {
     const KvTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
     if (from_disk) load.from_disk[i] = true;
     if (where == KvTiers::Where::lost) {
-      for (size_t j = i; j < load.blocks.size(); ++j) tiers_->unpin(load.blocks[j]);
-      load.blocks.resize(i);
-      load.cut = true;
+      cut(load, i);
       break;
     }
     all = all && where == KvTiers::Where::host;
@@ -387,7 +382,8 @@ bool TieredMemory::copy_in(KvHandle handle) {
   const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
   in_->copy(copies_, bytes <= kCached);
   if (tiers_->options().wait_for_copies) in_->wait();
-  tiers_->count_in(int64_t(bytes), int64_t(copies_.size()));
+  tiers_->count(
+      [&](KvTierStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
   load.pieces.push_back({in_->mark(), end - load.copied});
   load.copied = end;
   return true;
@@ -399,7 +395,8 @@ void TieredMemory::finish_load(KvHandle handle) {
   Load& load = s.load;
   s.loading = false;
   for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  tiers_->count_wait(clock_.now() - load.start_s);
+  const double waited_s = clock_.now() - load.start_s;
+  tiers_->count([&](KvTierStats& stats) { stats.load_wait_seconds += waited_s; });
   if (s.given_up) {
     s.tokens.clear();
     memory_->free(handle);
@@ -408,7 +405,7 @@ void TieredMemory::finish_load(KvHandle handle) {
   const auto end_of = [&](size_t n) { return std::max(load.begin, (load.first_block + int(n)) * block_tokens_); };
   int64_t hits[2] = {};  // tokens from the host, from the disk
   for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
-  tiers_->count_hits(hits[0], hits[1]);
+  tiers_->count([&](KvTierStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
   const int end = end_of(load.arrived);
   const std::span<const int32_t> tokens = std::span(load.tokens).first(size_t(end));
   memory_->written(handle, tokens.subspan(size_t(load.begin)));
@@ -456,4 +453,4 @@ void TieredMemory::check_invariants(bool complete) const {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -1,13 +1,11 @@
-// TieredMemory: any KvMemory with tiers below it (KvTiers). What a sequence has computed is copied
-// out, block by block, while it goes on; a prompt that begins like one of these gets its KV copied
-// in while others compute.
+// TieredMemory: any KvMemory with tiers below it (KvTiers). What a sequence has computed is copied out, block by block,
+// while it goes on; a prompt that begins like one of these gets its KV copied in while others compute.
 //
-// Out: written() starts a copy of every tier block that has become full and that the tiers have not
-// got; a lease keeps its bytes in place until the copy is done.
-// In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying;
-// the reservation is `loading` until every block has arrived or one has not: then the sequence has
-// what came before it, and the rest is computed. Handles and leases are those of the memory
-// beneath.
+// Out: written() starts a copy of every tier block that has become full and that the tiers have not got; a lease keeps
+// its bytes in place until the copy is done.
+// In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying; the reservation is
+// `loading` until every block has arrived or one has not: then the sequence has what came before it, and the rest is
+// computed. Handles and leases are those of the memory beneath.
 //
 // Thread safety: as KvMemory.
 #pragma once
@@ -21,23 +19,16 @@
 #include "base/clock.h"
 #include "base/device.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // `memory` with options.tiers below it. The errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
-class TieredMemory final : public KvMemory {
+class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
  public:
   TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device, Clock& clock);
   ~TieredMemory() override;  // waits for the copies that are under way
 
-  const char* name() const override { return memory_->name(); }
-  const KvLayout& layout() const override { return memory_->layout(); }
-  int n_ranks() const override { return memory_->n_ranks(); }
-  const KvShards* shards() const override { return memory_->shards(); }
-  KvView rank_view(KvHandle handle, int rank) const override { return memory_->rank_view(handle, rank); }
-  std::byte* base() const override { return memory_->base(); }
-  std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
@@ -54,12 +45,11 @@ class TieredMemory final : public KvMemory {
     return memory_->pin(handle, token_begin, token_end);
   }
   void unpin(KvLease lease) override { memory_->unpin(lease); }
-  // vattention gives its addresses up: waits for the copies out of this sequence that are under
-  // way.
+  // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
-  void discard(KvHandover handover) override { memory_->discard(std::move(handover)); }
-  KvView view(KvHandle handle) const override { return memory_->view(handle); }
+  void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }
+  KvView view(KvHandle handle, int rank = 0) const override { return memory_->view(handle, rank); }
   int written_tokens(KvHandle handle) const override { return memory_->written_tokens(handle); }
   std::span<const int32_t> blocks(KvHandle handle) const override { return memory_->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }
@@ -108,7 +98,7 @@ class TieredMemory final : public KvMemory {
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
   void finish_load(KvHandle handle);
-  void give_up_load(Load& load);
+  void cut(Load& load, size_t n);
   void store(KvHandle handle);
   void poll_out();
   void poll_in();
@@ -134,4 +124,4 @@ class TieredMemory final : public KvMemory {
   std::vector<Copy> copies_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

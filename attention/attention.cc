@@ -1,5 +1,4 @@
-// The table of variants, what the operation must move and compute, its definition in double, and
-// appending.
+// The table of variants, what the operation must move and compute, its definition in double, and appending.
 #include "attention/attention.h"
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include "attention/kv_row.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 bool always() { return true; }
@@ -101,4 +100,4 @@ void attention_reference(const AttentionArgs& args) {
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -1,5 +1,4 @@
-// Attention over a KvView, and append, which fills one. The contract of both
-// operations.
+// Attention over a KvView, and append, which fills one. The contract of both operations.
 //
 // For query token i of sequence s at position p = kv_lengths[s] - (q tokens of s) +
 // (i - q_offsets[s]):
@@ -7,10 +6,9 @@
 //   n_kv_heads), t in [max(0, p - sliding_window + 1), p]  (the whole prefix when sliding_window is
 //   0).
 //
-// One addition order: the bits of out[i, h] depend on q[i, h] and on the rows K[t],
-// V[t], and on nothing else: not on the number of query tokens in the step, on what else is in the
-// batch, on the block size, on the layout, or on the number of threads. Tiles are fixed from
-// position 0 of the sequence. Rows outside the range above are never read.
+// One addition order: the bits of out[i, h] depend on q[i, h] and on the rows K[t], V[t], and on nothing else: not on
+// the number of query tokens in the step, on what else is in the batch, on the block size, on the layout, or on the
+// number of threads. Tiles are fixed from position 0 of the sequence. Rows outside the range above are never read.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +18,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 struct AttentionArgs {
   const float* q = nullptr;             // [n_tokens, n_heads, head_dim], contiguous, after RoPE
@@ -63,8 +61,7 @@ std::span<const AttentionVariant> attention_variants();
 // The row that the server uses on this machine.
 const AttentionVariant& default_attention();
 
-// Double precision, one loop per index, obviously right. The oracle of every variant; not in the
-// table.
+// Double precision, one loop per index, obviously right. The oracle of every variant; not in the table.
 void attention_reference(const AttentionArgs& args);
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -1,24 +1,23 @@
-// The kernels for AVX2 and FMA. One register tile does both products: R rows x 16 columns,
-// C[r][0..16) += sum_k A[r][k] B[k][0..16), with A = q, B = packed K for the scores and A =
-// weights, B = V for the values. 6 x 16 needs 12 accumulators, 2 of B and 1 broadcast of 16
-// registers; 8 independent accumulators are enough to hide the latency of FMA (4 cycles x 2 per
-// cycle).
+// The kernels for AVX2 and FMA. One register tile does both products: R rows x 16 columns, C[r][0..16) += sum_k A[r][k]
+// B[k][0..16), with A = q, B = packed K for the scores and A = weights, B = V for the values. 6 x 16 needs 12
+// accumulators, 2 of B and 1 broadcast of 16 registers; 8 independent accumulators are enough to hide the latency of
+// FMA (4 cycles x 2 per cycle).
 #include <immintrin.h>
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "attention/kernels.h"
 #include "attention/kv_row.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 using Rows = const std::byte* const*;
 
-// Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst
-// would fill the core's miss buffers and hold up the loads that hit. Three instructions a step, in
-// innermost loops.
+// Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst would fill the core's
+// miss buffers and hold up the loads that hit. Three instructions a step, in innermost loops.
 class Stream {
  public:
   explicit Stream(const Prefetch& p) : rows_(p.rows), stop_(p.rows + p.n_rows), bytes_(64 * p.n_lines) { start_row(); }
@@ -51,76 +50,93 @@ struct Dense {  // rows of 16 floats, packed
   const float* b;
   __m256 load(int k, int j) const { return _mm256_loadu_ps(b + k * 16 + 8 * j); }
 };
-struct RowsF32 {                        // elements of each cache row, from byte `offset`
-  static constexpr int kRowBytes = 32;  // of a vector
-  static constexpr int kWide = 3;       // vectors that 4 query rows take at once
-  Rows rows;
-  size_t offset;
-  __m256 load(int k, int j) const { return _mm256_loadu_ps(reinterpret_cast<const float*>(rows[k] + offset) + 8 * j); }
-};
-__m256 widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
-// Two bf16 in each 32-bit lane, widened.
-__m256 low_bf16(__m256 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
-__m256 high_bf16(__m256 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u)))); }
-struct RowsBf16 {
-  static constexpr int kRowBytes = 16, kWide = 3;
-  Rows rows;
-  size_t offset;
-  __m256 load(int k, int j) const {
-    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[k] + offset) + j));
-  }
-};
 
-// Codes of kBits (kv_row.h) in 32-bit lanes, as the numbers that they stand for.
-__m256 value(__m256i code, __m256 scale, __m256 zero) { return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, zero); }
-// Code i of the 32 / kBits in each 32-bit lane.
+// ---- Elements of kBits: f32, bf16, or codes (kv_row.h); 32 / kBits of them in a word.
+
 template <int kBits>
-__m256i code(__m256i word, int i) {
-  if (kBits == 4) return _mm256_and_si256(_mm256_srli_epi32(word, 4 * i), _mm256_set1_epi32(15));
-  // Bytes i, 4 + i, 8 + i, 12 + i of each half, each to the bottom of its lane.
-  const int pick = int(0x80808000u) | i;
-  return _mm256_shuffle_epi8(word,
-                             _mm256_add_epi32(_mm256_set1_epi32(pick), _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12)));
+constexpr Dtype kDtype = kBits == 32   ? Dtype::f32
+                         : kBits == 16 ? Dtype::bf16
+                         : kBits == 8  ? Dtype::int8
+                                       : Dtype::int4;
+// Calls f(kBits), a constant.
+template <class F>
+void with_bits(Dtype dtype, F&& f) {
+  if (dtype == Dtype::f32) return f(std::integral_constant<int, 32>());
+  if (dtype == Dtype::bf16) return f(std::integral_constant<int, 16>());
+  if (dtype == Dtype::int8) return f(std::integral_constant<int, 8>());
+  f(std::integral_constant<int, 4>());
 }
-// Scales and zeros of up to kTileTokens rows, widened.
+
+// Of up to kTileTokens rows of codes, widened; of others nothing.
+template <int kBits>
 struct Scales {
   float scale[kTileTokens], zero[kTileTokens];
   // behind_codes: from a row pointer to its scale.
   Scales(Rows rows, int begin, int end, size_t behind_codes) {
-    alignas(32) unsigned short halves[2][kTileTokens];
-    for (int t = begin; t < end; ++t) {
-      __builtin_memcpy(&halves[0][t], rows[t] + behind_codes, 2);
-      __builtin_memcpy(&halves[1][t], rows[t] + behind_codes + 2, 2);
-    }
-    for (int t = begin / 8 * 8; t < end; t += 8) {
-      for (int i = 0; i < 2; ++i)
-        _mm256_storeu_ps((i ? zero : scale) + t,
-                         _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves[i] + t))));
+    if constexpr (kBits <= 8) {
+      alignas(32) unsigned short halves[2][kTileTokens];
+      for (int t = begin; t < end; ++t) {
+        __builtin_memcpy(&halves[0][t], rows[t] + behind_codes, 2);
+        __builtin_memcpy(&halves[1][t], rows[t] + behind_codes + 2, 2);
+      }
+      for (int t = begin / 8 * 8; t < end; t += 8)
+        for (int i = 0; i < 2; ++i)
+          _mm256_storeu_ps((i ? zero : scale) + t,
+                           _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves[i] + t))));
     }
   }
+  static __m256 load(const float* of) { return kBits <= 8 ? _mm256_loadu_ps(of) : _mm256_setzero_ps(); }
 };
+__m256 value(__m256i code, __m256 scale, __m256 zero) { return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, zero); }
+
+// Element i of the word in each 32-bit lane.
 template <int kBits>
-struct RowsQuantised {
-  static constexpr int kRowBytes = kBits;  // 8 codes
-  static constexpr int kWide = 2;          // scale and zero are in registers too
+__m256 element(__m256 words, int i, __m256 scale, __m256 zero) {
+  const __m256i bits = _mm256_castps_si256(words);
+  if constexpr (kBits == 32) return words;
+  if constexpr (kBits == 16)
+    return i == 0 ? _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16))
+                  : _mm256_and_ps(words, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
+  if constexpr (kBits == 4)
+    return value(_mm256_and_si256(_mm256_srli_epi32(bits, 4 * i), _mm256_set1_epi32(15)), scale, zero);
+  // Bytes i, 4 + i, 8 + i, 12 + i of each half, each to the bottom of its lane.
+  const __m256i pick = _mm256_add_epi32(_mm256_set1_epi32(int(0x80808000u) | i),
+                                        _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12));
+  return value(_mm256_shuffle_epi8(bits, pick), scale, zero);
+}
+
+template <int kBits>
+struct RowsOf {                                    // elements of each cache row, from byte `offset`
+  static constexpr int kRowBytes = kBits;          // of a vector
+  static constexpr int kWide = kBits > 8 ? 3 : 2;  // vectors that 4 query rows take at once; of codes scale and
+                                                   // zero are in registers, too
   Rows rows;
   size_t offset;
-  const Scales* scales;
+  const Scales<kBits>* scales;
   __m256 load(int k, int j) const {
-    __m256i codes;
     const std::byte* at = rows[k] + offset + kBits * j;
-    if constexpr (kBits == 8) {
-      codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    if constexpr (kBits == 32) {
+      return _mm256_loadu_ps(reinterpret_cast<const float*>(at));
+    } else if constexpr (kBits == 16) {
+      const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
     } else {
-      int word;
-      __builtin_memcpy(&word, at, 4);
-      codes = _mm256_and_si256(
-          _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
-          _mm256_set1_epi32(15));
+      __m256i codes;
+      if constexpr (kBits == 8) {
+        codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+      } else {
+        int word;
+        __builtin_memcpy(&word, at, 4);
+        codes = _mm256_and_si256(
+            _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
+            _mm256_set1_epi32(15));
+      }
+      return value(codes, _mm256_broadcast_ss(scales->scale + k), _mm256_broadcast_ss(scales->zero + k));
     }
-    return value(codes, _mm256_broadcast_ss(scales->scale + k), _mm256_broadcast_ss(scales->zero + k));
   }
 };
+
+// ---- Register tiles.
 
 // c[r * c_stride + 0..8 V) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
 // kQuarters / 4 prefetches per k. Without the unrolling pragmas GCC keeps `sum` in memory.
@@ -156,28 +172,32 @@ void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float
   given_stream = stream;
 }
 
-// The same for n_rows rows: tiles of 6, or of 3 to 5, where one or two rows would not hide the
-// latency. `burst` prefetches before each.
-template <int kQuarters, bool kAdd, class B>
-void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const B& b, float* c, size_t c_stride,
-           Stream& stream, int burst) {
-  while (n_rows > 0) {
-    for (int i = 0; i < burst; ++i) stream.step();
-    int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
-    switch (n) {
-      case 1: tile<1, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
-      case 2: tile<2, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
-      case 3: tile<3, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
-      case 4: tile<4, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
-      case 5: tile<5, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
-      default: tile<6, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
+// Calls f(R, first row) for n_rows rows, R = 1 to kMost at a time: halves, where one or two that are left would not
+// hide the latency.
+template <int kMost, class F>
+void by_rows(int n_rows, F&& f) {
+  for (int row = 0, n; row < n_rows; row += n) {
+    const int left = n_rows - row;
+    n = left == kMost + 1 || left == kMost + 2 ? kMost / 2 + 1 : std::min(left, kMost);
+    [&]<int... R>(std::integer_sequence<int, R...>) {
+      ((n == R + 1 ? f(std::integral_constant<int, R + 1>(), row) : void()), ...);
     }
-    n_rows -= n, a += size_t(n) * a_stride, c += size_t(n) * c_stride;
+    (std::make_integer_sequence<int, kMost>());
   }
 }
 
-// Four 32-bit elements, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = element i
-// of each.
+// tile() for n_rows rows; `burst` prefetches before each.
+template <int kQuarters, bool kAdd>
+void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const Dense& b, float* c, size_t c_stride,
+           Stream& stream, int burst) {
+  by_rows<6>(n_rows, [&](auto n, int row) {
+    for (int i = 0; i < burst; ++i) stream.step();
+    tile<n, 2, kQuarters, kAdd>(a + size_t(row) * a_stride, a_stride, begin, end, b, c + size_t(row) * c_stride,
+                                c_stride, stream);
+  });
+}
+
+// Four 32-bit elements, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = element i of each.
 inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const (&rows)[8], size_t at, __m256 out[4]) {
   __m256 r[4];
 #pragma GCC unroll 4
@@ -202,49 +222,12 @@ void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens
   for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
 }
 
-// How a packed panel holds an element: f32, or bf16 widened to f32, or two bf16 of neighbouring d
-// (the even d in the low half) as they were.
-enum class Packing { f32, widened, pairs };
-
-template <Packing kPacking>
-void pack_k_as(Rows rows, int head_dim, float* panel, Stream& given) {
-  Stream stream = given;
+// panel[d][kPanelTokens] of elements, or, raw, panel[word][kPanelTokens] of 32 / kBits elements each as they were;
+// before raw: head_dim is a multiple of the elements in 16 bytes.
+template <int kBits, bool kRaw>
+void pack(Rows rows, const Scales<kBits>& scales, int head_dim, float* panel, Stream& given) {
   // Tokens are often a multiple of 4 KiB apart, so that 16 rows do not fit the 8 ways of their L1
   // set: finish with 8 rows before the others.
-  constexpr bool kBf16 = kPacking != Packing::f32;
-  constexpr int kStep = kBf16 ? 8 : 4;
-  int whole = head_dim / kStep * kStep;
-  for (int half = 0; half < 2; ++half) {
-    const std::byte* r[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) r[i] = rows[8 * half + i];
-    float* to = panel + 8 * half;
-    for (size_t at = 0; at < size_t(whole) * (kBf16 ? 2 : 4); at += 16) {
-      __m256 x[4];
-      stream.step();
-      transpose_8x4(r, at, x);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        if (kPacking != Packing::widened) {
-          _mm256_storeu_ps(to + i * 16, x[i]);
-        } else {
-          _mm256_storeu_ps(to + i * 32, low_bf16(x[i]));
-          _mm256_storeu_ps(to + i * 32 + 16, high_bf16(x[i]));
-        }
-      }
-      to += kPacking == Packing::widened ? 128 : 64;
-    }
-  }
-  given = stream;
-  for (int d = whole; d < head_dim; ++d)
-    for (int t = 0; t < kPanelTokens; ++t)
-      panel[d * 16 + t] = kv_element(kBf16 ? Dtype::bf16 : Dtype::f32, head_dim, rows[t], d);
-}
-
-// Rows of codes: panel[d][kPanelTokens] of values, or, raw, panel[word][kPanelTokens] of 32 / kBits
-// codes each as they were; of the dims that make whole pieces of 16 bytes, which are returned.
-template <int kBits, bool kRaw>
-int pack_codes(Rows rows, const Scales& scales, int head_dim, float* panel, Stream& given) {
   constexpr int kPerWord = 32 / kBits, kStep = 4 * kPerWord;
   const int whole = head_dim / kStep * kStep;
   Stream stream = given;
@@ -252,51 +235,35 @@ int pack_codes(Rows rows, const Scales& scales, int head_dim, float* panel, Stre
     const std::byte* r[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) r[i] = rows[8 * half + i];
-    const __m256 scale = _mm256_loadu_ps(scales.scale + 8 * half);
-    const __m256 zero = _mm256_loadu_ps(scales.zero + 8 * half);
+    const __m256 scale = scales.load(scales.scale + 8 * half), zero = scales.load(scales.zero + 8 * half);
     float* to = panel + 8 * half;
     for (int d = 0; d < whole; d += kStep) {
       __m256 words[4];
       stream.step();
-      transpose_8x4(r, size_t(d * kBits / 8), words);
+      transpose_8x4(r, size_t(d) * kBits / 8, words);
 #pragma GCC unroll 4
       for (int w = 0; w < 4; ++w) {
         if constexpr (kRaw) {
           _mm256_storeu_ps(to, words[w]), to += 16;
         } else {
 #pragma GCC unroll 8
-          for (int i = 0; i < kPerWord; ++i, to += 16)
-            _mm256_storeu_ps(to, value(code<kBits>(_mm256_castps_si256(words[w]), i), scale, zero));
+          for (int i = 0; i < kPerWord; ++i, to += 16) _mm256_storeu_ps(to, element<kBits>(words[w], i, scale, zero));
         }
       }
     }
   }
   given = stream;
-  return whole;
-}
-
-template <int kBits>
-void pack_k_quantised(Rows rows, int head_dim, float* panel) {
-  Stream none({});
-  const Scales scales(rows, 0, kPanelTokens, size_t(head_dim * kBits / 8));
-  for (int d = pack_codes<kBits, false>(rows, scales, head_dim, panel, none); d < head_dim; ++d)
-    for (int t = 0; t < kPanelTokens; ++t)
-      panel[d * 16 + t] = kv_element(kBits == 8 ? Dtype::int8 : Dtype::int4, head_dim, rows[t], d);
+  for (int d = whole; !kRaw && d < head_dim; ++d)
+    for (int t = 0; t < kPanelTokens; ++t) panel[d * 16 + t] = kv_element(kDtype<kBits>, head_dim, rows[t], d);
 }
 
 void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) {
   const std::byte* rows[kPanelTokens];
   readable_rows(given, offset, rows);
   Stream none({});
-  if (dtype == Dtype::f32) {
-    pack_k_as<Packing::f32>(rows, head_dim, panel, none);
-  } else if (dtype == Dtype::bf16) {
-    pack_k_as<Packing::widened>(rows, head_dim, panel, none);
-  } else if (dtype == Dtype::int8) {
-    pack_k_quantised<8>(rows, head_dim, panel);
-  } else {
-    pack_k_quantised<4>(rows, head_dim, panel);
-  }
+  with_bits(dtype, [&](auto bits) {
+    pack<bits, false>(rows, Scales<bits>(rows, 0, kPanelTokens, size_t(head_dim * bits / 8)), head_dim, panel, none);
+  });
 }
 
 void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch prefetch) {
@@ -305,53 +272,21 @@ void scores(const float* q, int n_rows, int head_dim, const float* panel, float*
   tiles<0, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream, burst);
 }
 
-// scores() over a panel of pairs: the same chain, two d per step.
-template <int R>
-void score_pairs(const float* q, int head_dim, const float* panel, float* s, Stream stream) {
-  __m256 sum[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
-  for (int d = 0; d < head_dim; d += 2) {
-    if (d % 4 == 0) stream.step();
-    __m256 left = _mm256_loadu_ps(panel + d * 8), right = _mm256_loadu_ps(panel + d * 8 + 8);
-    __m256 even[2] = {low_bf16(left), low_bf16(right)};
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      __m256 x = _mm256_broadcast_ss(q + r * head_dim + d);
-      sum[r][0] = _mm256_fmadd_ps(x, even[0], sum[r][0]);
-      sum[r][1] = _mm256_fmadd_ps(x, even[1], sum[r][1]);
-    }
-    __m256 odd[2] = {high_bf16(left), high_bf16(right)};
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      __m256 x = _mm256_broadcast_ss(q + r * head_dim + d + 1);
-      sum[r][0] = _mm256_fmadd_ps(x, odd[0], sum[r][0]);
-      sum[r][1] = _mm256_fmadd_ps(x, odd[1], sum[r][1]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm256_storeu_ps(s + r * kTileTokens, sum[r][0]);
-    _mm256_storeu_ps(s + r * kTileTokens + 8, sum[r][1]);
-  }
-}
-
-// scores() over a panel of raw words of codes: the same chain over the same values.
+// scores() over a panel of raw words: the same chain over the same elements.
 template <int R, int kBits>
-void score_codes(const float* q, int head_dim, const float* panel, const Scales& scales, float* s, Stream stream) {
-  const __m256 scale[2] = {_mm256_loadu_ps(scales.scale), _mm256_loadu_ps(scales.scale + 8)};
-  const __m256 zero[2] = {_mm256_loadu_ps(scales.zero), _mm256_loadu_ps(scales.zero + 8)};
+void score_words(const float* q, int head_dim, const float* panel, const Scales<kBits>& scales, float* s,
+                 Stream stream) {
+  const __m256 scale[2] = {scales.load(scales.scale), scales.load(scales.scale + 8)};
+  const __m256 zero[2] = {scales.load(scales.zero), scales.load(scales.zero + 8)};
   __m256 sum[R][2];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
   for (int d = 0; d < head_dim; d += 32 / kBits, panel += 16) {
-    if (kBits == 4 || d % 8 == 0) stream.step();
-    const __m256i left = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel));
-    const __m256i right = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 8));
+    if (kBits == 4 || d % (64 / kBits) == 0) stream.step();
+    const __m256 left = _mm256_loadu_ps(panel), right = _mm256_loadu_ps(panel + 8);
 #pragma GCC unroll 8
     for (int i = 0; i < 32 / kBits; ++i) {
-      const __m256 k[2] = {value(code<kBits>(left, i), scale[0], zero[0]),
-                           value(code<kBits>(right, i), scale[1], zero[1])};
+      const __m256 k[2] = {element<kBits>(left, i, scale[0], zero[0]), element<kBits>(right, i, scale[1], zero[1])};
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m256 x = _mm256_broadcast_ss(q + r * head_dim + d + i);
@@ -367,54 +302,29 @@ void score_codes(const float* q, int head_dim, const float* panel, const Scales&
   }
 }
 
-// Calls run(R, q, s, stream) for n_rows query rows, R = 1 to 4 at a time.
-template <class Run>
-void by_rows(const float* q, int n_rows, int head_dim, float* s, Stream stream, Run&& run) {
-  for (; n_rows > 0; stream = Stream({})) {
-    int n = n_rows == 5 || n_rows == 6 ? 3 : n_rows < 4 ? n_rows : 4;
-    switch (n) {
-      case 1: run(std::integral_constant<int, 1>(), q, s, stream); break;
-      case 2: run(std::integral_constant<int, 2>(), q, s, stream); break;
-      case 3: run(std::integral_constant<int, 3>(), q, s, stream); break;
-      default: run(std::integral_constant<int, 4>(), q, s, stream); break;
-    }
-    n_rows -= n, q += n * head_dim, s += n * kTileTokens;
-  }
-}
-
-template <int kBits>
-void scores_of_codes(Rows rows, const float* q, int n_rows, int head_dim, float* panel, float* s, Stream stream) {
-  const Scales scales(rows, 0, kPanelTokens, size_t(head_dim * kBits / 8));
-  pack_codes<kBits, true>(rows, scales, head_dim, panel, stream);
-  by_rows(q, n_rows, head_dim, s, stream, [&](auto n, const float* qs, float* to, Stream ahead) {
-    score_codes<n, kBits>(qs, head_dim, panel, scales, to, ahead);
-  });
-}
-
 // Packing asks for half of the memory to come, the products for the other half.
 void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows, int head_dim, float* panel,
                      float* s, Prefetch prefetch) {
-  const int piece = dtype == Dtype::int8 ? 16 : dtype == Dtype::int4 ? 32 : 8;  // dims
-  if (dtype != Dtype::f32 && head_dim % piece != 0) {
-    pack_k(dtype, given, offset, head_dim, panel);
-    scores(q, n_rows, head_dim, panel, s, prefetch);
-    return;
-  }
-  const std::byte* rows[kPanelTokens];
-  readable_rows(given, offset, rows);
-  Stream stream(prefetch);
-  if (dtype == Dtype::f32) {
-    pack_k_as<Packing::f32>(rows, head_dim, panel, stream);
-    tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream, 0);
-  } else if (dtype == Dtype::bf16) {
-    pack_k_as<Packing::pairs>(rows, head_dim, panel, stream);
-    by_rows(q, n_rows, head_dim, s, stream,
-            [&](auto n, const float* qs, float* to, Stream ahead) { score_pairs<n>(qs, head_dim, panel, to, ahead); });
-  } else if (dtype == Dtype::int8) {
-    scores_of_codes<8>(rows, q, n_rows, head_dim, panel, s, stream);
-  } else {
-    scores_of_codes<4>(rows, q, n_rows, head_dim, panel, s, stream);
-  }
+  with_bits(dtype, [&](auto bits) {
+    if (bits < 32 && head_dim % (128 / bits) != 0) {
+      pack_k(dtype, given, offset, head_dim, panel);
+      scores(q, n_rows, head_dim, panel, s, prefetch);
+      return;
+    }
+    const std::byte* rows[kPanelTokens];
+    readable_rows(given, offset, rows);
+    const Scales<bits> scales(rows, 0, kPanelTokens, size_t(head_dim * bits / 8));
+    Stream stream(prefetch);
+    pack<bits, bits != 32>(rows, scales, head_dim, panel, stream);
+    if constexpr (bits == 32) {
+      tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream, 0);
+    } else {
+      by_rows<4>(n_rows, [&](auto n, int row) {
+        score_words<n, bits>(q + row * head_dim, head_dim, panel, scales, s + row * kTileTokens, stream);
+        stream = Stream({});
+      });
+    }
+  });
 }
 
 // 2^x for x <= 0, relative error < 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]); below
@@ -480,31 +390,18 @@ void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, floa
     softmax_row(s + r * kTileTokens, begin, end, state + r, acc + size_t(r) * size_t(d_pad), d_pad);
 }
 
-template <class B>
-void pack_v_as(Dtype dtype, const B& b, int begin, int end, int head_dim, float* panels) {
-  const int whole = head_dim / 8 * 8;
-  for (int t = begin; t < end; ++t) {
-    for (int d = 0; d < whole; d += 8)
-      _mm256_storeu_ps(panels + (d / 16 * kTileTokens + t) * 16 + d % 16, b.load(t, d / 8));
-    for (int d = whole; d % 16 != 0 || d < head_dim; ++d)
-      panels[(d / 16 * kTileTokens + t) * 16 + d % 16] = d < head_dim
-                                                             ? kv_element(dtype, head_dim, b.rows[t] + b.offset, d)
-                                                             : 0.0f;
-  }
-}
-
 void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim, float* panels) {
-  if (dtype == Dtype::f32) {
-    pack_v_as(dtype, RowsF32{rows, offset}, begin, end, head_dim, panels);
-  } else if (dtype == Dtype::bf16) {
-    pack_v_as(dtype, RowsBf16{rows, offset}, begin, end, head_dim, panels);
-  } else if (dtype == Dtype::int8) {
-    const Scales scales(rows, begin, end, offset + size_t(head_dim));
-    pack_v_as(dtype, RowsQuantised<8>{rows, offset, &scales}, begin, end, head_dim, panels);
-  } else {
-    const Scales scales(rows, begin, end, offset + size_t(head_dim / 2));
-    pack_v_as(dtype, RowsQuantised<4>{rows, offset, &scales}, begin, end, head_dim, panels);
-  }
+  with_bits(dtype, [&](auto bits) {
+    const Scales<bits> scales(rows, begin, end, offset + size_t(head_dim * bits / 8));
+    const RowsOf<bits> b{rows, offset, &scales};
+    const int whole = head_dim / 8 * 8;
+    for (int t = begin; t < end; ++t) {
+      float* to = panels + t * 16;
+      for (int d = 0; d < whole; d += 8) _mm256_storeu_ps(to + d / 16 * kTileTokens * 16 + d % 16, b.load(t, d / 8));
+      for (int d = whole; d % 16 != 0 || d < head_dim; ++d)
+        to[d / 16 * kTileTokens * 16 + d % 16] = d < head_dim ? kv_element(dtype, head_dim, rows[t] + offset, d) : 0.0f;
+    }
+  });
 }
 
 void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad,
@@ -532,37 +429,18 @@ void in_place(const float* p, int begin, int end, B b, float* acc, int head_dim,
     tile<R, 2, kQuarters2, true>(p, kTileTokens, begin, end, b, acc + d, size_t(head_dim), stream);
 }
 
-template <class B>
-void in_place_rows(const float* p, int n_rows, int begin, int end, const B& b, float* acc, int head_dim,
-                   Stream& stream) {
-  while (n_rows > 0) {
-    int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
-    switch (n) {
-      case 1: in_place<1, 8>(p, begin, end, b, acc, head_dim, stream); break;
-      case 2: in_place<2, 4>(p, begin, end, b, acc, head_dim, stream); break;
-      case 3: in_place<3, 4>(p, begin, end, b, acc, head_dim, stream); break;
-      case 4: in_place<4, B::kWide>(p, begin, end, b, acc, head_dim, stream); break;
-      case 5: in_place<5, 2>(p, begin, end, b, acc, head_dim, stream); break;
-      default: in_place<6, 2>(p, begin, end, b, acc, head_dim, stream); break;
-    }
-    n_rows -= n, p += n * kTileTokens, acc += size_t(n) * size_t(head_dim);
-  }
-}
-
 void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset, float* acc,
                      int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
-  if (dtype == Dtype::f32) {
-    in_place_rows(p, n_rows, begin, end, RowsF32{rows, offset}, acc, head_dim, stream);
-  } else if (dtype == Dtype::bf16) {
-    in_place_rows(p, n_rows, begin, end, RowsBf16{rows, offset}, acc, head_dim, stream);
-  } else if (dtype == Dtype::int8) {
-    const Scales scales(rows, begin, end, offset + size_t(head_dim));
-    in_place_rows(p, n_rows, begin, end, RowsQuantised<8>{rows, offset, &scales}, acc, head_dim, stream);
-  } else {
-    const Scales scales(rows, begin, end, offset + size_t(head_dim / 2));
-    in_place_rows(p, n_rows, begin, end, RowsQuantised<4>{rows, offset, &scales}, acc, head_dim, stream);
-  }
+  with_bits(dtype, [&](auto bits) {
+    const Scales<bits> scales(rows, begin, end, offset + size_t(head_dim * bits / 8));
+    const RowsOf<bits> b{rows, offset, &scales};
+    by_rows<6>(n_rows, [&](auto n, int row) {
+      constexpr int kVectors = n == 1 ? 8 : n <= 3 ? 4 : n == 4 ? RowsOf<bits>::kWide : 2;
+      in_place<n, kVectors>(p + row * kTileTokens, begin, end, b, acc + size_t(row) * size_t(head_dim), head_dim,
+                            stream);
+    });
+  });
 }
 
 constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax, pack_v, values, values_in_place};
@@ -571,4 +449,4 @@ constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax, pa
 
 void attention_avx2(const AttentionArgs& args, ThreadTeam& team) { attention_walk(args, team, kAvx2); }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -1,8 +1,8 @@
 // The table of CUDA attention, what all its rows require, and the merge of splits.
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd {
-namespace cuda::attention {
+namespace xpyd::attention {
+namespace cuda_kernels {
 namespace {
 
 constexpr int kAtOnce = 8;  // splits
@@ -59,18 +59,17 @@ void check(const CudaAttentionArgs& args) {
   XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers && args.sliding_window >= 0);
 }
 
-}  // namespace cuda::attention
+}  // namespace cuda_kernels
 
 size_t cuda_attention_workspace(int n_splits, int n_heads, int head_dim) {
-  return size_t(n_splits) * size_t(n_heads) * cuda::attention::partial_floats(head_dim);
+  return size_t(n_splits) * size_t(n_heads) * cuda_kernels::partial_floats(head_dim);
 }
 
 std::span<const CudaAttentionVariant> cuda_attention_variants() {
   using enum CudaAttentionVariant::Phase;
-  using namespace cuda::attention;
-  // Naive rows stand in as verified: there must be a default, and they are the ones that can be
-  // checked by reading. The others become defaults when experiments/results/ has a run of them on
-  // hardware.
+  using namespace cuda_kernels;
+  // Naive rows stand in as verified: there must be a default, and they are the ones that can be checked by reading. The
+  // others become defaults when experiments/results/ has a run of them on hardware.
   static constexpr CudaAttentionVariant kVariants[] = {
       {"naive", prefill, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
       {"flash_mma", prefill, flash_mma, mma_refuses, false, "FlashAttention-2, Dao 2023"},
@@ -91,4 +90,4 @@ const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase p
   return *best;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -1,9 +1,8 @@
 // Attention on CUDA: the contract of attention.h over device memory (append is fused with RoPE:
 // model/ops_cuda.h). A step's tables are uploaded once (CudaStep) and read by every layer.
 //
-// As on the CPU, the bits of out[i, h] depend on q[i, h] and the visible rows alone, for one
-// variant and one card: tiles and splits are fixed from position 0 of the sequence, merged in a
-// fixed order.
+// As on the CPU, the bits of out[i, h] depend on q[i, h] and the visible rows alone, for one variant and one card:
+// tiles and splits are fixed from position 0 of the sequence, merged in a fixed order.
 #pragma once
 
 #include <span>
@@ -11,10 +10,9 @@
 #include "allocator/kv_layout.h"
 #include "base/cuda.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
-// Of KV, that a block of a decode kernel takes of one KV head: splits are cut from position 0 of
-// the sequence.
+// Of KV, that a block of a decode kernel takes of one KV head: splits are cut from position 0 of the sequence.
 constexpr int kCudaSplitTokens = 512;
 struct CudaSplit {
   int32_t seq, split;  // seq -1: nothing (padding of a captured step)
@@ -28,9 +26,8 @@ constexpr CudaSplitRange cuda_splits(int kv_length, int sliding_window) {
   return {seen / kCudaSplitTokens, (kv_length + kCudaSplitTokens - 1) / kCudaSplitTokens};
 }
 
-// One step as kernels see it. All pointers: device memory. Token i is query token i - q_offsets[s]
-// of its sequence s and stands at position kv_lengths[s] - (q_offsets[s + 1] - q_offsets[s]) +
-// that.
+// One step as kernels see it. All pointers: device memory. Token i is query token i - q_offsets[s] of its sequence s
+// and stands at position kv_lengths[s] - (q_offsets[s + 1] - q_offsets[s]) + that.
 struct CudaStep {
   const int32_t* q_offsets = nullptr;   // [n_seqs + 1]
   const int32_t* kv_lengths = nullptr;  // [n_seqs], this step's tokens included
@@ -83,4 +80,4 @@ std::span<const CudaAttentionVariant> cuda_attention_variants();
 const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase, const CudaAttentionArgs& args,
                                                    const cuda::Card& card);
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

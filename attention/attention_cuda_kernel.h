@@ -1,5 +1,4 @@
-// Device code that the kernels of attention_cuda.h share: who sees what, where rows are, how states
-// merge.
+// Device code that the kernels of attention_cuda.h share: who sees what, where rows are, how states merge.
 #pragma once
 
 #include <limits>
@@ -8,7 +7,9 @@
 #include "attention/kv_row.h"
 #include "base/cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
+
+using namespace xpyd::cuda;
 
 // Cut from position 0 of the sequence, never from the end or from a batch's shape: a query's bits
 // depend on nothing but its own prefix.
@@ -56,8 +57,6 @@ inline CudaAttentionArgs at_rows(CudaAttentionArgs args) {
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return to_f32(x); }
-__device__ inline void from_float(float x, float& to) { to = x; }
-__device__ inline void from_float(float x, bf16& to) { to = to_bf16(x); }
 
 // How the kernels' templates call the element types of quantised rows.
 template <int kBits>
@@ -66,6 +65,17 @@ template <class T>
 constexpr int kCodeBits = 0;
 template <int kBits>
 constexpr int kCodeBits<Codes<kBits>> = kBits;
+
+// Calls f<T>() for the elements of these arguments' KV, as the kernels' templates name them.
+template <class F>
+auto for_elements(const CudaAttentionArgs& args, F&& f) {
+  switch (args.layout.shape.dtype) {
+    case Dtype::f32: return f.template operator()<float>();
+    case Dtype::int8: return f.template operator()<Codes<8>>();
+    case Dtype::int4: return f.template operator()<Codes<4>>();
+    default: return f.template operator()<bf16>();
+  }
+}
 
 // The elements of one row of KV, of any dtype.
 template <class T>
@@ -104,8 +114,7 @@ __device__ inline float* partial(const CudaAttentionArgs& args, int i, int head)
   return args.workspace + row * partial_floats(args.layout.shape.head_dim);
 }
 
-// What a block of a split kernel computes: the part of one sequence's visible tokens that lies in
-// one split.
+// What a block of a split kernel computes: the part of one sequence's visible tokens that lies in one split.
 struct SplitWork {
   int seq, split;
   int q_token;    // row of q and out
@@ -144,4 +153,4 @@ const char* mma_refuses(const CudaAttentionArgs& args, const Card& card);
 void flash_wgmma(const CudaAttentionArgs& args, Stream& stream);
 const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card);
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

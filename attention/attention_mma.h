@@ -1,19 +1,19 @@
-// Tensor-core pieces that flash_mma and split_mma share: rows of KV into swizzled shared memory,
-// scores, online softmax and values on the fragments of mma.m16n8k16 (PTX ISA: lane l holds rows l
-// / 4 and l / 4 + 8, columns 2 (l % 4) and + 1, of each 16 x 8 block of scores or of the
-// accumulator).
+// Tensor-core pieces that flash_mma and split_mma share: rows of KV into swizzled shared memory, scores, online softmax
+// and values on the fragments of mma.m16n8k16 (PTX ISA: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and +
+// 1, of each 16 x 8 block of scores or of the accumulator).
 #pragma once
+
+#include <type_traits>
 
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kWarpTokens = kTileTokens / kWarps;  // of a tile, that one warp loads: 16
 
-// Element index of 16-byte piece `piece` of row `row` in an array of rows of kDim bf16. The eight
-// rows of one ldmatrix access lie in eight different groups of four banks, and so do the pieces of
-// one row.
+// Element index of 16-byte piece `piece` of row `row` in an array of rows of kDim bf16. The eight rows of one ldmatrix
+// access lie in eight different groups of four banks, and so do the pieces of one row.
 template <int kDim>
 XPYD_HD constexpr int swizzled(int row, int piece) {
   return row * kDim + (piece ^ (row & 7)) * 8;
@@ -22,9 +22,8 @@ XPYD_HD constexpr int swizzled(int row, int piece) {
 // where all indices of a loop over k, kept in registers, would make it spill.
 XPYD_HD constexpr int in_step(int i, int k) { return i ^ (16 * k); }
 
-// Where the warp's tokens [first, first + 16) are: lane l % 16 has that token's row of K (l < 16)
-// or V, counted in rows from the start of the pool. A token outside `readable` has none, and its
-// table is not read either.
+// Where the warp's tokens [first, first + 16) are: lane l % 16 has that token's row of K (l < 16) or V, counted in rows
+// from the start of the pool. A token outside `readable` has none, and its table is not read either.
 constexpr uint32_t kNoRow = 0xffffffffu;
 __device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int kv_head, int first, Tokens readable,
                                      int lane) {
@@ -96,8 +95,7 @@ struct CodeTiles {
   }
 };
 
-// One tile of them is bf16: each warp turns its own tokens into it, after everybody has read the
-// last.
+// One tile of them is bf16: each warp turns its own tokens into it, after everybody has read the last.
 template <int kBits, int kDim, int kStages>
 struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
   using Kept = CodeTiles<kBits, kDim, kStages>;
@@ -185,19 +183,16 @@ __device__ inline void load_words(uint32_t (&to)[kN], const Shared<uint32_t>& fr
   }
 }
 
-// Calls f<T, head_dim>() for the elements of these arguments' KV, as Tiles names them.
+// Calls f<T, head_dim>() likewise. Before: mma_refuses() nothing.
 template <class F>
 void for_kv(const CudaAttentionArgs& args, F&& f) {
-  const KvShape& shape = args.layout.shape;
-  auto with_dim = [&]<class T>() {
-    if (shape.head_dim == 64) return f.template operator()<T, 64>();
-    XPYD_CHECK(shape.head_dim == 128);
-    f.template operator()<T, 128>();
-  };
-  if (shape.dtype == Dtype::int8) return with_dim.template operator()<Codes<8>>();
-  if (shape.dtype == Dtype::int4) return with_dim.template operator()<Codes<4>>();
-  XPYD_CHECK(shape.dtype == Dtype::bf16);
-  with_dim.template operator()<bf16>();
+  XPYD_CHECK(args.layout.shape.dtype != Dtype::f32);
+  const int dim = args.layout.shape.head_dim;
+  XPYD_CHECK(dim == 64 || dim == 128);
+  for_elements(args, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>)
+      dim == 64 ? f.template operator()<T, 64>() : f.template operator()<T, 128>();
+  });
 }
 
 // Online softmax of the rows that a lane holds parts of.
@@ -216,10 +211,9 @@ struct Rows {
     }
   }
 
-  // Scores become weights, 2^(scale (s - maximum)); what was summed before is brought to the new
-  // maximum. A row that sees none of these tokens (all scores -inf) keeps its bits: its factor is
-  // exactly 1, or 0 over zeros. Rounding is spelled out, so that every instance of this code gives
-  // the same bits.
+  // Scores become weights, 2^(scale (s - maximum)); what was summed before is brought to the new maximum. A row that
+  // sees none of these tokens (all scores -inf) keeps its bits: its factor is exactly 1, or 0 over zeros. Rounding is
+  // spelled out, so that every instance of this code gives the same bits.
   template <int kTokens>
   __device__ void weigh(float (&s)[kRowTiles][kTokens / 8][4], float scale) {
     for (int i = 0; i < kRowTiles; ++i) {
@@ -279,4 +273,4 @@ struct Rows {
   }
 };
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

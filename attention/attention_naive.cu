@@ -1,10 +1,9 @@
-// The obvious kernel, for both phases: one warp per (query token, head), online softmax over 32
-// tokens at a time. A lane is a token while scores are computed and a few dims while values are
-// added. What it teaches: each query head reads all of K and V for itself, one row per lane, so
-// reads are neither shared nor coalesced.
+// The obvious kernel, for both phases: one warp per (query token, head), online softmax over 32 tokens at a time. A
+// lane is a token while scores are computed and a few dims while values are added. What it teaches: each query head
+// reads all of K and V for itself, one row per lane, so reads are neither shared nor coalesced.
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kWarps = 4;  // of a block; each for itself
@@ -54,20 +53,20 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     if (lane + 32 * i < dim) put(args.out, args.dtype, q + size_t(lane + 32 * i), acc[i] / sum);
 }
 
+template <class T>
+void run(const CudaAttentionArgs& args, Stream& stream) {
+  Shape shape = {.grid = unsigned(divide_up(args.step.n_tokens * args.n_heads, kWarps)),
+                 .block = kWarps * 32,
+                 .shared_bytes = shared_bytes<float>(kWarps * 32)};
+  launch(naive_kernel<T>, "naive", shape, stream, args);
+}
+
 }  // namespace
 
 void naive(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_tokens == 0) return;
-  Shape shape = {.grid = unsigned(divide_up(args.step.n_tokens * args.n_heads, kWarps)),
-                 .block = kWarps * 32,
-                 .shared_bytes = shared_bytes<float>(kWarps * 32)};
-  const Dtype dtype = args.layout.shape.dtype;
-  auto* kernel = dtype == Dtype::f32    ? naive_kernel<float>
-                 : dtype == Dtype::bf16 ? naive_kernel<bf16>
-                 : dtype == Dtype::int8 ? naive_kernel<Codes<8>>
-                                        : naive_kernel<Codes<4>>;
-  launch(kernel, "naive", shape, stream, args);
+  for_elements(args, [&]<class T>() { run<T>(args, stream); });
 }
 
 const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
@@ -77,4 +76,4 @@ const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
   return shape.head_dim > kMaxHeadDim ? "needs head_dim of at most 256" : nullptr;
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

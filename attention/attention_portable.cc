@@ -7,7 +7,7 @@
 #include "attention/kernels.h"
 #include "attention/kv_row.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 float exp2_negative(float x) {
   if (x < -126.0f) return 0.0f;
@@ -120,4 +120,4 @@ constexpr AttentionKernels kPortable = {pack_k, scores, scores_in_place, softmax
 
 void attention_portable(const AttentionArgs& args, ThreadTeam& team) { attention_walk(args, team, kPortable); }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

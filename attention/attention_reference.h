@@ -8,7 +8,7 @@
 
 #include "attention/attention.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 // element(seq, kv, token, kv_head, d) -> double, kv: 0 = K, 1 = V.
 template <class Element>
@@ -39,4 +39,4 @@ void attention_reference_over(const AttentionArgs& args, Element&& element) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -1,17 +1,15 @@
-// Split-KV decode on tensor cores: the query heads of one KV head, padded to 16, are the rows of
-// mma.m16n8k16, so that a token of KV costs the same instructions for 1 head as for 16, few enough
-// to hide behind its bytes. Each warp takes 16 tokens of every tile of 64 (by position) through
-// shared memory of its own, a tile ahead: no barrier in the loop. Warps are folded in order at the
-// end, splits by merge_splits.
+// Split-KV decode on tensor cores: the query heads of one KV head, padded to 16, are the rows of mma.m16n8k16, so that
+// a token of KV costs the same instructions for 1 head as for 16, few enough to hide behind its bytes. Each warp takes
+// 16 tokens of every tile of 64 (by position) through shared memory of its own, a tile ahead: no barrier in the loop.
+// Warps are folded in order at the end, splits by merge_splits.
 //
-// Codes of int8 and int4 are multiplied as they are, exactly, and never lie in memory as bf16: each
-// lane reads the words of which the mma wants its elements, in an order of dims of its own that q
-// and the result share. Scale and zero of a key are applied to its scores, those of a value to its
-// weights: sum w (s c + z) = sum (w s) c + sum w z.
+// Codes of int8 and int4 are multiplied as they are, exactly, and never lie in memory as bf16: each lane reads the
+// words of which the mma wants its elements, in an order of dims of its own that q and the result share. Scale and zero
+// of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w s) c + sum w z.
 #include "attention/attention_cuda_kernel.h"
 #include "attention/attention_mma.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kRows = 16;   // query heads of a block
@@ -266,4 +264,4 @@ void split_mma(const CudaAttentionArgs& args, Stream& stream) {
   merge_splits(args, stream);
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

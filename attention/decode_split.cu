@@ -1,14 +1,13 @@
-// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few
-// sequences still fill the card; the merge (merge_splits) folds them in order. One block per
-// (sequence, split) of the host's list and KV head, so all query heads of the group share each load
-// of K and V, which cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and
-// with 8 heads per group its arithmetic on plain cores takes as long as the stream does; that is
-// where split_mma begins.
+// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few sequences still fill the
+// card; the merge (merge_splits) folds them in order. One block per (sequence, split) of the host's list and KV head,
+// so all query heads of the group share each load of K and V, which cp.async brings a tile ahead. What it teaches:
+// decode is a stream of KV, and with 8 heads per group its arithmetic on plain cores takes as long as the stream does;
+// that is where split_mma begins.
 #include <bit>
 
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
@@ -134,8 +133,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
     }
   };
 
-  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of
-  // kSet heads.
+  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of kSet heads.
   constexpr int kSet = kHeads < 4 ? kHeads : 4, kSets = kHeads / kSet;
   int lanes = dim < kThreads ? dim : kThreads, owners = kThreads / lanes, owner = thread / lanes;
   float acc[kSets][kSet][kMaxHeadDim / kThreads] = {};
@@ -271,25 +269,17 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, at_rows(args), rows_of(args), chunks);
 }
 
-template <class T>
-void run_group(const CudaAttentionArgs& args, Stream& stream) {
-  int group = args.n_heads / args.layout.shape.n_kv_heads;
-  if (group == 1) return run<T, 1>(args, stream);
-  if (group <= 4) return run<T, 4>(args, stream);
-  run<T, 8>(args, stream);
-}
-
 }  // namespace
 
 void split_kv(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_splits == 0) return;
-  switch (args.layout.shape.dtype) {
-    case Dtype::f32: run_group<float>(args, stream); break;
-    case Dtype::int8: run_group<Codes<8>>(args, stream); break;
-    case Dtype::int4: run_group<Codes<4>>(args, stream); break;
-    default: run_group<bf16>(args, stream);
-  }
+  const int group = args.n_heads / args.layout.shape.n_kv_heads;
+  for_elements(args, [&]<class T>() {
+    if (group == 1) return run<T, 1>(args, stream);
+    if (group <= 4) return run<T, 4>(args, stream);
+    run<T, 8>(args, stream);
+  });
   merge_splits(args, stream);
 }
 
@@ -297,12 +287,8 @@ const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
   int dim = args.layout.shape.head_dim;
   if (dim % 8 != 0) return "needs head_dim a multiple of 8";
   if (dim > kMaxHeadDim) return "needs head_dim of at most 256";
-  const Dtype dtype = args.layout.shape.dtype;
-  size_t bytes = dtype == Dtype::f32    ? split_shared_bytes<float>(8, dim)
-                 : dtype == Dtype::int8 ? split_shared_bytes<Codes<8>>(8, dim)
-                 : dtype == Dtype::int4 ? split_shared_bytes<Codes<4>>(8, dim)
-                                        : split_shared_bytes<bf16>(8, dim);
+  const size_t bytes = for_elements(args, [&]<class T>() { return split_shared_bytes<T>(8, dim); });
   return bytes > size_t(card.max_shared_bytes) ? "needs more shared memory than a block of this card has" : nullptr;
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

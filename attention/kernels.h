@@ -10,7 +10,7 @@
 
 #include "attention/attention.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 // One step of online softmax; tile i is tokens [64 i, 64 i + 64) of the sequence.
 inline constexpr int kTileTokens = 64;
@@ -25,8 +25,7 @@ struct SoftmaxState {
   float max, sum;
 };
 
-// Lines to ask the memory for while computing: the first `n_lines` cache lines of each of `n_rows`
-// rows.
+// Lines to ask the memory for while computing: the first `n_lines` cache lines of each of `n_rows` rows.
 struct Prefetch {
   const std::byte* const* rows = nullptr;
   int n_rows = 0, n_lines = 0;
@@ -56,8 +55,7 @@ struct AttentionKernels {
                           size_t offset, float* acc, int head_dim, Prefetch prefetch);
 };
 
-// 2^x for x <= 0, relative error < 1.1e-7; below 2^-126 it is 0. NaN stays NaN. Plain multiply and
-// add.
+// 2^x for x <= 0, relative error < 1.1e-7; below 2^-126 it is 0. NaN stays NaN. Plain multiply and add.
 float exp2_negative(float x);
 
 void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& kernels);
@@ -65,4 +63,4 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
 void attention_portable(const AttentionArgs& args, ThreadTeam& team);
 void attention_avx2(const AttentionArgs& args, ThreadTeam& team);  // needs AVX2 and FMA
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

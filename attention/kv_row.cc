@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 constexpr int kLanes = 8;  // independent extremes, so that the compiler may use vectors
@@ -79,4 +79,4 @@ void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -6,9 +6,8 @@
 //   L = 2^bits - 1, zero = min, scale = (max - zero) / L, code = nearest((x - zero) / scale),
 //   x' = code * scale + zero
 //
-// zero is rounded to f16 downwards and scale upwards, before any element is coded: so
-// [zero, zero + L scale] holds every element, and with u = 2^-24 (three roundings of t = (x - zero)
-// / scale <= L, one of x')
+// zero is rounded to f16 downwards and scale upwards, before any element is coded: so [zero, zero + L scale] holds
+// every element, and with u = 2^-24 (three roundings of t = (x - zero) / scale <= L, one of x')
 //
 //   |x' - x| <= scale (1/2 + 4 L u) + u |x'|,
 //   scale    <= (1 + 2^-10) (max - min + 2^-10 |min| + u) / L + u.
@@ -16,9 +15,8 @@
 // Elements saturate at +-65504, the largest f16. A row in which one element is infinite or NaN is
 // NaN altogether (scale and zero are), so that what was broken stays visible.
 //
-// A code has at most 8 significant bits and a scale 11: their product is exact in f32, x' is
-// rounded once whether the multiplication and the addition are fused or not, and so has the same
-// bits in every variant and on every device.
+// A code has at most 8 significant bits and a scale 11: their product is exact in f32, x' is rounded once whether the
+// multiplication and the addition are fused or not, and so has the same bits in every variant and on every device.
 #pragma once
 
 #include <bit>
@@ -27,7 +25,7 @@
 
 #include "allocator/kv_layout.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 inline constexpr float kKvLargest = 65504.0f;
 
@@ -104,11 +102,10 @@ constexpr bool kv_rows_supported(const KvShape& s) {
          (s.dtype == Dtype::int4 && s.head_dim % 2 == 0);
 }
 
-// The functions below are compiled in kv_row.cc alone: variants for one instruction set call them
-// too.
+// The functions below are compiled in kv_row.cc alone: variants for one instruction set call them too.
 void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row);
 // Elements [begin, end) to x[0, end - begin).
 void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int end, float* x);
 float kv_element(Dtype dtype, int head_dim, const std::byte* row, int d);
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -1,17 +1,15 @@
-// FlashAttention-2 (Dao 2023) with mma.sync: a block holds 64 or 128 query rows of one head, 16 or
-// 32 per warp, and walks KV in tiles of 64 tokens; the next tile is on its way (cp.async) while
-// this one is computed. What it teaches: scores stay in registers, where the accumulator fragment
-// of Q K^T is, two blocks at a time, the operand fragment of P V. With 32 rows per warp, each piece
-// of K and V that ldmatrix brings feeds two mma's: with 16, shared memory (128 bytes per clock)
-// would bind before the tensor cores do.
+// FlashAttention-2 (Dao 2023) with mma.sync: a block holds 64 or 128 query rows of one head, 16 or 32 per warp, and
+// walks KV in tiles of 64 tokens; the next tile is on its way (cp.async) while this one is computed. What it teaches:
+// scores stay in registers, where the accumulator fragment of Q K^T is, two blocks at a time, the operand fragment of P
+// V. With 32 rows per warp, each piece of K and V that ldmatrix brings feeds two mma's: with 16, shared memory (128
+// bytes per clock) would bind before the tensor cores do.
 //
-// A row's bits do not depend on the rows beside it: tiles that it does not see change nothing, and
-// a masked weight is 0. So V of every token that some row of the block sees must be finite; other
-// rows are not read.
+// A row's bits do not depend on the rows beside it: tiles that it does not see change nothing, and a masked weight is
+// 0. So V of every token that some row of the block sees must be finite; other rows are not read.
 #include "attention/attention_cuda_kernel.h"
 #include "attention/attention_mma.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kStepTokens = 32;  // of online softmax: with 64, 32 rows of head_dim 128 need more registers than 255
@@ -140,4 +138,4 @@ const char* mma_refuses(const CudaAttentionArgs& args, const Card&) {
   return dim == 64 || dim == 128 ? nullptr : "needs head_dim 64 or 128";
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -14,7 +14,7 @@
 #include "attention/attention_cuda_kernel.h"
 #include "base/cuda_kernel_sm90.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kTile = 128;  // tokens that one online-softmax step takes
@@ -31,8 +31,7 @@ struct Plan {
   static constexpr int kHalves = kDim / kBoxColumns;  // boxes beside each other in a row
   // 64 Ki registers: 65,536 / kThreads each at first, then these.
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40, kComputeRegisters = kGroups == 3 ? 160 : 232;
-  // Else a warpgroup waits for registers that nobody gives back. The kernel begins with a multiple
-  // of 8 each.
+  // Else a warpgroup waits for registers that nobody gives back. The kernel begins with a multiple of 8 each.
   static_assert((kCopyRegisters + kGroups * kComputeRegisters) * kGroupThreads <= 65536 / kThreads / 8 * 8 * kThreads);
   static constexpr size_t kSharedBytes = shared_bytes<bf16>(kRows * kDim) +
                                          2 * kStages * shared_bytes<bf16>(kTile * kDim) +
@@ -366,8 +365,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
     keep_operands(rows.s);
     give_back(kFreeKeys + stage);
     softmax(begin + i);
-    // Complete since above, but a branch: without one, ptxas (13.0) moves the wait for the product
-    // to before softmax.
+    // Complete since above, but a branch: without one, ptxas (13.0) moves the wait for the product to before softmax.
     mbarrier_wait(barriers, kFullValues + past, (i - 1) / kStages % 2);
     wgmma_wait<0>();
     keep_operands(rows.acc);
@@ -445,4 +443,4 @@ const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card) {
   return nullptr;
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -15,7 +15,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 // How a step's attention is cut into units, each computed by one thread, whichever takes it first:
@@ -132,8 +132,7 @@ struct Problem {
   size_t partial_stride() const { return size_t(d_pad + kStatePad); }
 };
 
-// Adds the state of the next split to that of the splits before it. Splits are folded left to
-// right.
+// Adds the state of the next split to that of the splits before it. Splits are folded left to right.
 void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc, int d_pad) {
   float max = next.max > into.max ? next.max : into.max;
   float a = exp2_negative(into.max - max), b = exp2_negative(next.max - max);
@@ -309,9 +308,8 @@ class UnitRun {
       }
   }
 
-  // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees
-  // within `part`, in ascending order, and no other: a masked V row is not multiplied by 0, for 0 *
-  // NaN is NaN.
+  // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees within `part`, in
+  // ascending order, and no other: a masked V row is not multiplied by 0, for 0 * NaN is NaN.
   template <class Add>
   void for_seen(int h, Tokens part, Add&& add) {
     auto clip = [&](int row) {
@@ -361,8 +359,7 @@ class UnitRun {
         });
   }
 
-  // The row's state of this split: to partials, or folded with the splits before, and at the last
-  // to out.
+  // The row's state of this split: to partials, or folded with the splits before, and at the last to out.
   void keep(int row, int split) {
     Tokens visible = seq_.visible(token_of(row));
     int first = visible.begin / kSplitTokens, last = (visible.end - 1) / kSplitTokens;
@@ -458,4 +455,4 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

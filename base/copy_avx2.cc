@@ -1,5 +1,4 @@
-// The streaming copy loop: per iteration 128 bytes, four 32-byte loads and four non-temporal
-// stores.
+// The streaming copy loop: per iteration 128 bytes, four 32-byte loads and four non-temporal stores.
 #include <immintrin.h>
 
 #include <cstdint>

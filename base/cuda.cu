@@ -3,7 +3,6 @@
 #include <mutex>
 
 #include "base/cuda.h"
-#include "base/cuda_early.h"
 
 namespace xpyd::cuda {
 namespace {
@@ -12,6 +11,12 @@ void check(cudaError_t result, const char* call) {
   XPYD_CHECK(result == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(result));
 }
 #define CUDA_DO(call) check(call, #call)
+
+bool ready(cudaError_t state) {
+  if (state == cudaErrorNotReady) return false;
+  CUDA_DO(state);
+  return true;
+}
 
 int attribute(cudaDeviceAttr which) {
   int value = 0;
@@ -61,24 +66,14 @@ Stream::Stream(bool high_priority) {
 }
 Stream::~Stream() { cudaStreamDestroy(handle_); }
 void Stream::wait() { CUDA_DO(cudaStreamSynchronize(handle_)); }
-bool Stream::done() const {
-  cudaError_t state = cudaStreamQuery(handle_);
-  if (state == cudaErrorNotReady) return false;
-  CUDA_DO(state);
-  return true;
-}
+bool Stream::done() const { return ready(cudaStreamQuery(handle_)); }
 
 Event::Event(bool timing) {
   CUDA_DO(cudaEventCreateWithFlags(&handle_, timing ? cudaEventDefault : cudaEventDisableTiming));
 }
 Event::~Event() { cudaEventDestroy(handle_); }
 void Event::record(Stream& stream) { CUDA_DO(cudaEventRecord(handle_, stream.handle())); }
-bool Event::done() const {
-  cudaError_t state = cudaEventQuery(handle_);
-  if (state == cudaErrorNotReady) return false;
-  CUDA_DO(state);
-  return true;
-}
+bool Event::done() const { return ready(cudaEventQuery(handle_)); }
 void Event::wait() const { CUDA_DO(cudaEventSynchronize(handle_)); }
 void Event::hold(Stream& stream) const { CUDA_DO(cudaStreamWaitEvent(stream.handle(), handle_, 0)); }
 double Event::seconds(const Event& begin, const Event& end) {
@@ -126,42 +121,32 @@ Memory::~Memory() {
   else
     cudaFree(data_);
 }
-Result<Memory> Memory::device(size_t bytes) {
+Result<Memory> Memory::allocate(size_t bytes, bool pinned) {
   Memory memory;
+  memory.pinned_ = pinned;
   if (bytes == 0) return Result<Memory>(std::move(memory));
   void* data = nullptr;
-  cudaError_t result = cudaMalloc(&data, bytes);
+  const cudaError_t result = pinned ? cudaHostAlloc(&data, bytes, cudaHostAllocDefault) : cudaMalloc(&data, bytes);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is an answer, not a fault that later calls should report
+    const std::string wanted = std::to_string(bytes) + " bytes wanted";
+    if (pinned) return Error{ErrorCode::unavailable, "out of pinned host memory: " + wanted};
     size_t free = 0, all = 0;
     CUDA_DO(cudaMemGetInfo(&free, &all));
-    return Error{ErrorCode::unavailable, "out of device memory: " + std::to_string(bytes) + " bytes wanted, " +
-                                             std::to_string(free) + " of " + std::to_string(all) + " free"};
+    return Error{ErrorCode::unavailable, "out of device memory: " + wanted + ", " + std::to_string(free) + " of " +
+                                             std::to_string(all) + " free"};
   }
-  check(result, "cudaMalloc");
+  check(result, pinned ? "cudaHostAlloc" : "cudaMalloc");
   memory.data_ = static_cast<std::byte*>(data);
   memory.bytes_ = bytes;
   return Result<Memory>(std::move(memory));
 }
+Result<Memory> Memory::device(size_t bytes) { return allocate(bytes, false); }
+Result<Memory> Memory::try_pinned(size_t bytes) { return allocate(bytes, true); }
 Memory Memory::pinned(size_t bytes) {
   Result<Memory> memory = try_pinned(bytes);
   XPYD_CHECK(memory.ok(), memory.ok() ? "" : memory.error().message);
   return std::move(memory).value();
-}
-Result<Memory> Memory::try_pinned(size_t bytes) {
-  Memory memory;
-  memory.pinned_ = true;
-  if (bytes == 0) return Result<Memory>(std::move(memory));
-  void* data = nullptr;
-  cudaError_t result = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
-  if (result == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    return Error{ErrorCode::unavailable, "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
-  }
-  check(result, "cudaHostAlloc");
-  memory.data_ = static_cast<std::byte*>(data);
-  memory.bytes_ = bytes;
-  return Result<Memory>(std::move(memory));
 }
 
 void copy(void* destination, const void* source, size_t bytes, Stream& stream) {
@@ -193,9 +178,6 @@ void launch_kernel(const void* kernel, const char* name, const Shape& shape, voi
   cudaLaunchConfig_t config{shape.grid,         shape.block,    shape.shared_bytes,
                             on.stream.handle(), &serialization, on.early && can};
   check(cudaLaunchKernelExC(&config, kernel, args), name);
-}
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, Stream& stream) {
-  launch_kernel(kernel, name, shape, args, On(stream));
 }
 
 }  // namespace xpyd::cuda

@@ -1,8 +1,7 @@
-// What kernels use beyond CUDA's own words: shared memory that an interpreter can check, and the
-// tensor-core and copy instructions of sm_80 as functions. One source, two machines: under nvcc
-// these are pointers and PTX; under -DXPYD_SIMT (tests/simt) every access to shared memory is
-// checked for its bounds and for races between barriers, and the instructions are interpreted lane
-// by lane.
+// What kernels use beyond CUDA's own words: shared memory that an interpreter can check, and the tensor-core and copy
+// instructions of sm_80 as functions. One source, two machines: under nvcc these are pointers and PTX; under
+// -DXPYD_SIMT (tests/simt) every access to shared memory is checked for its bounds and for races between barriers, and
+// the instructions are interpreted lane by lane.
 //
 // Kernels write plain CUDA otherwise: __global__, __device__, threadIdx, blockIdx, blockDim,
 // gridDim,
@@ -112,9 +111,8 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements. Lane l gives the 16-byte row l % 8 of matrix l / 8, at
-// element i; it gets, of each matrix, the two elements of row l / 4, columns 2 (l % 4) and + 1
-// (trans: of the transpose).
+// Four 8x8 matrices of 16-bit elements. Lane l gives the 16-byte row l % 8 of matrix l / 8, at element i; it gets, of
+// each matrix, the two elements of row l / 4, columns 2 (l % 4) and + 1 (trans: of the transpose).
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const Shared<bf16>& from, int i) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(from.data + i));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"

@@ -1,13 +1,12 @@
-// What kernels for sm_90a use beyond base/cuda_kernel.h: barriers in shared memory that copies
-// complete on (mbarrier), bulk tensor copies, products of a warpgroup on shared memory (wgmma),
-// barriers of some warps, and registers that pass from one warp to another. Under -DXPYD_SIMT each
-// is interpreted (tests/simt/sm90.h).
+// What kernels for sm_90a use beyond base/cuda_kernel.h: barriers in shared memory that copies complete on (mbarrier),
+// bulk tensor copies, products of a warpgroup on shared memory (wgmma), barriers of some warps, and registers that pass
+// from one warp to another. Under -DXPYD_SIMT each is interpreted (tests/simt/sm90.h).
 //
 // Include it in *_sm90.cu only: these are instructions of sm_90a, which no other card has.
 #pragma once
 
+#include "base/cuda.h"
 #include "base/cuda_kernel.h"
-#include "base/cuda_tensor_map.h"
 
 namespace xpyd::cuda {
 
@@ -116,9 +115,8 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
-// To the compiler, registers change where asm says so, which for wgmma is where it starts: this
-// keeps their uses from moving across a wait, and what is written to them from moving behind a
-// fence.
+// To the compiler, registers change where asm says so, which for wgmma is where it starts: this keeps their uses from
+// moving across a wait, and what is written to them from moving behind a fence.
 template <int kBlocks>
 __device__ inline void keep_operands(float (&d)[kBlocks][4]) {
 #pragma unroll

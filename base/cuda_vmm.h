@@ -1,12 +1,10 @@
-// The driver's calls for virtual memory (CUDA driver API, "Virtual Memory Management"), one
-// function each, of card 0: addresses, physical memory, and mappings between them.
-// base/page_groups_cuda.cu makes page groups of them, base/exported_memory_cuda.cu memory for other
-// processes; experiments/gpu/vmm.cu times them.
-// base/cuda_vmm.cu asks the driver, tests/simt/vmm_simt.cc keeps the same rules on the CPU.
+// The driver's calls for virtual memory (CUDA driver API, "Virtual Memory Management"), one function each, of card 0:
+// addresses, physical memory, and mappings between them. base/page_groups_cuda.cu makes page groups of them, and memory
+// for other processes; experiments/gpu/vmm.cu times them.
+// base/cuda_driver.cu asks the driver, tests/simt/vmm_simt.cc keeps the same rules on the CPU.
 //
-// All sizes, and the addresses of maps, are multiples of granularity(). Every call returns the
-// driver's code, 0 for success. None waits for the card: nothing that may still run uses what is
-// unmapped. Thread safety: any thread.
+// All sizes, and the addresses of maps, are multiples of granularity(). Every call returns the driver's code, 0 for
+// success. None waits for the card: nothing that may still run uses what is unmapped. Thread safety: any thread.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +33,7 @@ enum class Export { none, file };
 int create(Handle* handle, size_t bytes, Export to = Export::none);
 // The memory is freed when it is not mapped any more either, and no file stands for it.
 int release(Handle handle);
-// All of it, where nothing is. Not to be touched before set_access(). It may be mapped elsewhere,
-// too.
+// All of it, where nothing is. Not to be touched before set_access(). It may be mapped elsewhere, too.
 int map(Address address, size_t bytes, Handle handle);
 int set_access(Address address, size_t bytes);  // of whole mappings: read and write
 int unmap(Address address, size_t bytes);       // whole mappings, without a gap

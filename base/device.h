@@ -1,6 +1,5 @@
-// A device as the rooms above see it: memory that KV lives in, and queues that work on it in order.
-// The CPU is one; base/device_cuda.cu is another. Kernels and models of a device know its own
-// headers.
+// A device as the rooms above see it: memory that KV lives in, and queues that work on it in order. The CPU is one;
+// base/device_cuda.cu is another. Kernels and models of a device know its own headers.
 #pragma once
 
 #include <cstddef>
@@ -52,16 +51,14 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not
-  // that much.
+  // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not that much.
   virtual Result<std::shared_ptr<std::byte>> allocate(size_t bytes) = 0;
   // Error `unavailable`: not that much, or not on this device.
   virtual Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) {
     (void)options;
     return Error{ErrorCode::unavailable, std::string("page groups on ") + name() + ": not there yet"};
   }
-  // `phase` is what the instance mostly does: a device may give each its own priority or part of
-  // itself.
+  // `phase` is what the instance mostly does: a device may give each its own priority or part of itself.
   enum class Phase { prefill, decode, both };
   virtual std::unique_ptr<DeviceQueue> make_queue(Phase phase = Phase::both) = 0;
   // Host memory that this device's copies reach at full speed (pinned where there is such a thing).
@@ -93,7 +90,7 @@ class VendorQueue {
 
 // Memory of a device that other processes can map: a file descriptor stands for it, and is passed
 // on over a Unix socket. What a Device also is where its driver can do that (a card:
-// base/exported_memory_cuda.cu); host memory needs none of it, a memfd is one already.
+// base/page_groups_cuda.cu); host memory needs none of it, a memfd is one already.
 //
 // Thread safety: any thread.
 class MemoryExporter {
@@ -105,8 +102,7 @@ class MemoryExporter {
   // Zeroed. `file` is the caller's to close; the memory is freed when nobody has it mapped and no
   // process has such a file open. Errors `unavailable`: not that much; `io`: the driver does not.
   virtual Result<std::shared_ptr<std::byte>> allocate_exported(size_t bytes, int& file) = 0;
-  // Memory of another process, of so many bytes when it was allocated, on this card. Errors as
-  // allocate_exported()'s.
+  // Memory of another process, of so many bytes when it was allocated, on this card. Errors as allocate_exported()'s.
   virtual Result<std::shared_ptr<std::byte>> import(int file, size_t bytes) = 0;
 };
 

@@ -1,8 +1,7 @@
-// CUDA as a Device (base/device.h). A list of copies is one launch: the list goes up in pinned
-// memory, and each block of threads moves pieces of it. Between the card and host memory that is
-// also how many small pieces go (those of a block in layer_major: 2 us each, were they copies of
-// their own), by a few blocks only, which is enough for a bus and leaves the other SMs to the
-// models; large pieces are left to the copy engines.
+// CUDA as a Device (base/device.h). A list of copies is one launch: the list goes up in pinned memory, and each block
+// of threads moves pieces of it. Between the card and host memory that is also how many small pieces go (those of a
+// block in layer_major: 2 us each, were they copies of their own), by a few blocks only, which is enough for a bus and
+// leaves the other SMs to the models; large pieces are left to the copy engines.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -106,8 +105,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     return std::optional<DmaBuf>(DmaBuf(file, at - begin));
   }
   void* handle() override { return stream_.handle(); }
-  // A bare stream: it is made while kernels run that wait for a peer, and allocating would wait for
-  // them.
+  // A bare stream: it is made while kernels run that wait for a peer, and allocating would wait for them.
   std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<CudaQueue>(false, false, false); }
   cuda::Stream& stream() { return stream_; }
 

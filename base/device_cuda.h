@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "base/cuda.h"
-#include "base/cuda_split.h"
 #include "base/device.h"
 
 namespace xpyd {

@@ -1,5 +1,4 @@
-// Element types and the conversions between them. bf16 is the upper half of an f32, rounded to
-// nearest even.
+// Element types and the conversions between them. bf16 is the upper half of an f32, rounded to nearest even.
 #pragma once
 
 #include <bit>
@@ -11,6 +10,8 @@
 #else
 #define XPYD_HD
 #endif
+
+#include "base/rooms.h"
 
 namespace xpyd {
 

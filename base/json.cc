@@ -2,13 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <vector>
+
+#include "base/os.h"
+#include "base/utf8.h"
 
 namespace xpyd {
 namespace {
@@ -148,6 +148,34 @@ std::string number_text(double value) {
   return text;
 }
 
+void append_quoted(std::string& out, std::string_view text) {
+  out += '"';
+  while (!text.empty()) {
+    const CodePoint point = next_code_point(text);
+    const size_t n = point.valid ? size_t(point.bytes) : 1;  // one U+FFFD for each bad byte
+    const unsigned char c = static_cast<unsigned char>(text[0]);
+    if (!point.valid) {
+      out += kReplacementCharacter;
+    } else if (n > 1) {
+      out += text.substr(0, n);
+    } else if (c == '"' || c == '\\') {
+      out += '\\';
+      out += text[0];
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c < 0x20 || c == 0x7f) {
+      constexpr char kHex[] = "0123456789abcdef";
+      out += "\\u00";
+      out += kHex[c >> 4];
+      out += kHex[c & 15];
+    } else {
+      out += text[0];
+    }
+    text.remove_prefix(n);
+  }
+  out += '"';
+}
+
 }  // namespace
 
 Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
@@ -165,27 +193,21 @@ Result<json> parse_json(std::string_view text, const std::string& what, const Js
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   auto failed = [&](const std::string& why) { return Error{ErrorCode::io, path + ": " + why}; };
   // O_NONBLOCK: a FIFO in a model folder must not hang the loader.
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    int why = errno;
-    if (why == ENOENT || why == ENOTDIR) return Error{ErrorCode::not_found, path + ": no such file"};
-    return failed(std::strerror(why));
-  }
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0 && (errno == ENOENT || errno == ENOTDIR))
+    return Error{ErrorCode::not_found, path + ": no such file"};
+  if (fd.get() < 0) return failed(os_text());
   struct stat info;
-  if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
+  if (::fstat(fd.get(), &info) != 0) return failed(os_text());
   if (!S_ISREG(info.st_mode)) return failed("not a regular file");
   if (static_cast<uint64_t>(info.st_size) > max_bytes)
     return failed(std::to_string(info.st_size) + " bytes, at most " + std::to_string(max_bytes) + " are read");
   std::string text(static_cast<size_t>(info.st_size), '\0');
   size_t done = 0;
   while (done < text.size()) {
-    ssize_t n = ::read(fd, text.data() + done, text.size() - done);
+    ssize_t n = ::read(fd.get(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(std::strerror(errno));
+    if (n < 0) return failed(os_text());
     if (n == 0) return failed("became shorter while it was read");
     done += static_cast<size_t>(n);
   }
@@ -284,5 +306,44 @@ std::string JsonFields::string(const std::string& name) {
 std::string JsonFields::string_or(const std::string& name, std::string fallback) {
   return find_field(object_, name) == nullptr ? fallback : string(name);
 }
+
+JsonText& JsonText::open(char bracket) {
+  comma();
+  out_ += bracket;
+  first_ = true;
+  return *this;
+}
+
+JsonText& JsonText::close(char bracket) {
+  out_ += bracket;
+  first_ = false;
+  return *this;
+}
+
+JsonText& JsonText::key(std::string_view name) {
+  text(name);
+  out_ += ':';
+  first_ = true;
+  return *this;
+}
+
+JsonText& JsonText::text(std::string_view value) {
+  comma();
+  append_quoted(out_, value);
+  return *this;
+}
+
+JsonText& JsonText::raw(std::string_view json) {
+  comma();
+  out_ += json;
+  return *this;
+}
+
+void JsonText::comma() {
+  if (!first_) out_ += ',';
+  first_ = false;
+}
+
+std::string json_quote(std::string_view text) { return JsonText().value(text).take(); }
 
 }  // namespace xpyd

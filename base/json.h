@@ -1,13 +1,17 @@
-// JSON from outside (requests, config.json, tokenizer.json, a safetensors header) into
-// nlohmann::json, with bounds; and readers of one field that say what was wrong with it.
+// JSON from outside (requests, config.json, tokenizer.json, a safetensors header) into nlohmann::json, with bounds;
+// readers of one field that say what was wrong with it; and JsonText, which writes answers and stream events.
 //
-// Thread safety: plain functions.
+// Thread safety: plain functions, and values.
 #pragma once
 
+#include <charconv>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "base/status.h"
 
@@ -76,5 +80,60 @@ class JsonFields {
   std::string what_;
   Status status_ = ::xpyd::ok();
 };
+
+// Writes JSON: no tree, no allocation per field. Whatever bytes a string holds, the result is one
+// line of valid UTF-8 (readers of server-sent events need both).
+//
+//   JsonText json;
+//   json.open('{').add("id", id, "object", "text_completion").key("choices").open('[') ... close(']').close('}');
+//
+// Commas come by themselves. Closing what is not open is a bug that shows as bad JSON.
+class JsonText {
+ public:
+  JsonText& open(char bracket);
+  JsonText& close(char bracket);
+  JsonText& key(std::string_view name);
+  // Text, a number in its shortest form that reads back equal (null where it is not finite), true,
+  // false, null, or a list of such.
+  template <class T>
+  JsonText& value(const T& x) {
+    if constexpr (std::is_same_v<T, std::nullptr_t>) {
+      return raw("null");
+    } else if constexpr (std::is_same_v<T, bool>) {
+      return raw(x ? "true" : "false");
+    } else if constexpr (std::is_arithmetic_v<T>) {
+      if constexpr (std::is_floating_point_v<T>)
+        if (!std::isfinite(x)) return raw("null");
+      char digits[40];
+      return raw({digits, std::to_chars(digits, digits + sizeof digits, x).ptr});
+    } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+      return text(x);
+    } else {
+      open('[');
+      for (const auto& one : x) value(one);
+      return close(']');
+    }
+  }
+  // Fields: a name and a value, and so on.
+  template <class T, class... More>
+  JsonText& add(std::string_view name, const T& x, const More&... more) {
+    key(name).value(x);
+    if constexpr (sizeof...(more) > 0) add(more...);
+    return *this;
+  }
+  template <class... Fields>
+  JsonText& object(const Fields&... fields) {
+    return open('{').add(fields...).close('}');
+  }
+  JsonText& raw(std::string_view json);  // a value that is JSON already
+  std::string take() { return std::move(out_); }
+
+ private:
+  JsonText& text(std::string_view value);
+  void comma();
+  std::string out_;
+  bool first_ = true;  // the next value or key needs no comma
+};
+std::string json_quote(std::string_view text);  // invalid UTF-8 becomes U+FFFD
 
 }  // namespace xpyd

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/spin.h"
+#include "base/wait_word.h"
 
 namespace xpyd {
 

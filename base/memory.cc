@@ -12,6 +12,8 @@
 #include <new>
 #include <string>
 
+#include "base/copy.h"
+
 namespace xpyd {
 namespace {
 
@@ -94,5 +96,16 @@ void out_of_memory(size_t bytes) {
 }
 
 bool was_out_of_memory() { return happened; }
+
+void copy_streaming_avx2(const Copy* copies, size_t n);  // copy_avx2.cc
+
+void copy_streaming(std::span<const Copy> copies) {
+#if defined(__x86_64__)
+  static const bool have_avx2 = __builtin_cpu_supports("avx2");
+  if (have_avx2) return copy_streaming_avx2(copies.data(), copies.size());
+#endif
+  for (const Copy& copy : copies)
+    if (copy.bytes > 0) std::memcpy(copy.destination, copy.source, copy.bytes);
+}
 
 }  // namespace xpyd

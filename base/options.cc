@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/json.h"
+#include "base/table.h"
 
 namespace xpyd {
 namespace {
@@ -39,8 +40,7 @@ bool in_group(const OptionRow& row, std::string_view group) {
 
 std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
 
-// 17 digits would show 0.1 as 0.10000000000000001; the shortest form that reads back equal is
-// wanted.
+// 17 digits would show 0.1 as 0.10000000000000001; the shortest form that reads back equal is wanted.
 std::string show(double x) {
   char buffer[32];
   auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
@@ -153,9 +153,8 @@ struct Parser {
     return nullptr;
   }
 
-  // Boost's own reading of "--name=value" refuses an empty value, that of a flag takes the next
-  // word for its value, and that of "--prompt --seed 1" makes "--seed" the prompt. These three are
-  // read here.
+  // Boost's own reading of "--name=value" refuses an empty value, that of a flag takes the next word for its value, and
+  // that of "--prompt --seed 1" makes "--seed" the prompt. These three are read here.
   std::vector<po::option> long_option(std::vector<std::string>& words) const {
     std::string word = words.front();
     if (word == "--") {
@@ -187,18 +186,17 @@ struct Parser {
     return {option};
   }
 
-  // `where`: "" or "FILE: "; `dashes`: "--" or "".
-  Status check(std::vector<Assignment>& assignments, const std::string& where, const std::string& dashes) const {
+  // `where`: "" or "FILE: "; `dashes`: "--" or "". What does not fit is thrown, as an Error, here and below.
+  void check(std::vector<Assignment>& assignments, const std::string& where, const std::string& dashes) const {
     for (auto& [row, value] : assignments) {
       std::string given = value, why = problem(*row, value);
       std::string shown = std::strcmp(row->unit, "secret") == 0 ? "this value" : in_quotes(given);
       if (!why.empty())
-        return invalid(where + dashes + row->name + ": " + shown + " does not fit: " + why + " (" + row->help + ")");
+        throw invalid(where + dashes + row->name + ": " + shown + " does not fit: " + why + " (" + row->help + ")");
     }
-    return ok();
   }
 
-  Result<CommandLine> command_line(const std::vector<std::string>& arguments) const {
+  CommandLine command_line(const std::vector<std::string>& arguments) const {
     namespace style = po::command_line_style;
     CommandLine result;
     try {
@@ -214,20 +212,20 @@ struct Parser {
         }
         const std::string& word = option.value.front();
         const std::string& token = option.original_tokens.empty() ? word : option.original_tokens.front();
-        if (token == "--=" + word) return invalid(unknown_option(table, group, token, ""));
+        if (token == "--=" + word) throw invalid(unknown_option(table, group, token, ""));
         bool after_dashes = token == "--";
-        if (word.size() > 1 && word[0] == '-' && !after_dashes) return invalid(unknown_option(table, group, word, ""));
+        if (word.size() > 1 && word[0] == '-' && !after_dashes) throw invalid(unknown_option(table, group, word, ""));
         result.positional.push_back(word);
       }
     } catch (const po::unknown_option& error) {
-      return invalid(unknown_option(table, group, error.get_option_name(), ""));
+      throw invalid(unknown_option(table, group, error.get_option_name(), ""));
     } catch (const po::error_with_option_name& error) {
       std::string name = error.get_option_name();
       const OptionRow* row = find(name.substr(std::min<size_t>(2, name.size())));
       std::string what = row ? std::string(": expected a value (") + row->help + ")" : ": " + std::string(error.what());
-      return invalid(name + what);
+      throw invalid(name + what);
     } catch (const po::error& error) {
-      return invalid(error.what());
+      throw invalid(error.what());
     }
     return result;
   }
@@ -243,9 +241,9 @@ struct Parser {
     return result;
   }
 
-  Result<std::vector<Assignment>> file(const std::string& path) const {
+  std::vector<Assignment> file(const std::string& path) const {
     auto content = read_small_file(path, kMaxConfigBytes);
-    if (!content) return Error{content.error().code, "--config: " + content.error().message};
+    if (!content) throw Error{content.error().code, "--config: " + content.error().message};
     std::istringstream stream(content.value());
     std::vector<Assignment> result;
     try {
@@ -253,16 +251,16 @@ struct Parser {
       for (const auto& option : parsed.options) {
         const OptionRow* row = find(option.string_key);
         if (!row && option.string_key.find('.') != std::string::npos)
-          return invalid(path + ": '" + option.string_key + "': options stand without a [section] before them");
-        if (!row) return invalid(unknown_option(table, group, option.string_key, path + ": "));
+          throw invalid(path + ": '" + option.string_key + "': options stand without a [section] before them");
+        if (!row) throw invalid(unknown_option(table, group, option.string_key, path + ": "));
         if (option.string_key == "config")
-          return invalid(path + ": config: a configuration file cannot name another one");
+          throw invalid(path + ": config: a configuration file cannot name another one");
         for (const Assignment& earlier : result)
-          if (earlier.row == row) return invalid(path + ": " + row->name + " is given twice");
+          if (earlier.row == row) throw invalid(path + ": " + row->name + " is given twice");
         result.push_back({row, option.value.empty() ? "" : option.value.front()});
       }
     } catch (const po::error& error) {
-      return invalid(path + ": expected lines `name = value` and comments after #: " + error.what());
+      throw invalid(path + ": expected lines `name = value` and comments after #: " + error.what());
     }
     return result;
   }
@@ -271,12 +269,10 @@ struct Parser {
 }  // namespace
 
 Result<Options> Options::parse(std::span<const OptionRow> table, std::string_view group,
-                               const std::vector<std::string>& arguments, int max_positional) {
+                               const std::vector<std::string>& arguments, int max_positional) try {
   Parser parser(table, group);
-  auto line = parser.command_line(arguments);
-  if (!line) return line.error();
-  CommandLine& typed = line.value();
-  if (Status status = parser.check(typed.assignments, "", "--"); !status) return status.error();
+  CommandLine typed = parser.command_line(arguments);
+  parser.check(typed.assignments, "", "--");
   if (int(typed.positional.size()) > max_positional)
     return invalid("unexpected argument " + in_quotes(typed.positional[size_t(max_positional)]) + ": " +
                    std::string(group) + " takes " +
@@ -298,21 +294,22 @@ Result<Options> Options::parse(std::span<const OptionRow> table, std::string_vie
     options.given_[assignment.row->name] = true;
   };
   std::vector<Assignment> environment = parser.environment();
-  if (Status status = parser.check(environment, "XPYD_* in the environment: ", ""); !status) return status.error();
+  parser.check(environment, "XPYD_* in the environment: ", "");
   for (const Assignment& assignment : environment) set(assignment);
   std::string config;
   for (const auto* given : {&environment, &typed.assignments})
     for (const Assignment& assignment : *given)
       if (std::strcmp(assignment.row->name, "config") == 0) config = assignment.value;
   if (!config.empty()) {
-    auto file = parser.file(config);
-    if (!file) return file.error();
-    if (Status status = parser.check(file.value(), config + ": ", ""); !status) return status.error();
-    for (const Assignment& assignment : file.value()) set(assignment);
+    std::vector<Assignment> file = parser.file(config);
+    parser.check(file, config + ": ", "");
+    for (const Assignment& assignment : file) set(assignment);
   }
   for (const Assignment& assignment : typed.assignments) set(assignment);
   options.positional_ = std::move(typed.positional);
   return options;
+} catch (const Error& error) {
+  return error;
 }
 
 const std::string& Options::text(std::string_view name) const {
@@ -342,9 +339,21 @@ bool Options::flag(std::string_view name) const {
   return value == "on";
 }
 
+int Options::choice(std::string_view name) const {
+  const OptionRow* row = find_row(rows_, name);
+  XPYD_CHECK(row && row->kind == OptionKind::choice, "--" + std::string(name) + " is not a choice");
+  const std::vector<std::string> choices = split(row->choices, '|');
+  return int(std::find(choices.begin(), choices.end(), text(name)) - choices.begin());
+}
+
 bool Options::given(std::string_view name) const {
   text(name);
   return given_.find(name) != given_.end();
+}
+
+void Options::fill(const void* type, void* object) const {
+  for (const OptionRow& row : rows_)
+    if (row.to.type == type) row.to.set(object, *this, row.name);
 }
 
 std::map<std::string, std::string> Options::shown_values() const {
@@ -455,6 +464,8 @@ Result<int64_t> parse_bytes(std::string_view text) {
   }
   return expected("unknown unit");
 }
+
+std::vector<std::string> comma_list(std::string_view text) { return split(text, ','); }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
   auto distance = [](std::string_view a, std::string_view b) {

@@ -1,6 +1,7 @@
 // What every file that talks to the operating system needs.
 #pragma once
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,13 @@
 namespace xpyd {
 
 inline std::string os_text() { return std::strerror(errno); }  // of errno
+
+inline void raise_descriptor_limit() {  // to what the system lets this process have
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 inline constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }

@@ -17,9 +17,8 @@
 namespace xpyd {
 namespace {
 
-// Where groups are whole huge pages, so are they in memory if the system lets shared memory have
-// them (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps
-// each.
+// Where groups are whole huge pages, so are they in memory if the system lets shared memory have them
+// (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps each.
 bool whole_huge_pages(const PageGroupOptions& o) { return o.group_bytes % kHugePage == 0; }
 
 Error os_error(const std::string& what) { return {ErrorCode::unavailable, what + ": " + std::strerror(errno)}; }

@@ -61,8 +61,7 @@ class PageGroups {
 // PageGroupOptions::call_us: a driver's call occupies the thread that makes it.
 void occupy(double us);
 
-// The CPU's. Error `unavailable`: not that much memory; `invalid_argument`: group_bytes is no
-// multiple of the page.
+// The CPU's. Error `unavailable`: not that much memory; `invalid_argument`: group_bytes is no multiple of the page.
 Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions& options);
 // Mappings that one process may have (vm.max_map_count); 0: no limit is known.
 long max_mappings();

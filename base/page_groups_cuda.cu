@@ -1,5 +1,7 @@
-// Page groups on a card (base/page_groups.h), over the driver's calls (base/cuda_vmm.h). A group is
-// one physical allocation, because the driver maps an allocation whole: a run of n groups takes n
+// Physical memory of a card (base/cuda_vmm.h) put behind addresses: page groups of this process
+// (base/page_groups.h), and memory that other processes can map (MemoryExporter, base/device.h).
+//
+// A group is one physical allocation, because the driver maps an allocation whole: a run of n groups takes n
 // cuMemMap, cheap ones, and one cuMemSetAccess, which is where the time goes (vAttention, Table 3:
 // 2 and 38 us for 2 MiB).
 //
@@ -8,11 +10,17 @@
 // that has no memory (kvcached), costs an unmap before every map, and a map for every group of
 // addresses at the start; our kernels read no token beyond their sequence's length, so nothing
 // needs it. cudaDeviceSynchronize() is never needed before an unmap: see allocator/README.md.
+#include <fcntl.h>
+
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
+#include "base/os.h"
 
 namespace xpyd {
 namespace {
@@ -127,7 +135,7 @@ class CudaRange final : public VirtualRange {
 };
 
 Result<std::unique_ptr<VirtualRange>> CudaGroups::reserve(size_t bytes) {
-  const size_t size = options_.group_bytes, whole = (bytes + size - 1) / size * size;
+  const size_t whole = round_up(bytes, options_.group_bytes);
   vmm::Address at = 0;
   if (const int code = vmm::address_reserve(&at, whole); code != 0)
     return Error{ErrorCode::unavailable, "reserving " + std::to_string(whole) +
@@ -147,6 +155,94 @@ Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions
   auto groups = std::make_shared<CudaGroups>(o);
   if (Status status = groups->create(); !status) return status.error();
   return std::shared_ptr<PageGroups>(std::move(groups));
+}
+
+// ---- Memory for other processes: one physical allocation (cuMemCreate, of the handle type that a
+// file descriptor can stand for), mapped whole by each process at an address of its own.
+// cudaMalloc's memory goes to other processes too (cudaIpcGetMemHandle), but as bytes that any
+// process which learns them can open, and it is freed with the process that made it; a descriptor
+// goes to whom it is sent, and keeps the memory.
+
+namespace {
+
+constexpr double kBusySeconds = 5;
+
+Error refused(int code, const char* call, size_t bytes) {
+  return {code == vmm::kOutOfMemory ? ErrorCode::unavailable : ErrorCode::io,
+          std::to_string(bytes) + " bytes of the card for processes: " + call + ": " + vmm::code_name(code)};
+}
+
+// Physical memory behind addresses. Gives back what it came to have.
+class Mapping {
+ public:
+  Mapping(vmm::Handle handle, size_t bytes) : handle_(handle), bytes_(bytes) {}
+  Mapping(const Mapping&) = delete;
+  ~Mapping() {
+    if (mapped_) {
+      vmm::wait_for_card();  // as cudaFree does
+      must(vmm::unmap(at_, bytes_), "cuMemUnmap");
+    }
+    if (at_) must(vmm::address_free(at_, bytes_), "cuMemAddressFree");
+    must(vmm::release(handle_), "cuMemRelease");
+  }
+  Status map() {
+    if (const int code = vmm::address_reserve(&at_, bytes_)) return refused(code, "cuMemAddressReserve", bytes_);
+    if (const int code = vmm::map(at_, bytes_, handle_)) return refused(code, "cuMemMap", bytes_);
+    mapped_ = true;
+    if (const int code = set_access()) return refused(code, "cuMemSetAccess", bytes_);
+    return ok();
+  }
+  std::byte* data() const { return reinterpret_cast<std::byte*>(at_); }
+
+ private:
+  // A card at work may not be ready at once, and nobody would ask again.
+  int set_access() {
+    RealClock clock;
+    for (const double end = clock.now() + kBusySeconds;; clock.sleep(1e-3)) {
+      const int code = vmm::set_access(at_, bytes_);
+      if (code != vmm::kNotReady || clock.now() >= end) return code;
+    }
+  }
+
+  const vmm::Handle handle_;
+  const size_t bytes_;
+  vmm::Address at_ = 0;
+  bool mapped_ = false;
+};
+
+// What `handle` stands for, where the driver made or found it.
+Result<std::shared_ptr<Mapping>> mapped(int code, const char* call, vmm::Handle handle, size_t bytes) {
+  if (code) return refused(code, call, bytes);
+  auto mapping = std::make_shared<Mapping>(handle, bytes);
+  if (Status status = mapping->map(); !status) return status.error();
+  return mapping;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
+  file = -1;
+  const size_t whole = round_up(bytes, vmm::granularity());
+  vmm::Handle handle = 0;
+  const int made = vmm::create(&handle, whole, vmm::Export::file);
+  auto memory = mapped(made, "cuMemCreate", handle, whole);
+  if (!memory) return memory.error();
+  std::byte* data = memory.value()->data();
+  Stream stream;
+  fill(data, 0, whole, stream);
+  stream.wait();
+  if (const int code = vmm::export_file(&file, handle)) return refused(code, "cuMemExportToShareableHandle", whole);
+  XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver says nothing of it
+  return std::shared_ptr<std::byte>(memory.value(), data);
+}
+
+Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes) {
+  const size_t whole = round_up(bytes, vmm::granularity());
+  vmm::Handle handle = 0;
+  const int found = vmm::import_file(&handle, file);
+  auto memory = mapped(found, "cuMemImportFromShareableHandle", handle, whole);
+  if (!memory) return memory.error();
+  return std::shared_ptr<std::byte>(memory.value(), memory.value()->data());
 }
 
 }  // namespace xpyd

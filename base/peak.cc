@@ -97,14 +97,13 @@ nlohmann::json row_json(const PeakRow& row) {
 
 PeakRow read_row(const nlohmann::json& object, const char* name) {
   PeakRow row;
-  auto found = get_object(object, name, "peak");
-  if (!found.ok()) return row;
-  JsonFields r(*found.value(), std::string("peak.") + name);
+  JsonFields r(*need(get_object(object, name, "peak")), std::string("peak.") + name);
   row.n_threads = int(r.integer("n_threads", 1, 1 << 16));
   row.fma_gflops = r.number("fma_gflops", 1e-3, 1e9);
   row.read_gbps = r.number("read_gbps", 1e-3, 1e9);
   row.copy_gbps = r.number("copy_gbps", 1e-3, 1e9);
-  return r.status().ok() ? row : PeakRow{};
+  need(r.status());
+  return row;
 }
 
 }  // namespace
@@ -226,24 +225,21 @@ std::string to_json(const Peak& peak) {
   return json_text(json);
 }
 
-Result<Peak> peak_from_json(const std::string& text) {
-  auto json = parse_json(text, "peak");
-  if (!json.ok()) return json.error();
-  if (!json.value().is_object()) return invalid("peak: expected an object");
-  JsonFields fields(json.value(), "peak");
+Result<Peak> peak_from_json(const std::string& text) try {
+  const nlohmann::json json = need(parse_json(text, "peak"));
+  JsonFields fields(json, "peak");
   Peak peak;
   peak.machine = fields.string("machine");
   peak.isa = fields.string("isa");
   peak.wake_spin_us = fields.number("wake_spin_us", 0, 1e9);
   peak.wake_parked_us = fields.number("wake_parked_us", 0, 1e9);
-  peak.one = read_row(json.value(), "one");
-  peak.all = read_row(json.value(), "all");
-  if (!fields.status().ok()) return fields.status().error();
-  if (peak.one.n_threads != 1 || peak.all.n_threads < 1)
-    return invalid(
-        "peak: rows `one` and `all` must hold positive n_threads, fma_gflops, read_gbps, "
-        "copy_gbps");
+  need(fields.status());
+  peak.one = read_row(json, "one");
+  peak.all = read_row(json, "all");
+  if (peak.one.n_threads != 1) return invalid("peak.one: it is of more than one thread");
   return peak;
+} catch (const Error& error) {
+  return error;
 }
 
 }  // namespace xpyd

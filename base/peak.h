@@ -1,6 +1,5 @@
-// What this machine can do: the denominators of every printed share. Measured, never
-// looked up: a shared machine moves by 10-25 % between runs, so a bench measures them again beside
-// its contestants.
+// What this machine can do: the denominators of every printed share. Measured, never looked up: a shared machine moves
+// by 10-25 % between runs, so a bench measures them again beside its contestants.
 //
 // Thread safety: each function is called by the owner of the team it is given.
 #pragma once
@@ -28,8 +27,7 @@ struct Peak {
   double wake_parked_us = 0;  // to a member that sleeps in the kernel
 };
 
-// The single measurements, for benches that interleave them. Holds the memory that is read and
-// copied.
+// The single measurements, for benches that interleave them. Holds the memory that is read and copied.
 class PeakProbe {
  public:
   explicit PeakProbe(size_t bytes = size_t(256) << 20);

@@ -1,5 +1,4 @@
-// A progress bar on stderr: one line, redrawn in place. Nothing at all is written when stderr is
-// not a terminal.
+// A progress bar on stderr: one line, redrawn in place. Nothing at all is written when stderr is not a terminal.
 //
 // Thread safety: used by one thread.
 #pragma once
@@ -23,8 +22,7 @@ class Progress {
   void update(int64_t done, const std::string& note = "");
   void finish();  // clears the line; later updates do nothing
 
-  // The line without control characters, for `elapsed_s` seconds since the start; at most `columns`
-  // wide.
+  // The line without control characters, for `elapsed_s` seconds since the start; at most `columns` wide.
   static std::string line(const std::string& label, int64_t done, int64_t total, double elapsed_s,
                           const std::string& note, int columns);
 

@@ -1,5 +1,4 @@
-// A small seeded generator (SplitMix64): randomness is an argument, equal on every
-// machine.
+// A small seeded generator (SplitMix64): randomness is an argument, equal on every machine.
 #pragma once
 
 #include <cmath>

@@ -11,8 +11,7 @@
 
 namespace xpyd {
 
-// A bijection of 64 bits (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
-// 2014).
+// A bijection of 64 bits (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
 XPYD_HD constexpr uint64_t mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

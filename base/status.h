@@ -9,11 +9,12 @@
 #include <utility>
 #include <variant>
 
+#include "base/rooms.h"
+
 namespace xpyd {
 
 enum class ErrorCode {
-  invalid_argument,  // the caller's input is wrong; the message names the field and what was
-                     // expected
+  invalid_argument,  // the caller's input is wrong; the message names the field and what was expected
   not_found,
   unavailable,  // no room now; the same call may succeed later
   io,           // a file or socket failed or is corrupt
@@ -54,6 +55,14 @@ class [[nodiscard]] Result {
 struct Ok {};
 using Status = Result<Ok>;
 inline Status ok() { return Status(Ok{}); }
+
+// For a reader of much that comes from outside: the value, or its Error thrown, which the reader's
+// one `catch (const Error& error) { return error; }` makes a Result again.
+template <class T>
+T need(Result<T> result) {
+  if (!result) throw result.error();
+  return std::move(result).value();
+}
 
 [[noreturn]] inline void check_failed(const char* expression, const char* file, int line, const std::string& detail) {
   std::fprintf(stderr, "%s:%d: CHECK failed: %s%s%s\n", file, line, expression, detail.empty() ? "" : ": ",

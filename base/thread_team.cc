@@ -1,16 +1,25 @@
 #include "base/thread_team.h"
 
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <climits>
 #include <string>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "base/wait_word.h"
 
 namespace xpyd {
 namespace {
+
+constexpr double kSpinSeconds = 100e-6;  // about three times what a wake-up of a parked thread costs
+
+static_assert(sizeof(std::atomic<uint32_t>) == 4);
 
 void pin_to(int cpu) {
   cpu_set_t set;
@@ -20,6 +29,42 @@ void pin_to(int cpu) {
 }
 
 }  // namespace
+
+void WaitWord::wake_all() {
+  if (sleepers.load() > 0)
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void WaitWord::sleep(uint32_t seen) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+bool WaitWord::spent(int turn, bool crowded, double& deadline) {
+  if (crowded)
+    sched_yield();
+  else
+    cpu_relax();
+  if (turn % 32 != 31) return false;
+  const double now = RealClock().now();
+  if (deadline == 0) deadline = now + kSpinSeconds;
+  return now > deadline;
+}
+
+void Barrier::wait() {
+  if (n_threads_ == 1) return;
+  const uint32_t round = rounds_.value.load();
+  if (arrived_.fetch_add(1) == n_threads_ - 1) {
+    arrived_.store(0);
+    rounds_.add(1);
+    return;
+  }
+  rounds_.wait([round](uint32_t now) { return now != round; }, crowded_);
+}
+
+int allowed_cpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
 
 struct ThreadTeam::State {
   explicit State(int n_threads) : barrier(n_threads, n_threads > allowed_cpus()), crowded(n_threads > allowed_cpus()) {}

@@ -13,9 +13,8 @@ namespace xpyd {
 
 class ThreadTeam {
  public:
-  // n_threads >= 1. With n_threads == 1 no thread is created. `cpus` pins rank i to cpus[i] (the
-  // caller's own thread included, from its first run until the team goes); empty leaves placement
-  // to the kernel.
+  // n_threads >= 1. With n_threads == 1 no thread is created. `cpus` pins rank i to cpus[i] (the caller's own thread
+  // included, from its first run until the team goes); empty leaves placement to the kernel.
   explicit ThreadTeam(int n_threads, std::vector<int> cpus = {});
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
@@ -23,8 +22,7 @@ class ThreadTeam {
 
   int size() const { return n_threads_; }
 
-  // Calls body(rank) once for each rank in [0, size) and returns when all have finished. Does not
-  // allocate.
+  // Calls body(rank) once for each rank in [0, size) and returns when all have finished. Does not allocate.
   template <class Body>
   void run(Body&& body) {
     using Plain = std::remove_reference_t<Body>;

@@ -10,12 +10,20 @@
 
 namespace xpyd {
 
+// What a thread says to its core between two looks at a word that another thread will write.
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 inline constexpr size_t kCacheLine = 64;
 
-// A 32-bit word that threads wait on, with a count of those that sleep in the kernel. A writer pays
-// a system call only when somebody sleeps: it stores the word, then reads `sleepers`; a waiter adds
-// itself to `sleepers`, then has the kernel compare the word. All four are sequentially consistent,
-// so at least one of the two sees the other.
+// A 32-bit word that threads wait on, with a count of those that sleep in the kernel. A writer pays a system call only
+// when somebody sleeps: it stores the word, then reads `sleepers`; a waiter adds itself to `sleepers`, then has the
+// kernel compare the word. All four are sequentially consistent, so at least one of the two sees the other.
 struct alignas(kCacheLine) WaitWord {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace xpyd {
+#include "base/table.h"
+
+namespace xpyd::batch {
 
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
@@ -88,9 +90,8 @@ struct Future {
   }
 };
 
-// The futures of those who run and have been admitted, and the blocks held in those steps after
-// which somebody ends: nobody holds less in a later step of his life, so between two ends the last
-// step is the fullest.
+// The futures of those who run and have been admitted, and the blocks held in those steps after which somebody ends:
+// nobody holds less in a later step of his life, so between two ends the last step is the fullest.
 class Timeline {
  public:
   explicit Timeline(const AdmissionView& view) : view_(view), blocks_(view.available_blocks) {
@@ -176,10 +177,6 @@ constexpr AdmissionRule kRules[] = {
 
 std::span<const AdmissionRule> admission_rules() { return kRules; }
 
-const AdmissionRule* find_admission_rule(std::string_view name) {
-  for (const AdmissionRule& rule : kRules)
-    if (name == rule.name) return &rule;
-  return nullptr;
-}
+const AdmissionRule* find_admission_rule(std::string_view name) { return find_row(kRules, name); }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -1,6 +1,5 @@
-// Admission rules: the queue says whose turn it is, a rule says whether there is memory for him,
-// now and later. Pure functions over a snapshot, for every batching policy and KV
-// memory.
+// Admission rules: the queue says whose turn it is, a rule says whether there is memory for him, now and later. Pure
+// functions over a snapshot, for every batching policy and KV memory.
 #pragma once
 
 #include <span>
@@ -8,7 +7,7 @@
 
 #include "batch/policy.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 struct Scheduled {
   const SequenceView* sequence = nullptr;
@@ -39,4 +38,4 @@ const AdmissionRule* find_admission_rule(std::string_view name);  // null: no su
 int blocks_for(int tokens, int block_tokens);
 int new_blocks(const SequenceView& s, int n, int block_tokens);
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -2,8 +2,7 @@
 // colocated, prefill and decode instances are this engine, and differ in what their hooks do with a
 // finished prompt.
 //
-// Thread safety: one thread calls everything. It owns the model, the memory and every sequence
-// inside.
+// Thread safety: one thread calls everything. It owns the model, the memory and every sequence inside.
 #pragma once
 
 #include <deque>
@@ -19,7 +18,7 @@
 #include "batch/step_arrays.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 struct EngineOptions {
   const BatchPolicy* policy = nullptr;
@@ -48,13 +47,14 @@ class EngineHooks {
   virtual void prefill_started(const Sequence& sequence) { (void)sequence; }
   // True: kv_written is called layer by layer during forward; false: once after it.
   virtual bool layerwise() const { return false; }
+  // A layer, or where not layerwise a step, has been computed: the kv_written of all sequences follow.
+  virtual void layer_ended() {}
   // KV of tokens [token_begin, token_end) in layers [layer_begin, layer_end) is in place here.
   virtual void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) {
     (void)sequence, (void)layer_begin, (void)layer_end, (void)token_begin, (void)token_end;
   }
-  // The prompt is done and its choices have their first tokens. Those that go on are in `choices`
-  // (at least one); the KV, shared by all, is choices[0]->kv of the engine's memory, and the
-  // callee's from now on.
+  // The prompt is done and its choices have their first tokens. Those that go on are in `choices` (at least one); the
+  // KV, shared by all, is choices[0]->kv of the engine's memory, and the callee's from now on.
   virtual void prefill_done(std::vector<SequencePtr> choices) { (void)choices; }
   // A leaving sequence ended here (abort, timeout, one-token output): nothing will be handed over.
   virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
@@ -68,8 +68,7 @@ class Engine final : private LayerObserver {
   void submit(SequencePtr sequence);
   // A sequence whose first `computed` tokens have their KV in sequence->kv already.
   void adopt(SequencePtr sequence);
-  // One iteration. False: nothing could move. Cancelled and late sequences end here, between
-  // iterations.
+  // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
@@ -150,4 +149,4 @@ class Engine final : private LayerObserver {
   EngineStats stats_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::batch {
 namespace {
 
 // Length of the longest suffix of `text` that is a proper prefix of a stop string.
@@ -75,4 +75,4 @@ std::string OutputText::flush() {
   return rest;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

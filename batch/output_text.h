@@ -8,13 +8,12 @@
 #include "batch/request.h"
 #include "model/tokenizer.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 class OutputText {
  public:
   OutputText() = default;
-  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never
-  // match.
+  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never match.
   OutputText(const Tokenizer* tokenizer, const Request& request);
 
   struct Piece {
@@ -31,4 +30,4 @@ class OutputText {
   std::string held_;  // text that may be the beginning of a stop string
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "base/table.h"
 #include "batch/admission.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 namespace {
 
 // What a plan has spent so far, but for admission, which comes last.
@@ -150,11 +151,6 @@ constexpr BatchPolicy kPolicies[] = {
 
 std::span<const BatchPolicy> batch_policies() { return kPolicies; }
 
-const BatchPolicy* find_batch_policy(std::string_view name) {
-  for (const BatchPolicy& policy : kPolicies) {
-    if (name == policy.name) return &policy;
-  }
-  return nullptr;
-}
+const BatchPolicy* find_batch_policy(std::string_view name) { return find_row(kPolicies, name); }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -1,13 +1,12 @@
-// Batching policies: pure functions from a snapshot of one instance to what it runs in the next
-// step. No clock, no randomness, no I/O; the live engine and a simulation call the same
-// function.
+// Batching policies: pure functions from a snapshot of one instance to what it runs in the next step. No clock, no
+// randomness, no I/O; the live engine and a simulation call the same function.
 #pragma once
 
 #include <span>
 #include <string_view>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::batch {
 
 // One sequence as a policy sees it.
 struct SequenceView {
@@ -63,4 +62,4 @@ struct BatchPolicy {
 std::span<const BatchPolicy> batch_policies();
 const BatchPolicy* find_batch_policy(std::string_view name);  // null: no such policy
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -8,7 +8,7 @@
 
 #include "model/sampler.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 // One user request. Made by the frontend, never changed afterwards, shared by whoever works on it.
 struct Request {
@@ -65,4 +65,4 @@ class EventSink {
   virtual void on_event(TokenEvent event) = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -1,6 +1,6 @@
 #include "batch/sequence.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
@@ -43,21 +43,26 @@ ChoiceState state_of(const Sequence& s) {
           .scheduled_s = s.scheduled_s};
 }
 
+TokenEvent event_of(const Sequence& s, int choice, double now) {
+  TokenEvent event;
+  event.request_id = s.request->id;
+  event.choice = choice;
+  event.cached_tokens = s.cached_tokens;
+  event.preemptions = s.preemptions;
+  event.logits_hash = s.logits_hash;
+  event.queued_s = s.queued_s;
+  event.scheduled_s = s.scheduled_s;
+  event.time_s = now;
+  return event;
+}
+
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now) {
   for (int choice = sequence.choice; choice < sequence.choice + sequence.stands_for; ++choice) {
-    TokenEvent event;
-    event.request_id = sequence.request->id;
-    event.choice = choice;
+    TokenEvent event = event_of(sequence, choice, now);
     event.finish = reason;
     event.error = error;
-    event.cached_tokens = sequence.cached_tokens;
-    event.preemptions = sequence.preemptions;
-    event.logits_hash = sequence.logits_hash;
-    event.queued_s = sequence.queued_s;
-    event.scheduled_s = sequence.scheduled_s;
-    event.time_s = now;
     sequence.sink->on_event(std::move(event));
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

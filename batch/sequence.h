@@ -10,7 +10,7 @@
 #include "batch/output_text.h"
 #include "batch/request.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 // One choice (or all n of them, before their first token) as it stands between two instances, or as
 // it goes on after a failure: a plain value, from which its sampler and its text follow.
@@ -75,14 +75,15 @@ struct Sequence {
 
 using SequencePtr = std::unique_ptr<Sequence>;
 
-// `state`: what of it exists already. The tokenizer (null: no text) and the request are those it
-// began with.
+// `state`: what of it exists already. The tokenizer (null: no text) and the request are those it began with.
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer);
 ChoiceState state_of(const Sequence& sequence);
 
+// What every event of a choice says; the token, or the end, is the caller's.
+TokenEvent event_of(const Sequence& sequence, int choice, double now);
 // Ends the choices that `sequence` stands for without a token.
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now);
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::batch {
 
 void StepArrays::arrange(std::vector<StepEntry>& entries) {
   newcomers_.clear();
@@ -70,8 +70,7 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     }
     kv_lengths_[r] = entry.end();
     views_[r] = memory.view(entry.sequence->kv);
-    for (size_t rank = 1; rank < n_ranks; ++rank)
-      views_[rank * n + r] = memory.rank_view(entry.sequence->kv, int(rank));
+    for (size_t rank = 1; rank < n_ranks; ++rank) views_[rank * n + r] = memory.view(entry.sequence->kv, int(rank));
   }
   return {.token_ids = token_ids_,
           .q_offsets = q_offsets_,
@@ -81,4 +80,4 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
           .observer = observer};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -12,7 +12,7 @@
 #include "batch/sequence.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 struct StepEntry {  // one sequence's share of a step
   Sequence* sequence = nullptr;
@@ -44,4 +44,4 @@ class StepArrays {
   std::vector<const Sequence*> owners_;  // of the rows; addresses, to compare
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

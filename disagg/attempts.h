@@ -4,17 +4,46 @@
 // Thread safety: the instance's thread.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <unordered_map>
 
 #include "disagg/messages.h"
-#include "disagg/shard_plan.h"
-#include "disagg/wire_rate.h"
+#include "disagg/transfer_plan.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
-// What the two sides of an instance (kv_sender.h, kv_receiver.h) work with.
+// What a byte costs on an instance's wire, over its last posts: from each post to its end, time in
+// which several are under way counted once. The end is when the poster sees it; where that is
+// between two layers of the next prompt, up to a layer's computation too late.
+class WireRate {
+ public:
+  void done(double post_s, double end_s, size_t bytes) {
+    const double busy_s = end_s - std::max(post_s, last_end_s_);
+    last_end_s_ = std::max(last_end_s_, end_s);
+    Sample& sample = samples_[n_++ % samples_.size()];
+    seconds_ += std::max(0.0, busy_s) - sample.seconds;
+    bytes_ += double(bytes) - sample.bytes;
+    sample = {std::max(0.0, busy_s), double(bytes)};
+  }
+  double s_per_byte() const { return bytes_ > 0 ? std::max(0.0, seconds_) / bytes_ : 0; }
+
+ private:
+  struct Sample {
+    double seconds = 0, bytes = 0;
+  };
+  std::array<Sample, 64> samples_ = {};
+  size_t n_ = 0;
+  double seconds_ = 0, bytes_ = 0;  // of the samples
+  double last_end_s_ = 0;
+};
+namespace handover {
+struct Visits;
+}
+
+// What the two sides of an instance (handover/sender.h, handover/receiver.h) work with.
 struct InstanceParts {
   InstanceId self = -1;
   KvMemory& memory;
@@ -24,17 +53,15 @@ struct InstanceParts {
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
   int max_batch = 0;
-  double lease_s = 0;     // without a word of the peer, KV that is held for it is given up; 0: never
-  bool checksum = false;  // of every block that crosses
-  WireRate rate = {};     // of its own posts
-  std::unordered_map<InstanceId, InstanceInfo> peers = {};
-
-  // What planning transfers with a peer takes, made when it joins.
-  struct Route {
-    std::vector<KvLayout> layouts;  // of its ranks
-    ShardMap to, from;              // who sends what to whom, from here and to here
-  };
-  std::unordered_map<InstanceId, Route> routes = {};
+  double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
+  bool checksum = false;               // of every block that crosses
+  handover::Visits* visits = nullptr;  // of a test
+  WireRate rate = {};                  // of its own posts
+  struct {                             // cumulative, of them; planning and posting
+    int64_t transfers = 0, bytes = 0, descriptors = 0;
+    double seconds = 0;
+  } posted = {};
+  Peers peers{memory, wire};
 
   void tell(InstanceId to, Message message);
   double new_deadline();  // Clock seconds
@@ -42,30 +69,7 @@ struct InstanceParts {
   // for ever; and of the time that the request has (`until_s`; 0: all) half is left to compute its
   // prompt again.
   double post_deadline(double until_s, size_t bytes) const;
-  Status add_peer(InstanceInfo info);  // the error: it has another model, or an impossible shape
-  // Rows of tokens [token_begin, token_end), all layers, of every rank, as few pieces as the layout
-  // allows.
-  std::vector<MemoryRange> ranges(KvHandle kv, int token_begin, int token_end) const;
-  // Copies of a region (layers of the whole model) of a sequence here to a place at a peer, or from
-  // there, whatever the shapes of the two instances. Before: the peer is known.
-  void plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;
-  void plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region, TransferPlan& plan) const;
-
-  // Whether n_tokens of a sequence have a place at a peer (which is known) where it says: it comes
-  // from another process. The error: what is amiss.
-  Status check_place(InstanceId peer, const KvPlace& place, int n_tokens) const;
-
-  std::vector<uint64_t> checksums(KvHandle kv, int token_begin, int token_end) const;
-  // Whether these are those of the KV here, of every copy of a head.
-  bool checksums_are(KvHandle kv, int token_begin, int token_end, const std::vector<uint64_t>& expected) const;
-
-  // Of each rank.
-  std::vector<KvView> views(KvHandle kv) const;
-  std::vector<KvView> remote_views(InstanceId peer, const KvPlace& place) const;
 };
-
-// Of a memory on one rank, too.
-KvShards shards_of(const KvMemory& memory);
 
 class Attempts {
  public:
@@ -91,4 +95,4 @@ class Attempts {
   size_t swept_ = 64;  // the table's size at which it is looked through next
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

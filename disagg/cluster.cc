@@ -5,12 +5,10 @@
 
 #include "allocator/block_ledger.h"
 #include "allocator/kv_plan.h"
-#include "allocator/sharded.h"
 #include "allocator/tiered.h"
-#include "disagg/envelope.h"
-#include "disagg/local_probe.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Result<std::vector<Role>> parse_topology(const std::string& text) {
   auto error = [&](const char* why) {
@@ -43,7 +41,7 @@ namespace {
 KvOptions kv_options(const ClusterOptions& o) {
   KvOptions kv = o.kv;
   kv.max_sequence_tokens = o.max_model_len;
-  kv.max_sequences = max_sequences(o.max_batch);
+  kv.vattention.max_sequences = max_sequences(o.max_batch);
   kv.device = o.device;
   return kv;
 }
@@ -82,14 +80,14 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
                      ", another one " + ranks(others) +
                      ", which cut the bytes of a block otherwise: expected equal ranks on one "
                      "pool, or a wire that copies");
-  if (shards.n_ranks() > 1 && o.kv_scheme->block_bytes)
+  if (shards.n_ranks() > 1 && o.kv_scheme->page_groups)
     return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
                    ": a group has one rank's bytes: expected, with --transport " + o.transport->name +
                    ", paged, token, contiguous or slots");
   if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
     return invalid(std::string("--transport ") + o.transport->name + ": at most " +
                    std::to_string(BlockLedger::kMembers) + " processes share a pool");
-  if (processes && o.kv_scheme->block_bytes)
+  if (processes && o.kv_scheme->page_groups)
     return invalid("--allocator " + std::string(o.kv_scheme->name) +
                    ": its page groups are mapped by one process: expected, with --transport " + o.transport->name +
                    " and processes, paged, token, contiguous or slots");
@@ -116,7 +114,7 @@ std::string instance_name(Role role, int index) {
 }
 
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
-                                     std::shared_ptr<BlockPool> pool, Clock& clock, Post& post) {
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post) {
   BuiltInstance built;
   built.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
                                      : as.role == Role::decode ? Device::Phase::decode
@@ -136,7 +134,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
   const KvShards shards = o.shards(as.role);
-  Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, kv, shards);
+  Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
   if (!plan) return plan.error();
   std::unique_ptr<KvMemory> memory;
   std::shared_ptr<PrefixLog> cache_log;
@@ -144,7 +142,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   if (pool) {
     memory = o.kv_scheme->make(std::move(pool), kv);
   } else {
-    auto own = make_sharded(o.kv_scheme->name, kv, shards, cache_log);
+    auto own = make_ranked_memory(o.kv_scheme->name, kv, shards, cache_log);
     if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
     memory = std::move(own).value();
   }
@@ -159,7 +157,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
     KvLayout layout = memory->layout();
     layout.shape = rank_shape(layout.shape, shards, rank);
-    regions.push_back({memory->rank_base(rank), layout.pool_bytes()});
+    regions.push_back({memory->base(rank), layout.pool_bytes()});
   }
   const TransportOptions wire_options{.regions = std::move(regions),
                                       .queue = built.queue.get(),
@@ -198,12 +196,12 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
   if (Status can = check_shared_pool(o, false); !can) return can.error();
-  std::shared_ptr<BlockPool> shared_pool;
+  std::shared_ptr<KvPool> shared_pool;
   if (shared) {
     KvOptions pool_options = kv_options(o);
     pool_options.pool_bytes *= n;
     const KvShards shards = o.shards(o.topology[0]);
-    Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, pool_options, shards);
+    Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, pool_options, shards);
     if (!plan) return plan.error();
     auto pool = make_ranked_pool(o.kv_scheme->name, pool_options, shards);
     if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};
@@ -270,4 +268,4 @@ void Cluster::stop() {
   conductor_.end_all("the server stopped");
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

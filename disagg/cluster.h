@@ -1,5 +1,4 @@
-// The cluster: instances as threads of this process, and the conductor that places requests on
-// them.
+// The cluster: instances as threads of this process, and the conductor that places requests on them.
 //
 // Thread safety: the Service calls from any thread.
 #pragma once
@@ -21,10 +20,9 @@
 #include "disagg/transport/fault.h"
 #include "disagg/transport/handoff_pool.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
-// "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is
-// an error.
+// "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is an error.
 Result<std::vector<Role>> parse_topology(const std::string& text);
 
 struct ClusterOptions {
@@ -62,13 +60,11 @@ struct ClusterOptions {
   uint64_t seed = 0;
   std::optional<CostPrior> prior = {};  // conditional_cost
   Device* device = &cpu_device();
-  // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to
-  // `queue`, of `device`.
+  // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
 };
 
-// Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are
-// being sent away.
+// Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
 Limits limits(const ClusterOptions& options);  // of what crosses a process
@@ -87,7 +83,7 @@ struct BuiltInstance {
   std::unique_ptr<Instance> instance;
 };
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
-                                     std::shared_ptr<BlockPool> pool, Clock& clock, Post& post);
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post);
 Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
 class Cluster final : public Runtime, private Post {
@@ -127,4 +123,18 @@ class Cluster final : public Runtime, private Post {
   std::condition_variable stopping_;
 };
 
-}  // namespace xpyd
+// An instance of this process, asked directly.
+class LocalProbe final : public InstanceProbe {
+ public:
+  explicit LocalProbe(const Instance& instance) : instance_(instance) {}
+  InstanceStats stats() const override { return instance_.stats(); }
+  KvStats kv() const override { return instance_.memory().stats(); }
+  std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return instance_.memory().promise(tokens, salt);
+  }
+
+ private:
+  const Instance& instance_;
+};
+
+}  // namespace xpyd::disagg

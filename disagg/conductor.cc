@@ -4,9 +4,9 @@
 #include <chrono>
 #include <utility>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
     : options_(options), clock_(clock), post_(post), random_(options.seed) {}
@@ -21,9 +21,7 @@ InstanceId Conductor::new_id() {
 }
 
 void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
+  act([&](Out& out) {
     const InstanceId id = info.id;
     for (auto& [other, member] : members_) {
       post_.send(kConductor, other, PeerJoined{info});
@@ -37,17 +35,11 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
     ++totals_.joined;
     retry_parked(out);
     dispatch_jobs();
-  }
-  pass_on(out);
+  });
 }
 
 void Conductor::left(InstanceId id, const std::string& why, AttemptFailure reason) {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
-    remove(id, reason, why, out);
-  }
-  pass_on(out);
+  act([&](Out& out) { remove(id, reason, why, out); });
 }
 
 // Its attempts are placed anew, but for those that it has handed over.
@@ -81,9 +73,7 @@ Conductor::Member* Conductor::find(InstanceId id) {
 }
 
 void Conductor::tick() {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
+  act([&](Out& out) {
     const double now = clock_.now();
     // If it was this process that slept, what was said meanwhile is still to be read.
     const double slept = now - std::exchange(ticked_s_, now) - options_.lease_s / 4;
@@ -95,22 +85,18 @@ void Conductor::tick() {
         if (now > member.heard_s + options_.lease_s) silent.push_back(id);
     for (InstanceId id : silent) remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
     retry_parked(out);
-  }
-  pass_on(out);
+  });
 }
 
 // ---- What instances say.
 
 void Conductor::receive(InstanceId from, Message message) {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
+  act([&](Out& out) {
     if (Member* member = find(from)) {
       member->heard_s = clock_.now();
       std::visit([&](auto& m) { on(from, std::move(m), out); }, message);
     }
-  }
-  pass_on(out);
+  });
 }
 
 // Events go to their sinks outside the lock; a request is over when its last one is there.
@@ -171,9 +157,7 @@ bool Conductor::wait_idle(double seconds) {
 }
 
 void Conductor::end_all(const std::string& why) {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
+  act([&](Out& out) {
     for (auto& [id, entry] : requests_)
       for (int c = 0; c < int(entry.choices.size()); ++c)
         if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::abort, why, out);
@@ -182,8 +166,7 @@ void Conductor::end_all(const std::string& why) {
     attempts_.clear();
     parked_.clear();
     jobs_.clear();
-  }
-  pass_on(out);
+  });
 }
 
 uint64_t Conductor::logits_hash() const {
@@ -215,4 +198,4 @@ std::vector<InstanceInfo> Conductor::members() const {
   return all;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,11 +1,9 @@
-// The conductor: which instances there are, where each request is served, and what becomes of it
-// when one of them fails. It sees messages alone; threads, processes and the network are its
-// callers'.
+// The conductor: which instances there are, where each request is served, and what becomes of it when one of them
+// fails. It sees messages alone; threads, processes and the network are its callers'.
 //
-// A request's choices are served by attempts. An attempt that fails (an instance is gone, or has
-// given it up) is placed anew, from the prompt and the tokens that the client has; tokens of
-// attempts that were given up are dropped, so the client's stream goes on without a token twice or
-// missing.
+// A request's choices are served by attempts. An attempt that fails (an instance is gone, or has given it up) is placed
+// anew, from the prompt and the tokens that the client has; tokens of attempts that were given up are dropped, so the
+// client's stream goes on without a token twice or missing.
 //
 // Thread safety: any thread.
 #pragma once
@@ -29,7 +27,7 @@
 #include "disagg/service.h"
 #include "model/cost_model.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // What instances cost that have not been measured yet (conditional_cost).
 struct CostPrior {
@@ -194,6 +192,16 @@ class Conductor final : public Service {
   Member* find(InstanceId id);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);
+  // f(out) under the lock.
+  template <class F>
+  void act(F f) {
+    Out out;
+    {
+      std::lock_guard lock(mutex_);
+      f(out);
+    }
+    pass_on(out);
+  }
 
   const ConductorOptions options_;
   Clock& clock_;
@@ -220,4 +228,4 @@ class Conductor final : public Service {
   ConductorStats totals_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

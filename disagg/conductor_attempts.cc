@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "base/siphash.h"
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
   auto found = attempts_.find(message.attempt);
@@ -118,8 +118,7 @@ const char* failure_name(AttemptFailure why) {
   return kNames[size_t(why)];
 }
 
-// Nothing more can come of the prefill instance: what it put out is here, and what it knew is on
-// the other one.
+// Nothing more can come of the prefill instance: what it put out is here, and what it knew is on the other one.
 bool Conductor::handed_over(const Attempt& attempt) const {
   const Entry& entry = requests_.at(attempt.request);
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
@@ -194,8 +193,7 @@ void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   fail(message.attempt, message.reason, message.why, out);
 }
 
-// What is left of the attempt starts anew: all choices together where they have not begun, else one
-// by one.
+// What is left of the attempt starts anew: all choices together where they have not begun, else one by one.
 void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string& why, Out& out) {
   const Attempt attempt = attempts_.at(number);
   forget(number);
@@ -264,9 +262,7 @@ void Conductor::retry_parked(Out& out) {
 }
 
 void Conductor::abort(uint64_t request_id) {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
+  act([&](Out& out) {
     auto found = requests_.find(request_id);
     if (found == requests_.end()) return;
     found->second.aborted = true;
@@ -277,8 +273,7 @@ void Conductor::abort(uint64_t request_id) {
       call_off(last, attempts_.at(last));
     }
     retry_parked(out);
-  }
-  pass_on(out);
+  });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 std::vector<int32_t> tokens_of(const Request& request, const std::vector<int32_t>& output) {
@@ -217,4 +217,4 @@ void Conductor::dispatch_jobs() {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "base/log.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
                    std::unique_ptr<KvTransport> transport, Clock& clock, Post& post)
@@ -24,10 +24,12 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
              .n_layers = model_->config().n_layers,
              .max_batch = options_.engine.max_batch,
              .lease_s = options_.lease_s,
-             .checksum = options_.checksum},
+             .checksum = options_.checksum,
+             .visits = options_.visits},
       attempts_(parts_),
-      engine_(*model_, *memory_, options_.engine, clock, this),
-      sender_(parts_, options_.stream_kv, [this] { look_for_answers(); }),
+      leases_(options_.lease_s, clock),
+      sender_(parts_, leases_, options_.stream_kv),
+      engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_) {
   published_.name = options_.name;
   publish();
@@ -48,20 +50,17 @@ InstanceInfo Instance::info() const {
           .address = transport_->address()};
 }
 
+void Instance::send(InstanceId from, Message message) { leases_.put({from, options_.id, std::move(message)}); }
+
 bool Instance::turn() {
-  bool moved = meet();
-  const size_t known = inbox_.size();  // they waited before, too
-  {
-    std::lock_guard lock(standing_mutex_);
-    mailbox_.take(inbox_);
-    unread_.clear();
-  }
+  bool moved = connect_wires();
+  std::vector<Envelope>& inbox = leases_.take();
   std::vector<Envelope> waiting;
-  for (size_t i = 0; i < inbox_.size(); ++i) {
-    Envelope& envelope = inbox_[i];
+  for (size_t i = 0; i < inbox.size(); ++i) {
+    Envelope& envelope = inbox[i];
     if (waits_for_wire(envelope)) {
       // Or the conductor's queue would stand still for other decode instances as well.
-      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= known)
+      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= n_waiting_)
         parts_.tell(kConductor, AttemptProgress{job->attempt, AttemptProgress::started});
       waiting.push_back(std::move(envelope));
       continue;
@@ -69,11 +68,11 @@ bool Instance::turn() {
     std::visit([&](auto& m) { handle(envelope.from, std::move(m)); }, envelope.message);
     moved = true;
   }
-  inbox_ = std::move(waiting);
-  moved |= sender_.poll();
-  moved |= receiver_.poll();
-  stand();
-  beat();
+  n_waiting_ = waiting.size();
+  inbox = std::move(waiting);
+  moved |= sender_.tick();
+  moved |= receiver_.tick();
+  update_leases();
   moved |= engine_.step();
   report_cache();
   publish();
@@ -85,41 +84,28 @@ void Instance::run(const std::atomic<bool>& stop) {
     if (turn()) continue;
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
-    for (const auto& [id, meeting] : meeting_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
-    mailbox_.wait(nap);
+    for (const auto& [id, meeting] : pending_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
+    leases_.mail().wait(nap);
   }
-}
-
-// D's answer comes while the first step runs; the layers that are left need not wait for the step's
-// end.
-void Instance::look_for_answers() {
-  const size_t known = inbox_.size();
-  mailbox_.take(inbox_);
-  for (size_t i = known; i < inbox_.size(); ++i) {
-    if (auto* reserved = std::get_if<KvReserved>(&inbox_[i].message))
-      sender_.handle(inbox_[i].from, std::move(*reserved));
-  }
-  inbox_.erase(std::remove_if(inbox_.begin() + long(known), inbox_.end(),
-                              [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
-               inbox_.end());
 }
 
 void Instance::handle(InstanceId, StartRequest message) {
   const AttemptId attempt = message.attempt;
   if (sender_.has(attempt) || receiver_.has(attempt)) return;  // it comes from another process
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
-  SequencePtr sequence = attempts_.begin(attempt, std::move(message.request), message.state);
+  compute(attempts_.begin(attempt, std::move(message.request), message.state), message.order, message.decode);
+}
+
+void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decode) {
+  const AttemptId attempt = sequence->attempt;
   sequence->queue_ticket = attempts_.ticket(attempt, AttemptProgress::started);
   sequence->prompt_ticket = attempts_.ticket(attempt, AttemptProgress::prompt_done);
-  if (message.order != DisaggOrder::local) {
-    sequence->leaves = true;
-    sender_.expect(attempt, message.order, message.decode);
-  }
+  sequence->leaves = order != DisaggOrder::local;
+  if (sequence->leaves) sender_.expect(attempt, order, decode);
   engine_.submit(std::move(sequence));
 }
 
-// All but the prompt's last token, whose logits the decode instance wants: one that is sampled here
-// is nobody's.
+// All but the prompt's last token, whose logits the decode instance wants: one that is sampled here is nobody's.
 void Instance::handle(InstanceId, PrefillJob message) {
   if (sender_.has(message.attempt) || receiver_.has(message.attempt)) return;
   auto request = std::make_shared<Request>();
@@ -136,44 +122,40 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
   request->deadline_s = message.request->deadline_s;
-  SequencePtr sequence = attempts_.begin(message.attempt, std::move(request), {}, true);
-  sequence->queue_ticket = attempts_.ticket(message.attempt, AttemptProgress::started);
-  sequence->prompt_ticket = attempts_.ticket(message.attempt, AttemptProgress::prompt_done);
-  sequence->leaves = true;
-  sender_.expect(message.attempt, DisaggOrder::decode_first, message.decode);
-  engine_.submit(std::move(sequence));
+  compute(attempts_.begin(message.attempt, std::move(request), {}, true), DisaggOrder::decode_first, message.decode);
 }
 
 void Instance::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
   const InstanceId id = message.info.id;
-  meeting_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
+  pending_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
 }
 
 // Goes on connecting, without waiting for anybody. What a peer says and what is placed on it waits
 // for the first call alone: a turn looks at all of it with the same eyes, so nothing is overtaken.
-bool Instance::meet() {
+bool Instance::connect_wires() {
   constexpr double kAgainSeconds = 0.25;
   const double now = clock_.now();
   bool moved = false;
-  for (auto at = meeting_.begin(); at != meeting_.end();) {
-    Meeting& meeting = at->second;
-    const InstanceInfo& info = meeting.info;
+  for (auto at = pending_.begin(); at != pending_.end();) {
+    PendingPeer& peer = at->second;
+    const InstanceInfo& info = peer.info;
     const auto next = std::next(at);
-    if (now >= meeting.again_s) {
+    if (now >= peer.again_s) {
       const Result<bool> connected = transport_->connect(info.id, info.address);
       if (!connected) {  // until it can, what is placed on the two of us is placed anew
-        if (std::exchange(meeting.calling, false))
+        if (std::exchange(peer.calling, false))
           log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(), info.name.c_str(),
                    connected.error().message.c_str());
-        meeting.again_s = now + std::max(kAgainSeconds, now - meeting.since_s);
-        meeting.since_s = meeting.again_s;
+        peer.again_s = now + std::max(kAgainSeconds, now - peer.since_s);
+        peer.since_s = peer.again_s;
         moved = true;
       } else if (connected.value()) {
-        if (Status known = parts_.add_peer(info); !known)  // it comes from another process
+        if (Status known = parts_.peers.add(info.id, info.layout, info.shards);
+            !known)  // it comes from another process
           log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
                    info.name.c_str(), known.error().message.c_str());
-        meeting_.erase(at);
+        pending_.erase(at);
         moved = true;
       }
     }
@@ -182,9 +164,8 @@ bool Instance::meet() {
   return moved;
 }
 
-// What a peer that is being called for the first time says, and what is placed on it, is of use
-// when it can be reached, and is given up when it cannot. A client that has left or has no more
-// time does not wait for that.
+// What a peer that is being called for the first time says, and what is placed on it, is of use when it can be reached,
+// and is given up when it cannot. A client that has left or has no more time does not wait for that.
 bool Instance::waits_for_wire(const Envelope& envelope) const {
   InstanceId peer = envelope.from;
   const auto placed = [&](const auto* work) {
@@ -195,17 +176,16 @@ bool Instance::waits_for_wire(const Envelope& envelope) const {
   };
   placed(std::get_if<StartRequest>(&envelope.message));
   placed(std::get_if<PrefillJob>(&envelope.message));
-  const auto found = meeting_.find(peer);
-  return found != meeting_.end() && found->second.calling;
+  const auto found = pending_.find(peer);
+  return found != pending_.end() && found->second.calling;
 }
 
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
-  meeting_.erase(message.id);
+  pending_.erase(message.id);
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
   parts_.peers.erase(message.id);
-  parts_.routes.erase(message.id);
 }
 
 // The peer may live, and write: windows that are being closed wait for it. Its wire may have
@@ -230,48 +210,18 @@ void Instance::handle(InstanceId from, KvRenewed message) {
   }
 }
 
-namespace {
-
-// A peer that has sent it waits, with a lease, for an answer.
-std::optional<AttemptId> asked(const Message& message) {
-  if (const auto* reserve = std::get_if<ReserveKv>(&message)) return reserve->attempt;
-  if (const auto* offered = std::get_if<KvOffered>(&message)) return offered->attempt;
-  return {};
-}
-
-}  // namespace
-
-void Instance::send(InstanceId from, Message message) {
-  if (options_.lease_s == 0) return mailbox_.send({from, options_.id, std::move(message)});
-  std::lock_guard lock(standing_mutex_);
-  if (const std::optional<AttemptId> attempt = asked(message)) unread_.emplace_back(from, *attempt);
-  mailbox_.send({from, options_.id, std::move(message)});
-}
-
 // What is true now, and will be while a step takes its time.
-void Instance::stand() {
+void Instance::update_leases() {
   if (options_.lease_s == 0) return;
-  std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
-  sender_.renewals(of_peer);
-  receiver_.renewals(of_peer);
-  for (const Envelope& envelope : inbox_)
-    if (const std::optional<AttemptId> attempt = asked(envelope.message)) of_peer[envelope.from].push_back(*attempt);
-  std::lock_guard lock(standing_mutex_);
-  standing_ = std::move(of_peer);
-  stood_s_ = clock_.now();
+  handover::SharedAttempts of_peer;
+  sender_.add_shared(of_peer);
+  receiver_.add_shared(of_peer);
+  leases_.update(std::move(of_peer));
 }
 
-void Instance::beat() {
-  std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
-  {
-    std::lock_guard lock(standing_mutex_);
-    const double now = clock_.now();
-    if (options_.lease_s == 0 || now < beat_s_ + options_.lease_s / 4 || now > stood_s_ + kLongestTurnSeconds) return;
-    beat_s_ = now;
-    of_peer = standing_;
-    for (const auto& [peer, attempt] : unread_) of_peer[peer].push_back(attempt);
-  }
-  // An attempt that has ended since is one that nobody knows.
+void Instance::renew_leases() {
+  handover::SharedAttempts of_peer;
+  if (!leases_.renew(of_peer)) return;
   for (auto& [peer, attempts] : of_peer) parts_.tell(peer, KvRenewed{std::move(attempts)});
   parts_.tell(kConductor, Report{stats()});
 }
@@ -296,8 +246,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   engine_.end_all(reason, error);
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
-  mailbox_.take(inbox_);
-  for (Envelope& envelope : inbox_) {
+  for (Envelope& envelope : leases_.take()) {
     auto end = [&](AttemptId attempt, const auto& request, const ChoiceState& state) {
       emit_end(*attempts_.begin(attempt, request, state), reason, error, now);
     };
@@ -307,14 +256,14 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
       receiver_.handle(envelope.from, std::move(*delivered));
     }
   }
-  inbox_.clear();
+  leases_.inbox().clear();
+  n_waiting_ = 0;
   receiver_.clear(reason, error);
 }
 
 void Instance::publish() {
   KvStats kv = memory_->stats();
   const EngineStats& engine = engine_.stats();
-  const SenderStats& sent = sender_.stats();
   std::lock_guard lock(stats_mutex_);
   InstanceStats& s = published_;
   s.running = engine_.running();
@@ -329,11 +278,11 @@ void Instance::publish() {
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
-  const ReceiverStats& received = receiver_.stats();
-  s.transfers = sent.transfers + received.transfers;
-  s.transfer_bytes = sent.bytes + received.bytes;
-  s.transfer_descriptors = sent.descriptors + received.descriptors;
-  s.transfer_seconds = sent.seconds + received.seconds;
+  const handover::ReceiverStats& received = receiver_.stats();
+  s.transfers = parts_.posted.transfers;
+  s.transfer_bytes = parts_.posted.bytes;
+  s.transfer_descriptors = parts_.posted.descriptors;
+  s.transfer_seconds = parts_.posted.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;
@@ -345,4 +294,4 @@ InstanceStats Instance::stats() const {
   return published_;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

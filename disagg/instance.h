@@ -11,20 +11,17 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "allocator/prefix_log.h"
-#include "base/mailbox.h"
 #include "batch/engine.h"
 #include "disagg/attempts.h"
-#include "disagg/kv_receiver.h"
-#include "disagg/kv_sender.h"
+#include "disagg/handover/leases.h"
+#include "disagg/handover/receiver.h"
+#include "disagg/handover/sender.h"
 
-namespace xpyd {
-
-struct Envelope;
+namespace xpyd::disagg {
 
 struct InstanceOptions {
   InstanceId id = 0;
@@ -35,20 +32,21 @@ struct InstanceOptions {
   double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
+  handover::Visits* visits = nullptr;    // of a test
 };
 
-class Instance final : private EngineHooks {
+class Instance final {
  public:
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
            std::unique_ptr<KvTransport> transport, Clock& clock, Post& post);
-  ~Instance() override;
+  ~Instance();
 
   InstanceInfo info() const;
   void send(InstanceId from, Message message);
-  void poke() { mailbox_.poke(); }
-  // Any thread, every so often: says in this instance's place what it says between its steps, which
-  // may take longer than a lease. Not for one whose step has taken kLongestTurnSeconds.
-  void beat();
+  void poke() { leases_.mail().poke(); }
+  // The thread of control, every eighth of a lease: says that this instance lives, and what stands
+  // at it (handover/leases.h). Where leases are 0 nobody needs to.
+  void renew_leases();
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
@@ -66,7 +64,6 @@ class Instance final : private EngineHooks {
   InstanceStats stats() const;
 
  private:
-  void look_for_answers();
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
@@ -84,22 +81,12 @@ class Instance final : private EngineHooks {
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
-  bool meet();  // true: a wire is connected, or cannot be
+  void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
+  bool connect_wires();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;
-  void stand();
+  void update_leases();
   void report_cache();
   void publish();
-
-  void prefill_started(const Sequence& sequence) override { sender_.started(sequence), stand(); }
-  bool layerwise() const override { return options_.stream_kv == StreamKv::layer; }
-  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) override {
-    (void)token_begin;
-    sender_.kv_written(sequence, layer_begin, layer_end, token_end);
-    // What has left in an earlier step is handed over now, not when this step ends.
-    if (layerwise()) sender_.poll();
-  }
-  void prefill_done(std::vector<SequencePtr> choices) override { sender_.done(std::move(choices)); }
-  void prefill_cancelled(const Sequence& sequence) override { sender_.cancelled(sequence); }
 
   InstanceOptions options_;
   std::unique_ptr<Model> model_;
@@ -108,29 +95,24 @@ class Instance final : private EngineHooks {
   Clock& clock_;
   InstanceParts parts_;
   Attempts attempts_;
+  handover::Leases leases_;
+  handover::Sender sender_;
   Engine engine_;
-  KvSender sender_;
-  KvReceiver receiver_;
+  handover::Receiver receiver_;
 
   // A peer that the wire is not connected to yet.
-  struct Meeting {
+  struct PendingPeer {
     InstanceInfo info;
     bool calling = true;  // for the first time; false: it could not be reached
     double since_s = 0;   // Clock: this try
     double again_s = 0;   // Clock: not asked before
   };
-  std::map<InstanceId, Meeting> meeting_;
-  Mailbox<Envelope> mailbox_;
-  std::vector<Envelope> inbox_;  // taken, not handled; those that wait for a wire in front
-  double reported_s_ = 0;        // Clock: the last CacheReport
-
-  std::mutex standing_mutex_;  // guards what follows: attempts that stand here and at peers
-  std::unordered_map<InstanceId, std::vector<AttemptId>> standing_;
-  std::vector<std::pair<InstanceId, AttemptId>> unread_;  // peers ask for, in the mailbox
-  double stood_s_ = 0, beat_s_ = 0;                       // Clock: the last time
+  std::map<InstanceId, PendingPeer> pending_;
+  size_t n_waiting_ = 0;  // for a wire: the first ones of the inbox
+  double reported_s_ = 0;  // Clock: the last CacheReport
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,6 +1,5 @@
-// The control messages: what the conductor and the instances tell each other. Plain values: within
-// a process they move through mailboxes as they are, between processes disagg/control/codec.h
-// writes the same structs as bytes.
+// The control messages: what the conductor and the instances tell each other. Plain values: within a process they move
+// through mailboxes as they are, between processes disagg/control/codec.h writes the same structs as bytes.
 //
 // An attempt is one try at serving one or all choices of a request, at one placement. Its number is
 // never used again: what belongs to an attempt that was given up names a number that nobody knows
@@ -12,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "allocator/kv_memory.h"
@@ -20,9 +20,9 @@
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/service.h"
-#include "disagg/transport/transport.h"
+#include "disagg/transfer_plan.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 using InstanceId = PeerId;  // never reused, so it names an incarnation
 inline constexpr InstanceId kConductor = -1;
@@ -39,16 +39,6 @@ struct InstanceInfo {
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
-};
-
-// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
-// there: in the same blocks of every rank's memory.
-struct KvPlace {
-  WindowKey window;
-  std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
-  int32_t slot = 0;
-  int cached_tokens = 0;            // there already: not sent again
-  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
 };
 
 // ---- Conductor -> instance.
@@ -73,8 +63,7 @@ struct PeerBroken {  // from whoever keeps the connections: one to a peer broke,
   InstanceId id = -1;
 };
 struct ClearPrefixCache {};
-// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when
-// it can serve.
+// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
   std::string name;
@@ -151,8 +140,7 @@ struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may sti
   std::vector<uint64_t> checksums;     // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
-// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post
-// failed.
+// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post failed.
 struct ReservationCancelled {
   AttemptId attempt = 0;
 };
@@ -169,7 +157,15 @@ struct KvRenewed {  // either way: these attempts still stand here
   std::vector<AttemptId> attempts;
 };
 
-struct Message;  // one of them (envelope.h)
+using Message =
+    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
+                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
+                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport>;
+
+struct Envelope {
+  InstanceId from = kConductor, to = kConductor;
+  Message message;
+};
 
 // How messages leave: mailboxes, channels between processes, or a simulated network.
 //
@@ -180,4 +176,4 @@ class Post {
   virtual void send(InstanceId from, InstanceId to, Message message) = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-namespace xpyd {
+#include "base/table.h"
+
+namespace xpyd::disagg {
 namespace {
 
 DisaggOrder remote(const DisaggOptions& options) { return options.pull ? DisaggOrder::pull : DisaggOrder::push; }
@@ -59,11 +61,6 @@ double overlap(StreamKv stream, bool pull, int n_layers, int tokens, int chunk_t
 
 std::span<const DisaggPolicy> disagg_policies() { return kOrders; }
 
-const DisaggPolicy* find_disagg_policy(std::string_view name) {
-  for (const DisaggPolicy& policy : kOrders) {
-    if (name == policy.name) return &policy;
-  }
-  return nullptr;
-}
+const DisaggPolicy* find_disagg_policy(std::string_view name) { return find_row(kOrders, name); }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

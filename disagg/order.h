@@ -6,19 +6,17 @@
 #include <span>
 #include <string_view>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // How P and D share one attempt.
 enum class DisaggOrder : uint8_t {
   local,         // one instance does both
   push,          // P first; D reserves when P starts, P writes while it computes
   pull,          // P first; D reserves when P is done, and reads
-  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's
-                 // blocks
+  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
 };
 
-// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the
-// end.
+// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.
 enum class StreamKv : uint8_t { layer, chunk, request };
 
 struct DisaggOptions {
@@ -64,4 +62,4 @@ struct DisaggPolicy {
 std::span<const DisaggPolicy> disagg_policies();
 const DisaggPolicy* find_disagg_policy(std::string_view name);  // null: no such policy
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -2,7 +2,9 @@
 
 #include <limits>
 
-namespace xpyd {
+#include "base/table.h"
+
+namespace xpyd::disagg {
 namespace {
 
 bool prefills(const InstanceView& instance) { return instance.role != Role::decode; }
@@ -54,8 +56,7 @@ Placement place_least_loaded(const ClusterView& view) {
   return with_decode(view, prefill, cheapest(view, decodes, decode_load));
 }
 
-// Tokens that must be computed before this prompt is done: those queued before it and its uncached
-// own.
+// Tokens that must be computed before this prompt is done: those queued before it and its uncached own.
 Placement place_prefix_aware(const ClusterView& view) {
   int prefill = cheapest(view, prefills, [&](const InstanceView& i) {
     return i.queued_tokens + i.sequences + view.prompt_tokens - i.cached_tokens;
@@ -74,11 +75,6 @@ constexpr PlacementPolicy kPlacements[] = {
 
 std::span<const PlacementPolicy> placement_policies() { return kPlacements; }
 
-const PlacementPolicy* find_placement_policy(std::string_view name) {
-  for (const PlacementPolicy& policy : kPlacements) {
-    if (name == policy.name) return &policy;
-  }
-  return nullptr;
-}
+const PlacementPolicy* find_placement_policy(std::string_view name) { return find_row(kPlacements, name); }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 enum class Role : uint8_t { prefill, decode, colocated };
 
@@ -40,4 +40,4 @@ struct PlacementPolicy {
 std::span<const PlacementPolicy> placement_policies();
 const PlacementPolicy* find_placement_policy(std::string_view name);  // null: no such policy
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

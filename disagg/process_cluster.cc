@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // What a worker last reported.
 class ProcessCluster::Probe final : public InstanceProbe {
@@ -79,7 +79,7 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   if (peer.fingerprint != options_.fingerprint) {
     log_line(LogLevel::warning, "xpyd: a worker with another model, dtype or layout was refused");
     channel->close("model, dtype or layout differ from the conductor's");
-    return {[](uint16_t, std::string_view) {}, [](const std::string&) {}};
+    return {};
   }
   const InstanceId id = conductor_.new_id();
   {
@@ -209,34 +209,19 @@ void ProcessCluster::keep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     changed_.wait_for(lock, std::chrono::duration<double>(lease > 0 ? lease / 8 : 0.1));
-    std::vector<InstanceId> joined, retiring;
-    for (const auto& [id, worker] : workers_) {
-      if (worker.joined) joined.push_back(id);
-      if (worker.retiring) retiring.push_back(id);
-    }
+    const std::map<InstanceId, Worker> workers = workers_;
     lock.unlock();
     if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
     conductor_.tick();
     const std::vector<InstanceInfo> members = conductor_.members();
-    std::vector<InstanceId> silent;
-    for (InstanceId id : joined)
-      if (std::none_of(members.begin(), members.end(), [id](const InstanceInfo& info) { return info.id == id; }))
-        silent.push_back(id);
-    std::erase_if(retiring, [this](InstanceId id) { return !conductor_.idle(id); });
-    lock.lock();
-    std::vector<std::pair<ChannelPtr, std::optional<Role>>> over;
-    for (InstanceId id : retiring)
-      if (auto found = workers_.find(id); found != workers_.end())
-        over.emplace_back(found->second.channel, found->second.next_role);
-    std::vector<ChannelPtr> closed;
-    for (InstanceId id : silent)
-      if (auto found = workers_.find(id); found != workers_.end()) closed.push_back(found->second.channel);
-    lock.unlock();
-    for (auto& [channel, role] : over) {
-      const Message retire = Retire{role.has_value(), role.value_or(Role::colocated)};
-      channel->send(frame_type(retire), encode(kConductor, 0, retire, clock_.now()));
+    for (const auto& [id, worker] : workers) {
+      if (worker.retiring && conductor_.idle(id)) {
+        const Message retire = Retire{worker.next_role.has_value(), worker.next_role.value_or(Role::colocated)};
+        worker.channel->send(frame_type(retire), encode(kConductor, 0, retire, clock_.now()));
+      }
+      if (worker.joined && std::ranges::find(members, id, &InstanceInfo::id) == members.end())
+        worker.channel->close("it fell silent");
     }
-    for (ChannelPtr& channel : closed) channel->close("it fell silent");
     lock.lock();
   }
 }
@@ -289,4 +274,4 @@ bool ProcessCluster::wait_members(int n, double seconds) {
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

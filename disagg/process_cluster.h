@@ -13,11 +13,11 @@
 #include <thread>
 
 #include "disagg/conductor.h"
-#include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
+#include "disagg/net/channel.h"
 #include "disagg/transport/handoff_pool.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct ProcessClusterOptions {
   ConductorOptions conductor;
@@ -89,4 +89,4 @@ class ProcessCluster final : public Runtime, public Post {
   std::unique_ptr<ControlLoop> loop_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

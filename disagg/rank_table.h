@@ -1,8 +1,7 @@
-// The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and
-// the blog notes about it), corrected: who is in which group, under which rank and port. xpyd
-// itself needs no groups (both sides plan from their shapes, shard_plan.h); `xpyd info --ranks`
-// prints the table for whoever reads those notes, and tests/disagg/rank_table_test.cc holds every
-// printed mistake beside what is right.
+// The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and the blog notes about
+// it), corrected: who is in which group, under which rank and port. xpyd itself needs no groups (both sides plan from
+// their shapes, transfer_plan.h); `xpyd info --ranks` prints the table for whoever reads those notes, and
+// tests/disagg/rank_table_test.cc holds every printed mistake beside what is right.
 //
 // PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP. There are
 // PTP groups: P rank r of every P instance, and those ranks of every D instance that hold its
@@ -14,7 +13,7 @@
 #include "allocator/kv_shards.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct RankTable {
   int prefill_instances = 1, decode_instances = 1;  // PS, DS
@@ -46,7 +45,7 @@ struct RankTable {
   }
 };
 
-// The table has no row for other numbers: the message says which, and that shard_plan.h has.
+// The table has no row for other numbers: the message says which, and that transfer_plan.h has.
 inline Status check_rank_table(const RankTable& t, int n_kv_heads) {
   if (t.prefill_instances < 1 || t.decode_instances < 1 || t.prefill_tp < 1 || t.decode_tp < 1)
     return invalid("rank table: expected at least one instance and one rank on each side");
@@ -59,4 +58,4 @@ inline Status check_rank_table(const RankTable& t, int n_kv_heads) {
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -11,10 +11,9 @@
 #include "batch/request.h"
 #include "disagg/placement.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
-// A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays
-// well below this.
+// A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;
 
 // One instance, as /metrics and the demo page show it. Counters are cumulative.
@@ -77,8 +76,7 @@ class Service {
   // Takes a request or refuses it: `unavailable` (queue full, draining), `invalid_argument` (can
   // never fit). Once taken, `sink` sees each of its choices end exactly once.
   virtual Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) = 0;
-  // Ends the request at the next iteration boundary; its choices end with `abort`. Unknown ids are
-  // ignored.
+  // Ends the request at the next iteration boundary; its choices end with `abort`. Unknown ids are ignored.
   virtual void abort(uint64_t request_id) = 0;
   virtual ServiceStats stats() const = 0;
   // Why requests would not be served now; "": they are. Every role that is needed is there, and
@@ -86,8 +84,7 @@ class Service {
   virtual std::string trouble() const = 0;
 };
 
-// A Service with its instances, whether they are threads (cluster.h) or processes
-// (process_cluster.h).
+// A Service with its instances, whether they are threads (cluster.h) or processes (process_cluster.h).
 class Runtime : public Service {
  public:
   virtual Status start() = 0;
@@ -105,4 +102,4 @@ class Runtime : public Service {
   }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -10,9 +10,9 @@
 
 #include "base/log.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 NodeRole node_role(Role role) {
@@ -24,7 +24,7 @@ void log_refusal(const std::string& text) { log_line(LogLevel::warning, "xpyd wo
 ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
   log_refusal("a channel from " + channel->peer().id + " is refused: " + why);
   channel->close(why);
-  return {[](uint16_t, std::string_view) {}, [](const std::string&) {}};
+  return {};
 }
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
@@ -163,7 +163,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
       }
       lock.unlock();
       dial_missing(loop);
-      instance.beat();
+      instance.renew_leases();
       lock.lock();
       changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
     }
@@ -256,10 +256,9 @@ void Worker::on_message(InstanceId from, Message message) {
   }
 }
 
-// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance
-// is told of the peer again where the channel is not its first. Every member can say that it is any
-// instance: nobody takes the place of one whose channel stands. Whose channel is broken comes again
-// until this end has noticed it, too.
+// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance is told of the peer
+// again where the channel is not its first. Every member can say that it is any instance: nobody takes the place of one
+// whose channel stands. Whose channel is broken comes again until this end has noticed it, too.
 ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
   constexpr int kMostUntold = 64;
   std::lock_guard lock(mutex_);
@@ -331,4 +330,4 @@ void Worker::send(InstanceId from, InstanceId to, Message message) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,8 +1,7 @@
-// An instance in a process of its own: joins the conductor, speaks with its peers over channels of
-// their own, and joins again (as a new instance) when the conductor has given it up or was
-// restarted.
+// An instance in a process of its own: joins the conductor, speaks with its peers over channels of their own, and joins
+// again (as a new instance) when the conductor has given it up or was restarted.
 //
-// Threads: run() keeps connections on the caller's thread, the instance has one, the channels one.
+// Threads: run() keeps connections, and renews leases, on the caller's thread; the instance has one, the channels one.
 #pragma once
 
 #include <condition_variable>
@@ -14,11 +13,9 @@
 #include <vector>
 
 #include "disagg/cluster.h"
-#include "disagg/control/channel.h"
+#include "disagg/net/channel.h"
 
-namespace xpyd {
-
-struct Envelope;
+namespace xpyd::disagg {
 
 struct WorkerOptions {
   ClusterOptions cluster;  // topology is not looked at
@@ -83,4 +80,4 @@ class Worker final : public Post {
   std::vector<Envelope> early_;   // until it is
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -6,15 +6,13 @@
 // 0.1.2, 188.85 s against 361.79 s: two whole systems, of which the admission rule is one part).
 // `cap` is max_tokens over what is generated: 1 where it is known, 2 where users ask for twice.
 //
-// Arithmetic. 80 GB less 13.5 GB of weights, 0.5 MB a token: 117,000 tokens. A sequence holds 161 +
-// 338 / 2 = 330 tokens over its life, a little more weighted by its output (450): 260 to 350 at
-// once. `prompt` admits until prompts fill the pool, and everybody then grows by 338 tokens on
-// average: hundreds are preempted and compute some 400 tokens again, 14 GFLOP each at 156 TFLOP/s =
-// 36 ms; 300 to 3,000 of them are 11 to 108 s beside some 2,700 decode steps of 50 ms = 140 s.
-// peak_tokens preempts nobody and runs as many: 1.02 to 1.7 times the requests a second. `longest`
-// holds prompt + cap for all: 450 / 620 of the batch, and steps of fewer sequences are little
-// shorter (13.5 GB of 70 GB are weights): 1.02 to 1.4. With caps twice as long, peak_tokens holds
-// back what nobody uses.
+// Arithmetic. 80 GB less 13.5 GB of weights, 0.5 MB a token: 117,000 tokens. A sequence holds 161 + 338 / 2 = 330
+// tokens over its life, a little more weighted by its output (450): 260 to 350 at once. `prompt` admits until prompts
+// fill the pool, and everybody then grows by 338 tokens on average: hundreds are preempted and compute some 400 tokens
+// again, 14 GFLOP each at 156 TFLOP/s = 36 ms; 300 to 3,000 of them are 11 to 108 s beside some 2,700 decode steps of
+// 50 ms = 140 s. peak_tokens preempts nobody and runs as many: 1.02 to 1.7 times the requests a second. `longest` holds
+// prompt + cap for all: 450 / 620 of the batch, and steps of fewer sequences are little shorter (13.5 GB of 70 GB are
+// weights): 1.02 to 1.4. With caps twice as long, peak_tokens holds back what nobody uses.
 #include "batch/admission.h"
 
 #include <map>
@@ -22,6 +20,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::admission_experiment {
@@ -74,18 +73,6 @@ class Ending final : public TimedModel {
   std::map<int32_t, int> request_;  // by first block
 };
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    ended += event.finish == FinishReason::stop;
-    if (event.finish != FinishReason::none) latency_s += event.time_s - event.queued_s;
-  }
-  int64_t tokens = 0;
-  int ended = 0;
-  double latency_s = 0;
-};
-
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const AdmissionRule& rule : admission_rules())
@@ -107,7 +94,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                .prefix_cache = false};
   kv.pool_bytes = size_t(kPoolTokens) / (setting.tiny ? 16 : 1) * kv.shape.token_bytes();
   const std::string allocator = point["allocator"], rule = point["rule"];
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(allocator, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(allocator, kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme(allocator)->make(pool.value(), kv);
   VirtualClock clock;
@@ -119,7 +106,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                  .step_tokens = 8192,
                  .eos_tokens = {kEnd}},
                 clock, nullptr);
-  auto sink = std::make_shared<Counter>();
+  auto sink = std::make_shared<Tally>();
   Random random(seed_of(setting, point["sample"]));
   double due = 0;
   int64_t expected = 0;
@@ -142,7 +129,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   while (!engine.idle())
     if (!engine.step()) return Finding{{}, "the engine stands still"};
   memory->check_invariants();
-  if (sink->tokens != expected || sink->ended != int(requests.size()))
+  if (sink->tokens != expected || sink->ended_by(FinishReason::stop) != int(requests.size()))
     return Finding{{}, "not every request got its tokens"};
   double prompts = 0;
   for (const Lengths& r : requests) prompts += r.prompt;

@@ -1,5 +1,4 @@
-// One attention problem, laid in one of several memories: what experiments about memory and kernels
-// have in common.
+// One attention problem, laid in one of several memories: what experiments about memory and kernels have in common.
 #pragma once
 
 #include <memory>
@@ -37,8 +36,7 @@ class AttentionCase {
  public:
   AttentionCase(const AttentionShape& shape, const AttentionMemory& memory, uint64_t seed);
   const AttentionArgs& args() const { return args_; }
-  // What the kernel has put out for the last token of the last sequence, against double precision.
-  // "": right.
+  // What the kernel has put out for the last token of the last sequence, against double precision. "": right.
   std::string check() const;
   // Of the whole output: equal for all memories.
   uint64_t hash() const;

@@ -5,14 +5,13 @@
 // uniform in [1, 128]. `load` is a share of what one chunked instance ends per second when all
 // requests are there at once; load 0 stands for that: all at once.
 //
-// Arithmetic. A step costs what its tokens cost to multiply, 2 * 25M FLOP each: on two cores at 150
-// GFLOP/s 0.33 ms a prompt token; a step of decodes is bound by reading 108 MB, 5 ms. With
-// prefill_first a gap holds the whole prompts that arrived, 272 tokens = 90 ms on average, several
-// at times; chunked at 64 tokens a step has at most 64 * 0.33 + 5 = 26 ms. So P99 gaps differ by 3
-// to 10. static: a batch of 16 goes on until its longest output, about 120 tokens, has ended, while
-// the mean is 64: its decode steps do 0.53 of the work they could. Decoding is 64 * 5 / 16 = 20 ms
-// a request of about 110 ms, so throughput is 1 / (1 + 0.18 * 0.9) = 0.86 of continuous batching's;
-// and whoever arrives waits for the batch before.
+// Arithmetic. A step costs what its tokens cost to multiply, 2 * 25M FLOP each: on two cores at 150 GFLOP/s 0.33 ms a
+// prompt token; a step of decodes is bound by reading 108 MB, 5 ms. With prefill_first a gap holds the whole prompts
+// that arrived, 272 tokens = 90 ms on average, several at times; chunked at 64 tokens a step has at most 64 * 0.33 + 5
+// = 26 ms. So P99 gaps differ by 3 to 10. static: a batch of 16 goes on until its longest output, about 120 tokens, has
+// ended, while the mean is 64: its decode steps do 0.53 of the work they could. Decoding is 64 * 5 / 16 = 20 ms a
+// request of about 110 ms, so throughput is 1 / (1 + 0.18 * 0.9) = 0.86 of continuous batching's; and whoever arrives
+// waits for the batch before.
 #include <algorithm>
 
 #include "experiments/load.h"

@@ -1,9 +1,8 @@
 // block_latency: what the size of a block does to requests, by how much of a block stays empty.
 //
-// PagedAttention (SOSP'23) Fig. 18b: OPT-13B on an A100 of 40 GB; latency for each output token by
-// the block size, ShareGPT and Alpaca, a fixed pool. Published: on ShareGPT blocks of 16 to 128 are
-// best; Alpaca's sequences are shorter than a large block: 16 and 32 are good, larger ones much
-// worse.
+// PagedAttention (SOSP'23) Fig. 18b: OPT-13B on an A100 of 40 GB; latency for each output token by the block size,
+// ShareGPT and Alpaca, a fixed pool. Published: on ShareGPT blocks of 16 to 128 are best; Alpaca's sequences are
+// shorter than a large block: 16 and 32 are good, larger ones much worse.
 //
 // The real engine, policy and paged memory in virtual time: a step takes what the cost model says
 // at half the FLOP/s and 0.8 of the bandwidth of an A100. What small blocks cost the kernel is not
@@ -21,6 +20,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::block_latency_experiment {
@@ -42,19 +42,6 @@ ModelConfig opt_13b() {
   return c;
 }
 
-class Latencies final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    if (event.finish == FinishReason::none) return;
-    ++ended;
-    end_s[event.request_id] = event.time_s;
-  }
-  int64_t tokens = 0;
-  int ended = 0;
-  std::vector<double> end_s;  // by request
-};
-
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "alpaca"})
@@ -75,14 +62,14 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                .max_sequence_tokens = 2048,
                .prefix_cache = false};
   kv.pool_bytes = size_t(kPoolTokens) * kv.shape.token_bytes();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;
   TimedModel model({.config = opt_13b()}, kRates, clock);
   Engine engine(model, *memory, {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048},
                 clock, nullptr);
-  auto sink = std::make_shared<Latencies>();
+  auto sink = std::make_shared<Tally>();
   sink->end_s.resize(size_t(n));
   Random random(seed_of(setting, point["sample"]));
   std::vector<double> arrivals;

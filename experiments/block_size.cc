@@ -8,13 +8,11 @@
 //   bytes       a fixed pool that no cache holds: the number of blocks falls instead
 //   cached      a fixed pool that the caches hold
 //
-// Arithmetic, 32 MiB of L3: 8 KV heads of 128 in f32 (bf16 would cost the CPU its conversion, and
-// hide memory), K and V, are 8 KiB a token; 128 blocks are 4 MiB at 4 tokens, 16 MiB at 16, 64 MiB
-// at 64 and 256 MiB at 256. With 8 query heads a byte takes part in half a multiply-add, so that
-// memory is the limit (23 to 32 GB/s, against 40 and more of L3): from 4 to 256 tokens `blocks`
-// becomes 1.2 to 2.5 times slower. `bytes` and `cached` do not move, but for blocks of 1 to 4,
-// whose runs are 4 to 16 KiB and too short for the prefetchers, the same effect as in
-// paged_attention.
+// Arithmetic, 32 MiB of L3: 8 KV heads of 128 in f32 (bf16 would cost the CPU its conversion, and hide memory), K and
+// V, are 8 KiB a token; 128 blocks are 4 MiB at 4 tokens, 16 MiB at 16, 64 MiB at 64 and 256 MiB at 256. With 8 query
+// heads a byte takes part in half a multiply-add, so that memory is the limit (23 to 32 GB/s, against 40 and more of
+// L3): from 4 to 256 tokens `blocks` becomes 1.2 to 2.5 times slower. `bytes` and `cached` do not move, but for blocks
+// of 1 to 4, whose runs are 4 to 16 KiB and too short for the prefetchers, the same effect as in paged_attention.
 #include <algorithm>
 #include <thread>
 

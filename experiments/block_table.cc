@@ -1,16 +1,14 @@
-// block_table: what it costs the CPU to tell a kernel where each sequence's KV is, before every
-// step.
+// block_table: what it costs the CPU to tell a kernel where each sequence's KV is, before every step.
 //
 // vAttention (ASPLOS'25) Table 1, section 3.3: making vLLM's block table, Python lists padded to
 // the longest, took 30 % of a decode iteration, 10 % after a fix; of TensorRT-LLM's, 11 % with its
 // Python front end. Contiguous memory needs an address for each sequence.
 //
-// Four ways for one decode step of `batch` sequences of about `tokens` tokens, blocks of 16, every
-// sequence with one token more than before: `padded` writes a new [batch, longest] table; `diffs`
-// keeps the table and writes what has changed; `views` gives each sequence's own list by its
-// address (what this engine does, whose kernels take a pointer for each); `contiguous` an address
-// each. Beside them the step itself by the cost model: Llama-3-8B on an A100 at 0.8 of its
-// bandwidth.
+// Four ways for one decode step of `batch` sequences of about `tokens` tokens, blocks of 16, every sequence with one
+// token more than before: `padded` writes a new [batch, longest] table; `diffs` keeps the table and writes what has
+// changed; `views` gives each sequence's own list by its address (what this engine does, whose kernels take a pointer
+// for each); `contiguous` an address each. Beside them the step itself by the cost model: Llama-3-8B on an A100 at 0.8
+// of its bandwidth.
 //
 // Arithmetic. A list of 16K tokens is 1,024 ids, 4 KB: padded copies 64 of them, 256 KB, at 10 to
 // 30 GB/s 9 to 26 us, and 0.1 to 1 ms if a list misses all caches; diffs writes 64 / 16 ids and

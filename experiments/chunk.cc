@@ -3,12 +3,11 @@
 // Chunked prefill (Sarathi-Serve, OSDI'24) on one colocated instance, real steps. CPU: llama-mini
 // in f32; a card: llama-8b in bf16. Requests arrive at 0.6 of what the instance can end.
 //
-// Arithmetic, CPU: a step of c prompt tokens costs c * 0.33 ms at 150 GFLOP/s and at least the 5 ms
-// of reading the weights. So the P99 gap is about 5 + 0.33 c ms: 15, 26, 47, 90, 174 ms for 32 to
-// 512; from 64 to 512 a factor of 5 to 7. A prompt of 768 tokens takes 768 / c steps that each also
-// decode: small chunks delay the first token by the 5 ms of each step, 24 steps at 32: 120 ms on
-// 250 ms. H200: 16 GFLOP a token at 400 TFLOP/s is 0.04 ms, reading 16 GB is 4 ms: the gap is 4 ms
-// up to a chunk of 100 and 4 + 0.04 c above: 24 ms at 512, 86 ms at 2048 (Sarathi's strict and
+// Arithmetic, CPU: a step of c prompt tokens costs c * 0.33 ms at 150 GFLOP/s and at least the 5 ms of reading the
+// weights. So the P99 gap is about 5 + 0.33 c ms: 15, 26, 47, 90, 174 ms for 32 to 512; from 64 to 512 a factor of 5 to
+// 7. A prompt of 768 tokens takes 768 / c steps that each also decode: small chunks delay the first token by the 5 ms
+// of each step, 24 steps at 32: 120 ms on 250 ms. H200: 16 GFLOP a token at 400 TFLOP/s is 0.04 ms, reading 16 GB is 4
+// ms: the gap is 4 ms up to a chunk of 100 and 4 + 0.04 c above: 24 ms at 512, 86 ms at 2048 (Sarathi's strict and
 // relaxed budgets).
 #include <algorithm>
 

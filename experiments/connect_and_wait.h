@@ -7,7 +7,7 @@
 
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 // Asks until it is connected or cannot be: for callers that may wait, while their Clock goes on.
 inline Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address) {
@@ -19,4 +19,4 @@ inline Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -4,41 +4,28 @@
 #include <atomic>
 #include <cstring>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/random.h"
+#include "experiments/tally.h"
 
 namespace xpyd::experiments {
 
-class Contestant::Sink final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    if (event.finish == FinishReason::none) return;
-    if (event.finish != FinishReason::length)
-      wrong = std::string("a request ended by ") + finish_reason_name(event.finish) + " " + event.error;
-    ++ended;
-    hash += event.logits_hash;
-  }
-  int ended = 0;
-  uint64_t hash = 0;
-  std::string wrong;
-};
-
 int Contestant::ended() const { return sink_->ended; }
-uint64_t Contestant::logits_hash() const { return sink_->hash; }
+uint64_t Contestant::logits_hash() const { return sink_->logits_hash; }
 std::string Contestant::wrong() const { return sink_->wrong; }
 
 Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme, Model& model, const KvOptions& kv,
                                                        const EngineOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant);
   if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
   const KvScheme& row = *find_kv_scheme(scheme);
   made->name = scheme;
   made->pool_ = pool.value();
-  made->block_bytes_ = row.block_bytes ? row.block_bytes(kv) : made->pool_->layout().block_bytes();
+  made->block_bytes_ = row.block_bytes(kv);
   made->memory_ = row.make(made->pool_, kv);
   if (kv.tiers.on()) {
     Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(made->memory_), kv);
@@ -46,7 +33,7 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
     made->memory_ = std::move(tiered).value();
   }
   made->engine_ = std::make_unique<Engine>(model, *made->memory_, options, made->clock_, nullptr);
-  made->sink_ = std::make_shared<Sink>();
+  made->sink_ = std::make_shared<Tally>();
   return made;
 }
 

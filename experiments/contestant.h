@@ -14,6 +14,8 @@
 
 namespace xpyd::experiments {
 
+class Tally;
+
 class Contestant {
  public:
   // `kv.pool_bytes` and the rest are for this one alone.
@@ -44,13 +46,12 @@ class Contestant {
   Contestant() = default;
   SequencePtr make(std::vector<int32_t> prompt, int max_tokens);
 
-  class Sink;
   size_t block_bytes_ = 0;
   RealClock clock_;
-  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<KvPool> pool_;
   std::unique_ptr<KvMemory> memory_;
   std::unique_ptr<Engine> engine_;
-  std::shared_ptr<Sink> sink_;
+  std::shared_ptr<Tally> sink_;
   uint64_t next_id_ = 1;
 };
 

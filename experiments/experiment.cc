@@ -14,7 +14,7 @@ bool register_experiment(Experiment experiment) {
   registry().push_back(experiment);
   return true;
 }
-const std::vector<Experiment>& experiments() { return registry(); }
+const std::vector<Experiment>& all_experiments() { return registry(); }
 
 #ifndef XPYD_CUDA  // else experiments/cuda/card.cu has them
 Result<std::string> cuda_card() { return Error{ErrorCode::unavailable, "no CUDA device (this build has no CUDA)"}; }

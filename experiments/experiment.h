@@ -1,9 +1,8 @@
 // An experiment: the points at which its question is asked, and what is found at one of them.
 //
-// experiments/run.py names the points one by one, and owns everything around: which are missing,
-// repetitions in turn, the CSV and its stamp. Question, source and
-// expected range stand in experiments/claims.py. A new experiment is one file here and one row
-// there.
+// experiments/run.py names the points one by one, and owns everything around: which are missing, repetitions in turn,
+// the CSV and its stamp. Question, source and expected range stand in experiments/claims.py. A new experiment is one
+// file here and one row there.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +33,12 @@ struct Experiment {
   const char* name;
   const char* device;  // "cpu", "cuda"; "any": the same code runs on both
   std::vector<Values> (*points)(const Setting& setting);
-  // What it keeps from point to point (weights, a calibration) is inside the function that it
-  // returns.
+  // What it keeps from point to point (weights, a calibration) is inside the function that it returns.
   Measure (*open)(const Setting& setting);
 };
 
 bool register_experiment(Experiment experiment);
-const std::vector<Experiment>& experiments();
+const std::vector<Experiment>& all_experiments();
 
 #define XPYD_EXPERIMENT_CONCAT2(a, b) a##b
 #define XPYD_EXPERIMENT_CONCAT(a, b) XPYD_EXPERIMENT_CONCAT2(a, b)

@@ -1,6 +1,5 @@
-// failure_timeline: tokens a second around the death of a worker: how long until it is noticed,
-// until its requests are placed anew, and until they go on; with another instance of its role and
-// without.
+// failure_timeline: tokens a second around the death of a worker: how long until it is noticed, until its requests are
+// placed anew, and until they go on; with another instance of its role and without.
 //
 // Real processes (xpyd worker) under a conductor of this one, over tcp on this machine, llama-tiny;
 // eight requests are in flight at all times. After 1.5 s one worker is killed (SIGKILL) or stopped
@@ -9,11 +8,10 @@
 // --processes` does. Every request's tokens are compared with those that the same prompt gave
 // before. Rows are slices of 50 ms; what was found of the whole run stands in each.
 //
-// Arithmetic. The kernel closes a killed process's sockets at once: its end is noticed in
-// milliseconds, a stopped one's when its lease of 0.5 s has run out, which is looked at every
-// eighth of it. With another one of its role the prompt and the tokens so far, at most 230, are
-// computed again there: some milliseconds. Without, they wait for up to 100 ms for the end to be
-// seen, and for a process to start, to fill and pack its weights, and to join: 50 to 600 ms on idle
+// Arithmetic. The kernel closes a killed process's sockets at once: its end is noticed in milliseconds, a stopped one's
+// when its lease of 0.5 s has run out, which is looked at every eighth of it. With another one of its role the prompt
+// and the tokens so far, at most 230, are computed again there: some milliseconds. Without, they wait for up to 100 ms
+// for the end to be seen, and for a process to start, to fill and pack its weights, and to join: 50 to 600 ms on idle
 // cores.
 #include <signal.h>
 #include <spawn.h>
@@ -31,7 +29,6 @@
 #include "base/files.h"
 #include "disagg/process_cluster.h"
 #include "experiments/experiment.h"
-#include "server/options.h"
 #include "server/stack.h"
 
 namespace xpyd::experiments::failure_timeline_experiment {

@@ -1,26 +1,23 @@
-// instructions: what a block table, and what a host tier, costs in instructions, which do not
-// waver.
+// instructions: what a block table, and what a host tier, costs in instructions, which do not waver.
 //
 // Counted by valgrind's callgrind, which experiments/run.py puts around the program, one process a
 // point, from when the program says so until it says stop: all threads, of which one computes.
 //
-// `attention`: this machine's default kernel, 32 query heads, 8 KV heads of 128, bf16. decode: one
-// sequence of 1,024 tokens; prefill: 256 tokens of one prompt. Arithmetic. Of a row and head, 256
-// bytes of K and of V, some 60 instructions load, convert and multiply; a table adds a look-up and
-// an address for a row or a run of rows, 1 to 10: blocks of 16 over contiguous 1.0 to 1.1 decoding,
-// blocks of 1 up to 1.3; page groups are the same addresses: the same instructions, 1. In prefill a
-// row serves many queries: 1 to 1.05. vAttention counts 7 to 13 % more instructions for the paged
-// kernels of others (Fig. 2).
+// `attention`: this machine's default kernel, 32 query heads, 8 KV heads of 128, bf16. decode: one sequence of 1,024
+// tokens; prefill: 256 tokens of one prompt. Arithmetic. Of a row and head, 256 bytes of K and of V, some 60
+// instructions load, convert and multiply; a table adds a look-up and an address for a row or a run of rows, 1 to 10:
+// blocks of 16 over contiguous 1.0 to 1.1 decoding, blocks of 1 up to 1.3; page groups are the same addresses: the same
+// instructions, 1. In prefill a row serves many queries: 1 to 1.05. vAttention counts 7 to 13 % more instructions for
+// the paged kernels of others (Fig. 2).
 //
-// `tier`: 256 tokens of llama-mini's KV in f32 are written, with a host tier that takes them and
-// without. Arithmetic. 8 KiB a token are 256 copies of 32 bytes, with their loads 600 to 1,000
-// instructions, and a 16th of what a block costs, 1 to 5 us or 2,000 to 10,000: 700 to 1,700, and
-// what the threads do to find each other. The same token's products are 50 MFLOP, 16 in a fused
-// instruction: 3.1 million at the least, so that the tier adds 0.02 to 0.06 %.
+// `tier`: 256 tokens of llama-mini's KV in f32 are written, with a host tier that takes them and without. Arithmetic. 8
+// KiB a token are 256 copies of 32 bytes, with their loads 600 to 1,000 instructions, and a 16th of what a block costs,
+// 1 to 5 us or 2,000 to 10,000: 700 to 1,700, and what the threads do to find each other. The same token's products are
+// 50 MFLOP, 16 in a fused instruction: 3.1 million at the least, so that the tier adds 0.02 to 0.06 %.
 #include <chrono>
 #include <thread>
 
-#include "allocator/block_pool.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/thread_team.h"
 #include "experiments/attention_case.h"
@@ -79,7 +76,7 @@ Result<Finding> write_out(const Values& point, const Setting& setting) {
   KvOptions options{.shape = shape, .max_sequence_tokens = n + 1, .prefix_cache = false};
   options.pool_bytes = size_t(2 * n) * shape.token_bytes();
   options.tiers = {.host_bytes = size_t(2 * n) * shape.token_bytes()};
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", options);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", options);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), options);
   if (tier) {

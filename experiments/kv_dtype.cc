@@ -1,11 +1,10 @@
 // kv_dtype: what KV of fewer bits is worth: tokens of a GiB, sequences at once, requests a second.
 //
-// The real engine, policy and paged memory in virtual time: a step takes what the cost model says
-// in 16 bit, KV aside, at half the FLOP/s and 0.8 of the bandwidth of an A100 of 80 GB, of which 90
-// % are weights and KV. Requests of ShareGPT's lengths, all there at once, 256 sequences at most;
-// prompts have steps of their own (prefill_first): in a step shared with decodes the slower of its
-// two bounds would hide all reading of KV behind the prompts' arithmetic (chunked: 1.01 and 1.02
-// times with GQA).
+// The real engine, policy and paged memory in virtual time: a step takes what the cost model says in 16 bit, KV aside,
+// at half the FLOP/s and 0.8 of the bandwidth of an A100 of 80 GB, of which 90 % are weights and KV. Requests of
+// ShareGPT's lengths, all there at once, 256 sequences at most; prompts have steps of their own (prefill_first): in a
+// step shared with decodes the slower of its two bounds would hide all reading of KV behind the prompts' arithmetic
+// (chunked: 1.01 and 1.02 times with GQA).
 //
 // Arithmetic. A row of 128 dims is 256 bytes in f16, 132 in int8 and 68 in int4, its scale and zero
 // counted: 1.94 and 3.76 times the tokens. Llama-2-7B (MHA) has 0.5 MB of KV a token in 16 bit: 58
@@ -29,6 +28,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 #include "model/folder.h"
 #include "model/tokenizer.h"
@@ -60,12 +60,6 @@ ModelConfig shape_named(const std::string& model) {
   return c;
 }
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { tokens += event.token >= 0; }
-  int64_t tokens = 0;
-};
-
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* model : {"llama-2-7b", "llama-3-8b"})
@@ -87,14 +81,14 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
                .max_sequence_tokens = 2048,
                .prefix_cache = false};
   kv.pool_bytes = size_t(pool_tokens) * kv.shape.token_bytes();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;
   TimedModel model(cost, kRates, clock);
   Engine engine(model, *memory, {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048},
                 clock, nullptr);
-  auto sink = std::make_shared<Counter>();
+  auto sink = std::make_shared<Tally>();
   int64_t expected = 0;
   for (const Lengths& r : lengths.value().requests) {
     auto request = std::make_shared<Request>();

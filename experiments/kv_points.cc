@@ -1,6 +1,5 @@
-// kv_points: what KV of fewer bits costs in points of the standard tool, lm-eval's
-// local-completions (kv_points.py: facts in a text, asked at its end, four values to choose from),
-// question by question.
+// kv_points: what KV of fewer bits costs in points of the standard tool, lm-eval's local-completions (kv_points.py:
+// facts in a text, asked at its end, four values to choose from), question by question.
 //
 // Arithmetic. Of the model's own words it is right at any length, over int4 KV as well: nothing can
 // be lost. Words of three made-up letters it copies less surely: 70 to 80 % of the questions, where

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/stats.h"
-#include "server/options.h"
+#include "server/stack.h"
 
 namespace xpyd::experiments {
 namespace {

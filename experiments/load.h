@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "experiments/experiment.h"
-#include "server/bench_result.h"
+#include "server/bench.h"
 #include "server/datasets.h"
 #include "server/stack.h"
 

@@ -30,7 +30,7 @@ int fail(int code, const std::string& message) {
 void print(const std::string& json) { std::printf("%s\n", json.c_str()); }
 
 const Experiment* find(const std::string& name, const std::string& device) {
-  for (const Experiment& e : experiments())
+  for (const Experiment& e : all_experiments())
     if (name == e.name && (e.device == device || e.device == std::string("any"))) return &e;
   return nullptr;
 }
@@ -98,7 +98,7 @@ int run(const std::vector<std::string>& words) {
   const size_t n = plain.size();
   if (command == "list" && n == 1) {
     std::vector<Values> out;
-    for (const Experiment& e : experiments()) out.push_back({{"name", e.name}, {"device", e.device}});
+    for (const Experiment& e : all_experiments()) out.push_back({{"name", e.name}, {"device", e.device}});
     print(dump(out));
     return 0;
   }

@@ -1,18 +1,15 @@
-// max_batch: how many sequences fit by the size of a page group, and what the last row of each
-// wastes.
+// max_batch: how many sequences fit by the size of a page group, and what the last row of each wastes.
 //
-// vAttention's Fig. 15 and Table 8: one worker's KV of Yi-6B (TP-1), Llama-3-8B and Yi-34B (TP-2).
-// `arithmetic` is this: sequences come until the next one's rows of page groups, or blocks, are
-// more than are left. `batch` is what the real memory admits, reserve() and append() until one
-// fails, in a pool with as many rows of as many tokens: a token's bytes are scaled down, in a plane
-// by 16 and layers to 2, or, where one group holds all layers (token_major, "tensor slicing",
-// section 8.2), in a plane by 256.
+// vAttention's Fig. 15 and Table 8: one worker's KV of Yi-6B (TP-1), Llama-3-8B and Yi-34B (TP-2). `arithmetic` is
+// this: sequences come until the next one's rows of page groups, or blocks, are more than are left. `batch` is what the
+// real memory admits, reserve() and append() until one fails, in a pool with as many rows of as many tokens: a token's
+// bytes are scaled down, in a plane by 16 and layers to 2, or, where one group holds all layers (token_major, "tensor
+// slicing", section 8.2), in a plane by 256.
 //
-// What is assumed. Neither lengths nor memory of the figure are known to us. The mean length
-// follows from its pairs: a sequence of L tokens wastes half a row, so 240 (L + 32) = 187 (L +
-// 1,024) gives L = 3,470 for Yi-6B, 3,630 for Llama-3-8B, 4,600 for Yi-34B: here uniform in [2,048,
-// 5,120). The memory: 80 % of an A100's 80 GiB less bf16 weights, with which 64 KiB gives Yi-6B's
-// 240; so of the six figures that one says nothing, and the other five are tests.
+// What is assumed. Neither lengths nor memory of the figure are known to us. The mean length follows from its pairs: a
+// sequence of L tokens wastes half a row, so 240 (L + 32) = 187 (L + 1,024) gives L = 3,470 for Yi-6B, 3,630 for
+// Llama-3-8B, 4,600 for Yi-34B: here uniform in [2,048, 5,120). The memory: 80 % of an A100's 80 GiB less bf16 weights,
+// with which 64 KiB gives Yi-6B's 240; so of the six figures that one says nothing, and the other five are tests.
 //
 // Arithmetic. Tokens of a row, T = group / (heads * dim * 2 bytes): 64 at 64 KiB, 2,048 at 2 MiB,
 // for all three. Waste of T / 2 tokens of 3,584: 1 % and 29 %; so 64 KiB admits (3,584 + 1,024) /
@@ -23,8 +20,8 @@
 #include <climits>
 #include <memory>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
 #include "base/random.h"
 #include "experiments/lengths.h"
 
@@ -83,14 +80,14 @@ KvOptions scaled(const Worker& worker, const std::string& memory, int64_t group,
   kv.shape = {sliced ? worker.n_layers : 2, 1, kPlaneTokenBytes / scale / 2, Dtype::bf16};
   kv.order = sliced ? KvOrder::token_major : KvOrder::layer_major;
   kv.max_sequence_tokens = kLongest;
-  kv.max_sequences = most;
-  kv.map_ahead = false;  // rows for those who are there
+  kv.vattention.max_sequences = most;
+  kv.vattention.map_ahead = false;  // rows for those who are there
   if (memory == "paged") {
     kv.block_tokens = rows.tokens;
     kv.pool_bytes = size_t(rows.n) * size_t(rows.tokens) * kv.shape.token_bytes();
   } else {
-    kv.page_group_bytes = size_t(group / scale);
-    kv.pool_bytes = size_t(rows.n) * kv.page_group_bytes * size_t(sliced ? 1 : 4);
+    kv.vattention.page_group_bytes = size_t(group / scale);
+    kv.pool_bytes = size_t(rows.n) * kv.vattention.page_group_bytes * size_t(sliced ? 1 : 4);
   }
   return kv;
 }
@@ -119,7 +116,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string scheme = memory == "paged" ? "paged" : "vattention";
   const KvOptions kv = scaled(*worker, memory, group, rows, arithmetic + 8);
   if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
   if (pool.value()->layout().n_blocks != rows.n || pool.value()->layout().block_tokens != rows.tokens)
     return Finding{{}, "the scaled pool has other rows"};

@@ -1,7 +1,7 @@
 // Mooncake's arithmetic of one prompt, with its own constants.
 #pragma once
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 // Mooncake's own constants (FAST'25 section 2.2, equations 1 and 2, table 1): FLOPs of n tokens are
 // layers * (a n^2 d + b n d^2), whatever the model's real widths.
@@ -15,4 +15,4 @@ struct MooncakeCost {
 };
 inline constexpr MooncakeCost kMooncakeLlama70b = {80, 8192, 4, 22, 8, 2};
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

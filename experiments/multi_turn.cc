@@ -1,13 +1,12 @@
 // multi_turn: what it is worth to keep a conversation's KV until its next turn, in N slots
 // (TurboMind's first generation), in blocks, or not at all.
 //
-// Real steps of llama-mini (f32, random weights) on every core, one instance, a pool of 4 slots of
-// 2,048 tokens. Conversations take turns, one request at a time; each begins with `history` tokens
-// and goes through four turns of 32 new tokens and a reply of 16. With 3 conversations every one
-// finds its slot again; with 8 the least recently used slot is taken over by another, each time,
-// and the conversation comes back by recompute, which its client cannot see but in the time to the
-// first token. `paged` has the same bytes: 8 conversations of up to 1,100 tokens take 8,800 of its
-// 8,192 tokens at 1,024, and fit below. `contiguous` keeps nothing.
+// Real steps of llama-mini (f32, random weights) on every core, one instance, a pool of 4 slots of 2,048 tokens.
+// Conversations take turns, one request at a time; each begins with `history` tokens and goes through four turns of 32
+// new tokens and a reply of 16. With 3 conversations every one finds its slot again; with 8 the least recently used
+// slot is taken over by another, each time, and the conversation comes back by recompute, which its client cannot see
+// but in the time to the first token. `paged` has the same bytes: 8 conversations of up to 1,100 tokens take 8,800 of
+// its 8,192 tokens at 1,024, and fit below. `contiguous` keeps nothing.
 //
 // Arithmetic. A prompt token costs 2 * 25M FLOP = 0.33 ms at 150 GFLOP/s, a step at least the 5 ms
 // of reading 108 MB. A hit computes 33 tokens (the reply's last token has no KV yet): 11 to 16 ms,

@@ -7,12 +7,11 @@
 #include "base/random.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
-// A Model of the shape of `config` that neither writes nor reads KV. The logits of a token are 0
-// but for one 1, at a place that follows from the token's id and position alone, so that a greedy
-// continuation is deterministic and does not depend on batching, chunking or the cache. The
-// observer is called for every layer. Nothing is allocated per step.
+// A Model of the shape of `config` that neither writes nor reads KV. The logits of a token are 0 but for one 1, at a
+// place that follows from the token's id and position alone, so that a greedy continuation is deterministic and does
+// not depend on batching, chunking or the cache. The observer is called for every layer. Nothing is allocated per step.
 class NullModel final : public Model {
  public:
   explicit NullModel(const ModelConfig& config) : config_(config) {}
@@ -42,4 +41,4 @@ class NullModel final : public Model {
 
 inline std::unique_ptr<Model> make_null_model(const ModelConfig& config) { return std::make_unique<NullModel>(config); }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -30,8 +30,8 @@
 #include <cstring>
 #include <thread>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/random.h"
 #include "base/stats.h"
@@ -65,7 +65,7 @@ class Swapper {
     options.pool_bytes = size_t(2 * n_tokens) * shape.token_bytes();
     options.tiers = {
         .host_bytes = size_t(n_tokens) * shape.token_bytes(), .block_tokens = block_tokens, .copy_gbps = gbps};
-    Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", options);
+    Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", options);
     if (!pool) return pool.error();
     std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), options);
     if (scattered) scatter(*memory, s->random_);
@@ -186,8 +186,7 @@ Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
 
 // ---- offload_copy
 
-// GB/s of one thread that copies as many bytes in pieces of 2 MiB: around the caches, or as memcpy
-// does.
+// GB/s of one thread that copies as many bytes in pieces of 2 MiB: around the caches, or as memcpy does.
 double plain_gbps(size_t bytes, bool streaming) {
   std::vector<std::byte> from(bytes, std::byte{1}), to(bytes, std::byte{2});
   std::vector<double> rates;

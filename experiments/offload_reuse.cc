@@ -2,21 +2,18 @@
 // the host tier. offload_rounds: the same documents asked again, when the pool holds them, when
 // only the host tier does, and when neither does.
 //
-// Real steps of llama-mini in f32, one instance, both cores. A GPU computes KV a few times as
-// slowly as its link copies it, this machine some hundred times (offload_cost). So that a link can
-// be the limit at all, most points have one that takes 1 / `link_times` of the prefill's time
-// (offload.h); 0: as fast as memory. Caches: `none`; `device`: the pool's prefix cache; `host`: the
-// tier alone, the pool finds nothing by itself; `both`.
+// Real steps of llama-mini in f32, one instance, both cores. A GPU computes KV a few times as slowly as its link copies
+// it, this machine some hundred times (offload_cost). So that a link can be the limit at all, most points have one that
+// takes 1 / `link_times` of the prefill's time (offload.h); 0: as fast as memory. Caches: `none`; `device`: the pool's
+// prefix cache; `host`: the tier alone, the pool finds nothing by itself; `both`.
 //
-// offload_hits (E4; published: the host tier is as good as the GPU's own cache below 80 % of hits,
-// and falls behind above, where nothing is left to overlap with; 20.6 requests/s with no hits, 98.8
-// with all). 8 prompts of 512 tokens, each with its own prefix, 8 tokens of output, 4 at once; the
-// link takes 1/5 of the prefill, as their 3B's. Arithmetic. With a share h of hits, computing takes
-// 185 (1 - h) + 18 ms a request (8 steps of 9 ms, shared by 4), the link 37 h: it is hidden until
-// 185 (1 - h) + 18 = 37 h, h = 0.91. So host / device is 0.88 to 1.05 up to 60 % (the first load is
-// waited for, and 4 at once is not a long queue), and 18 / 37 = 0.5 at 100 %, 0.3 to 0.75. At
-// memory's speed 1, less the copying itself: 0.85 to 1.1. All hits over none, device: 203 / 18
-// = 11.
+// offload_hits (E4; published: the host tier is as good as the GPU's own cache below 80 % of hits, and falls behind
+// above, where nothing is left to overlap with; 20.6 requests/s with no hits, 98.8 with all). 8 prompts of 512 tokens,
+// each with its own prefix, 8 tokens of output, 4 at once; the link takes 1/5 of the prefill, as their 3B's.
+// Arithmetic. With a share h of hits, computing takes 185 (1 - h) + 18 ms a request (8 steps of 9 ms, shared by 4), the
+// link 37 h: it is hidden until 185 (1 - h) + 18 = 37 h, h = 0.91. So host / device is 0.88 to 1.05 up to 60 % (the
+// first load is waited for, and 4 at once is not a long queue), and 18 / 37 = 0.5 at 100 %, 0.3 to 0.75. At memory's
+// speed 1, less the copying itself: 0.85 to 1.1. All hits over none, device: 203 / 18 = 11.
 //
 // offload_rounds. `fits` and `over` (E5; published, 10 x 10,240 tokens that fit the GPU, 2 tokens
 // of output, rounds 2 and 3: none 0.91 requests/s, prefix cache 49.96, both 49.22, offload

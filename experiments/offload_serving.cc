@@ -5,17 +5,15 @@
 // turns within a point, so that both see the same machine. `link_times`: the KV of a prompt is
 // copied in that part of the time in which it is computed (offload.h); 0: as fast as memory.
 //
-// offload_overhead (E3; published: 0.94 to 1.02 of the requests a second, 3B): prompts of 512
-// tokens, one after the other, one token of output; all of their KV goes out, none comes back.
-// Arithmetic. A prompt is 4 MiB of KV: 0.4 to 1.3 ms of a copying thread that shares two cores with
-// 185 ms of prefill. In balance that is 0.1 to 0.35 %; the two who compute wait for each other, so
-// up to 0.7 %. And 32 blocks of 1 to 5 us of the engine's thread, 0.1 %, and what it finds no more
-// in its caches. So 0.98 to 1; below, the machine's own wavering: turns of three prompts, of which
-// the median counts. `cpu_ratio` is the same of processor time, spinning included, which wavers
-// less: whatever keeps the two cores longer is in it. Where the link takes a fifth of the prefill,
-// a copy that is waited for would cost 1 / 1.2 = 0.83; it is not, and takes no core: 1. `waits`
-// shows it: the same with copies that the engine waits for, 0.79 to 0.88. (Nobody has published
-// that: all of wde's copies are asynchronous.)
+// offload_overhead (E3; published: 0.94 to 1.02 of the requests a second, 3B): prompts of 512 tokens, one after the
+// other, one token of output; all of their KV goes out, none comes back. Arithmetic. A prompt is 4 MiB of KV: 0.4 to
+// 1.3 ms of a copying thread that shares two cores with 185 ms of prefill. In balance that is 0.1 to 0.35 %; the two
+// who compute wait for each other, so up to 0.7 %. And 32 blocks of 1 to 5 us of the engine's thread, 0.1 %, and what
+// it finds no more in its caches. So 0.98 to 1; below, the machine's own wavering: turns of three prompts, of which the
+// median counts. `cpu_ratio` is the same of processor time, spinning included, which wavers less: whatever keeps the
+// two cores longer is in it. Where the link takes a fifth of the prefill, a copy that is waited for would cost 1 / 1.2
+// = 0.83; it is not, and takes no core: 1. `waits` shows it: the same with copies that the engine waits for, 0.79 to
+// 0.88. (Nobody has published that: all of wde's copies are asynchronous.)
 //
 // Published are two ways to step, "sync" (plan, compute, choose, one after the other) and "async-2"
 // (two steps under way: the next is planned while one computes); here `ahead`, which is
@@ -29,15 +27,14 @@
 // for it: 0.97 to 1.02. Without the tier async-2 saves what planning and launching take, 0.1 to 1
 // ms of 4 at 32 tokens: 1.02 to 1.35 of sync (published: 0.39 / 0.30).
 //
-// offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping,
-// small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,176: 4 start, and as they
-// grow, beyond 544 tokens each, the last of them is preempted. (In 2,080, where this was tried
-// first, the fourth found no room in blocks of 16: the others have begun their 33rd.) Arithmetic.
-// Who comes back has 544 tokens: 195 ms of prefill, or 4.4 MB of KV, 1 or 2 ms. The whole takes 8 *
-// 185 ms of prefill and two or three times 64 steps of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6
-// in all, 0.4 to 1.2 s of recomputing: with swapping 1.1 to 1.4 times the requests a second, at any
-// block, because even blocks of one token move in 2 to 5 us each. Published ratios near 1 are a
-// GPU's, which computes a token in 0.1 ms and moves its 800 KB in as long.
+// offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping, small blocks swap
+// badly): 8 requests of 512 + 64 tokens in a pool of 2,176: 4 start, and as they grow, beyond 544 tokens each, the last
+// of them is preempted. (In 2,080, where this was tried first, the fourth found no room in blocks of 16: the others
+// have begun their 33rd.) Arithmetic. Who comes back has 544 tokens: 195 ms of prefill, or 4.4 MB of KV, 1 or 2 ms. The
+// whole takes 8 * 185 ms of prefill and two or three times 64 steps of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6 in
+// all, 0.4 to 1.2 s of recomputing: with swapping 1.1 to 1.4 times the requests a second, at any block, because even
+// blocks of one token move in 2 to 5 us each. Published ratios near 1 are a GPU's, which computes a token in 0.1 ms and
+// moves its 800 KB in as long.
 #include <time.h>
 
 #include <algorithm>

@@ -1,15 +1,13 @@
 // offload_trace: on one clock, when do steps compute, and when is KV copied out and in?
 //
-// KV offloading (wde), experiment 2: profiles of a 3B model, steps of 1,024 tokens, the pool's own
-// prefix cache off. A prompt of 2 x 1,024 tokens goes out: 16 ms for 1,024 tokens, beside steps of
-// 50 ms (0.40 s for 8,192). Then equal prompts come in: the first is computed, three are swapped
-// in; "two streams, and swapping hardly disturbs computing".
+// KV offloading (wde), experiment 2: profiles of a 3B model, steps of 1,024 tokens, the pool's own prefix cache off. A
+// prompt of 2 x 1,024 tokens goes out: 16 ms for 1,024 tokens, beside steps of 50 ms (0.40 s for 8,192). Then equal
+// prompts come in: the first is computed, three are swapped in; "two streams, and swapping hardly disturbs computing".
 //
-// One engine, stepped by hand, over paged memory with the real host tier; its copies go through a
-// device that notes when each was asked for and when it was done. llama-mini in f32 on both cores;
-// the link is set to what theirs was beside their steps: 1,024 tokens take 0.32 of a step. Each
-// round is new prompts: computed without the tier, computed with it, then three times the same,
-// together. Two tokens of output each.
+// One engine, stepped by hand, over paged memory with the real host tier; its copies go through a device that notes
+// when each was asked for and when it was done. llama-mini in f32 on both cores; the link is set to what theirs was
+// beside their steps: 1,024 tokens take 0.32 of a step. Each round is new prompts: computed without the tier, computed
+// with it, then three times the same, together. Two tokens of output each.
 //
 // Arithmetic. A copy of 8 MiB is 1 to 2 ms of memcpy and then waits for the link: in all 0.32 of
 // the step in which it was computed, the bounds are the wavering of one step against another: 0.25

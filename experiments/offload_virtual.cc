@@ -1,12 +1,11 @@
 // offload_virtual: what a host tier is worth on the machine on which it was published: the real
 // engine, policy, paged memory and tier on a virtual clock, with that machine's costs.
 //
-// wde's KV offloading, experiments 1, 4 and 5 (RTX 4090 by its other documents, Qwen2.5 in 16 bit).
-// A step takes what the cost model says at 150 TFLOP/s and 0.8 TB/s: 8,192 tokens of the 7B then
-// take 0.91 s (published 0.84), of the 3B 0.40 (0.40). A copy of a block's layer takes 2.1 us or
-// its bytes at 12 GB/s (reference: 8 KiB in 2.17 us, 16 KiB in 2.09), one after the other, out and
-// in beside each other; a copy takes nothing from a step. Planning takes no time: what an engine in
-// Python adds (sync and async-2 differ by it) is not here.
+// wde's KV offloading, experiments 1, 4 and 5 (RTX 4090 by its other documents, Qwen2.5 in 16 bit). A step takes what
+// the cost model says at 150 TFLOP/s and 0.8 TB/s: 8,192 tokens of the 7B then take 0.91 s (published 0.84), of the 3B
+// 0.40 (0.40). A copy of a block's layer takes 2.1 us or its bytes at 12 GB/s (reference: 8 KiB in 2.17 us, 16 KiB in
+// 2.09), one after the other, out and in beside each other; a copy takes nothing from a step. Planning takes no time:
+// what an engine in Python adds (sync and async-2 differ by it) is not here.
 //
 // `hits` (experiment 4): 200 prompts of 1,000 tokens of which a share is known, 24 out, 32 at once,
 // 3B. Arithmetic. A prompt's KV is 62 blocks of 36 layers, K and V: 4,464 copies, 9.4 ms; computing
@@ -24,12 +23,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "allocator/block_pool.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/experiment.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::offload_virtual_experiment {
@@ -96,15 +96,6 @@ class TimedDevice final : public Device {
   const size_t block_bytes_;
 };
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    if (event.finish != FinishReason::none) cached += event.cached_tokens;
-  }
-  int64_t tokens = 0, cached = 0;
-};
-
 // One engine over one memory, on its own clock.
 class Bench {
  public:
@@ -124,7 +115,7 @@ class Bench {
     const double copies = 2. * cost.config.n_layers, copy_bytes = kBlock * cost.kv_token_bytes() / copies;
     b->device_ = std::make_unique<TimedDevice>(b->clock_, copies * std::max(kCallS, copy_bytes / kLinkBytesPerS),
                                                block_bytes);
-    Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", kv);
+    Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
     if (!pool) return pool.error();
     b->memory_ = find_kv_scheme("paged")->make(pool.value(), kv);
     if (cache == "host" || cache == "both") {
@@ -149,7 +140,7 @@ class Bench {
     double seconds = 0, hit_share = 0;
   };
   Result<Round> ask(const std::vector<std::vector<int32_t>>& prompts, int output) {
-    auto sink = std::make_shared<Counter>();
+    auto sink = std::make_shared<Tally>();
     int64_t asked = 0;
     for (const auto& prompt : prompts) {
       auto request = std::make_shared<Request>();
@@ -167,7 +158,7 @@ class Bench {
       if (!engine_->step()) clock_.seconds += 20e-6;  // for copies
       if (clock_.seconds - start > 1e5) return invalid("the engine stands still");
     }
-    Round round{clock_.seconds - start, double(sink->cached) / double(asked)};
+    Round round{clock_.seconds - start, double(sink->cached_tokens) / double(asked)};
     if (sink->tokens != int64_t(prompts.size()) * output) return invalid("not every request got its tokens");
     while (memory_->poll()) clock_.seconds += 20e-6;  // what is on its way out
     return round;

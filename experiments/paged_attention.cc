@@ -1,27 +1,23 @@
 // paged_attention: what a block table costs attention, and page groups, the same kernel over each.
 //
-// CPU: this machine's default kernel, 32 query heads, 8 KV heads of 128, bf16 KV. Blocks, and the
-// page groups behind contiguous addresses (vAttention), are in random order. decode: 4 sequences of
-// 4,096 tokens, 67 MB of KV, larger than the caches whatever the block size. prefill: 1,024 tokens
-// of one prompt. All memories take turns, call by call.
+// CPU: this machine's default kernel, 32 query heads, 8 KV heads of 128, bf16 KV. Blocks, and the page groups behind
+// contiguous addresses (vAttention), are in random order. decode: 4 sequences of 4,096 tokens, 67 MB of KV, larger than
+// the caches whatever the block size. prefill: 1,024 tokens of one prompt. All memories take turns, call by call.
 //
-// The published comparison of prefills (Fig. 2) set a kernel that splits KV against one that does
-// not, and that of blocks (Fig. 3) let the bytes grow with the block: experiment block_size. Here
-// the kernel splits KV at the same tokens whatever the memory, so that no memory can
-// have another number of splits; outputs must have the same bits.
+// The published comparison of prefills (Fig. 2) set a kernel that splits KV against one that does not, and that of
+// blocks (Fig. 3) let the bytes grow with the block: experiment block_size. Here the kernel splits KV at the same
+// tokens whatever the memory, so that no memory can have another number of splits; outputs must have the same bits.
 //
-// Arithmetic: a KV row of 8 heads is 2 KB, read in order inside a block; a block of 16 is 32 KB, so
-// the prefetchers start anew every 512 lines. One table look-up and a division per row and head,
-// beside 128 multiply-adds: below 5 %. Blocks of 1 are runs of 2 KB: up to 1.5 times slower.
-// Prefill reads each row for many queries: no difference. Page groups are read as if they were one
-// allocation: what is different is where a page table entry points. A fair allocation has pages of
-// 4 KiB, too ("whole"); one with huge pages ("contiguous", what --allocator contiguous has where
-// the system grants them) saves page walks: up to 5 %, of the page's size, not of the mapping.
+// Arithmetic: a KV row of 8 heads is 2 KB, read in order inside a block; a block of 16 is 32 KB, so the prefetchers
+// start anew every 512 lines. One table look-up and a division per row and head, beside 128 multiply-adds: below 5 %.
+// Blocks of 1 are runs of 2 KB: up to 1.5 times slower. Prefill reads each row for many queries: no difference. Page
+// groups are read as if they were one allocation: what is different is where a page table entry points. A fair
+// allocation has pages of 4 KiB, too ("whole"); one with huge pages ("contiguous", what --allocator contiguous has
+// where the system grants them) saves page walks: up to 5 %, of the page's size, not of the mapping.
 //
-// token_major, contiguous, 8 layers ("tensor slicing", vAttention section 8.2; experiment
-// max_batch): K of a token's layer is 2 KB, the next token's is 32 KB further. Decoding is as with
-// blocks of 1, and each row is on another page: up to 1.7 times slower (kvcached measured 1.56 for
-// blocks of all layers).
+// token_major, contiguous, 8 layers ("tensor slicing", vAttention section 8.2; experiment max_batch): K of a token's
+// layer is 2 KB, the next token's is 32 KB further. Decoding is as with blocks of 1, and each row is on another page:
+// up to 1.7 times slower (kvcached measured 1.56 for blocks of all layers).
 #include <algorithm>
 #include <cstdio>
 #include <thread>

@@ -6,12 +6,11 @@
 // share of what 1C ends per second when all requests are there at once. The columns are those of
 // vLLM's benchmark, whose table the xPyD notes print; paper_figures/pd.py prints it too.
 //
-// Arithmetic, two cores. 1C runs a chunk of 512 in about 170 ms on both cores; whoever decodes
-// meanwhile waits so long: P99 ITL 100 to 200 ms. 1P1D: D has one core, reads 108 MB in 6 to 10 ms,
-// and never waits for a prompt: P99 ITL 8 to 30 ms plus what the two take from each other. P has
-// half the arithmetic: TTFT twice as long and, with a load of 0.6 of 1C's rate on half its speed, a
-// queue. A second P on two cores adds no arithmetic: 2P1D shares P's core, and takes some of D's.
-// The first gap carries the transfer: 272 tokens of 16 KiB, 4.4 MB, below 1 ms; handoff none.
+// Arithmetic, two cores. 1C runs a chunk of 512 in about 170 ms on both cores; whoever decodes meanwhile waits so long:
+// P99 ITL 100 to 200 ms. 1P1D: D has one core, reads 108 MB in 6 to 10 ms, and never waits for a prompt: P99 ITL 8 to
+// 30 ms plus what the two take from each other. P has half the arithmetic: TTFT twice as long and, with a load of 0.6
+// of 1C's rate on half its speed, a queue. A second P on two cores adds no arithmetic: 2P1D shares P's core, and takes
+// some of D's. The first gap carries the transfer: 272 tokens of 16 KiB, 4.4 MB, below 1 ms; handoff none.
 #include <algorithm>
 
 #include "experiments/load.h"

@@ -1,12 +1,11 @@
 // pd_ratio: six instances, from 1P5D to 5P1D, and 6C: the share of requests that meet their
 // objectives, by the rate at which they come. Goodput is the rate at which 90 % still do.
 //
-// The real instances in virtual time (timed_cluster.h), Llama-3.1-8B, 100 Gb/s, push layer by
-// layer, at most 64 sequences an instance. `prompts`: 4,000 tokens of prompt, 200 of output;
-// `outputs`: 500 and 300; both plus or minus a half, uniform. Objectives: first token within 1 s,
-// and 30 ms for the mean of a request's longest 10 % of gaps (Mooncake's TBT). Requests come for 8
-// s, as a Poisson process; three traces. Goodput is found by bisection: a grid of rates makes it
-// what a line between two neighbours is.
+// The real instances in virtual time (timed_cluster.h), Llama-3.1-8B, 100 Gb/s, push layer by layer, at most 64
+// sequences an instance. `prompts`: 4,000 tokens of prompt, 200 of output; `outputs`: 500 and 300; both plus or minus a
+// half, uniform. Objectives: first token within 1 s, and 30 ms for the mean of a request's longest 10 % of gaps
+// (Mooncake's TBT). Requests come for 8 s, as a Poisson process; three traces. Goodput is found by bisection: a grid of
+// rates makes it what a line between two neighbours is.
 //
 // Arithmetic. `prompts`: P computes 33,000 tokens/s, 8.2 requests/s. A D with 64 sequences of 4,100
 // reads 16 GB of weights and 34 GB of KV a step, 19 ms: 64 / (200 x 19 ms) = 17 requests/s. The

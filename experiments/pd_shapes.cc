@@ -1,14 +1,13 @@
 // pd_shapes: what crosses between P with tp = a and D with tp = b, for a and b in 1..16: pairs of
 // ranks, bytes, messages and their size. Nothing runs: the numbers are those of the plan that
-// transfers follow (disagg/shard_plan.h), of one block of 16 tokens of 32 layers with heads of 128
+// transfers follow (disagg/transfer_plan.h), of one block of 16 tokens of 32 layers with heads of 128
 // in bf16. Shapes that cannot be (ranks that would share a head unequally) are left out.
 //
-// NHD is [token][head][dim], the order of KvOrder::layer_major, HND is [head][token][dim], which no
-// memory here has: its messages are counted from the same rectangles. One K or V row of a head is
-// 256 bytes. Where both sides have the same heads, a block's plane is one piece in either. Where
-// they have not, NHD has a piece of (common heads) x 256 bytes for each token and HND one for them
-// all: 16 times fewer. `spread` takes each head from one of the ranks that hold it, `stripe` a part
-// of the tokens from each of them: 16 -> 8 with 8 heads then uses 16 links instead of 8.
+// NHD is [token][head][dim], the order of KvOrder::layer_major, HND is [head][token][dim], which no memory here has:
+// its messages are counted from the same rectangles. One K or V row of a head is 256 bytes. Where both sides have the
+// same heads, a block's plane is one piece in either. Where they have not, NHD has a piece of (common heads) x 256
+// bytes for each token and HND one for them all: 16 times fewer. `spread` takes each head from one of the ranks that
+// hold it, `stripe` a part of the tokens from each of them: 16 -> 8 with 8 heads then uses 16 links instead of 8.
 #include <algorithm>
 
 #include "experiments/experiment.h"
@@ -26,8 +25,7 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// One message is contiguous on both sides: all tokens of a run of heads, or one head's of a part of
-// them.
+// One message is contiguous on both sides: all tokens of a run of heads, or one head's of a part of them.
 int64_t hnd_messages(const ShardMap& map) {
   int64_t n = 0;
   for (const ShardMove& move : map.moves) {

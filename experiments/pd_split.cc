@@ -1,11 +1,10 @@
 // pd_split: one card whole, or cut into equal parts for prefill and decode: what `pd` asks of two
 // cores, on a virtual clock, where nothing wavers but the arrivals.
 //
-// The real instances in virtual time (timed_cluster.h): Llama-3.1-8B, H100. 1C has the card, of
-// 1P1D each instance a half of its arithmetic and of its bandwidth, of 2P1D a third; KV changes
-// hands without a copy (handoff). 400 requests, prompts of 2,000 tokens and outputs of 128, each
-// plus or minus a half, uniform; steps of 512 tokens everywhere. `load` is a share of the requests
-// a second that 1C ends when all are there at once. Nine traces.
+// The real instances in virtual time (timed_cluster.h): Llama-3.1-8B, H100. 1C has the card, of 1P1D each instance a
+// half of its arithmetic and of its bandwidth, of 2P1D a third; KV changes hands without a copy (handoff). 400
+// requests, prompts of 2,000 tokens and outputs of 128, each plus or minus a half, uniform; steps of 512 tokens
+// everywhere. `load` is a share of the requests a second that 1C ends when all are there at once. Nine traces.
 //
 // Arithmetic. 16 GFLOP a token: 1C computes a chunk of 512 in 17 ms and a prompt in 65; a decode
 // step reads 16 GB in 6 ms. All at once 1C mixes both in steps of 17 ms: 4 a prompt, some 13

@@ -1,5 +1,4 @@
-// prefix: what a shared prefix is worth: prompt tokens found in the cache, and the first token's
-// time.
+// prefix: what a shared prefix is worth: prompt tokens found in the cache, and the first token's time.
 //
 // Prompts of 1,024 tokens of which `share` is one of two prefixes, one request at a time, real
 // steps of llama-mini in f32. Cache off beside it.

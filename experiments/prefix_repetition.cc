@@ -1,6 +1,5 @@
-// prefix_repetition: how much the prompts of the Mooncake traces repeat, by the radix-tree metric
-// of the xPyD notes (`xpyd prefix-stats`) over its two thresholds, and by what an unlimited cache
-// would find.
+// prefix_repetition: how much the prompts of the Mooncake traces repeat, by the radix-tree metric of the xPyD notes
+// (`xpyd prefix-stats`) over its two thresholds, and by what an unlimited cache would find.
 //
 // Expected for N = 2, L = 0 (figures computed from the same traces by another program):
 // conversation R_leaf 0.194, R_conv 0.417, blocks 0.366, tokens 0.374; synthetic 0.139, 0.530,

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "disagg/shard_plan.h"
+#include "disagg/transfer_plan.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 // What a map costs. One message is one contiguous piece on both sides, as add_copies (kv_copy.h)
 // makes them when no two blocks are neighbours.
@@ -52,4 +52,4 @@ inline ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvO
   return t;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -20,8 +20,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
+#include "allocator/kv_pool.h"
 #include "base/stats.h"
 #include "experiments/load.h"
 
@@ -68,9 +68,9 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
   KvOptions o;
   o.shape = {.n_layers = setting.tiny ? 2 : 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
   o.max_sequence_tokens = prefix + 2 * kOwn;
-  o.max_sequences = 2 * (kSharers + 1);
-  o.map_ahead = false;
-  o.share = share_of(way);
+  o.vattention.max_sequences = 2 * (kSharers + 1);
+  o.vattention.map_ahead = false;
+  o.vattention.share = share_of(way);
   const int tokens = prefix + kOwn + 64;
   o.pool_bytes = size_t(kSharers + 2) * size_t(tokens + 64) * o.shape.token_bytes();
   auto pool = make_block_pool(scheme, o);
@@ -127,7 +127,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
   const double held = double(stats.capacity_bytes - stats.idle_bytes - stats.external_bytes);
   return Finding{{{{"attach_us", summarize(us).mean},
                    {"held_mib", held / (1 << 20)},
-                   {"map_calls", stats.map_calls},
+                   {"map_calls", stats.vattention.map_calls},
                    {"prefix_mib", double(prefix) * double(o.shape.token_bytes()) / (1 << 20)},
                    {"ttft_ms", ""},
                    {"hit_share", ""},

@@ -18,29 +18,37 @@ APART = ("bench", "gpu", "results", "demo_model")  # folders of other programs
 
 LLAMA = ["model/llama.cc", "model/weights.cc"]  # of model.h, which is also of those who compute nothing
 IMPLEMENTED = {
-    "allocator/pooled.h": ["allocator/contiguous.cc", "allocator/paged.cc", "allocator/vattention.cc"],
+    "allocator/kv_memory.h": ["allocator/kv_plan.cc"],
     "attention/attention_cuda_kernel.h": ["attention/attention_naive.cu", "attention/decode_mma.cu",
                                           "attention/decode_split.cu", "attention/prefill_mma.cu",
                                           "attention/prefill_wgmma_sm90.cu"],
     "attention/kernels.h": ["attention/walk.cc"],
-    "base/device_cuda.h": ["base/exported_memory_cuda.cu"],
-    "disagg/transport/wires.h": ["disagg/transport/" + wire + ".cc"
-                                 for wire in ("local", "handoff", "shm", "nccl", "rdma", "tcp")],
+    "base/copy.h": ["base/memory.cc"],
+    "base/wait_word.h": ["base/thread_team.cc"],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
     "experiments/vattention_speed.cc": LLAMA,
+    "model/gemm_cuda.h": ["model/gemv_cuda.cu"],
+    "model/jinja.h": ["model/jinja_eval.cc"],
     "model/model_cuda.h": ["model/llama_cuda.cu"],
-    "server/backend_cpu.cc": LLAMA,
-    "server/http.h": ["server/boost_asio_impl.cc", "server/boost_beast_impl.cc"],
+    "server/backend.cc": LLAMA,
+    "server/bench.h": ["server/bench_client.cc", "server/bench_result.cc"],
+    "server/api.h": ["server/api_parse.cc", "server/generation.cc", "server/page.cc"],
+    "server/http.h": ["server/boost_impl.cc", "server/http_parser.cc"],
+    "server/local_workers.h": ["server/etcd_registry.cc"],
     "server/main.cc": ["server/" + command + ".cc"
-                       for command in ("tour", "serve", "worker_command", "generate", "bench", "peak_command", "info",
-                                       "prefix_stats", "export")],
+                       for command in ("tour", "serve", "commands", "bench", "info", "prefix_stats")],
+    "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/options.cc"],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
 NAMESPACE = re.compile(rb"\bnamespace ([\w:]+) \{")
 FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
+TABLES = {  # whose rows stand in files of their names
+    "disagg/transport/wires.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/%s.cc"),
+    "allocator/kv_plan.cc": (re.compile(rb"^KvScheme (\w+)_scheme\(\);", re.M), "allocator/%s.cc"),
+}
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("(\w+)",\s*"(\w+)"', re.M)
 TOKEN = re.compile(rb'''(?P<nothing>//[^\n]*|/\*.*?\*/)|^[ \t]*\#(?P<directive>[^\n]*)|R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"|
     "(?:\\.|[^"\\\n])*"|\.?\d(?:\'?\w|\.|(?<=[eEpP])[+-])*|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|::|->|[^\s\w]''', re.S | re.M | re.X)
@@ -165,6 +173,10 @@ class Sources:
         code = b"\n".join(self.text(file) for file in self.texts if self._is_code(file))
         self.spaces = {name for path in NAMESPACE.findall(code) for name in path.split(b"::")}
         self.brings = {file: [f for f in files if f in self.texts] for file, files in IMPLEMENTED.items()}
+        for table in TABLES.keys() & self.texts.keys():
+            row, named = TABLES[table]
+            files = {named % name.decode() for name in row.findall(self.text(table))}
+            self.brings[table] = sorted(files & self.texts.keys())
         for file in sorted(self.texts):
             if self._is_code(file) and not file.endswith(".h") and not self._registers(file):
                 header = self._header(file)

@@ -9,10 +9,11 @@
 #include <unordered_map>
 
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/instance.h"
-#include "disagg/local_probe.h"
+#include "disagg/cluster.h"
 #include "disagg/transport/forwarding.h"
+#include "experiments/timed_model.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -132,23 +133,17 @@ class Turntaker {
 };
 
 // Takes the time of the real model, layer by layer where a prompt is computed and somebody looks.
-class TimedModel final : public Model {
+// What it computes of each layer is a hash of the tokens so far.
+class ChainModel final : public Model {
  public:
-  TimedModel(double share, std::function<void(double)> sleep)
-      : rates_{share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s}, sleep_(std::move(sleep)) {}
+  ChainModel(double share, std::function<void(double)> sleep)
+      : cost_{timed_model_cost(), {share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s}},
+        sleep_(std::move(sleep)) {}
   const ModelConfig& config() const override { return config_; }
 
   void forward(const StepInput& step, float* logits) override {
-    Work work = weights_;
-    bool prompts = false;
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], length = step.kv_lengths[s];
-      const Work mine = cost_.prefill(n, length - n);
-      work.flops += mine.flops;
-      work.bytes += mine.bytes - weights_.bytes;
-      prompts |= n > 1;
-    }
-    const double step_s = seconds(work, rates_);
+    const double step_s = cost_.seconds(step);
+    const bool prompts = step.token_ids.size() > step.views.size();
     const bool by_layer = prompts && step.observer;
     for (int layer = 0; layer < config_.n_layers; ++layer) {
       if (by_layer) sleep_(step_s / config_.n_layers);
@@ -194,9 +189,7 @@ class TimedModel final : public Model {
   }
 
   const ModelConfig config_ = small_shape();
-  const CostModel cost_ = timed_model_cost();
-  const Work weights_ = {cost_.prefill(1, 0).bytes, 0};  // read once a step
-  const Rates rates_;
+  const StepCost cost_;
   std::function<void(double)> sleep_;
 };
 
@@ -213,8 +206,7 @@ struct Links {
   }
 };
 
-// The local wire, which copies when the links have carried it. `wake`: both ends of a transfer,
-// then.
+// The local wire, which copies when the links have carried it. `wake`: both ends of a transfer, then.
 class PacedWire final : public ForwardingTransport {
  public:
   PacedWire(const TransportOptions& options, Links& links, Timeline& timeline, std::function<void(PeerId)> wake)
@@ -283,7 +275,7 @@ class TimedCluster final : public Post {
   };
 
   ConductorOptions conductor_options() const;
-  void add(Role role, int index, size_t n, std::shared_ptr<BlockPool> shared);
+  void add(Role role, int index, size_t n, std::shared_ptr<KvPool> shared);
   void send(InstanceId from, InstanceId to, Message message) override;
   void on_event(const TokenEvent& event);
 
@@ -326,7 +318,7 @@ TimedCluster::TimedCluster(const TimedOptions& options) : options_(options) {
   };
   const std::vector<Role> roles = parse_topology(options.topology).value();
   nodes_.resize(roles.size());
-  std::shared_ptr<BlockPool> shared;
+  std::shared_ptr<KvPool> shared;
   if (options.wire_gbps == 0) {
     KvOptions kv{.shape = kShape, .prefix_cache = false};
     kv.pool_bytes = size_t(options.pool_tokens) * kShape.token_bytes() * roles.size();
@@ -342,7 +334,7 @@ TimedCluster::~TimedCluster() {
   for (Node& node : nodes_) node.thread.reset();
 }
 
-void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool> shared) {
+void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<KvPool> shared) {
   const InstanceId id = conductor_->new_id();
   Node& node = nodes_[size_t(id)];
   node.role = role;
@@ -350,7 +342,7 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
   KvOptions kv{.shape = kShape, .prefix_cache = false};
   kv.pool_bytes = size_t(options_.pool_tokens) * kShape.token_bytes() * (shared ? n : 1);
   kv.max_sequence_tokens = options_.pool_tokens;
-  kv.max_sequences = max_sequences(options_.max_batch);
+  kv.vattention.max_sequences = max_sequences(options_.max_batch);
   kv.n_memories = int(n);
   kv.keep_idle = !shared;
   kv.queue = node.queue.get();
@@ -369,7 +361,7 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
       .id = id, .name = instance_name(role, index), .role = role, .stream_kv = options_.stream_kv, .checksum = !shared};
   instance.engine = {
       .policy = find_batch_policy("chunked"), .max_batch = options_.max_batch, .step_tokens = options_.step_tokens};
-  auto model = std::make_unique<TimedModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
+  auto model = std::make_unique<ChainModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
   node.instance = std::make_unique<Instance>(std::move(instance), std::move(model), std::move(memory),
                                              std::move(transport), timeline_.clock, *this);
   node.thread = std::make_unique<Turntaker>(timeline_, [&node](Turntaker& self) {

@@ -1,8 +1,7 @@
-// A cluster in virtual time: the server's conductor, policies, instances and engines over the
-// `local` wire, whose transfers arrive when a wire of a given rate would have carried them, and a
-// model that takes the time of a real one on a real card (model/cost_model.h). What the KV holds is
-// small, and checked: a token's rows follow from those of the token before, and the tokens put out
-// from all layers.
+// A cluster in virtual time: the server's conductor, policies, instances and engines over the `local` wire, whose
+// transfers arrive when a wire of a given rate would have carried them, and a model that takes the time of a real one
+// on a real card (model/cost_model.h). What the KV holds is small, and checked: a token's rows follow from those of the
+// token before, and the tokens put out from all layers.
 //
 // Exact and repeatable: threads take turns, one at a time, in the order of virtual time.
 #pragma once

@@ -1,7 +1,8 @@
-// A model that computes nothing and takes, in virtual time, what the cost model says that a real
-// one takes. Engine, policy and KV memory above it are the real ones.
+// A model that computes nothing and takes, mostly in virtual time, what the cost model says that a
+// real one takes. Engine, policy and KV memory above it are the real ones.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -23,23 +24,42 @@ inline ModelConfig shape_of_nothing() {
   return c;
 }
 
+// Seconds of a step of a real model: its products read the weights once, whatever else they do.
+struct StepCost {
+  CostModel cost;
+  Rates rates;
+  Work weights = {cost.prefill(1, 0).bytes, 0};
+  double seconds(const StepInput& step) const {
+    Work work = weights;
+    for (size_t s = 0; s < step.views.size(); ++s) {
+      const int n = step.q_offsets[s + 1] - step.q_offsets[s];
+      const Work mine = cost.prefill(n, step.kv_lengths[s] - n);
+      work.flops += mine.flops;
+      work.bytes += mine.bytes - weights.bytes;
+    }
+    return model::seconds(work, rates);
+  }
+};
+
 class TimedModel : public Model {
  public:
-  TimedModel(CostModel cost, Rates rates, VirtualClock& clock) : cost_(std::move(cost)), rates_(rates), clock_(clock) {}
+  TimedModel(CostModel cost, Rates rates, VirtualClock& clock)
+      : TimedModel(
+            shape_of_nothing(),
+            [of = StepCost{std::move(cost), rates}](const StepInput& step) { return of.seconds(step); },
+            [&clock](double seconds) { clock.seconds += seconds; }) {}
+  // seconds(): asked when a step begins; sleep(): until it has taken so long.
+  TimedModel(const ModelConfig& shape, std::function<double(const StepInput&)> seconds,
+             std::function<void(double)> sleep)
+      : null_(make_null_model(shape)), seconds_(std::move(seconds)), sleep_(std::move(sleep)) {}
 
   const ModelConfig& config() const override { return null_->config(); }
   void forward(const StepInput& step, float* logits) override {
+    last_s = seconds_(step);
     null_->forward(step, logits);
-    Work work = weights_;
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s];
-      const Work mine = cost_.prefill(n, step.kv_lengths[s] - n);
-      work.flops += mine.flops;
-      work.bytes += mine.bytes - weights_.bytes;
-      tokens += n;
-    }
-    clock_.seconds += xpyd::seconds(work, rates_);
+    sleep_(last_s);
     ++steps;
+    tokens += double(step.token_ids.size());
     sequences += double(step.views.size());
   }
   Work work(const StepInput&) const override { return {}; }
@@ -47,13 +67,12 @@ class TimedModel : public Model {
   size_t scratch_bytes() const override { return 0; }
 
   double tokens = 0, steps = 0, sequences = 0;  // sums over the steps
+  double last_s = 0;                            // of the last step
 
  private:
-  const CostModel cost_;
-  const Rates rates_;
-  const Work weights_ = {cost_.prefill(1, 0).bytes, 0};  // read once a step
-  const std::unique_ptr<Model> null_ = make_null_model(shape_of_nothing());
-  VirtualClock& clock_;
+  const std::unique_ptr<Model> null_;
+  const std::function<double(const StepInput&)> seconds_;
+  const std::function<void(double)> sleep_;
 };
 
 }  // namespace xpyd::experiments

@@ -1,21 +1,18 @@
 // transfer_exposed: how much of a prompt's transfer its second token waits for, by the grain at
 // which KV leaves the prefill instance (--stream-kv, --kv-transfer) and the rate of the wire.
 //
-// The real instances in virtual time (timed_cluster.h): 1P1D, a prompt of 4,096 tokens of
-// Llama-3.1-8B, in one step or in four of 1,024. `exposed_ms` is the gap between the first token,
-// which P samples, and the second, less the same gap with handoff, where nothing crosses; in
-// `exposed_layers` its unit is the time that one layer's KV of the last step takes on the wire.
-// `behind`: another prompt is computed on P right after it.
+// The real instances in virtual time (timed_cluster.h): 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B, in one step or
+// in four of 1,024. `exposed_ms` is the gap between the first token, which P samples, and the second, less the same gap
+// with handoff, where nothing crosses; in `exposed_layers` its unit is the time that one layer's KV of the last step
+// takes on the wire. `behind`: another prompt is computed on P right after it.
 //
-// Arithmetic. 4,096 tokens: 57 TFLOP in the matrices, 4 in attention, at 495 TFLOP/s 124 ms, a
-// layer 3.9 ms. A layer's KV is 16.8 MB: 1.34 ms at 100 Gb/s, as long as its computation at 35.
-// Layer by layer a wire faster than that has the last layer alone left when the computation ends: 1
-// layer less the 50 us in which P's word to D travels beside it (0.963 at 100 Gb/s, 0.851 at 400),
-// at 25 Gb/s 32 - 31 x 3.9 / 5.4 = 9.5 of them. By chunk, 32 layers of the last one are
-// left; by request all 32 of four: 43 ms. At 1 Gb/s the transfer takes 4.3 s and nothing hides but
-// the 0.12 s of computation. With another prompt behind it P looks at its wire between two layers
-// of that one alone, up to 3.9 ms late (2.9 layers): so it delivers when the last post is posted,
-// and D counts what arrives; the same 1 layer is left.
+// Arithmetic. 4,096 tokens: 57 TFLOP in the matrices, 4 in attention, at 495 TFLOP/s 124 ms, a layer 3.9 ms. A layer's
+// KV is 16.8 MB: 1.34 ms at 100 Gb/s, as long as its computation at 35. Layer by layer a wire faster than that has the
+// last layer alone left when the computation ends: 1 layer less the 50 us in which P's word to D travels beside it
+// (0.963 at 100 Gb/s, 0.851 at 400), at 25 Gb/s 32 - 31 x 3.9 / 5.4 = 9.5 of them. By chunk, 32 layers of the last one
+// are left; by request all 32 of four: 43 ms. At 1 Gb/s the transfer takes 4.3 s and nothing hides but the 0.12 s of
+// computation. With another prompt behind it P looks at its wire between two layers of that one alone, up to 3.9 ms
+// late (2.9 layers): so it delivers when the last post is posted, and D counts what arrives; the same 1 layer is left.
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 

@@ -1,5 +1,4 @@
-// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and
-// both.
+// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and both.
 //
 // Real steps of llama-mini in f32, the same engine and kernels over slots, blocks of 16 (the free
 // ones in random order) and vattention (groups of 16 KiB: rows of 32 tokens), which take turns,
@@ -138,8 +137,7 @@ class Hall {
       KvOptions kv{.shape = kv_shape(model_->config(), Dtype::f32),
                    .max_sequence_tokens = (longest + 31) / 32 * 32,
                    .prefix_cache = false,
-                   .page_group_bytes = 16384,
-                   .max_sequences = 2 * batch,
+                   .vattention = {.page_group_bytes = 16384, .max_sequences = 2 * batch},
                    .pool_in_groups = in_groups};
       // vattention: a row and 8 tokens more for each, two of an idle slot, a twentieth kept free.
       const size_t held = size_t(batch) * size_t(longest / 32 + 3) + 2;
@@ -167,8 +165,8 @@ class Hall {
       taken[i].seconds += taken[i].steps.back();
       taken[i].attention += attention_seconds;
       const KvStats after = all[i]->memory().stats();
-      taken[i].map_wait += after.map_wait_seconds - before.map_wait_seconds;
-      taken[i].map_calls += after.map_calls - before.map_calls;
+      taken[i].map_wait += after.vattention.map_wait_seconds - before.vattention.map_wait_seconds;
+      taken[i].map_calls += after.vattention.map_calls - before.vattention.map_calls;
       taken[i].grown += (after.active - before.active) * int64_t(all[i]->block_bytes());
       some = true;
     }

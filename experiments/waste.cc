@@ -16,11 +16,10 @@
 // 327,680 bytes a token: 10 slots of 131,072. Sequences of about 12,300 tokens use 9 %; blocks hold
 // ten times as many.
 //
-// slots (TurboMind) are those slots again: what they keep of ended sequences is not counted here.
-// token: blocks of one. vattention: a row is a page group in each of 2 * layers tensors: of
-// OPT-13B's 80 a group of 64 KiB holds 6.4 tokens and one of 2 MiB 205; of Llama-3-70B's 160, 2 KiB
-// a token, 32 and 1,024. Waste is half a row a sequence: 3 / 450 = 0.7 % and 102 / 450 = 18 % (as a
-// share of what is held); 16 / 12,300 and 512 / 12,300 = 4 %.
+// slots (TurboMind) are those slots again: what they keep of ended sequences is not counted here. token: blocks of one.
+// vattention: a row is a page group in each of 2 * layers tensors: of OPT-13B's 80 a group of 64 KiB holds 6.4 tokens
+// and one of 2 MiB 205; of Llama-3-70B's 160, 2 KiB a token, 32 and 1,024. Waste is half a row a sequence: 3 / 450 =
+// 0.7 % and 102 / 450 = 18 % (as a share of what is held); 16 / 12,300 and 512 / 12,300 = 4 %.
 #include <algorithm>
 #include <map>
 
@@ -30,6 +29,7 @@
 #include "batch/engine.h"
 #include "experiments/lengths.h"
 #include "experiments/null_model.h"
+#include "experiments/tally.h"
 
 namespace xpyd::experiments::waste_experiment {
 namespace {
@@ -112,16 +112,6 @@ class Watcher final : public Model {
   std::map<int32_t, int> final_tokens_;  // by first block
 };
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    ended += event.finish == FinishReason::length;
-  }
-  int64_t tokens = 0;
-  int ended = 0;
-};
-
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "mooncake"}) {
@@ -152,11 +142,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                .block_tokens = std::max(1, int(point["block"])),
                .max_sequence_tokens = scene.max_len,
                .prefix_cache = false,  // memory alone, not reuse
-               .page_group_bytes = 4096,
-               .max_sequences = 256,
-               .map_ahead = false};
+               .vattention = {.page_group_bytes = 4096, .max_sequences = 256, .map_ahead = false}};
   kv.pool_bytes = size_t(scene.pool_tokens) * kv.shape.token_bytes();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(allocator, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(allocator, kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme(allocator)->make(pool.value(), kv);
   Watcher model(config, *memory, requests);
@@ -164,7 +152,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Engine engine(model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4096, .step_tokens = 1 << 24},
                 clock, nullptr);
   model.engine = &engine;
-  auto sink = std::make_shared<Counter>();
+  auto sink = std::make_shared<Tally>();
   Random random(seed_of(setting, point["sample"]));
   int64_t expected = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -185,7 +173,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     if (!engine.step()) return Finding{{}, "the engine stands still"};
   memory->check_invariants();
   if (!model.wrong.empty()) return Finding{{}, model.wrong};
-  if (sink->tokens != expected || sink->ended != int(requests.size()))
+  if (sink->tokens != expected || sink->ended_by(FinishReason::length) != int(requests.size()))
     return Finding{{}, "not every request got its tokens"};
   if (model.steps == 0) return invalid("the pool was never full: nobody waited");
 

@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using jinja::Value;
@@ -17,10 +17,9 @@ constexpr const char* kPlain =
 Value text(std::string_view words, bool from_client) { return jinja::text_value({words, from_client}); }
 
 // A file's text; "" where there is none.
-Result<std::string> read_optional(const std::string& path) {
+std::string read_optional(const std::string& path) {
   auto file = read_model_file(path, kMaxConfigBytes);
-  if (!file.ok() && file.error().code == ErrorCode::not_found) return std::string();
-  return file;
+  return !file && file.error().code == ErrorCode::not_found ? "" : need(std::move(file));
 }
 
 // A special token is a string, or an object with its content.
@@ -59,79 +58,73 @@ Value parts_of(Value words) {
 
 }  // namespace
 
-Status ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
+void ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
   auto made = jinja::Template::parse(source);
   if (!made.ok())
-    return invalid(where + ": chat template, " + made.error().message + " (--chat-template names another)");
+    throw invalid(where + ": chat template, " + made.error().message + " (--chat-template names another)");
   (tool_use ? tool_use_ : default_) = std::make_unique<const jinja::Template>(std::move(made).value());
-  return ok();
 }
 
-Status ChatTemplate::read_folder(const std::string& dir, bool with_template) {
+void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   nlohmann::json config = nlohmann::json::object(), map = config;
   for (auto [name, json] :
        {std::pair("/tokenizer_config.json", &config), std::pair("/special_tokens_map.json", &map)}) {
-    auto file = read_optional(dir + name);
-    if (!file.ok()) return file.error();
-    if (file.value().empty()) continue;
-    auto parsed = parse_json(file.value(), dir + name, {.max_bytes = kMaxConfigBytes});
-    if (!parsed.ok()) return parsed.error();
-    *json = std::move(parsed).value();
-    if (!json->is_object()) return invalid(dir + name + ": expected an object");
+    const std::string file = read_optional(dir + name);
+    if (file.empty()) continue;
+    *json = need(parse_json(file, dir + name, {.max_bytes = kMaxConfigBytes}));
+    if (!json->is_object()) throw invalid(dir + name + ": expected an object");
     add_special_tokens(*json, special_tokens_);
   }
-  if (!with_template) return ok();
-  auto file = read_optional(dir + "/chat_template.jinja");
-  auto tools = read_optional(dir + "/additional_chat_templates/tool_use.jinja");
-  for (auto* each : {&file, &tools})
-    if (!each->ok()) return each->error();
-  if (!file.value().empty()) {
-    if (Status s = set(file.value(), dir + "/chat_template.jinja", false); !s) return s;
-    if (tools.value().empty()) return ok();
-    return set(tools.value(), dir + "/additional_chat_templates/tool_use.jinja", true);
+  if (!with_template) return;
+  const std::string file = read_optional(dir + "/chat_template.jinja");
+  const std::string tools = read_optional(dir + "/additional_chat_templates/tool_use.jinja");
+  if (!file.empty()) {
+    set(file, dir + "/chat_template.jinja", false);
+    if (!tools.empty()) set(tools, dir + "/additional_chat_templates/tool_use.jinja", true);
+    return;
   }
   const std::string path = dir + "/tokenizer_config.json";
   const nlohmann::json* value = find_field(config, "chat_template");
-  if (value == nullptr) return ok();
+  if (value == nullptr) return;
   if (value->is_string()) return set(value->get<std::string>(), path, false);
-  if (!value->is_array()) return invalid(path + ": field \"chat_template\": expected a string or an array");
+  if (!value->is_array()) throw invalid(path + ": field \"chat_template\": expected a string or an array");
   for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
     JsonFields fields(named, path + ": chat_template");
     const std::string name = fields.string("name"), source = fields.string("template");
-    if (!fields.status().ok()) return fields.status().error();
-    if (name == "default" || name == "tool_use")
-      if (Status s = set(source, path, name == "tool_use"); !s) return s;
+    need(fields.status());
+    if (name == "default" || name == "tool_use") set(source, path, name == "tool_use");
   }
-  if (default_) return ok();
-  return invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");
+  if (!default_) throw invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");
 }
 
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted, const std::string& dir,
-                                                               WallClock clock) {
+                                                               WallClock clock) try {
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
   chat->plain_ = wanted == "plain";
-  Status done = dir.empty() ? ok() : chat->read_folder(dir, wanted == "auto");
-  if (!done.ok()) return done.error();
+  if (!dir.empty()) chat->read_folder(dir, wanted == "auto");
   if (chat->plain_) {
-    done = chat->set(kPlain, "plain", false);
+    chat->set(kPlain, "plain", false);
   } else if (wanted != "auto") {
     auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
     if (!file.ok()) return invalid("--chat-template: expected auto, plain, none or a file; " + file.error().message);
-    done = chat->set(file.value(), wanted, false);
+    chat->set(file.value(), wanted, false);
   }
-  if (!done.ok()) return done.error();
   if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
   chat->look_at_contents();
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
+} catch (const Error& error) {
+  return error;
 }
 
-Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja, WallClock clock) {
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja, WallClock clock) try {
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
-  if (Status done = chat->set(std::string(jinja), "text", false); !done.ok()) return done.error();
+  chat->set(std::string(jinja), "text", false);
   chat->look_at_contents();
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
+} catch (const Error& error) {
+  return error;
 }
 
 // By trial: a list of one text part should print what its text alone prints.
@@ -143,7 +136,7 @@ void ChatTemplate::look_at_contents() {
     auto out = run(
         {{"user", words,
           parts ? jinja::dict_value({{Value(jinja::text_value({"role"})), jinja::text_value({"user"})},
-                                     {Value(jinja::text_value({"content"})), parts_of(xpyd::text(words, true))}})
+                                     {Value(jinja::text_value({"content"})), parts_of(model::text(words, true))}})
                 : Value()}},
         {});
     return out.ok() ? out.value().bytes : "";
@@ -209,4 +202,4 @@ std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const std:
   return tokenizer.encode(parts, plain_);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

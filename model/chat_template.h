@@ -1,7 +1,6 @@
-// Chat messages -> prompt text, by the model's own Jinja template (model/jinja.h), rendered as
-// Hugging Face's apply_chat_template does: messages, tools, documents (none),
-// add_generation_prompt, the tokenizer's special tokens (bos_token, eos_token, ...) and
-// chat_template_kwargs are its variables.
+// Chat messages -> prompt text, by the model's own Jinja template (model/jinja.h), rendered as Hugging Face's
+// apply_chat_template does: messages, tools, documents (none), add_generation_prompt, the tokenizer's special tokens
+// (bos_token, eos_token, ...) and chat_template_kwargs are its variables.
 //
 // Thread safety: const after loading.
 #pragma once
@@ -16,7 +15,7 @@
 #include "model/jinja.h"
 #include "model/tokenizer.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct ChatMessage {
   std::string role;  // system | developer | user | assistant | tool
@@ -45,11 +44,10 @@ class ChatTemplate {
     jinja::Value kwargs = {};            // a dict of more variables, or undefined
   };
 
-  // `wanted` is "auto" (the folder's own: chat_template.jinja, else chat_template in
-  // tokenizer_config.json; "tool_use" of several where a request has tools, else "default"),
-  // "plain" (the messages' text, one per line, for models without any) or a file. Null: "auto", and
-  // the folder has none. Errors name the file and, of a template, the line and what is not
-  // understood.
+  // `wanted` is "auto" (the folder's own: chat_template.jinja, else chat_template in tokenizer_config.json; "tool_use"
+  // of several where a request has tools, else "default"), "plain" (the messages' text, one per line, for models
+  // without any) or a file. Null: "auto", and the folder has none. Errors name the file and, of a template, the line
+  // and what is not understood.
   static Result<std::unique_ptr<const ChatTemplate>> load(const std::string& wanted, const std::string& dir,
                                                           WallClock clock);
   static Result<std::unique_ptr<const ChatTemplate>> parse(std::string_view jinja, WallClock clock);
@@ -67,8 +65,9 @@ class ChatTemplate {
 
  private:
   ChatTemplate() = default;
-  Status set(const std::string& text, const std::string& where, bool tool_use);
-  Status read_folder(const std::string& dir, bool with_template);
+  // Both throw the Error of what is wrong.
+  void set(const std::string& text, const std::string& where, bool tool_use);
+  void read_folder(const std::string& dir, bool with_template);
   Result<jinja::Text> run(const std::vector<ChatMessage>& messages, const Request& request) const;
   void look_at_contents();
 
@@ -80,4 +79,4 @@ class ChatTemplate {
   bool reads_text_ = true, reads_parts_ = false;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

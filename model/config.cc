@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using nlohmann::json;
@@ -38,6 +38,12 @@ Error wrong(const std::string& file, const std::string& field, const std::string
   return invalid(file + ": " + field + ": " + what);
 }
 
+json read_object(const std::string& text, const std::string& file) {
+  json root = need(parse_json(text, file));
+  if (!root.is_object()) throw invalid(file + ": expected an object");
+  return root;
+}
+
 // A string from outside, as it may stand in a message.
 std::string shown(const std::string& text) {
   std::string quoted = "\"";
@@ -45,7 +51,7 @@ std::string shown(const std::string& text) {
   return quoted + "\"";
 }
 
-Status read_rope(const json& root, const std::string& file, ModelConfig& config) {
+void read_rope(const json& root, const std::string& file, ModelConfig& config) {
   // Transformers 5 writes one object, rope_parameters; before it, rope_theta stood beside
   // rope_scaling, which may be null.
   const bool newer = find_field(root, "rope_parameters") != nullptr;
@@ -53,18 +59,18 @@ Status read_rope(const json& root, const std::string& file, ModelConfig& config)
   const json* scaling = find_field(root, key);
   JsonFields top(root, file);
   config.rope_theta = top.number_or("rope_theta", 1, 1e12, 10000);
-  if (!top.status()) return top.status();
-  if (!scaling) return ok();
-  if (!scaling->is_object()) return wrong(file, key, "expected an object");
+  need(top.status());
+  if (!scaling) return;
+  if (!scaling->is_object()) throw wrong(file, key, "expected an object");
 
   JsonFields fields(*scaling, file + ": " + key);
   config.rope_theta = fields.number_or("rope_theta", 1, 1e12, config.rope_theta);
   std::string kind = fields.string_or("rope_type", fields.string_or("type", "default"));
   if (fields.number_or("partial_rotary_factor", 0, 1, 1) != 1)
-    return wrong(file, key + ".partial_rotary_factor", "only 1 is supported");
-  if (!fields.status()) return fields.status();
+    throw wrong(file, key + ".partial_rotary_factor", "only 1 is supported");
+  need(fields.status());
   RopeScaling& rope = config.rope_scaling;
-  if (kind == "default") return ok();
+  if (kind == "default") return;
   if (kind == "linear") {
     rope.kind = RopeScaling::Kind::linear;
     rope.factor = fields.number("factor", 1, 1e6);
@@ -75,16 +81,16 @@ Status read_rope(const json& root, const std::string& file, ModelConfig& config)
     rope.high_freq_factor = fields.number("high_freq_factor", 1e-6, 1e6);
     rope.original_max_position = int(fields.integer("original_max_position_embeddings", 1, int64_t{1} << 30));
     if (fields.status().ok() && rope.high_freq_factor <= rope.low_freq_factor)
-      return wrong(file, key + ".high_freq_factor", "expected more than low_freq_factor");
+      throw wrong(file, key + ".high_freq_factor", "expected more than low_freq_factor");
   } else {
-    return wrong(file, key + ".rope_type", shown(kind) + " is not supported (expected default, linear or llama3)");
+    throw wrong(file, key + ".rope_type", shown(kind) + " is not supported (expected default, linear or llama3)");
   }
-  return fields.status();
+  need(fields.status());
 }
 
-Status read_window(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
+void read_window(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
   JsonFields fields(root, file);
-  if (family.window_default == 0) return ok();
+  if (family.window_default == 0) return;
   auto given = root.find("sliding_window");
   int window = family.window_default;
   if (given != root.end()) window = given->is_null() ? 0 : int(fields.integer("sliding_window", 1, int64_t{1} << 30));
@@ -93,79 +99,73 @@ Status read_window(const json& root, const Family& family, const std::string& fi
     if (!fields.boolean_or("use_sliding_window", false)) window = 0;
     from_layer = int(fields.integer_or("max_window_layers", 0, 1 << 20, 28));
   }
-  if (!fields.status()) return fields.status();
+  need(fields.status());
 
   // Transformers 5 also lists the kind of each layer. Only "full, then sliding" has a meaning here.
   if (const json* types = find_field(root, "layer_types")) {
     if (!types->is_array() || types->size() != size_t(config.n_layers))
-      return wrong(file, "layer_types", "expected an array of " + std::to_string(config.n_layers) + " names");
+      throw wrong(file, "layer_types", "expected an array of " + std::to_string(config.n_layers) + " names");
     int first_sliding = config.n_layers;
     for (int i = 0; i < config.n_layers; ++i) {
       const json& type = (*types)[size_t(i)];
       const bool sliding = type == "sliding_attention";
       if (!sliding && type != "full_attention")
-        return wrong(file, "layer_types", "expected full_attention or sliding_attention");
+        throw wrong(file, "layer_types", "expected full_attention or sliding_attention");
       if (sliding) first_sliding = std::min(first_sliding, i);
       if (!sliding && i > first_sliding)
-        return wrong(file, "layer_types", "a full_attention layer after a sliding_attention one is not supported");
+        throw wrong(file, "layer_types", "a full_attention layer after a sliding_attention one is not supported");
     }
     if (window == 0 && first_sliding < config.n_layers)
-      return wrong(file, "layer_types", "names sliding_attention, but no sliding_window is on");
+      throw wrong(file, "layer_types", "names sliding_attention, but no sliding_window is on");
     from_layer = first_sliding;
   }
   if (from_layer >= config.n_layers) window = 0;
   config.sliding_window = window;
   config.window_from_layer = window ? from_layer : 0;
-  return ok();
 }
 
 // One token id, where the key is there and not null.
-Status read_token(const json& value, const std::string& where, int vocab, int& token) {
+void read_token(const json& value, const std::string& where, int vocab, int& token) {
   if (!value.is_number_integer() || !(value >= 0) || !(value < vocab))
-    return invalid(where + ": expected a token id from 0 to " + std::to_string(vocab - 1));
+    throw invalid(where + ": expected a token id from 0 to " + std::to_string(vocab - 1));
   token = value.get<int>();
-  return ok();
 }
 
 // bos_token_id and eos_token_id of config.json or generation_config.json.
-Status read_special_tokens(const json& root, const std::string& file, ModelConfig& config) {
+void read_special_tokens(const json& root, const std::string& file, ModelConfig& config) {
   if (const json* bos = find_field(root, "bos_token_id"))
-    if (Status status = read_token(*bos, file + ": bos_token_id", config.vocab, config.bos_token); !status)
-      return status;
+    read_token(*bos, file + ": bos_token_id", config.vocab, config.bos_token);
   const json* eos = find_field(root, "eos_token_id");
-  if (!eos) return ok();
+  if (!eos) return;
   config.eos_tokens.clear();
   const std::string where = file + ": eos_token_id";
-  if (eos->is_array() && eos->size() > 256) return invalid(where + ": more than 256 tokens");
+  if (eos->is_array() && eos->size() > 256) throw invalid(where + ": more than 256 tokens");
   const json list = eos->is_array() ? *eos : json::array({*eos});
   for (const json& value : list) {
     int token = -1;
-    if (Status status = read_token(value, where, config.vocab, token); !status) return status;
+    read_token(value, where, config.vocab, token);
     if (std::find(config.eos_tokens.begin(), config.eos_tokens.end(), token) == config.eos_tokens.end())
       config.eos_tokens.push_back(token);
   }
-  return ok();
 }
 
-Result<const Family*> find_family(const json& root, const std::string& file) {
-  Result<std::string> type = get_string(root, "model_type", file);
-  if (!type) return type.error();
+const Family& find_family(const json& root, const std::string& file) {
+  const std::string type = need(get_string(root, "model_type", file));
   const Family* family = nullptr;
   for (const Family& f : kFamilies)
-    if (type.value() == f.model_type) family = &f;
+    if (type == f.model_type) family = &f;
   if (!family)
-    return wrong(file, "model_type",
-                 shown(type.value()) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
+    throw wrong(file, "model_type", shown(type) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
   if (const json* architectures = find_field(root, "architectures")) {
     if (!architectures->is_array() || architectures->size() != 1 || (*architectures)[0] != family->architecture)
-      return wrong(file, "architectures",
-                   "expected [\"" + std::string(family->architecture) + "\"], as model_type is " + family->model_type);
+      throw wrong(file, "architectures",
+                  "expected [\"" + std::string(family->architecture) + "\"], as model_type is " + family->model_type);
   }
   for (const char* key : {"num_local_experts", "num_experts", "moe_intermediate_size"})
-    if (find_field(root, key)) return wrong(file, key, "mixture-of-experts models are not supported");
+    if (find_field(root, key)) throw wrong(file, key, "mixture-of-experts models are not supported");
   if (find_field(root, "quantization_config"))
-    return wrong(file, "quantization_config", "quantized weights are not supported (expected F32, F16 or BF16)");
-  return family;
+    throw wrong(file, "quantization_config", "quantized weights are not supported (expected F32, F16 or BF16)");
+  return *family;
 }
 
 }  // namespace
@@ -180,14 +180,9 @@ long ModelConfig::parameters() const {
   return n_layers * layer + h + long(vocab) * h * (tied_embeddings ? 1 : 2);
 }
 
-Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file) {
-  Result<json> parsed = parse_json(json_text, file);
-  if (!parsed) return parsed.error();
-  const json& root = parsed.value();
-  if (!root.is_object()) return invalid(file + ": expected an object");
-  Result<const Family*> found = find_family(root, file);
-  if (!found) return found.error();
-  const Family& family = *found.value();
+Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file) try {
+  const json root = read_object(json_text, file);
+  const Family& family = find_family(root, file);
 
   ModelConfig config;
   config.family = family.model_type;
@@ -208,29 +203,28 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   config.o_bias = bias;
   config.mlp_bias = family.mlp_bias_key && fields.boolean_or("mlp_bias", false);
   config.qk_norm = family.qk_norm;
-  if (!fields.status()) return fields.status().error();
+  need(fields.status());
 
   if (find_field(root, "head_dim") || family.head_dim_default) {
     config.head_dim = int(fields.integer_or("head_dim", 1, 1 << 14, family.head_dim_default));
-    if (!fields.status()) return fields.status().error();
+    need(fields.status());
   } else {
     if (config.hidden % config.n_heads != 0)
-      return wrong(file, "head_dim", "missing, and hidden_size is not a multiple of num_attention_heads");
+      throw wrong(file, "head_dim", "missing, and hidden_size is not a multiple of num_attention_heads");
     config.head_dim = config.hidden / config.n_heads;
   }
   if (config.head_dim % 2 != 0 || config.head_dim > 1 << 14)
-    return wrong(
+    throw wrong(
         file, "head_dim",
         std::to_string(config.head_dim) + ": expected an even number up to 16384 (rotary embedding turns pairs)");
   if (config.n_heads % config.n_kv_heads != 0)
-    return wrong(
+    throw wrong(
         file, "num_key_value_heads",
         std::to_string(config.n_kv_heads) + " does not divide num_attention_heads " + std::to_string(config.n_heads));
   if (activation != "silu" && activation != "swish")
-    return wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
+    throw wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
 
-  // The largest arrays anyone makes of these numbers. The factors are below 2^31, so that no
-  // product of two overflows.
+  // The largest arrays anyone makes of these numbers. The factors are below 2^31, so that no product of two overflows.
   const int64_t q = int64_t(config.n_heads) * config.head_dim;
   struct {
     int64_t a, b;
@@ -240,42 +234,39 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
                   {q, 3 * int64_t(config.hidden), "num_attention_heads * head_dim * hidden_size"},
                   {int64_t(config.n_layers) * 2 * config.n_kv_heads, config.head_dim, "KV elements of one token"}};
   for (const auto& p : products)
-    if (p.a > kMaxProduct / p.b) return wrong(file, p.what, "beyond 2^40");
-  if (q > int64_t{1} << 24) return wrong(file, "num_attention_heads * head_dim", "beyond 2^24");
+    if (p.a > kMaxProduct / p.b) throw wrong(file, p.what, "beyond 2^40");
+  if (q > int64_t{1} << 24) throw wrong(file, "num_attention_heads * head_dim", "beyond 2^24");
   int64_t layer = int64_t(config.hidden) * (3 * q + 3 * int64_t(config.intermediate));
-  if (layer > kMaxProduct / config.n_layers) return wrong(file, "num_hidden_layers", "parameters beyond 2^40");
+  if (layer > kMaxProduct / config.n_layers) throw wrong(file, "num_hidden_layers", "parameters beyond 2^40");
 
-  if (Status status = read_rope(root, file, config); !status) return status.error();
-  if (Status status = read_window(root, family, file, config); !status) return status.error();
-  if (Status status = read_special_tokens(root, file, config); !status) return status.error();
+  read_rope(root, file, config);
+  read_window(root, family, file, config);
+  read_special_tokens(root, file, config);
   return config;
+} catch (const Error& error) {
+  return error;
 }
 
-Result<ModelConfig> load_model_config(const std::string& dir) {
+Result<ModelConfig> load_model_config(const std::string& dir) try {
   constexpr size_t kMaxBytes = 16u << 20;
   const std::string file = dir + "/config.json";
-  Result<std::string> text = read_model_file(file, kMaxBytes);
-  if (!text) return text.error();
-  Result<ModelConfig> config = parse_model_config(text.value(), file);
-  if (!config) return config;
+  ModelConfig config = need(parse_model_config(need(read_model_file(file, kMaxBytes)), file));
 
   std::string folder = dir;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
-  config.value().name = folder.substr(folder.rfind('/') + 1);
+  config.name = folder.substr(folder.rfind('/') + 1);
 
   // What generation_config.json says of the special tokens wins: Llama 3 Instruct lists there the
   // tokens at which a chat turn ends.
   const std::string generation = dir + "/generation_config.json";
-  Result<std::string> generation_text = read_model_file(generation, kMaxBytes);
-  if (!generation_text) {
-    if (generation_text.error().code == ErrorCode::not_found) return config;
-    return generation_text.error();
-  }
-  Result<json> parsed = parse_json(generation_text.value(), generation);
-  if (!parsed) return parsed.error();
-  if (!parsed.value().is_object()) return invalid(generation + ": expected an object");
-  if (Status status = read_special_tokens(parsed.value(), generation, config.value()); !status) return status.error();
+  Result<std::string> text = read_model_file(generation, kMaxBytes);
+  if (text)
+    read_special_tokens(read_object(text.value(), generation), generation, config);
+  else if (text.error().code != ErrorCode::not_found)
+    throw text.error();
   return config;
+} catch (const Error& error) {
+  return error;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

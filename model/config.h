@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct RopeScaling {
   enum class Kind { none, linear, llama3 } kind = Kind::none;
@@ -45,10 +45,9 @@ struct ModelConfig {
   long parameters() const;
 };
 
-// Reads DIR/config.json and, where present, DIR/generation_config.json. Every error names the file
-// and the field, and what was expected. Absurd sizes (any product beyond 2^40) are errors, not
-// allocations.
+// Reads DIR/config.json and, where present, DIR/generation_config.json. Every error names the file and the field, and
+// what was expected. Absurd sizes (any product beyond 2^40) are errors, not allocations.
 Result<ModelConfig> load_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file_name);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -4,11 +4,10 @@
 
 #include "model/llama_step.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
-// Positions that the tokens [first, end) look at, themselves included, together: the sum over p of
-// min(p + 1, window).
+// Positions that the tokens [first, end) look at, themselves included, together: the sum over p of min(p + 1, window).
 double attended(int64_t first, int64_t end, int window) {
   auto triangle = [](double n) { return n * (n + 1) / 2; };
   if (window == 0) return triangle(double(end)) - triangle(double(first));
@@ -52,4 +51,4 @@ double seconds(const Work& work, const Rates& rates) {
   return std::max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -11,7 +11,7 @@
 #include "base/work.h"
 #include "model/config.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CostModel {
   ModelConfig config;
@@ -28,8 +28,7 @@ struct CostModel {
   // One token of each of `batch` sequences that hold `context` tokens with it.
   Work decode(int64_t batch, int64_t context) const;
 
-  // Bytes/s above which fetching the KV of `prefix` tokens takes less time than computing it at
-  // `flops_per_s`.
+  // Bytes/s above which fetching the KV of `prefix` tokens takes less time than computing it at `flops_per_s`.
   double break_even_bytes_per_s(int64_t prefix, double flops_per_s) const;
 
  private:
@@ -43,4 +42,4 @@ struct Rates {
 };
 double seconds(const Work& work, const Rates& rates);  // the slower of both bounds
 
-}  // namespace xpyd
+}  // namespace xpyd::model

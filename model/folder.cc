@@ -15,8 +15,7 @@
 #include "base/json.h"
 #include "base/siphash.h"
 
-// The assembler copies the files in; a compile runs in the repository's root, as every include
-// expects.
+// The assembler copies the files in; a compile runs in the repository's root, as every include expects.
 #define XPYD_EMBED(symbol, path)       \
   __asm__(                             \
       ".section .rodata\n"             \
@@ -37,7 +36,7 @@ XPYD_EMBED(xpyd_demo_weights, "model/demo/model.safetensors")
 XPYD_EMBED(xpyd_demo_tokenizer, "model/demo/tokenizer.json")
 XPYD_EMBED(xpyd_demo_tokenizer_config, "model/demo/tokenizer_config.json")
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 namespace fs = std::filesystem;
@@ -200,4 +199,4 @@ Result<std::string> read_model_file(const std::string& path, size_t max_bytes) {
   return std::string(*file);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // Stands for a folder wherever one is asked for; its last component is the model's name.
 inline constexpr const char* kDemoModel = "embedded:/xpyd-demo";
@@ -32,4 +32,4 @@ Status export_demo(const std::string& dir);
 // not there. The error: what is in the way, which stays as it is.
 Result<std::string> cached_demo();
 
-}  // namespace xpyd
+}  // namespace xpyd::model

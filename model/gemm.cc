@@ -12,7 +12,7 @@
 #include "model/gemm_kernels.h"
 #include "model/sum_tree.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Below this many multiply-adds waking the team costs more than it saves.
@@ -57,9 +57,8 @@ struct Blocking {
 Blocking choose_blocking(int m, Dtype dtype) {
   constexpr int kPanelsForRows[kMaxTileRows + 1] = {0, 6, 3, 2, 1, 1, 1};
   if (m <= kMaxTileRows) {
-    // Three or four panels are as many streams, which the hardware's prefetchers follow by
-    // themselves; one or two leave memory idle unless it is asked early: +29 % at M = 4 on one
-    // thread.
+    // Three or four panels are as many streams, which the hardware's prefetchers follow by themselves; one or two leave
+    // memory idle unless it is asked early: +29 % at M = 4 on one thread.
     int panels = kPanelsForRows[m];
     return {panels, m <= 2 ? 1 << 30 : 512, m > 2};
   }
@@ -133,8 +132,7 @@ class Gemm {
     }
   }
 
-  // This rank's share of y: panels as they come, or row tiles where there are too few panels to
-  // share.
+  // This rank's share of y: panels as they come, or row tiles where there are too few panels to share.
   void compute(int rank, int size, int scratch_rank) {
     float* sums = scratch_.buffer.as<float>() + packed_floats(scratch_.max_m, scratch_.max_k) +
                   size_t(scratch_rank) * thread_floats();
@@ -152,9 +150,8 @@ class Gemm {
     return size_t(ks.begin) * size_t(a_.m) + size_t(row) * size_t(ks.end - ks.begin);
   }
 
-  // The next panels nobody has: large pieces first, so that weights are read in long runs, small
-  // ones last, so that a member whose core was taken away for a while does not keep the others
-  // waiting.
+  // The next panels nobody has: large pieces first, so that weights are read in long runs, small ones last, so that a
+  // member whose core was taken away for a while does not keep the others waiting.
   Range take(int size) {
     const int unit = blocking_.panels;
     int begin = next_panel_.load(std::memory_order_relaxed);
@@ -381,4 +378,4 @@ const GemmVariant& default_gemm() {
   XPYD_CHECK(false, "no gemm variant runs on this machine");
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -1,11 +1,10 @@
 // y = x W^T (+ bias): the one matrix product of the project, on the CPU.
 //
-// One addition order: K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a
-// group each output element is one chain of fused multiply-adds over ascending k that starts from
-// zero; the group sums are added in a fixed binary tree. So the bits of y[m, n] depend on x[m, :]
-// and W[n, :] and on nothing else: not on M, the row's place in the batch, the number of threads or
-// the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so that
-// the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
+// One addition order: K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group each output element is one
+// chain of fused multiply-adds over ascending k that starts from zero; the group sums are added in a fixed binary tree.
+// So the bits of y[m, n] depend on x[m, :] and W[n, :] and on nothing else: not on M, the row's place in the batch, the
+// number of threads or the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so
+// that the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 inline constexpr int kRowParallelGroups = 8;
 
@@ -83,4 +82,4 @@ const GemmVariant& default_gemm();
 // Double precision, plain loops, the same groups. The oracle.
 void gemm_reference(const GemmArgs& args, const float* w_rows /* [n, k] */);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

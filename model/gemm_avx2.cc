@@ -3,7 +3,7 @@
 
 #include "model/gemm_kernels.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 struct Pair {
@@ -108,4 +108,4 @@ void add(float* into, const float* from, int n) {
 extern const GemmKernels kAvx2Kernels;
 const GemmKernels kAvx2Kernels = {XPYD_TILES(F32), XPYD_TILES(Bf16), add};
 
-}  // namespace xpyd
+}  // namespace xpyd::model

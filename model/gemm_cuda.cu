@@ -1,14 +1,11 @@
-// The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the
-// weights themselves and random rows, for sizes of M in powers of two, and a hash of the bits of
-// every output row is kept. Candidates that give the same rows add in the same order; small M are
-// slid over kKnownRows rows, for another order leaves most sums their bits once they are bf16, and
-// where an algorithm also writes f32, those bits are compared too. Of the orders that some
-// candidate has for every M, the one that the heuristics place best over all sizes (our kernel
-// before theirs, where M is small) is taken, small M as much as large, and for each size the
-// fastest candidate of that order. Clocks choose among
-// equals only: which order it is depends on nothing but the card and the library. A stream that has
-// a part of the card's SMs takes the same order, and among its algorithms those that are fast
-// there.
+// The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the weights themselves and
+// random rows, for sizes of M in powers of two, and a hash of the bits of every output row is kept. Candidates that
+// give the same rows add in the same order; small M are slid over kKnownRows rows, for another order leaves most sums
+// their bits once they are bf16, and where an algorithm also writes f32, those bits are compared too. Of the orders
+// that some candidate has for every M, the one that the heuristics place best over all sizes (our kernel before theirs,
+// where M is small) is taken, small M as much as large, and for each size the fastest candidate of that order. Clocks
+// choose among equals only: which order it is depends on nothing but the card and the library. A stream that has a part
+// of the card's SMs takes the same order, and among its algorithms those that are fast there.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -20,12 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/cuda.h"
 #include "base/cuda_kernel.h"
-#include "base/cuda_split.h"
 #include "base/log.h"
 #include "base/row_hash.h"
 #include "model/gemm_cuda.h"
-#include "model/gemv_cuda.h"
 
 #define XPYD_CUBLAS(call)                                                           \
   do {                                                                              \
@@ -33,7 +29,7 @@
     XPYD_CHECK(status_ == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusString(status_)); \
   } while (0)
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr size_t kWorkspace = size_t(32) << 20;    // NVIDIA's advice for sm_90
@@ -93,7 +89,7 @@ bool splits_k(const cublasLtMatmulAlgo_t& algo) {
 
 struct Algo {
   cublasLtMatmulAlgo_t value;
-  bool own = false;  // model/gemv_cuda.h, not the library's
+  bool own = false;  // model/gemv_cuda.cu, not the library's
 };
 
 std::string name_of(const Algo& chosen) {
@@ -152,8 +148,7 @@ struct Order {
 };
 
 struct Layouts {
-  // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], W read as the transpose
-  // of [k, n].
+  // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], W read as the transpose of [k, n].
   Layouts(const CudaGemmArgs& a, int m) {
     XPYD_CUBLAS(cublasLtMatrixLayoutInit(&w, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(a.w.n), a.w.stride));
     XPYD_CUBLAS(cublasLtMatrixLayoutInit(&x, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(m), a.x_stride));
@@ -162,9 +157,8 @@ struct Layouts {
   cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
-// What was chosen for one order in this process. Which order that is depends on the card and the
-// library alone, so that instances need not try again what one of them has tried. An algorithm
-// belongs to no handle.
+// What was chosen for one order in this process. Which order that is depends on the card and the library alone, so that
+// instances need not try again what one of them has tried. An algorithm belongs to no handle.
 class Choices {
  public:
   std::optional<Product> find(const CudaGemmArgs& like, int n_sms, int max_m) {
@@ -295,9 +289,8 @@ struct CudaGemm::Impl {
                           a.y, &layouts.y, &algo.value, workspace.data(), workspace.size(), stream.handle());
   }
 
-  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card).
-  // The heuristics are asked for those that do not split K; should they know none by that name, for
-  // all, and splits_k() decides.
+  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card). The heuristics are
+  // asked for those that do not split K; should they know none by that name, for all, and splits_k() decides.
   // First of all, for few rows, what is not the library's.
   std::vector<Algo> candidates(const Product& p, int m, int sms) {
     std::vector<Algo> eligible = offered(p, m, sms, one_order);
@@ -409,8 +402,7 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
       const int n_of_card = int(tried.size());
       if (p.n_sms > 0)
         for (const Algo& algo : candidates(p, most, p.n_sms)) tried.push_back(algo);
-      // Rows after the last seed's have no record: there, the order's first algorithm is the rest
-      // of it.
+      // Rows after the last seed's have no record: there, the order's first algorithm is the rest of it.
       for (Order& o : orders)
         if (most > int(o.bits.rows.size()) && int(o.bits.rows.size()) < trial.rows()) {
           Hashes more = trial.run(o.found, most);
@@ -554,4 +546,4 @@ std::string CudaGemm::describe() const {
   return lines;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

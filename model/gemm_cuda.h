@@ -1,13 +1,11 @@
-// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_cuda.h), where there is a
-// GPU (model/gemm_cuda.cu), plain loops where the interpreter stands in for one
-// (tests/simt/gemm_simt.cc). A bias belongs to the operation that
-// follows, which adds it in f32 before anything is rounded.
+// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_cuda.cu), where there is a GPU
+// (model/gemm_cuda.cu), plain loops where the interpreter stands in for one (tests/simt/gemm_simt.cc). A bias belongs
+// to the operation that follows, which adds it in f32 before anything is rounded.
 //
-// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the
-// row's place. cuBLASLt promises no such thing, so prepare() makes it so: algorithms that split K
-// are refused, and of the rest only those are used whose rows have the same bits as one another's,
-// on the weights that come first and random x, for every size of M. Which bits is the same choice
-// in every process with this card and library.
+// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the row's place. cuBLASLt promises no
+// such thing, so prepare() makes it so: algorithms that split K are refused, and of the rest only those are used whose
+// rows have the same bits as one another's, on the weights that come first and random x, for every size of M. Which
+// bits is the same choice in every process with this card and library.
 //
 // Thread safety: one thread, its stream's.
 #pragma once
@@ -15,11 +13,11 @@
 #include <memory>
 #include <string>
 
-#include "base/cuda_early.h"
+#include "base/cuda.h"
 #include "base/dtype.h"
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaGemmArgs {
   const void* x = nullptr;  // [m, w.k], row stride x_stride, x_dtype, device, 16-byte aligned
@@ -33,16 +31,14 @@ struct CudaGemmArgs {
 
 class CudaGemm {
  public:
-  // Everything that run() enqueues goes to this stream; the workspace is one for all products on
-  // it.
-  // one_order = false lets every size of M have the fastest algorithm there is, whatever the bits:
-  // for measuring what the promise above costs.
+  // Everything that run() enqueues goes to this stream; the workspace is one for all products on it. one_order = false
+  // lets every size of M have the fastest algorithm there is, whatever the bits: for measuring what the promise above
+  // costs.
   explicit CudaGemm(const cuda::On& on, bool one_order = true);
   ~CudaGemm();
-  // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and
-  // checks, unless this process has done so before (one_order); waits, and uses device memory that
-  // it gives back. x, y and m of `like` are not read.
-  // Error `unavailable`: no memory for the check, or no algorithm passes it.
+  // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and checks, unless this
+  // process has done so before (one_order); waits, and uses device memory that it gives back. x, y and m of `like` are
+  // not read. Error `unavailable`: no memory for the check, or no algorithm passes it.
   Status prepare(const CudaGemmArgs& like, int max_m);
   // Before: prepare() of its like. Allocates nothing and may be captured. m may be 0.
   void run(const CudaGemmArgs& args);
@@ -54,4 +50,14 @@ class CudaGemm {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace xpyd
+// y = x W^T for up to 16 rows of bf16, limited by reading W (gemv_cuda.cu): a candidate beside cuBLASLt's, which is
+// taken where its rows have the same bits. One addition order: one accumulator per element and k ascending by 16, as in
+// large products whose K is not split (model/README.md).
+constexpr int kGemvRows = 16;
+
+// bf16, at most kGemvRows rows, K and strides in multiples of 16 bytes.
+bool cuda_gemv_takes(const CudaGemmArgs& args);
+// Before: cuda_gemv_takes(). Allocates nothing and may be captured.
+void cuda_gemv(const CudaGemmArgs& args, const cuda::On& on);
+
+}  // namespace xpyd::model

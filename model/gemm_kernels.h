@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-namespace xpyd {
+namespace xpyd::model {
 
 inline constexpr int kPanel = 16;       // output columns of a panel
 inline constexpr int kMaxTileRows = 6;  // 12 accumulators of 8 floats: with two weights, one
@@ -53,4 +53,4 @@ extern const GemmKernels kPortableKernels;
 extern const GemmKernels kAvx2Kernels;
 #endif
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -6,7 +6,7 @@
 #include "model/gemm.h"
 #include "model/gemm_kernels.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Inside the 32 bytes of one k a bf16 panel interleaves columns c and c + 8 (see gemm.md).
@@ -20,8 +20,7 @@ inline void load_row(const bf16* w, float* out) {
   }
 }
 
-// Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per
-// element.
+// Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per element.
 template <int kRows, int kPanels, class Weight>
 void tile(const GemmTile& t) {
   float sums[kPanels][kRows][kPanel] = {};
@@ -68,4 +67,4 @@ void gemm_reference(const GemmArgs& args, const float* w_rows) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -2,9 +2,9 @@
 // columns. W goes through shared memory in a ring that is deep enough for two warps on an SM to
 // keep 40 KB under way, as with the 4,096 outputs of an o_proj.
 #include "base/cuda_kernel.h"
-#include "model/gemv_cuda.h"
+#include "model/gemm_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using cuda::Carver;
@@ -99,4 +99,4 @@ void cuda_gemv(const CudaGemmArgs& a, const cuda::On& on) {
   cuda::launch(few ? gemv_kernel<8> : gemv_kernel<16>, "gemv", shape, on, a);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

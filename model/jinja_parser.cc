@@ -1,6 +1,5 @@
-// Text -> tokens -> tree: the grammar of Jinja's template designer documentation. What is not
-// rendered here (inheritance, includes, unknown operators, filters, tests and methods) is refused
-// by name.
+// Text -> tokens -> tree: the grammar of Jinja's template designer documentation. What is not rendered here
+// (inheritance, includes, unknown operators, filters, tests and methods) is refused by name.
 #include <algorithm>
 #include <charconv>
 #include <string>
@@ -10,9 +9,8 @@
 
 #include "base/utf8.h"
 #include "model/jinja_eval.h"
-#include "model/jinja_tree.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 namespace {
 
@@ -230,21 +228,27 @@ std::vector<Token> lex(std::string_view source) {
 
 namespace {
 
-// What a chat template's statements and their expressions are parsed with.
-class ExpressionParser {
+constexpr int kMaxHeight = 200;
+// Loosest first; where nothing stands that joins two operands, -1.
+enum Power { kNone = -1, kOr, kAnd, kNot, kCompare, kSum, kConcat, kProduct, kRefused };
+
+constexpr std::string_view kNoNames = " caller cycler dict joiner kwargs lipsum self super varargs ";
+constexpr std::string_view kLoop = " index index0 revindex revindex0 first last length previtem nextitem ";
+
+constexpr std::pair<std::string_view, Power> kOperators[] = {
+    {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare}, {"<", kCompare},  {"<=", kCompare},
+    {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"+", kSum},      {"-", kSum},      {"~", kConcat},
+    {"*", kProduct}, {"%", kProduct},  {"/", kRefused},  {"//", kRefused}, {"**", kRefused},
+};
+
+constexpr std::string_view kReserved = " true false none True False None loop ";
+
+class Parser {
  public:
-  explicit ExpressionParser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+  NodePtr run() { return block({}); }
 
- protected:
-  static constexpr int kMaxHeight = 200;
-  // Loosest first; where nothing stands that joins two operands, -1.
-  enum Power { kNone = -1, kOr, kAnd, kNot, kCompare, kSum, kConcat, kProduct, kRefused };
-
-  NodePtr expression();
-  NodePtr operation(int least);  // of operators that bind at least as tightly
-  // A filter or test of its operand, which is null where a block's text goes.
-  NodePtr builtin(Kind kind, NodePtr operand);
-
+ private:
   const Token& now() const { return tokens_[at_]; }
   const Token& next() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
   std::string take() {
@@ -288,222 +292,190 @@ class ExpressionParser {
     node->kids.push_back(std::move(kid));
   }
   struct Depth {
-    explicit Depth(ExpressionParser& p) : parser(p) {
+    explicit Depth(Parser& p) : parser(p) {
       if (++parser.depth_ > kMaxHeight) parser.fail("nested too deeply");
     }
     ~Depth() { --parser.depth_; }
-    ExpressionParser& parser;
+    Parser& parser;
   };
 
- private:
-  Power power_here() const;
-  NodePtr unary(bool with_filters);
-  NodePtr primary();
-  template <class Each>
-  bool list(std::string_view closing, Each each);
-  NodePtr elements(Kind kind, std::string_view closing);
-  NodePtr postfix(NodePtr node);
-  NodePtr subscript(NodePtr object);
-  void arguments(const NodePtr& node);
+  // ---- expressions
 
-  static const std::pair<std::string_view, Power> kOperators[];
-  const std::vector<Token> tokens_;
-  size_t at_ = 0;
-  int line_ = 1, depth_ = 0;
-};
-
-// ---- expressions
-
-constexpr std::string_view kNoNames = " caller cycler dict joiner kwargs lipsum self super varargs ";
-constexpr std::string_view kLoop = " index index0 revindex revindex0 first last length previtem nextitem ";
-
-const std::pair<std::string_view, ExpressionParser::Power> ExpressionParser::kOperators[] = {
-    {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare}, {"<", kCompare},  {"<=", kCompare},
-    {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"+", kSum},      {"-", kSum},      {"~", kConcat},
-    {"*", kProduct}, {"%", kProduct},  {"/", kRefused},  {"//", kRefused}, {"**", kRefused},
-};
-
-NodePtr ExpressionParser::expression() {
-  Depth depth(*this);
-  auto node = operation(kOr);
-  while (skip("if")) {
-    node = make(Kind::conditional, "", std::move(node));
-    add(node, operation(kOr));
-    add(node, skip("else") ? expression() : nullptr);
-  }
-  return node;
-}
-
-ExpressionParser::Power ExpressionParser::power_here() const {
-  if (now().is("not") && next().is("in")) return kCompare;
-  for (const auto& [text, power] : kOperators)
-    if (now().is(text)) return power;
-  return kNone;
-}
-
-NodePtr ExpressionParser::operation(int least) {
-  NodePtr left;
-  if (least <= kNot && skip("not")) {
+  NodePtr expression() {
     Depth depth(*this);
-    left = make(Kind::not_);
-    add(left, operation(kNot));
-  } else {
-    left = unary(true);
+    auto node = operation(kOr);
+    while (skip("if")) {
+      node = make(Kind::conditional, "", std::move(node));
+      add(node, operation(kOr));
+      add(node, skip("else") ? expression() : nullptr);
+    }
+    return node;
   }
-  bool compared = false;
-  for (Power power; (power = power_here()) >= least;) {
-    std::string op = take();
-    if (power == kRefused) refuse("the operator '" + op + "'");
-    if (std::exchange(compared, power == kCompare) && compared) refuse("a chain of comparisons");
-    if (op == "not") op += " " + take();
-    left = make(Kind::binary, op, std::move(left));
-    add(left, operation(power + 1));
-  }
-  return left;
-}
 
-NodePtr ExpressionParser::unary(bool with_filters) {
-  Depth depth(*this);
-  NodePtr node;
-  if (skip("-")) {
-    node = make(Kind::negative);
-    add(node, unary(false));
-  } else {
-    node = primary();
+  Power power_here() const {
+    if (now().is("not") && next().is("in")) return kCompare;
+    for (const auto& [text, power] : kOperators)
+      if (now().is(text)) return power;
+    return kNone;
   }
-  node = postfix(std::move(node));
-  while (with_filters && (now().is("|") || now().is("is")))
-    node = builtin(take() == "|" ? Kind::filter : Kind::test, std::move(node));
-  return node;
-}
 
-NodePtr ExpressionParser::primary() {
-  const Token::Kind kind = now().kind;
-  std::string text = now().text;
-  if (kind == Token::Kind::integer) {
-    int64_t value = 0;
-    if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
-      fail("an integer beyond 64 bits");
-    take();
-    return constant(value);
-  }
-  if (skip("(")) return elements(Kind::tuple, ")");
-  if (skip("[")) return elements(Kind::list, "]");
-  if (skip("{")) return elements(Kind::dict, "}");
-  if (kind != Token::Kind::name && kind != Token::Kind::text) fail("unexpected '" + text + "'");
-  take();
-  if (kind == Token::Kind::text) {
-    while (now().kind == Token::Kind::text) text += take();
-    return constant(text_value({text}));
-  }
-  if (among(" true True false False ", text)) return constant(text == "true" || text == "True");
-  if (among(" none None ", text)) return constant(None());
-  if (among(kNoNames, text)) refuse("'" + text + "'");
-  return make(Kind::name, text);
-}
-
-// Calls each() for what stands between commas up to `closing`; whether a comma stood there.
-template <class Each>
-bool ExpressionParser::list(std::string_view closing, Each each) {
-  bool comma = false;
-  while (!skip(closing)) {
-    each();
-    if (!now().is(closing)) expect(","), comma = true;
-  }
-  return comma;
-}
-
-// One expression in round brackets is no tuple.
-NodePtr ExpressionParser::elements(Kind kind, std::string_view closing) {
-  auto node = make(kind);
-  const bool comma = list(closing, [&] {
-    add(node, expression());
-    if (kind != Kind::dict) return;
-    expect(":");
-    add(node, expression());
-  });
-  const bool grouped = kind == Kind::tuple && node->kids.size() == 1 && !comma;
-  return grouped ? std::move(node->kids[0]) : std::move(node);
-}
-
-NodePtr ExpressionParser::postfix(NodePtr node) {
-  for (;;) {
-    if (skip(".")) {
-      auto whole = make(Kind::attribute, name());
-      if (now().is("(") && !is_method(whole->name)) refuse("the method ." + whole->name + "()");
-      if (node->name == "loop" && !among(kLoop, whole->name)) refuse("loop." + whole->name);
-      add(whole, std::move(node));
-      node = std::move(whole);
-    } else if (skip("[")) {
-      node = subscript(std::move(node));
-    } else if (skip("(")) {
-      node = make(Kind::call, "", std::move(node));
-      arguments(node);
+  // Of operators that bind at least as tightly.
+  NodePtr operation(int least) {
+    NodePtr left;
+    if (least <= kNot && skip("not")) {
+      Depth depth(*this);
+      left = make(Kind::not_);
+      add(left, operation(kNot));
     } else {
-      return node;
+      left = unary(true);
     }
+    bool compared = false;
+    for (Power power; (power = power_here()) >= least;) {
+      std::string op = take();
+      if (power == kRefused) refuse("the operator '" + op + "'");
+      if (std::exchange(compared, power == kCompare) && compared) refuse("a chain of comparisons");
+      if (op == "not") op += " " + take();
+      left = make(Kind::binary, op, std::move(left));
+      add(left, operation(power + 1));
+    }
+    return left;
   }
-}
 
-NodePtr ExpressionParser::subscript(NodePtr object) {
-  auto node = make(Kind::item, "", std::move(object));
-  auto part = [&] { return now().is(":") || now().is("]") ? nullptr : expression(); };
-  add(node, part());
-  if (skip(":")) {
-    node->kind = Kind::slice;
-    add(node, part());
-    add(node, skip(":") ? part() : nullptr);
-  } else if (!node->kids[1]) {
-    fail("expected a subscript");
+  NodePtr unary(bool with_filters) {
+    Depth depth(*this);
+    NodePtr node;
+    if (skip("-")) {
+      node = make(Kind::negative);
+      add(node, unary(false));
+    } else {
+      node = primary();
+    }
+    node = postfix(std::move(node));
+    while (with_filters && (now().is("|") || now().is("is")))
+      node = builtin(take() == "|" ? Kind::filter : Kind::test, std::move(node));
+    return node;
   }
-  expect("]");
-  return node;
-}
 
-// Behind a bracket, onto a call, filter or test whose first kid is there.
-void ExpressionParser::arguments(const NodePtr& node) {
-  list(")", [&] {
-    std::string how;
-    if (now().is("*")) {
-      how = take();
-    } else if (now().kind == Token::Kind::name && next().is("=")) {
-      how = take();
-      if (node->builtin && !takes(*node->builtin, how)) refuse("the argument '" + how + "' of '" + node->name + "'");
+  NodePtr primary() {
+    const Token::Kind kind = now().kind;
+    std::string text = now().text;
+    if (kind == Token::Kind::integer) {
+      int64_t value = 0;
+      if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
+        fail("an integer beyond 64 bits");
       take();
+      return constant(value);
     }
-    if (how.empty() && !node->names.empty() && !node->names.back().empty())
-      fail("a positional argument after a keyword");
-    node->names.push_back(how);
-    add(node, expression());
-  });
-}
-
-NodePtr ExpressionParser::builtin(Kind kind, NodePtr operand) {
-  const bool is_test = kind == Kind::test, negated = is_test && skip("not");
-  auto node = make(kind, name(), std::move(operand));
-  node->builtin = find_builtin(is_test ? "test" : "filter", node->name);
-  if (!node->builtin) refuse((is_test ? "the test '" : "the filter '") + node->name + "'");
-  const Token& t = now();
-  if (skip("(")) {
-    arguments(node);
-  } else if (is_test && (t.kind == Token::Kind::text || t.kind == Token::Kind::integer || t.is("[") ||
-                         (t.kind == Token::Kind::name && !among(" else or and is if ", t.text)))) {
-    node->names.push_back("");
-    add(node, postfix(primary()));
+    if (skip("(")) return elements(Kind::tuple, ")");
+    if (skip("[")) return elements(Kind::list, "]");
+    if (skip("{")) return elements(Kind::dict, "}");
+    if (kind != Token::Kind::name && kind != Token::Kind::text) fail("unexpected '" + text + "'");
+    take();
+    if (kind == Token::Kind::text) {
+      while (now().kind == Token::Kind::text) text += take();
+      return constant(text_value({text}));
+    }
+    if (among(" true True false False ", text)) return constant(text == "true" || text == "True");
+    if (among(" none None ", text)) return constant(None());
+    if (among(kNoNames, text)) refuse("'" + text + "'");
+    return make(Kind::name, text);
   }
-  return negated ? make(Kind::not_, "", std::move(node)) : std::move(node);
-}
 
-// ---- statements
+  // Calls each() for what stands between commas up to `closing`; whether a comma stood there.
+  template <class Each>
+  bool list(std::string_view closing, Each each) {
+    bool comma = false;
+    while (!skip(closing)) {
+      each();
+      if (!now().is(closing)) expect(","), comma = true;
+    }
+    return comma;
+  }
 
-constexpr std::string_view kReserved = " true false none True False None loop ";
+  // One expression in round brackets is no tuple.
+  NodePtr elements(Kind kind, std::string_view closing) {
+    auto node = make(kind);
+    const bool comma = list(closing, [&] {
+      add(node, expression());
+      if (kind != Kind::dict) return;
+      expect(":");
+      add(node, expression());
+    });
+    const bool grouped = kind == Kind::tuple && node->kids.size() == 1 && !comma;
+    return grouped ? std::move(node->kids[0]) : std::move(node);
+  }
 
-class Parser : ExpressionParser {
- public:
-  using ExpressionParser::ExpressionParser;
-  NodePtr run() { return block({}); }
+  NodePtr postfix(NodePtr node) {
+    for (;;) {
+      if (skip(".")) {
+        auto whole = make(Kind::attribute, name());
+        if (now().is("(") && !is_method(whole->name)) refuse("the method ." + whole->name + "()");
+        if (node->name == "loop" && !among(kLoop, whole->name)) refuse("loop." + whole->name);
+        add(whole, std::move(node));
+        node = std::move(whole);
+      } else if (skip("[")) {
+        node = subscript(std::move(node));
+      } else if (skip("(")) {
+        node = make(Kind::call, "", std::move(node));
+        arguments(node);
+      } else {
+        return node;
+      }
+    }
+  }
 
- private:
+  NodePtr subscript(NodePtr object) {
+    auto node = make(Kind::item, "", std::move(object));
+    auto part = [&] { return now().is(":") || now().is("]") ? nullptr : expression(); };
+    add(node, part());
+    if (skip(":")) {
+      node->kind = Kind::slice;
+      add(node, part());
+      add(node, skip(":") ? part() : nullptr);
+    } else if (!node->kids[1]) {
+      fail("expected a subscript");
+    }
+    expect("]");
+    return node;
+  }
+
+  // Behind a bracket, onto a call, filter or test whose first kid is there.
+  void arguments(const NodePtr& node) {
+    list(")", [&] {
+      std::string how;
+      if (now().is("*")) {
+        how = take();
+      } else if (now().kind == Token::Kind::name && next().is("=")) {
+        how = take();
+        if (node->builtin && !takes(*node->builtin, how)) refuse("the argument '" + how + "' of '" + node->name + "'");
+        take();
+      }
+      if (how.empty() && !node->names.empty() && !node->names.back().empty())
+        fail("a positional argument after a keyword");
+      node->names.push_back(how);
+      add(node, expression());
+    });
+  }
+
+  // A filter or test of its operand, which is null where a block's text goes.
+  NodePtr builtin(Kind kind, NodePtr operand) {
+    const bool is_test = kind == Kind::test, negated = is_test && skip("not");
+    auto node = make(kind, name(), std::move(operand));
+    node->builtin = find_builtin(is_test ? "test" : "filter", node->name);
+    if (!node->builtin) refuse((is_test ? "the test '" : "the filter '") + node->name + "'");
+    const Token& t = now();
+    if (skip("(")) {
+      arguments(node);
+    } else if (is_test && (t.kind == Token::Kind::text || t.kind == Token::Kind::integer || t.is("[") ||
+                           (t.kind == Token::Kind::name && !among(" else or and is if ", t.text)))) {
+      node->names.push_back("");
+      add(node, postfix(primary()));
+    }
+    return negated ? make(Kind::not_, "", std::move(node)) : std::move(node);
+  }
+
+  // ---- statements
+
   using Ends = std::initializer_list<std::string_view>;
 
   // Up to a tag that is one of `ends`, whose name is the current token then.
@@ -583,8 +555,7 @@ class Parser : ExpressionParser {
     return node;
   }
 
-  // Macros see the template's own variables and their arguments, so none is inside of another
-  // scope.
+  // Macros see the template's own variables and their arguments, so none is inside of another scope.
   NodePtr macro() {
     if (scopes_ > 1) refuse("a macro inside of another scope");
     auto node = make(Kind::macro, name());
@@ -636,6 +607,9 @@ class Parser : ExpressionParser {
     return node;
   }
 
+  const std::vector<Token> tokens_;
+  size_t at_ = 0;
+  int line_ = 1, depth_ = 0;
   int loops_ = 0, scopes_ = 0;
 };
 
@@ -643,4 +617,4 @@ class Parser : ExpressionParser {
 
 NodePtr parse(std::vector<Token> tokens) { return Parser(std::move(tokens)).run(); }
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 // Any error within the interpreter; the functions of jinja.h return it as an Error.
 struct Fault {
@@ -20,9 +20,8 @@ struct Fault {
   int line = 0;  // 0: not known yet
 };
 
-// UTF-8 that knows which of its bytes came from a client, so that these never become control
-// tokens. Everything is made by append() and substr(), so the knowledge survives whatever a
-// template does.
+// UTF-8 that knows which of its bytes came from a client, so that these never become control tokens. Everything is made
+// by append() and substr(), so the knowledge survives whatever a template does.
 struct Text {
   std::string bytes;
   struct Run {
@@ -132,11 +131,10 @@ bool equal(const Value& a, const Value& b);
 bool less(const Value& a, const Value& b);  // of numbers and of texts; else a Fault
 Text str(const Value& value);               // Python's str()
 
-// The end of the white space (Python's str.isspace) that begins at `at`, and the begin of that at
-// the text's end.
+// The end of the white space (Python's str.isspace) that begins at `at`, and the begin of that at the text's end.
 size_t skip_space(std::string_view text, size_t at);
 size_t trailing_space(std::string_view text);
 // Where the code point with this index begins, in bytes; the end where there are fewer.
 size_t code_point_at(std::string_view text, size_t index);
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

@@ -1,6 +1,6 @@
-// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU: one rank, or
-// tensor ranks and pipeline stages on a thread each (llama_rank.h). model/README.md lists the
-// operations with their shapes.
+// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU: tensor ranks and
+// pipeline stages on a thread each (llama_rank.h); one rank, whose thread is the caller's, is the
+// plain model. model/README.md lists the operations with their shapes.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,39 +12,8 @@
 #include "model/model.h"
 #include "model/weights.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
-
-class Llama final : public Model {
- public:
-  Llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens, int max_logits,
-        const Kernels& kernels)
-      : weights_(std::move(weights)),
-        c_(weights_->config),
-        max_step_tokens_(max_step_tokens),
-        max_logits_(max_logits),
-        shards_{.n_layers = c_.n_layers, .n_kv_heads = c_.n_kv_heads},
-        stage_(*weights_, shards_, 0, max_step_tokens, false),
-        rank_(weights_, shards_, 0, stage_, team, max_step_tokens, kernels) {
-    XPYD_CHECK(max_step_tokens > 0 && max_logits >= 0);
-  }
-  const ModelConfig& config() const override { return c_; }
-  void forward(const StepInput& step, float* logits) override {
-    check_step(step, c_, max_step_tokens_, max_logits_);
-    rank_.run(step, 0, nullptr, step.observer != nullptr, logits);
-  }
-  Work work(const StepInput& step) const override { return llama_work(step, c_, weights_->dtype, Dtype::f32); }
-  size_t weight_bytes() const override { return weights_->bytes(); }
-  size_t scratch_bytes() const override { return rank_.scratch_bytes(); }
-
- private:
-  std::shared_ptr<const Weights> weights_;
-  const ModelConfig& c_;
-  const int max_step_tokens_, max_logits_;
-  const KvShards shards_;
-  StageExchange stage_;
-  LlamaRank rank_;
-};
 
 // Of a step, what passes from stage to stage at once: some tokens, while the next ones are computed
 // by the stage before.
@@ -59,10 +28,11 @@ struct Piece {
 constexpr int kLeastPieceTokens = 64;
 constexpr int kPiecesPerStage = 4;
 
-class ShardedLlama final : public Model {
+class Llama final : public Model {
  public:
-  ShardedLlama(std::shared_ptr<const Weights> weights, const ShardOptions& o, int max_step_tokens, int max_logits,
-               const Kernels& kernels)
+  // `team`: the one rank's, which its owner has; null: every rank has one of its own.
+  Llama(std::shared_ptr<const Weights> weights, const ShardOptions& o, ThreadTeam* team, int max_step_tokens,
+        int max_logits, const Kernels& kernels)
       : weights_(std::move(weights)),
         c_(weights_->config),
         max_step_tokens_(max_step_tokens),
@@ -81,9 +51,9 @@ class ShardedLlama final : public Model {
       const auto mine = o.cpus.begin() + (o.cpus.empty() ? 0 : rank * o.threads_per_rank);
       std::vector<int> cpus(mine, o.cpus.empty() ? mine : mine + o.threads_per_rank);
       if (!cpus.empty()) first_cpus.push_back(cpus[0]);
-      teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank, std::move(cpus)));
-      ranks_.push_back(std::make_unique<LlamaRank>(weights_, shards_, rank, *stages_.back(), *teams_.back(),
-                                                   max_step_tokens, kernels));
+      if (!team) teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank, std::move(cpus)));
+      ranks_.push_back(std::make_unique<LlamaRank>(weights_, shards_, rank, *stages_.back(),
+                                                   team ? *team : *teams_.back(), max_step_tokens, kernels));
     }
     team_ = std::make_unique<ThreadTeam>(shards_.n_ranks(), std::move(first_cpus));
   }
@@ -115,7 +85,7 @@ class ShardedLlama final : public Model {
   const int piece_tokens_;
   const bool crowded_;
   std::vector<std::unique_ptr<StageExchange>> stages_;
-  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of each rank's kernels
+  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of each rank's kernels; of one rank: none
   std::vector<std::unique_ptr<LlamaRank>> ranks_;
   std::unique_ptr<ThreadTeam> team_;    // the ranks: one thread each, the caller is rank 0
   std::unique_ptr<WaitWord[]> done_;    // [n_ranks]: pieces of this step
@@ -124,7 +94,7 @@ class ShardedLlama final : public Model {
   size_t n_pieces_ = 0;
 };
 
-void ShardedLlama::cut(const StepInput& step) {
+void Llama::cut(const StepInput& step) {
   const int n = int(step.token_ids.size()), n_ranks = shards_.n_ranks();
   const int least = piece_tokens_ > 0 ? piece_tokens_ : kLeastPieceTokens;
   const int most = shards_.pp == 1 ? 1 : piece_tokens_ > 0 ? n : kPiecesPerStage * shards_.pp;
@@ -170,7 +140,7 @@ void ShardedLlama::cut(const StepInput& step) {
   }
 }
 
-void ShardedLlama::run_rank(int rank, LayerObserver* observer, float* logits) {
+void Llama::run_rank(int rank, LayerObserver* observer, float* logits) {
   const int stage = shards_.stage_of(rank);
   const bool first_of_stage = shards_.tensor_rank_of(rank) == 0;
   WaitWord* before = stage == 0 ? nullptr : &done_[size_t(rank - shards_.tp)];
@@ -198,7 +168,7 @@ void ShardedLlama::run_rank(int rank, LayerObserver* observer, float* logits) {
   }
 }
 
-void ShardedLlama::forward(const StepInput& step, float* logits) {
+void Llama::forward(const StepInput& step, float* logits) {
   check_step(step, c_, max_step_tokens_, max_logits_, 0, shards_.n_ranks());
   cut(step);
   for (int rank = 0; rank < shards_.n_ranks(); ++rank) done_[size_t(rank)].value.store(0);
@@ -206,9 +176,8 @@ void ShardedLlama::forward(const StepInput& step, float* logits) {
   team_->run([&](int rank) { run_rank(rank, step.observer, logits); });
 }
 
-// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not
-// counted.
-Work ShardedLlama::work(const StepInput& step) const {
+// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not counted.
+Work Llama::work(const StepInput& step) const {
   const size_t n_seqs = step.kv_lengths.size();
   if (n_seqs == 0) return {};
   KvLayout whole = *step.views[0].layout;
@@ -224,14 +193,16 @@ Work ShardedLlama::work(const StepInput& step) const {
 
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
                                   int max_logits, const Kernels& kernels) {
-  return std::make_unique<Llama>(std::move(weights), team, max_step_tokens, max_logits, kernels);
+  const ModelConfig& c = weights->config;
+  const ShardOptions one{.shards = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads}};
+  return std::make_unique<Llama>(std::move(weights), one, &team, max_step_tokens, max_logits, kernels);
 }
 
 std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,
                                           int max_step_tokens, int max_logits, const Kernels& kernels) {
   const Status status = check_model_shards(weights->config, options.shards);
   XPYD_CHECK(status.ok(), status ? "" : status.error().message);
-  return std::make_unique<ShardedLlama>(std::move(weights), options, max_step_tokens, max_logits, kernels);
+  return std::make_unique<Llama>(std::move(weights), options, nullptr, max_step_tokens, max_logits, kernels);
 }
 
 Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::string& tp_name,
@@ -249,4 +220,4 @@ Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::st
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

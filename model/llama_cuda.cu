@@ -1,10 +1,10 @@
-// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host
-// turns a step into a Plan, whose addresses and sizes are all that the enqueued work depends on; a
-// step of one token per sequence is padded to the next batch size of a captured graph and replayed
-// from it.
+// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host turns a step into a
+// Plan, whose addresses and sizes are all that the enqueued work depends on; a step of one token per sequence is padded
+// to the next batch size of a captured graph and replayed from it.
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -14,20 +14,56 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "model/attention_row_cuda.h"
 #include "model/gemm_cuda.h"
 #include "model/llama_step.h"
 #include "model/model_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/plan_cuda.h"
-#include "model/row_hash_cuda.h"
+#include "model/sampler_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr size_t kChosenBytes = sizeof(uint64_t) + 2 * sizeof(int32_t);  // of one row
 
 int rounded(int n, int to) { return (n + to - 1) / to * to; }
+
+const CudaAttentionVariant* find_variant(const std::string& name, CudaAttentionVariant::Phase phase) {
+  for (const CudaAttentionVariant& variant : cuda_attention_variants())
+    if (variant.phase == phase && variant.name == name) return &variant;
+  return nullptr;
+}
+
+// What is the same for all of a model's calls, and all that refuses() looks at.
+CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, const KvLayout& layout,
+                                 bool contiguous) {
+  CudaAttentionArgs args;
+  args.dtype = activations;
+  args.layout = layout;
+  args.step.contiguous = contiguous;
+  args.n_heads = config.n_heads;
+  args.sliding_window = config.sliding_window;
+  args.scale = float(1 / std::sqrt(double(config.head_dim)));
+  return args;
+}
+
+// The row of cuda_attention_variants() of that name, or the default for "auto". A prefill row may also decode.
+Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase, const std::string& name,
+                                                  const CudaAttentionArgs& args, const cuda::Card& card) {
+  if (name == "auto") return &default_cuda_attention(phase, args, card);
+  const bool decode = phase == CudaAttentionVariant::decode;
+  const CudaAttentionVariant* found = find_variant(name, phase);
+  if (!found && decode) found = find_variant(name, CudaAttentionVariant::prefill);
+  const std::string option = decode ? "decode attention: " : "prefill attention: ";
+  if (!found) {
+    std::string names = "auto";
+    for (const CudaAttentionVariant& v : cuda_attention_variants())
+      if (v.phase == phase) names += std::string(", ") + v.name;
+    return invalid(option + "no variant \"" + name + "\"; expected one of " + names);
+  }
+  if (const char* why = found->refuses(args, card)) return invalid(option + name + " " + why);
+  return found;
+}
 
 class CudaLlama final : public CudaModel {
  public:
@@ -131,23 +167,31 @@ Status CudaLlama::allocate() {
     return Error{ErrorCode::invalid_argument, "vocab_size: expected less than 2^23 with --device cuda"};
   const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
   const size_t n_logits = size_t(options_.max_logits);
-  size_t total = 0;
-  auto part = [&](size_t bytes) {
-    const size_t begin = total;
-    total += (bytes + 255) / 256 * 256;
-    return begin;
-  };
-  const size_t x = part(rows * size_t(c_.hidden) * sizeof(float)), x_wanted = part(rows * size_t(c_.hidden) * 4),
-               normed = part(std::max(rows, n_logits) * size_t(hidden_stride_) * element),
-               qkv = part(rows * size_t(qkv_stride_) * element), q = part(rows * size_t(q_width_) * element),
-               attended = part(rows * size_t(q_width_) * element),
-               gate_up = part(rows * size_t(gate_up_stride_) * element),
-               logits = part(n_logits * size_t(c_.vocab) * sizeof(float)),
-               workspace = part(sizeof(float) *
-                                cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim)),
-               chosen = part(n_logits * kChosenBytes), sampling = part(cuda_sample_workspace(options_.max_logits));
   const size_t max_ints = StepPlanner::max_ints(options_);
-  const size_t arrays = part(max_ints * sizeof(int32_t));
+  const size_t splits = cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim);
+  int32_t* arrays = nullptr;
+  // Parts of one piece of memory; before it is there (base null) only their sizes are added up.
+  auto place = [&](std::byte* base) {
+    size_t used = 0;
+    auto part = [&](auto*& to, size_t bytes) {
+      if (base) to = reinterpret_cast<std::decay_t<decltype(to)>>(base + used);
+      used += (bytes + 255) / 256 * 256;
+    };
+    part(x_, rows * size_t(c_.hidden) * sizeof(float));
+    part(x_wanted_, rows * size_t(c_.hidden) * sizeof(float));
+    part(normed_, std::max(rows, n_logits) * size_t(hidden_stride_) * element);
+    part(qkv_, rows * size_t(qkv_stride_) * element);
+    part(q_, rows * size_t(q_width_) * element);
+    part(attended_, rows * size_t(q_width_) * element);
+    part(gate_up_, rows * size_t(gate_up_stride_) * element);
+    part(logits_, n_logits * size_t(c_.vocab) * sizeof(float));
+    part(workspace_, splits * sizeof(float));
+    part(hashes_, n_logits * kChosenBytes);
+    part(sampling_, cuda_sample_workspace(options_.max_logits));
+    part(arrays, max_ints * sizeof(int32_t));
+    return used;
+  };
+  const size_t total = place(nullptr);
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
   if (!scratch)
     return Error{ErrorCode::unavailable, "model " + c_.name + ": no room on the card for " +
@@ -156,21 +200,10 @@ Status CudaLlama::allocate() {
   scratch_ = std::move(scratch).value();
   // Rows that pad a batch are computed like others; they must start as numbers.
   cuda::fill(scratch_.data(), 0, scratch_.size(), stream_);
-  std::byte* base = scratch_.data();
-  x_ = reinterpret_cast<float*>(base + x);
-  x_wanted_ = reinterpret_cast<float*>(base + x_wanted);
-  normed_ = base + normed;
-  qkv_ = base + qkv;
-  q_ = base + q;
-  attended_ = base + attended;
-  gate_up_ = base + gate_up;
-  logits_ = reinterpret_cast<float*>(base + logits);
-  workspace_ = reinterpret_cast<float*>(base + workspace);
-  hashes_ = reinterpret_cast<uint64_t*>(base + chosen);
+  place(scratch_.data());
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
   nans_ = sampled_ + n_logits;
-  sampling_ = base + sampling;
-  planner_.allocate(options_, c_.window(0), reinterpret_cast<int32_t*>(base + arrays), max_ints);
+  planner_.allocate(options_, c_.window(0), arrays, max_ints);
   if (n_logits > 0) {
     pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
     for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);
@@ -340,8 +373,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
   gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
 }
 
-// The first step of a kind runs plainly, so that its kernels are loaded before anything is
-// captured.
+// The first step of a kind runs plainly, so that its kernels are loaded before anything is captured.
 void CudaLlama::run_graph(const Plan& plan) {
   const KvLayout& layout = plan.layout;
   const auto [entry, fresh] = graphs_.try_emplace(GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length,
@@ -435,6 +467,16 @@ std::string CudaLlama::describe() const {
 
 }  // namespace
 
+Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config, Dtype activations,
+                            const KvLayout& layout, bool contiguous, const cuda::Card& card) {
+  const CudaAttentionArgs args = attention_args(config, activations, layout, contiguous);
+  auto prefill = attention_row(CudaAttentionVariant::prefill, options.prefill_attention, args, card);
+  if (!prefill) return prefill.error();
+  auto decode = attention_row(CudaAttentionVariant::decode, options.decode_attention, args, card);
+  if (!decode) return decode.error();
+  return ok();
+}
+
 Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
                                                    cuda::Stream& stream, const CudaModelOptions& options) {
   auto model = std::make_unique<CudaLlama>(std::move(weights), card, stream, options);
@@ -442,4 +484,4 @@ Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWei
   return std::unique_ptr<CudaModel>(std::move(model));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

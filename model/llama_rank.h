@@ -23,7 +23,7 @@
 #include "model/ops.h"
 #include "model/weights.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // What a rank computes. Weights stay where they are: a slice is a view of the packed matrices.
 struct RankSlice {
@@ -76,11 +76,10 @@ class LlamaRank {
   LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
             ThreadTeam& team, int max_step_tokens, const Kernels& kernels);
 
-  // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the
-  // place of its first token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the
-  // stage before has left there; null in the first stage. `logits`: [n_logits, vocab], of the last
-  // stage. The observer is called on this thread when all ranks of the stage have written a layer's
-  // KV; `observed`: some rank of the stage has one.
+  // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the place of its first
+  // token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the stage before has left there; null in the
+  // first stage. `logits`: [n_logits, vocab], of the last stage. The observer is called on this thread when all ranks
+  // of the stage have written a layer's KV; `observed`: some rank of the stage has one.
   void run(const StepInput& step, int first_token, const float* x_in, bool observed, float* logits);
 
   const float* x() const { return x_; }
@@ -130,8 +129,7 @@ class LlamaRank {
   std::vector<int> positions_;
   WantedRows wanted_;
   Buffer activations_;
-  // Into activations_, [max_step_tokens, width] each; x_ of the whole step, the others of the
-  // tokens of one run():
+  // Into activations_, [max_step_tokens, width] each; x_ of the whole step, the others of the tokens of one run():
   float* x_;         // hidden: the residual stream
   float* normed_;    // hidden: also the output of o_proj and down_proj before it is added
   float* qkv_;       // q_width + 2 kv_width
@@ -143,4 +141,4 @@ class LlamaRank {
   float* sin_;       // head_dim / 2
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -6,7 +6,7 @@
 #include "attention/attention.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 void check_step(const StepInput& step, const ModelConfig& c, int max_step_tokens, int max_logits, int n_previous,
                 int n_ranks) {
@@ -114,4 +114,4 @@ Work llama_work(const StepInput& step, const ModelConfig& c, Dtype weights, Dtyp
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -1,6 +1,5 @@
-// What the forward passes of the Llama family share, whatever runs them: the check of a step, the
-// rows that the last layer still needs, and the work that a step is, whether there is one
-// (StepInput) or only its lengths (cost_model.h).
+// What the forward passes of the Llama family share, whatever runs them: the check of a step, the rows that the last
+// layer still needs, and the work that a step is, whether there is one (StepInput) or only its lengths (cost_model.h).
 #pragma once
 
 #include <functional>
@@ -9,7 +8,7 @@
 #include "model/config.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // The step is made by the engine: a wrong one is a bug, whatever clients sent. Aborts. Token ids
 // down to -n_previous stand for tokens that the step before chose.
@@ -39,4 +38,4 @@ Work llama_work(const ModelConfig& config, Dtype weights, Dtype activations, con
                 const std::function<Work(bool kept, int layer)>& attention);
 Work llama_work(const StepInput& step, const ModelConfig& config, Dtype weights, Dtype activations);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -15,7 +15,11 @@
 #include "model/config.h"
 #include "model/sampler.h"
 
-namespace xpyd {
+namespace xpyd::attention {
+struct AttentionVariant;  // attention/attention.h
+}
+
+namespace xpyd::model {
 
 // Called on the engine's thread during forward(), layer by layer, after the KV of `layer` (counted
 // in the whole model) has been written for every token of the step, by all ranks: the hook of
@@ -26,9 +30,8 @@ class LayerObserver {
   virtual void layer_done(int layer) = 0;
 };
 
-// One step. Tokens of all sequences stand one after another; sequence s has the tokens
-// [q_offsets[s], q_offsets[s+1]) and, with them, kv_lengths[s] tokens of KV. Positions follow from
-// these.
+// One step. Tokens of all sequences stand one after another; sequence s has the tokens [q_offsets[s], q_offsets[s+1])
+// and, with them, kv_lengths[s] tokens of KV. Positions follow from these.
 struct StepInput {
   std::span<const int32_t> token_ids;   // [n_tokens]
   std::span<const int32_t> q_offsets;   // [n_seqs + 1]
@@ -47,8 +50,7 @@ struct Chosen {
   uint64_t row_hash = 0;   // base/row_hash.h, of the logits
 };
 
-// Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many
-// models.
+// Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many models.
 class Model {
  public:
   virtual ~Model() = default;
@@ -57,9 +59,8 @@ class Model {
   // Before: every token id is in [0, vocab), every position is below max_position.
   virtual void forward(const StepInput& step, float* logits) = 0;
 
-  // Steps ahead: a model whose device works beside the CPU may choose tokens itself, so that the
-  // CPU plans and enqueues one step while another is under way. At most two are begun and not
-  // ended, and forward() is called when none is.
+  // Steps ahead: a model whose device works beside the CPU may choose tokens itself, so that the CPU plans and enqueues
+  // one step while another is under way. At most two are begun and not ended, and forward() is called when none is.
   virtual bool chooses() const { return false; }
   // Enqueues a step and one choice for each wanted row, and returns; hooks are called as by
   // forward(), when what they ask for has been enqueued. Among the token ids, -1 - r stands for
@@ -96,8 +97,7 @@ struct LoadOptions {
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team);
 
-struct GemmVariant;       // model/gemm.h
-struct AttentionVariant;  // attention/attention.h
+struct GemmVariant;  // model/gemm.h
 
 // Which rows of the variant tables a model runs; null: this machine's default.
 struct Kernels {
@@ -126,4 +126,4 @@ std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights
 Status check_model_shards(const ModelConfig& config, const KvShards& shards, const std::string& tp_name = "tp",
                           const std::string& pp_name = "pp");
 
-}  // namespace xpyd
+}  // namespace xpyd::model

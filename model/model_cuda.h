@@ -10,7 +10,6 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
 
 #include "attention/attention_cuda.h"
@@ -19,7 +18,7 @@
 #include "model/sampler_cuda.h"
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaModelOptions {
   int max_step_tokens = 512;
@@ -32,7 +31,7 @@ struct CudaModelOptions {
   // and a token's bits are the same whether it came in a prompt's chunk or alone.
   std::string prefill_attention = "auto", decode_attention = "auto";
   bool graphs = true;        // steps of one token per sequence are captured and replayed
-  bool early_start = false;  // kernels start while those before end (base/cuda_early.h)
+  bool early_start = false;  // kernels start while those before end (base/cuda.h)
 };
 
 // Whether these rows exist and take this model and KV on this card; the error names the option.
@@ -57,4 +56,4 @@ class CudaModel : public Model {
 Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
                                                    cuda::Stream& stream, const CudaModelOptions& options);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace xpyd {
+namespace xpyd::model {
 
 #if defined(__x86_64__)
 extern const Ops kAvx2Ops;  // ops_avx2.cc
@@ -101,4 +101,4 @@ const Ops& default_ops() {
   return *chosen;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

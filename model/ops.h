@@ -9,7 +9,7 @@
 
 #include <span>
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct Largest {
   float value;  // the largest; -infinity when there is none but NaN
@@ -41,4 +41,4 @@ std::span<const Ops> ops_variants();
 // The row that this machine uses.
 const Ops& default_ops();
 
-}  // namespace xpyd
+}  // namespace xpyd::model

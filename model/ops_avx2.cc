@@ -6,7 +6,7 @@
 
 #include "model/ops.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr int kLanes = 8;
@@ -37,8 +37,7 @@ inline float lane_sum(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-// As exp_portable in ops.cc, with fused multiply-adds. The second operand of min is x, so that NaN
-// passes through.
+// As exp_portable in ops.cc, with fused multiply-adds. The second operand of min is x, so that NaN passes through.
 inline __m256 exp_vector(__m256 original) {
   const __m256 smallest = _mm256_set1_ps(-87.33654f);
   __m256 x = _mm256_min_ps(_mm256_set1_ps(88.0f), original);
@@ -174,4 +173,4 @@ const Ops kAvx2Ops = {
     "avx2",  rms_norm, add, rope,         swiglu,
     exp_row, peak,     sum, cpu_has_avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
 
-}  // namespace xpyd
+}  // namespace xpyd::model

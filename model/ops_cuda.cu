@@ -8,7 +8,7 @@
 #include "base/cuda_kernel.h"
 #include "model/ops_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using cuda::Carver;
@@ -191,7 +191,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
   T* q = static_cast<T*>(a.q) + (size_t(token) * size_t(a.n_heads) + size_t(head)) * size_t(d);
   std::byte* row = nullptr;
   if (!is_q) {
-    const KvView view = cuda::attention::view_of(a.step, a.pool, a.layout, a.step.token_seqs[token]);
+    const KvView view = attention::cuda_kernels::view_of(a.step, a.pool, a.layout, a.step.token_seqs[token]);
     row = view.row(a.layer, is_v, position, head - a.n_heads - (is_v ? n_kv : 0));
   }
   const Dtype dtype = a.layout.shape.dtype;
@@ -305,4 +305,4 @@ void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes
   cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, on, from, rows, words, to);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -5,16 +5,15 @@
 // elements in ascending order, and their sums are added in one fixed tree. So a row's bits depend
 // on that row alone, as on the CPU (model/ops.h); they are not the CPU's bits.
 //
-// All pointers are device memory, arrays begin at multiples of 16 bytes. Rows beyond CudaStep's
-// q_offsets[n_seqs] are the padding of a captured batch: they are computed where that harms nobody
-// and written to no KV.
+// All pointers are device memory, arrays begin at multiples of 16 bytes. Rows beyond CudaStep's q_offsets[n_seqs] are
+// the padding of a captured batch: they are computed where that harms nobody and written to no KV.
 #pragma once
 
 #include "attention/attention_cuda.h"
-#include "base/cuda_early.h"
+#include "base/cuda.h"
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaEmbedArgs {
   const int32_t* token_ids = nullptr;  // [n]; -1 - r: previous[r]
@@ -59,8 +58,7 @@ struct CudaTurnArgs {
   CudaStep step;
   int layer = 0;
 };
-// Bias, norm per head, RoPE and append in one reading of qkv: q to its own array, k and v to the
-// cache.
+// Bias, norm per head, RoPE and append in one reading of qkv: q to its own array, k and v to the cache.
 void cuda_turn_append(const CudaTurnArgs& args, const cuda::On& on);
 
 struct CudaSwigluArgs {
@@ -72,8 +70,7 @@ struct CudaSwigluArgs {
 // gate = silu(gate) * up, in its place
 void cuda_swiglu(const CudaSwigluArgs& args, const cuda::On& on);
 
-// to[i] = from[rows[i]], rows of `bytes` bytes (a multiple of 2), packed. from and to do not
-// overlap.
+// to[i] = from[rows[i]], rows of `bytes` bytes (a multiple of 2), packed. from and to do not overlap.
 void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

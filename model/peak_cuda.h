@@ -9,9 +9,11 @@
 #include <string>
 
 #include "base/cuda.h"
+#include "base/dtype.h"
+#include "base/row_hash.h"
 #include "model/gemm_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaPeakSizes {
   size_t copy_bytes = size_t(1) << 30;  // twice on the card
@@ -62,4 +64,10 @@ struct CudaPeak {
 // Medians of interleaved rounds.
 CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds);
 
-}  // namespace xpyd
+// Element `place` of array `array`, uniform in [-1, 1). Large arrays of them are never copied: the
+// card fills them, and whoever checks a result makes the same elements again.
+XPYD_HD inline bf16 random_element(uint64_t array, uint64_t place) {
+  return to_bf16(float(int32_t(uint32_t(mix64((array << 56) + place + 1)))) * 0x1p-31f);
+}
+
+}  // namespace xpyd::model

@@ -3,7 +3,7 @@
 #include "base/utf8.h"
 #include "model/unicode.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 enum class Class { end, letter, number, newline, space, other };  // newline: \r or \n
@@ -14,8 +14,7 @@ struct Char {
   size_t bytes;
 };
 
-// One regex, alternative by alternative, at a position in the text. The comments name the
-// alternative.
+// One regex, alternative by alternative, at a position in the text. The comments name the alternative.
 class Scanner {
  public:
   Scanner(SplitPattern pattern, std::string_view text) : pattern_(pattern), text_(text) {}
@@ -198,4 +197,4 @@ std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view
   return out;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

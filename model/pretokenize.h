@@ -9,15 +9,14 @@
 #include <string_view>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct NormalizerStep {
   enum class Kind { prepend, replace, nfc } kind;
   std::string pattern;  // replace: never empty
   std::string content;  // prepend, replace
 };
-// Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be
-// prepended to.
+// Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be prepended to.
 std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text, bool begins = true);
 
 // The regexes that real models split by, recognised by their exact text. A hand-written scanner
@@ -48,4 +47,4 @@ void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view t
 
 void replace_all(std::string& text, std::string_view pattern, std::string_view content);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using nlohmann::json;
@@ -54,53 +54,49 @@ Error io_error(const std::string& file, const std::string& what, int error) {
   return {error == ENOENT ? ErrorCode::not_found : ErrorCode::io, file + ": " + what + ": " + strerror(error)};
 }
 
-Result<TensorEntry> parse_entry(const json& value, const std::string& name, const std::string& file,
-                                const SafetensorsLimits& limits) {
+TensorEntry parse_entry(const json& value, const std::string& name, const std::string& file,
+                        const SafetensorsLimits& limits) {
   auto wrong = [&](const std::string& what) { return bad(file, "tensor " + name_in_quotes(name) + ": " + what); };
-  if (!value.is_object() || value.size() != 3) return wrong("expected an object of dtype, shape and data_offsets");
+  if (!value.is_object() || value.size() != 3) throw wrong("expected an object of dtype, shape and data_offsets");
   const json* dtype = find_field(value, "dtype");
   const json* shape = find_field(value, "shape");
   const json* offsets = find_field(value, "data_offsets");
-  if (!dtype || !dtype->is_string()) return wrong("dtype: expected a string");
-  if (!shape || !shape->is_array()) return wrong("shape: expected an array of whole numbers");
+  if (!dtype || !dtype->is_string()) throw wrong("dtype: expected a string");
+  if (!shape || !shape->is_array()) throw wrong("shape: expected an array of whole numbers");
   if (!offsets || !offsets->is_array() || offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() ||
       !(*offsets)[1].is_number_unsigned())
-    return wrong("data_offsets: expected two whole numbers");
+    throw wrong("data_offsets: expected two whole numbers");
   TensorEntry entry;
   entry.dtype = dtype->get<std::string>();
   entry.begin = (*offsets)[0].get<uint64_t>();
   entry.end = (*offsets)[1].get<uint64_t>();
   uint64_t bytes = element_bytes(entry.dtype);
-  if (bytes == 0) return wrong("unknown dtype " + name_in_quotes(entry.dtype));
+  if (bytes == 0) throw wrong("unknown dtype " + name_in_quotes(entry.dtype));
   if (shape->size() > limits.max_rank)
-    return wrong("shape: more than " + std::to_string(limits.max_rank) + " dimensions");
+    throw wrong("shape: more than " + std::to_string(limits.max_rank) + " dimensions");
   for (const json& dim : *shape) {
-    if (!dim.is_number_unsigned()) return wrong("shape: expected whole numbers");
+    if (!dim.is_number_unsigned()) throw wrong("shape: expected whole numbers");
     uint64_t n = dim.get<uint64_t>();
     if (n > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, n, &bytes))
-      return wrong("shape: the product overflows 64 bits");
+      throw wrong("shape: the product overflows 64 bits");
     entry.shape.push_back(int64_t(n));
   }
-  if (entry.end < entry.begin) return wrong("data_offsets: the end lies before the begin");
+  if (entry.end < entry.begin) throw wrong("data_offsets: the end lies before the begin");
   if (entry.end - entry.begin != bytes)
-    return wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " + entry.dtype + " " +
-                 shape_text(entry.shape) + " has " + std::to_string(bytes));
+    throw wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " + entry.dtype + " " +
+                shape_text(entry.shape) + " has " + std::to_string(bytes));
   return entry;
 }
 
 }  // namespace
 
 Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
-                                           const std::string& file_name, const SafetensorsLimits& limits) {
+                                           const std::string& file_name, const SafetensorsLimits& limits) try {
   if (json_text.empty() || json_text[0] != '{') return bad(file_name, "the header does not begin with {");
-  JsonLimits json_limits;
-  json_limits.max_depth = 4;
-  json_limits.max_bytes = limits.max_header_bytes;
   // A tensor is at most 5 + rank values; 10 on the average is twice what real checkpoints have.
-  json_limits.max_values = 1000 + 10 * limits.max_tensors;
-  Result<json> parsed = parse_json(json_text, file_name + ": header", json_limits);
-  if (!parsed) return parsed.error();
-  const json& root = parsed.value();
+  const JsonLimits json_limits{
+      .max_depth = 4, .max_bytes = limits.max_header_bytes, .max_values = 1000 + 10 * limits.max_tensors};
+  const json root = need(parse_json(json_text, file_name + ": header", json_limits));
   if (!root.is_object()) return bad(file_name, "the header is not an object");
   if (root.size() > limits.max_tensors + 1)
     return bad(file_name, "more than " + std::to_string(limits.max_tensors) + " tensors");
@@ -117,9 +113,7 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
     if (name.size() > limits.max_name_bytes)
       return bad(file_name, "tensor " + name_in_quotes(name) + ": the name is longer than " +
                                 std::to_string(limits.max_name_bytes) + " bytes");
-    Result<TensorEntry> entry = parse_entry(value, name, file_name, limits);
-    if (!entry) return entry.error();
-    auto place = tensors.emplace(name, std::move(entry).value()).first;
+    auto place = tensors.emplace(name, parse_entry(value, name, file_name, limits)).first;
     by_offset.emplace_back(&place->second, &place->first);
   }
   // Tensors tile the data part: no byte belongs to none or to two of them.
@@ -138,19 +132,16 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
     return bad(file_name, "the tensors end at byte " + std::to_string(end) + " of the data, but the file has " +
                               std::to_string(data_bytes) + " (truncated, or bytes that belong to no tensor)");
   return tensors;
+} catch (const Error& error) {
+  return error;
 }
 
 Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(std::string_view json_text,
-                                                                                const std::string& file_name) {
-  JsonLimits limits;
-  limits.max_depth = 4;
-  limits.max_bytes = kMaxIndexBytes;
-  Result<json> parsed = parse_json(json_text, file_name, limits);
-  if (!parsed) return parsed.error();
-  Result<const json*> weight_map = get_object(parsed.value(), "weight_map", file_name);
-  if (!weight_map) return weight_map.error();
+                                                                                const std::string& file_name) try {
+  const json root = need(parse_json(json_text, file_name, {.max_depth = 4, .max_bytes = kMaxIndexBytes}));
+  const json& weight_map = *need(get_object(root, "weight_map", file_name));
   std::map<std::string, std::string, std::less<>> shards;
-  for (const auto& [tensor, shard] : weight_map.value()->items()) {
+  for (const auto& [tensor, shard] : weight_map.items()) {
     if (!shard.is_string()) return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": expected a file name");
     const std::string& name = shard.get_ref<const std::string&>();
     // The name comes from outside: it may only choose among the files of this folder.
@@ -162,10 +153,12 @@ Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
   }
   if (shards.empty()) return bad(file_name, "weight_map: names no tensor");
   return shards;
+} catch (const Error& error) {
+  return error;
 }
 
 Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string& path,
-                                                               const SafetensorsLimits& limits) {
+                                                               const SafetensorsLimits& limits) try {
   std::unique_ptr<SafetensorsFile> file(new SafetensorsFile);
   file->path_ = path;
   if (std::optional<std::string_view> embedded = embedded_file(path)) {
@@ -182,18 +175,8 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
   }
   if (file->file_bytes_ < 8) return bad(path, "shorter than 8 bytes: not a safetensors file");
 
-  auto read_exactly = [&](void* out, uint64_t n, uint64_t at) -> Status {
-    for (uint64_t done = 0; done < n;) {
-      ssize_t got = file->read_at(static_cast<char*>(out) + done, n - done, at + done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return io_error(path, "cannot read the header", errno);
-      if (got == 0) return bad(path, "truncated while it was read");
-      done += uint64_t(got);
-    }
-    return ok();
-  };
   unsigned char length[8];
-  if (Status status = read_exactly(length, 8, 0); !status) return status.error();
+  need(file->read_exactly(length, 8, 0));
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
   if (header_bytes > limits.max_header_bytes)
@@ -202,23 +185,30 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
   if (header_bytes > file->file_bytes_ - 8)
     return bad(path, "header length " + std::to_string(header_bytes) + " is beyond the end of the file");
   std::string header(header_bytes, '\0');
-  if (Status status = read_exactly(header.data(), header_bytes, 8); !status) return status.error();
+  need(file->read_exactly(header.data(), header_bytes, 8));
   file->data_start_ = 8 + header_bytes;
-  Result<TensorMap> tensors = parse_safetensors_header(header, file->file_bytes_ - file->data_start_, path, limits);
-  if (!tensors) return tensors.error();
-  file->tensors_ = std::move(tensors).value();
+  file->tensors_ = need(parse_safetensors_header(header, file->file_bytes_ - file->data_start_, path, limits));
   return file;
+} catch (const Error& error) {
+  return error;
 }
 
 SafetensorsFile::~SafetensorsFile() {
   if (fd_ >= 0) close(fd_);
 }
 
-ssize_t SafetensorsFile::read_at(void* out, size_t n, uint64_t at) const {
-  if (fd_ >= 0) return pread(fd_, out, n, off_t(at));
-  n = std::min(n, size_t(file_bytes_ - at));
-  memcpy(out, embedded_.data() + at, n);
-  return ssize_t(n);
+Status SafetensorsFile::read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor) const {
+  if (fd_ < 0) memcpy(out, embedded_.substr(at, n).data(), n);
+  for (size_t done = 0; fd_ >= 0 && done < n;) {
+    const ssize_t got = pread(fd_, static_cast<char*>(out) + done, n - done, off_t(at + done));
+    if (got < 0 && errno == EINTR) continue;
+    const int error = errno;
+    const std::string of = got > 0 || tensor.empty() ? "" : "tensor " + name_in_quotes(tensor) + ": ";
+    if (got < 0) return io_error(path_, of + "cannot read" + (tensor.empty() ? " the header" : ""), error);
+    if (got == 0) return Error{ErrorCode::io, path_ + ": " + of + "truncated while it was read"};
+    done += size_t(got);
+  }
+  return ok();
 }
 
 Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const {
@@ -229,16 +219,9 @@ Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, i
   const int chunk = int(sizeof buffer / size);
   for (int done = 0; done < n;) {
     int now = std::min(chunk, n - done);
-    size_t want = size_t(now) * size, have = 0;
-    while (have < want) {
-      uint64_t at = data_start_ + tensor.begin + uint64_t(first + done) * size + have;
-      ssize_t got = read_at(buffer + have, want - have, at);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return io_error(path_, "tensor " + name_in_quotes(name) + ": cannot read", errno);
-      if (got == 0)
-        return Error{ErrorCode::io, path_ + ": tensor " + name_in_quotes(name) + ": truncated while it was read"};
-      have += size_t(got);
-    }
+    const size_t want = size_t(now) * size;
+    const uint64_t at = data_start_ + tensor.begin + uint64_t(first + done) * size;
+    if (Status status = read_exactly(buffer, want, at, name); !status) return status;
     float* to = out + done;
     if (size == 4) {
       memcpy(to, buffer, want);
@@ -296,15 +279,11 @@ Result<std::string> resolve(const std::string& dir, const std::string& name) {
 
 }  // namespace
 
-Result<Checkpoint> Checkpoint::open(const std::string& dir) {
+Result<Checkpoint> Checkpoint::open(const std::string& dir) try {
   Checkpoint checkpoint;
   const std::string index_name = "model.safetensors.index.json", single_name = "model.safetensors";
-  auto add = [&](const std::string& name) -> Result<const SafetensorsFile*> {
-    Result<std::string> path = resolve(dir, name);
-    if (!path) return path.error();
-    auto file = SafetensorsFile::open(path.value());
-    if (!file) return file.error();
-    checkpoint.files_.push_back(std::move(file).value());
+  auto add = [&](const std::string& name) {
+    checkpoint.files_.push_back(need(SafetensorsFile::open(need(resolve(dir, name)))));
     return checkpoint.files_.back().get();
   };
 
@@ -312,25 +291,19 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) {
   if (!index_path && index_path.error().code != ErrorCode::not_found) return index_path.error();
   if (!index_path) {
     checkpoint.source_ = dir + "/" + single_name;
-    Result<const SafetensorsFile*> file = add(single_name);
-    if (!file) return file.error();
-    for (const auto& [name, entry] : file.value()->tensors()) checkpoint.where_[name] = file.value();
+    const SafetensorsFile* file = add(single_name);
+    for (const auto& [name, entry] : file->tensors()) checkpoint.where_[name] = file;
     return checkpoint;
   }
 
   checkpoint.source_ = dir + "/" + index_name;
-  Result<std::string> text = read_small_file(index_path.value(), kMaxIndexBytes);
-  if (!text) return text.error();
-  auto index = parse_safetensors_index(text.value(), checkpoint.source_);
-  if (!index) return index.error();
+  const std::string text = need(read_small_file(index_path.value(), kMaxIndexBytes));
   std::map<std::string, const SafetensorsFile*> shards;
-  for (const auto& [tensor, shard] : index.value()) {
+  for (const auto& [tensor, shard] : need(parse_safetensors_index(text, checkpoint.source_))) {
     const SafetensorsFile*& file = shards[shard];
     if (!file) {
       if (shards.size() > 4096) return bad(checkpoint.source_, "weight_map: more than 4096 shards");
-      Result<const SafetensorsFile*> added = add(shard);
-      if (!added) return added.error();
-      file = added.value();
+      file = add(shard);
     }
     if (file->tensors().find(tensor) == file->tensors().end())
       return bad(file->path(),
@@ -338,6 +311,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) {
     checkpoint.where_[tensor] = file;
   }
   return checkpoint;
+} catch (const Error& error) {
+  return error;
 }
 
 Result<TensorHandle> Checkpoint::find(std::string_view name, const std::vector<int64_t>& shape) const {
@@ -371,4 +346,4 @@ Status Checkpoint::check_unchanged() const {
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -1,15 +1,11 @@
-// A strict reader of safetensors checkpoints: one file, or shards named by
-// model.safetensors.index.json.
+// A strict reader of safetensors checkpoints: one file, or shards named by model.safetensors.index.json.
 //
-// A model folder is not trusted for memory safety. Everything is checked when the checkpoint is
-// opened, before any weight is allocated; data on disk are read with pread, never mapped (a file
-// that shrinks under a mapping kills the process). Every error names the file, and the tensor where
-// there is one.
+// A model folder is not trusted for memory safety. Everything is checked when the checkpoint is opened, before any
+// weight is allocated; data on disk are read with pread, never mapped (a file that shrinks under a mapping kills the
+// process). Every error names the file, and the tensor where there is one.
 //
 // Thread safety: const functions may be called from any number of threads.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <map>
@@ -21,7 +17,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct SafetensorsLimits {
   uint64_t max_header_bytes = 100'000'000;  // as in the reference reader
@@ -66,8 +62,8 @@ class SafetensorsFile {
  private:
   SafetensorsFile() = default;
   std::string path_;
-  // At most n bytes from byte `at`, which lies inside the file as it was opened; as pread.
-  ssize_t read_at(void* out, size_t n, uint64_t at) const;
+  // Bytes [at, at + n) of the file as it was opened: of a tensor, or of the header.
+  Status read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor = {}) const;
   int fd_ = -1;                // -1: embedded
   std::string_view embedded_;  // the whole file
   uint64_t file_bytes_ = 0, data_start_ = 0;
@@ -85,10 +81,9 @@ struct TensorHandle {
 // All tensors of a model folder.
 class Checkpoint {
  public:
-  // kDemoModel (model/folder.h); or a folder's
-  // DIR/model.safetensors.index.json where there is one, else DIR/model.safetensors. A file may be
-  // a symbolic link only to a regular file inside DIR or, for DIR = REPO/snapshots/REVISION, inside
-  // REPO/blobs: the two places where Hugging Face's tools put them.
+  // kDemoModel (model/folder.h); or a folder's DIR/model.safetensors.index.json where there is one, else
+  // DIR/model.safetensors. A file may be a symbolic link only to a regular file inside DIR or, for DIR =
+  // REPO/snapshots/REVISION, inside REPO/blobs: the two places where Hugging Face's tools put them.
   static Result<Checkpoint> open(const std::string& dir);
 
   Result<TensorHandle> find(std::string_view name, const std::vector<int64_t>& shape) const;
@@ -103,4 +98,4 @@ class Checkpoint {
   std::map<std::string, const SafetensorsFile*, std::less<>> where_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -1,6 +1,5 @@
-// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens
-// above a threshold, found by counting in a radix of the float's bits; the draw then walks the kept
-// tokens in the order of their ids.
+// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens above a threshold, found
+// by counting in a radix of the float's bits; the draw then walks the kept tokens in the order of their ids.
 //
 // sample() is total. A NaN logit is read as -infinity and counted in Sampled::nan_logits, +infinity
 // as the largest float; where no logit is above -infinity, the token is 0.
@@ -15,7 +14,7 @@
 #include "base/status.h"
 #include "model/ops.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -319,4 +318,4 @@ Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerSc
   return sampled;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/rooms.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct SamplingParams {
   float temperature = 1;         // 0 = greedy: the lowest id among the highest logits
@@ -22,8 +23,7 @@ struct SamplingParams {
   int top_logprobs = -1;  // -1: no logprobs; 0..20: that many alternatives
 };
 
-// One token's choice where no penalty and no logprob is asked for; a model may make it itself
-// (model.h).
+// One token's choice where no penalty and no logprob is asked for; a model may make it itself (model.h).
 struct Draw {
   float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
   int top_k = 0;          // 0 = off
@@ -63,9 +63,8 @@ Draw next_draw(const SamplingParams& params, SamplerState& state);
 // What sample() did to `state` when it chose `token`: for a sequence that goes on elsewhere.
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
 
-// Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling
-// allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top)
-// need.
+// Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling allocates only what
+// penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<int32_t> order;
@@ -81,4 +80,4 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
 // What these logits say of a token that is given, as one of the prompt.
 Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerScratch& scratch);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

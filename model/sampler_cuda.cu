@@ -1,17 +1,17 @@
-// Filters are one cut in the order (logit, then lower id): top-k and top-p each find where it lies
-// by counting in a radix of the float's bits, as on the CPU; nothing is sorted. A round is a
-// launch: several blocks look at a slice of the row each, and the row's last to finish puts them
-// together and says what the next round seeks. All sums are whole numbers, so that neither the
-// slices nor the order in which blocks finish changes a bit.
+// Filters are one cut in the order (logit, then lower id): top-k and top-p each find where it lies by counting in a
+// radix of the float's bits, as on the CPU; nothing is sorted. A round is a launch: several blocks look at a slice of
+// the row each, and the row's last to finish puts them together and says what the next round seeks. All sums are whole
+// numbers, so that neither the slices nor the order in which blocks finish changes a bit.
 #include <algorithm>
 #include <bit>
 #include <cfloat>
 #include <cmath>
 
 #include "base/cuda_kernel.h"
+#include "base/row_hash.h"
 #include "model/sampler_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using cuda::Carver;
@@ -25,7 +25,7 @@ constexpr int kBlocks = 4 * 132;  // of all rows together, about: what fills a c
 constexpr float kOne = 0x1p40f;   // the most likely token's weight; 2^23 of them fit 64 bits
 constexpr unsigned kAll = 0xffffffffu;
 
-using Mass = unsigned long long;
+using Mass = unsigned long long;  // as atomicAdd wants it
 
 // Unsigned order of these keys = order of the floats; no NaN; -0 and +0 are one.
 __device__ inline uint32_t order_key(float x) {
@@ -42,8 +42,7 @@ struct Cut {
   int ties;
 };
 
-// What the rounds say to each other of one row. Between samplings best, nans, digits and
-// blocks_done are 0.
+// What the rounds say to each other of one row. Between samplings best, nans, digits and blocks_done are 0.
 struct RowState {
   Mass best;  // of the slices' logits above -infinity: the key, then the lower id
   Mass digits[kDigits];
@@ -145,9 +144,8 @@ __device__ inline Mass block_sum(Mass sum, const Scratch& s) {
   return sum;
 }
 
-// The first id of the range at which the running sum over ascending ids passes `target`, which is
-// below the total: again and again, every warp sums a piece of the ids that are left, and one piece
-// remains.
+// The first id of the range at which the running sum over ascending ids passes `target`, which is below the total:
+// again and again, every warp sums a piece of the ids that are left, and one piece remains.
 template <class Weight>
 __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass target) {
   const int n_warps = int(blockDim.x / kWarp), warp = int(threadIdx.x / kWarp);
@@ -207,9 +205,8 @@ __global__ void top_round(CudaSampleArgs a, RowState* states) {
   state.nans = 0;
 }
 
-// One more digit, that at `shift`, of the key at which the heaviest tokens reach the target: of
-// top_k tokens or, of what the cut has left, of the share top_p of all mass. The last digit gives
-// the new cut.
+// One more digit, that at `shift`, of the key at which the heaviest tokens reach the target: of top_k tokens or, of
+// what the cut has left, of the share top_p of all mass. The last digit gives the new cut.
 __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, int shift) {
   Scratch s;
   cuda::begin_after_previous();
@@ -347,4 +344,35 @@ void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
   cuda::launch(draw_round, "sample_draw", shape, on, a, states);
 }
 
-}  // namespace xpyd
+namespace {
+
+constexpr int kHashThreads = 256;
+constexpr int kHashTerms = 8;  // of one thread
+
+// Several blocks per row: a batch of one must not wait for one SM to read 512 KB. The sum of the
+// terms does not depend on their order.
+__global__ void hash_rows_kernel(const float* logits, int vocab, Mass* out) {
+  const float* row = logits + size_t(blockIdx.y) * size_t(vocab);
+  const size_t n = n_row_hash_terms(size_t(vocab));
+  size_t i = blockIdx.x * size_t(kHashThreads * kHashTerms) + threadIdx.x;
+  Mass sum = 0;
+  for (int term = 0; term < kHashTerms; ++term, i += kHashThreads)
+    if (i < n) sum += row_hash_term(row, size_t(vocab), i);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  if (threadIdx.x % 32 == 0) atomicAdd(&out[blockIdx.y], sum);
+}
+
+}  // namespace
+
+void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::Stream& stream) {
+  XPYD_CHECK(n_rows >= 0 && n_rows < 1 << 16 && vocab > 0);
+  if (n_rows == 0) return;
+  static_assert(sizeof(Mass) == sizeof(uint64_t));
+  cuda::fill(out, 0, size_t(n_rows) * sizeof(uint64_t), stream);
+  const size_t of_block = size_t(kHashThreads * kHashTerms);
+  const size_t blocks = (n_row_hash_terms(size_t(vocab)) + of_block - 1) / of_block;
+  cuda::launch(hash_rows_kernel, "hash_rows", cuda::Shape{dim3(unsigned(blocks), unsigned(n_rows)), dim3(kHashThreads)},
+               stream, logits, vocab, reinterpret_cast<Mass*>(out));
+}
+
+}  // namespace xpyd::model

@@ -3,10 +3,10 @@
 // sums are exact and a token depends on its row and its draw alone.
 #pragma once
 
-#include "base/cuda_early.h"
+#include "base/cuda.h"
 #include "model/sampler.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaSampleArgs {
   const float* logits = nullptr;            // [n, vocab], device
@@ -24,4 +24,8 @@ size_t cuda_sample_workspace(int max_n);
 // Total, like sample(): +infinity is the largest float; 0 where nothing is above -infinity.
 void cuda_sample(const CudaSampleArgs& args, const cuda::On& on);
 
-}  // namespace xpyd
+// base/row_hash.h on CUDA: out[r] = row_hash(logits + r * vocab, vocab) for every row. `logits` [n_rows, vocab] and
+// `out` [n_rows] are device memory. Enqueues only, and may be captured.
+void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::Stream& stream);
+
+}  // namespace xpyd::model

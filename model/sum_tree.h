@@ -1,12 +1,11 @@
-// The fixed binary tree over K-group sums. Leaves 0..G-1 are paired level by level,
-// left to right; a last leaf without a partner moves up unchanged. For G a power of two, an aligned
-// power-of-two range of leaves is a subtree: a tensor-parallel rank sums its own groups, and the
-// tree over the ranks gives the bits of the unsharded sum.
+// The fixed binary tree over K-group sums. Leaves 0..G-1 are paired level by level, left to right; a last leaf without
+// a partner moves up unchanged. For G a power of two, an aligned power-of-two range of leaves is a subtree: a
+// tensor-parallel rank sums its own groups, and the tree over the ranks gives the bits of the unsharded sum.
 #pragma once
 
 #include <bit>
 
-namespace xpyd {
+namespace xpyd::model {
 
 inline constexpr int kMaxGroups = 64;
 
@@ -21,4 +20,4 @@ struct TreeStack {
   static constexpr int merges(int g, bool last) { return last ? slot(g) : std::countr_one(unsigned(g)); }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 class Tokenizer {
  public:
@@ -38,9 +38,8 @@ class Tokenizer {
   };
   std::vector<int32_t> encode(std::span<const Part> parts, bool add_special_tokens) const;
 
-  // The whole text, as Hugging Face's tokenizers decodes it: ids that are no token are left out,
-  // invalid UTF-8 becomes U+FFFD; with byte fallback, a run of byte tokens that is not valid as a
-  // whole becomes one U+FFFD per token.
+  // The whole text, as Hugging Face's tokenizers decodes it: ids that are no token are left out, invalid UTF-8 becomes
+  // U+FFFD; with byte fallback, a run of byte tokens that is not valid as a whole becomes one U+FFFD per token.
   std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens = true) const;
 
   // Bytes of one token as it stands inside a text (no strip of a leading space; "<0x41>" is "A").
@@ -61,10 +60,9 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Turns a stream of ids into text that is valid UTF-8 at every moment. Text of feed()s and the
-// final flush() together equal decode(). So bytes that begin a UTF-8 sequence wait for its rest;
-// and with byte fallback a run of byte tokens waits for its end, because one bad byte spoils the
-// run.
+// Turns a stream of ids into text that is valid UTF-8 at every moment. Text of feed()s and the final flush() together
+// equal decode(). So bytes that begin a UTF-8 sequence wait for its rest; and with byte fallback a run of byte tokens
+// waits for its end, because one bad byte spoils the run.
 class Detokenizer {
  public:
   Detokenizer() = default;
@@ -86,4 +84,4 @@ class Detokenizer {
   std::string pending_;  // byte level: at most 3 bytes; byte fallback: the run of byte tokens
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

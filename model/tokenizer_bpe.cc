@@ -4,7 +4,7 @@
 #include "base/utf8.h"
 #include "model/tokenizer_impl.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 size_t hash_of(uint64_t pair) {
@@ -133,4 +133,4 @@ void Bpe::encode(std::string_view word, bool allow_special, Workspace& space, st
     if (symbol.id >= 0) out.push_back(symbol.id);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -12,7 +12,7 @@
 #include "model/pretokenize.h"
 #include "model/tokenizer.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // Added tokens: found in the text before BPE sees it, leftmost and longest first.
 //
@@ -163,4 +163,4 @@ struct Tokenizer::Impl {
 // Fills `out` from a tokenizer.json; messages begin with `file`.
 Status load_tokenizer(std::string_view json_text, const std::string& file, Tokenizer::Impl& out);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

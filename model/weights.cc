@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "model/safetensors.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 struct TensorSpec {
@@ -24,47 +24,6 @@ struct TensorSpec {
 };
 
 std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
-
-// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face.
-std::vector<TensorSpec> tensor_specs(const ModelConfig& c) {
-  std::vector<TensorSpec> specs;
-  auto matrix = [&](const std::string& name, int rows, int cols) {
-    specs.push_back({name + ".weight", rows, cols, true});
-  };
-  auto vector = [&](const std::string& name, int n) { specs.push_back({name, 1, n, false}); };
-  const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
-  matrix("model.embed_tokens", c.vocab, c.hidden);
-  for (int i = 0; i < c.n_layers; ++i) {
-    const std::string attention = layer_prefix(i) + "self_attn.", mlp = layer_prefix(i) + "mlp.";
-    matrix(attention + "q_proj", q, c.hidden);
-    matrix(attention + "k_proj", kv, c.hidden);
-    matrix(attention + "v_proj", kv, c.hidden);
-    matrix(attention + "o_proj", c.hidden, q);
-    matrix(mlp + "gate_proj", c.intermediate, c.hidden);
-    matrix(mlp + "up_proj", c.intermediate, c.hidden);
-    matrix(mlp + "down_proj", c.hidden, c.intermediate);
-    vector(layer_prefix(i) + "input_layernorm.weight", c.hidden);
-    vector(layer_prefix(i) + "post_attention_layernorm.weight", c.hidden);
-    if (c.qkv_bias) {
-      vector(attention + "q_proj.bias", q);
-      vector(attention + "k_proj.bias", kv);
-      vector(attention + "v_proj.bias", kv);
-    }
-    if (c.o_bias) vector(attention + "o_proj.bias", c.hidden);
-    if (c.qk_norm) {
-      vector(attention + "q_norm.weight", c.head_dim);
-      vector(attention + "k_norm.weight", c.head_dim);
-    }
-    if (c.mlp_bias) {
-      vector(mlp + "gate_proj.bias", c.intermediate);
-      vector(mlp + "up_proj.bias", c.intermediate);
-      vector(mlp + "down_proj.bias", c.hidden);
-    }
-  }
-  vector("model.norm.weight", c.hidden);
-  if (!c.tied_embeddings) matrix("lm_head", c.vocab, c.hidden);
-  return specs;
-}
 
 // The first failure of readers that run on several threads.
 struct ReadErrors {
@@ -78,9 +37,10 @@ struct ReadErrors {
 
 using Readers = std::map<std::string, RowReader, std::less<>>;
 
-Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConfig& config, ReadErrors& errors) {
+Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConfig& config,
+                                   const std::vector<TensorSpec>& specs, ReadErrors& errors) {
   Readers readers;
-  for (const TensorSpec& spec : tensor_specs(config)) {
+  for (const TensorSpec& spec : specs) {
     std::vector<int64_t> shape = {spec.cols};
     if (spec.matrix) shape = {spec.rows, spec.cols};
     Result<TensorHandle> found = checkpoint.find(spec.name, shape);
@@ -105,9 +65,9 @@ Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConf
 // Seeded random rows for speed runs: matrices uniform with variance 1 / columns, so that
 // activations keep their size through the layers; norms about 1, biases about 0. A row depends on
 // the seed, the tensor's name and the row, not on the thread that makes it.
-Readers dummy_readers(const ModelConfig& config, uint64_t seed) {
+Readers dummy_readers(const std::vector<TensorSpec>& specs, uint64_t seed) {
   Readers readers;
-  for (const TensorSpec& spec : tensor_specs(config)) {
+  for (const TensorSpec& spec : specs) {
     uint64_t name_hash = 0xcbf29ce484222325u;  // FNV-1a
     for (char c : spec.name) name_hash = (name_hash ^ uint64_t(c)) * 0x100000001b3u;
     const bool norm = !spec.matrix && spec.name.ends_with("weight");
@@ -126,23 +86,26 @@ Readers dummy_readers(const ModelConfig& config, uint64_t seed) {
   return readers;
 }
 
+// What build() asks for, tensor by tensor. Without readers it is only listed, and nothing is made.
 class WeightLoader {
  public:
   WeightLoader(Readers readers, Dtype dtype, ThreadTeam& team)
       : readers_(std::move(readers)), dtype_(dtype), team_(team) {}
+  const std::vector<TensorSpec>& listed() const { return listed_; }
 
   struct Part {
     std::string name;
     int rows;
   };
   // The parts' rows one under another.
-  PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) const {
+  PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
     int rows = 0;
     std::vector<std::pair<int, const RowReader*>> starts;
     for (const Part& part : parts) {
-      starts.emplace_back(rows, &readers_.find(part.name + ".weight")->second);
+      starts.emplace_back(rows, reader({part.name + ".weight", part.rows, cols, true}));
       rows += part.rows;
     }
+    if (readers_.empty()) return {};
     auto read = [&starts](int row, float* out) {
       auto part = std::prev(
           std::upper_bound(starts.begin(), starts.end(), row, [](int r, const auto& s) { return r < s.first; }));
@@ -150,23 +113,26 @@ class WeightLoader {
     };
     return pack_matrix(rows, cols, k_groups, dtype_, read, team_);
   }
-  std::vector<float> vector(const std::vector<Part>& parts) const {
+  std::vector<float> vector(const std::vector<Part>& parts) {
     std::vector<float> values;
     for (const Part& part : parts) {
+      const RowReader* read = reader({part.name, 1, part.rows, false});
+      if (!read) continue;
       values.resize(values.size() + size_t(part.rows));
-      readers_.find(part.name)->second(0, values.data() + values.size() - size_t(part.rows));
+      (*read)(0, values.data() + values.size() - size_t(part.rows));
     }
     return values;
   }
-  Buffer table(const std::string& name, int rows, int cols) const {
+  Buffer table(const std::string& name, int rows, int cols) {
+    const RowReader* read = reader({name, rows, cols, true});
+    if (!read) return {};
     Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(dtype_));
-    const RowReader& read = readers_.find(name)->second;
     team_.run([&](int rank) {
       std::vector<float> values(static_cast<size_t>(cols));
       Range mine = share(rows, rank, team_.size());
       for (int row = mine.begin; row < mine.end; ++row) {
         const size_t first = size_t(row) * size_t(cols);
-        read(row, dtype_ == Dtype::f32 ? table.as<float>() + first : values.data());
+        (*read)(row, dtype_ == Dtype::f32 ? table.as<float>() + first : values.data());
         if (dtype_ == Dtype::bf16) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
       }
     });
@@ -174,12 +140,20 @@ class WeightLoader {
   }
 
  private:
-  Readers readers_;
-  Dtype dtype_;
+  const RowReader* reader(TensorSpec spec) {
+    if (!readers_.empty()) return &readers_.find(spec.name)->second;
+    listed_.push_back(std::move(spec));
+    return nullptr;
+  }
+
+  const Readers readers_;
+  const Dtype dtype_;
   ThreadTeam& team_;
+  std::vector<TensorSpec> listed_;
 };
 
-std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, const WeightLoader& loader) {
+// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face.
+std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader) {
   auto weights = std::make_shared<Weights>();
   weights->config = c;
   weights->dtype = dtype;
@@ -251,9 +225,8 @@ std::vector<double> rope_frequencies(const ModelConfig& config) {
 size_t Weights::bytes() const {
   size_t total = embedding.size() + lm_head.bytes(), floats = final_norm.size();
   for (const LayerWeights& l : layers) {
-    total += l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
-    floats += l.attention_norm.size() + l.mlp_norm.size() + l.q_norm.size() + l.k_norm.size() + l.qkv_bias.size() +
-              l.o_bias.size() + l.gate_up_bias.size() + l.down_bias.size();
+    for (auto matrix : LayerWeights::kMatrices) total += (l.*matrix).bytes();
+    for (auto vector : LayerWeights::kVectors) floats += (l.*vector).size();
   }
   return total + floats * sizeof(float);
 }
@@ -261,22 +234,26 @@ size_t Weights::bytes() const {
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team) {
   if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16) return invalid("dtype: expected f32 or bf16");
+  WeightLoader names({}, options.dtype, team);
+  build(config, options.dtype, names);
+  auto load = [&](Readers readers) {
+    WeightLoader loader(std::move(readers), options.dtype, team);
+    return build(config, options.dtype, loader);
+  };
   if (options.dummy) {
     if (Status status = check_memory(config, options.dtype); !status) return status.error();
-    WeightLoader loader(dummy_readers(config, options.seed), options.dtype, team);
-    return std::shared_ptr<const Weights>(build(config, options.dtype, loader));
+    return std::shared_ptr<const Weights>(load(dummy_readers(names.listed(), options.seed)));
   }
   Result<Checkpoint> checkpoint = Checkpoint::open(dir);
   if (!checkpoint) return checkpoint.error();
   ReadErrors errors;
-  Result<Readers> readers = checkpoint_readers(checkpoint.value(), config, errors);
+  Result<Readers> readers = checkpoint_readers(checkpoint.value(), config, names.listed(), errors);
   if (!readers) return readers.error();
   if (Status status = check_memory(config, options.dtype); !status) return status.error();
-  WeightLoader loader(std::move(readers).value(), options.dtype, team);
-  std::shared_ptr<Weights> weights = build(config, options.dtype, loader);
+  std::shared_ptr<Weights> weights = load(std::move(readers).value());
   if (!errors.first) return errors.first.error();
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
   return std::shared_ptr<const Weights>(std::move(weights));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

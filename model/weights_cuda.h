@@ -11,7 +11,7 @@
 #include "model/config.h"
 #include "model/weights.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // W [n, k], device memory. Rows begin at multiples of 16 bytes, what the tensor cores' copies need;
 // elements between k and the stride are zero.
@@ -21,13 +21,7 @@ struct CudaMatrix {
   int stride = 0;  // elements from one row to the next
 };
 
-struct CudaLayerWeights {
-  CudaMatrix qkv, o, gate_up, down;                                             // as in LayerWeights
-  const float *attention_norm = nullptr, *mlp_norm = nullptr;                   // [hidden]
-  const float *q_norm = nullptr, *k_norm = nullptr;                             // [head_dim] or null
-  const float *qkv_bias = nullptr, *o_bias = nullptr, *gate_up_bias = nullptr,  // [outputs] or null
-                                                          *down_bias = nullptr;
-};
+using CudaLayerWeights = LayerParts<CudaMatrix, const float*>;
 
 // Cosine and sine of one position and one pair of dimensions.
 struct Turn {
@@ -41,8 +35,7 @@ struct CudaWeights {
   CudaMatrix lm_head;        // [vocab, hidden]; tied: the embedding itself
   std::vector<CudaLayerWeights> layers;
   const float* final_norm = nullptr;
-  // [max_position, head_dim / 2]: angles in double on the host, as the CPU's forward pass takes
-  // them.
+  // [max_position, head_dim / 2]: angles in double on the host, as the CPU's forward pass takes them.
   const Turn* turns = nullptr;
   cuda::Memory memory;  // all of the above
 
@@ -52,4 +45,4 @@ struct CudaWeights {
 // Waits until everything is there. Error `unavailable`: more than the card has free; says both.
 Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -1,25 +1,34 @@
 #include "server/api.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "base/json.h"
-#include "server/api_format.h"
-#include "server/generation.h"
-#include "server/json_text.h"
-#include "server/page.h"
+#include "disagg/net/hello.h"
 
-namespace xpyd {
+extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
+
+namespace xpyd::server {
 namespace {
 
-// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another
-// thread.
+// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another thread.
 constexpr size_t kInlineBodyBytes = 16u << 10;
+constexpr size_t kSmallBodyBytes = 128u << 10;  // some 10 ms
 constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;
+
+constexpr size_t kMaxKeyFileBytes = 1u << 20;
+
+// What is compared are digests: how long it takes says nothing of the keys, nor of their lengths.
+bool equal_keys(std::string_view a, std::string_view b) {
+  return equal_in_constant_time(hmac_sha256("", a), hmac_sha256("", b));
+}
 
 std::string client_id(const HttpRequest& request) {
   std::string id(request.header("x-request-id"));
@@ -33,10 +42,49 @@ HttpResponse json_response(std::string body, int status = 200) { return {.status
 
 constexpr const char* kModelPrefix = "/v1/models/";
 
+const char* error_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 503: return "overloaded_error";
+    default: return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
 }  // namespace
 
+std::string error_body(const ApiError& error) {
+  auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_quote(text); };
+  JsonText out;
+  out.open('{').key("error").open('{').add("message", error.message, "type", error_type(error.status));
+  out.key("param").raw(text_or_null(error.param)).key("code").raw(text_or_null(error.code));
+  return out.close('}').close('}').take();
+}
+
+std::string stats_body(const ServedModel& model, const ServiceStats& stats) {
+  JsonText out;
+  out.open('{').add("model", model.name, "max_model_len", model.max_model_len);
+  out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr, "shared_pool", stats.shared_pool);
+  const auto& pool = stats.process_pool;  // what nobody holds is the pool's, and not of each instance
+  if (pool) out.key("pool").object("blocks", pool->blocks, "free", pool->free);
+  out.key("instances").open('[');
+  for (const InstanceStats& i : stats.instances) {
+    const KvStats& kv = i.kv;
+    out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
+    out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
+    out.add("block_tokens", kv.block_tokens).key("blocks");
+    out.object("capacity", pool ? pool->blocks : kv.capacity, "free", pool ? 0 : kv.free, "active", kv.active, "cached",
+               kv.cached, "in_transfer", kv.in_transfer);
+    out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
+    out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
+    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
+    out.close('}');
+  }
+  return out.close(']').close('}').take();
+}
+
 struct Api::Row : Api::Route {
-  void (Api::*handler)(const std::shared_ptr<Incoming>&);
+  void (*handle)(Api& api, const std::shared_ptr<Incoming>& in);
 };
 
 struct Api::Incoming {
@@ -47,24 +95,87 @@ struct Api::Incoming {
 };
 
 std::span<const Api::Row> Api::table() {
+  using In = std::shared_ptr<Incoming>;
+  static constexpr auto health = [](Api& api, const In& in) {
+    const std::string why = api.trouble();
+    JsonText out;
+    out.open('{').add("status", why.empty() ? "ok" : api.draining_ ? "draining" : "unhealthy");
+    if (!why.empty()) out.add("reason", why);
+    api.answer(*in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
+  };
+  // Someone can prefill and someone can decode.
+  static constexpr auto ready = [](Api& api, const In& in) {
+    std::string roles;
+    for (const auto& instance : api.service_.stats().instances) roles += instance.name.substr(0, 1);
+    const std::string why = api.trouble();
+    JsonText out;
+    out.open('{').add("status", why.empty() ? "ready" : "not ready");
+    if (!why.empty()) out.add("reason", why);
+    out.add("prefill", roles.find_first_of("PC") != roles.npos, "decode", roles.find_first_of("DC") != roles.npos);
+    api.answer(*in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
+  };
+  static constexpr auto page = [](Api& api, const In& in) {
+    constexpr const char* kPolicy =
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    api.answer(*in, {.content_type = "text/html; charset=utf-8",
+                     .headers = {{"Content-Security-Policy", kPolicy}, {"Cache-Control", "no-cache"}},
+                     .body = {xpyd_page_begin, xpyd_page_end}});
+  };
+  static constexpr auto version = [](Api& api, const In& in) {
+    api.answer(*in, json_response(JsonText().object("version", api.options_.version).take()));
+  };
+  static constexpr auto metrics = [](Api& api, const In& in) {
+    api.answer(*in, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                     .body = api.metrics_.render(api.service_.stats())});
+  };
+  static constexpr auto stats = [](Api& api, const In& in) {
+    api.answer(*in, {.headers = {{"Cache-Control", "no-store"}}, .body = stats_body(api.model_, api.service_.stats())});
+  };
+  static constexpr auto models = [](Api& api, const In& in) {
+    JsonText out;
+    out.open('{').add("object", "list").key("data").open('[');
+    for (const std::string& name : api.model_.names) out.raw(api.model_card(name));
+    api.answer(*in, json_response(out.close(']').close('}').take()));
+  };
+  static constexpr auto model_by_id = [](Api& api, const In& in) {
+    const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
+    if (api.model_.is_called(name)) return api.answer(*in, json_response(api.model_card(name)));
+    api.fail(*in, unknown_model(name, api.model_));
+  };
+  static constexpr auto reset_prefix_cache = [](Api& api, const In& in) {
+    if (!api.options_.reset_prefix_cache)
+      return api.fail(*in, {.status = 501, .message = "this memory scheme has no prefix cache"});
+    api.options_.reset_prefix_cache();
+    api.answer(*in, json_response("{}"));
+  };
+  static constexpr auto retire_instance = [](Api& api, const In& in) {
+    api.on_body(in, [&api, in](Then& then) {
+      then = [&api, in] { api.answer(*in, json_response("{}")); };
+      return api.retire_instance(in->request.body);
+    });
+  };
+  static constexpr auto server_info = [](Api& api, const In& in) {
+    api.answer(*in, json_response(JsonText().object("options", api.options_.server_info).take()));
+  };
   static constexpr Row kRows[] = {
-      {{"/", "GET", true, false}, &Api::page},
-      {{"/health", "GET", true, false}, &Api::health},
-      {{"/ping", "GET POST", true, false}, &Api::health},
-      {{"/ready", "GET", true, false}, &Api::ready},
-      {{"/health/ready", "GET", true, false}, &Api::ready},
-      {{"/version", "GET", false, false}, &Api::version},
-      {{"/metrics", "GET", false, false}, &Api::metrics},
-      {{"/stats", "GET", false, false}, &Api::stats},
-      {{"/v1/models", "GET", false, false}, &Api::models},
-      {{kModelPrefix, "GET", false, false}, &Api::model_by_id},
-      {{"/v1/completions", "POST", false, false}, &Api::completions},
-      {{"/v1/chat/completions", "POST", false, false}, &Api::chat_completions},
-      {{"/tokenize", "POST", false, false}, &Api::tokenize_text},
-      {{"/detokenize", "POST", false, false}, &Api::detokenize_ids},
-      {{"/reset_prefix_cache", "POST", false, true}, &Api::reset_prefix_cache},
-      {{"/retire_instance", "POST", false, true}, &Api::retire_instance},
-      {{"/server_info", "GET", false, true}, &Api::server_info},
+      {{"/", "GET", true, false}, page},
+      {{"/health", "GET", true, false}, health},
+      {{"/ping", "GET POST", true, false}, health},
+      {{"/ready", "GET", true, false}, ready},
+      {{"/health/ready", "GET", true, false}, ready},
+      {{"/version", "GET", false, false}, version},
+      {{"/metrics", "GET", false, false}, metrics},
+      {{"/stats", "GET", false, false}, stats},
+      {{"/v1/models", "GET", false, false}, models},
+      {{kModelPrefix, "GET", false, false}, model_by_id},
+      {{"/v1/completions", "POST", false, false}, [](Api& api, const In& in) { api.generate(in, false); }},
+      {{"/v1/chat/completions", "POST", false, false}, [](Api& api, const In& in) { api.generate(in, true); }},
+      {{"/tokenize", "POST", false, false}, [](Api& api, const In& in) { api.convert(in, tokenize); }},
+      {{"/detokenize", "POST", false, false}, [](Api& api, const In& in) { api.convert(in, detokenize); }},
+      {{"/reset_prefix_cache", "POST", false, true}, reset_prefix_cache},
+      {{"/retire_instance", "POST", false, true}, retire_instance},
+      {{"/server_info", "GET", false, true}, server_info},
   };
   return kRows;
 }
@@ -77,24 +188,19 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       service_(service),
       clock_(clock),
       post_(std::move(post)),
-      metrics_(options.metrics_prefix, options.model_name, options.max_model_len),
+      metrics_(options.metrics_prefix, options.name, options.max_model_len),
       random_(options.seed),
       id_random_(random_word()),
       created_unix_s_(std::time(nullptr)) {
-  model_.name = options.model_name;
-  model_.names = options.more_names;
-  model_.names.insert(model_.names.begin(), options.model_name);
-  model_.other_names = options.other_names;
-  model_.tokenizer = tokenizer;
-  model_.chat_template = chat_template;
-  model_.max_model_len = options.max_model_len;
-  model_.vocab_size = options.vocab_size;
+  if (options_.names.empty()) options_.names = {options_.name};
+  options_.tokenizer = tokenizer;
+  options_.chat_template = chat_template;
   if (tokenizer != nullptr) {
-    if (model_.vocab_size == 0 || model_.vocab_size > tokenizer->vocab_size())
-      model_.vocab_size = tokenizer->vocab_size();
-    model_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options.max_model_len);
+    if (options_.vocab_size == 0 || options_.vocab_size > tokenizer->vocab_size())
+      options_.vocab_size = tokenizer->vocab_size();
+    options_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options_.max_model_len);
   }
-  model_.salt_key = {random_word(), random_word()};
+  options_.salt_key = {random_word(), random_word()};
   // Nobody's conversations make room for another key's.
   const size_t owners = std::max<size_t>(1, options.api_keys.size());
   for (size_t i = 0; i < owners; ++i)
@@ -105,7 +211,6 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
 Api::~Api() = default;
 
 // ---- every request
-// --------------------------------------------------------------------------------
 
 const Api::Row* Api::find_row(const HttpRequest& request) const {
   const Row* row = nullptr;
@@ -131,8 +236,7 @@ std::optional<HttpResponse> Api::on_header(const HttpRequest& request) {
 
 void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   const Row* row = find_row(request);
-  (this->*row->handler)(
-      std::make_shared<Incoming>(Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
+  row->handle(*this, std::make_shared<Incoming>(Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
@@ -146,7 +250,8 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
-  if (const auto objection = object_to(request, options_.allowed_hosts)) return error_response(*objection);
+  if (const auto objection = object_to(request, options_.allowed_hosts))
+    return error_response({.status = objection->first, .message = objection->second});
   if (row == nullptr) return error_response({.status = 404, .message = "there is no such path"});
   std::string_view methods = row->methods;
   std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
@@ -164,10 +269,10 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
   return response;
 }
 
-HttpResponse Api::error_response(const ApiError& error) const {
+HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
   // Benchmark clients record the reason phrase and nothing else.
-  response.reason = std::string(http_reason(error.status)) + ": " + error.message.substr(0, 80);
+  response.reason = http_reason(error.status) + ": " + error.message.substr(0, 80);
   if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
   if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
   return response;
@@ -204,14 +309,20 @@ void Api::fail(const Incoming& in, const ApiError& error) {
   answer(in, error_response(error), why);
 }
 
-void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::function<void()>()> work) {
+void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::optional<ApiError>(Then& then)> work) {
+  auto whole_work = [this, in, work = std::move(work)]() -> Then {
+    Then then;
+    auto error = work(then);
+    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
+    return then;
+  };
   // A session's history comes on top of a small body; \u may spell its name another way.
   const std::string& body = in->request.body;
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
                         body.find("\\u") == body.npos;
-  if (is_short) return work()();
+  if (is_short) return whole_work()();
   body_threads_.run(in->request.client, in->request.body.size(),
-                    [post = post_, work = std::move(work)] { post(work()); });
+                    [post = post_, whole_work = std::move(whole_work)] { post(whole_work()); });
 }
 
 void Api::tick() {
@@ -237,84 +348,105 @@ void Api::log_line(LogLevel level, const std::string& line) {
     ++log_dropped_;
 }
 
-// ---- the routes
-// -----------------------------------------------------------------------------------
+// ---- keys and bodies
 
-void Api::page(const std::shared_ptr<Incoming>& in) {
-  HttpResponse response;
-  response.content_type = "text/html; charset=utf-8";
-  response.headers.emplace_back("Content-Security-Policy",
-                                "default-src 'none'; style-src 'unsafe-inline'; script-src "
-                                "'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
-                                "form-action 'none'; frame-ancestors 'none'");
-  response.headers.emplace_back("Cache-Control", "no-cache");
-  response.body = std::string(page_html());
-  answer(*in, std::move(response));
+int key_owner(const std::vector<std::string>& keys, const HttpRequest& request) {
+  constexpr std::string_view kScheme = "Bearer ";
+  std::string_view given = request.header("authorization");
+  if (!given.starts_with(kScheme)) return -1;
+  given.remove_prefix(kScheme.size());
+  int owner = -1;
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (equal_keys(given, keys[i])) owner = static_cast<int>(i);
+  return owner;
 }
 
-void Api::health(const std::shared_ptr<Incoming>& in) {
-  const std::string why = trouble();
-  JsonText json;
-  json.open('{').key("status").text(why.empty() ? "ok" : draining_ ? "draining" : "unhealthy");
-  if (!why.empty()) json.key("reason").text(why);
-  answer(*in, json_response(json.close('}').take(), why.empty() ? 200 : 503));
+bool is_api_key(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 127; });
 }
 
-// Ready: someone can prefill and someone can decode.
-void Api::ready(const std::shared_ptr<Incoming>& in) {
-  bool prefill = false, decode = false;
-  for (const auto& instance : service_.stats().instances) {
-    char role = instance.name.empty() ? '?' : instance.name[0];
-    prefill = prefill || role == 'P' || role == 'C';
-    decode = decode || role == 'D' || role == 'C';
+Result<std::vector<std::string>> read_api_keys(const std::string& path) {
+  struct stat about {};
+  if (stat(path.c_str(), &about) == 0 && (about.st_mode & 077) != 0)
+    return invalid(path + ": others than its owner can read it: chmod 600");
+  auto text = read_small_file(path, kMaxKeyFileBytes);
+  if (!text) return text.error();
+  std::vector<std::string> keys;
+  std::istringstream lines(text.value());
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (line.empty() || line[0] == '#') continue;
+    if (!is_api_key(line)) return invalid(path + ": a key has printable ASCII and no blank");
+    keys.push_back(std::move(line));
   }
-  const std::string why = trouble();
-  JsonText json;
-  json.open('{').key("status").text(why.empty() ? "ready" : "not ready");
-  if (!why.empty()) json.key("reason").text(why);
-  json.key("prefill").boolean(prefill).key("decode").boolean(decode).close('}');
-  answer(*in, json_response(json.take(), why.empty() ? 200 : 503));
+  if (keys.empty()) return invalid(path + ": expected a key on each line, found none");
+  return keys;
 }
 
-void Api::version(const std::shared_ptr<Incoming>& in) {
-  answer(*in, json_response("{\"version\":" + json_quote(options_.version) + "}"));
+BodyThreads::~BodyThreads() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  for (auto& thread : threads_) thread.join();
 }
 
-void Api::metrics(const std::shared_ptr<Incoming>& in) {
-  HttpResponse response;
-  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  response.body = metrics_.render(service_.stats());
-  answer(*in, std::move(response));
+void BodyThreads::run(const std::string& client, size_t body_bytes, Work work) {
+  std::lock_guard lock(mutex_);
+  Line& line = body_bytes <= kSmallBodyBytes ? small_ : large_;
+  auto at = std::ranges::find(line, client, &Line::value_type::first);
+  if (at == line.end()) at = line.insert(at, {client, {}});
+  at->second.push_back(std::move(work));
+  if (threads_.empty()) {
+    const unsigned n = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
+    for (unsigned i = 0; i <= n; ++i) threads_.emplace_back([this, i] { loop(i == 0); });
+  }
+  changed_.notify_all();
 }
 
-void Api::stats(const std::shared_ptr<Incoming>& in) {
-  HttpResponse response = json_response(stats_body(model_, service_.stats()));
-  response.headers.emplace_back("Cache-Control", "no-store");
-  answer(*in, std::move(response));
+void BodyThreads::loop(bool small_only) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopped_ || !small_.empty() || (!small_only && !large_.empty()); });
+    if (stopped_) return;
+    Line& line = small_only || large_.empty() ? small_ : large_;
+    const std::string client = line.front().first;
+    std::deque<Work>& works = line.front().second;
+    Work work = std::move(works.front());
+    works.pop_front();
+    if (works.empty())
+      line.pop_front();
+    else
+      line.splice(line.end(), line, line.begin());
+    lock.unlock();
+    work();
+    work = nullptr;
+    lock.lock();
+    // Who came meanwhile is before this client.
+    if (auto at = std::ranges::find(line, client, &Line::value_type::first); at != line.end())
+      line.splice(line.end(), line, at);
+  }
 }
 
-void Api::models(const std::shared_ptr<Incoming>& in) {
-  answer(*in, json_response(models_body(model_, options_.model_root, created_unix_s_)));
-}
+// ---- the routes
 
-void Api::model_by_id(const std::shared_ptr<Incoming>& in) {
-  const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
-  if (model_.is_called(name))
-    return answer(*in, json_response(model_card(model_, name, options_.model_root, created_unix_s_)));
-  fail(*in, unknown_model(name, model_));
+// vocab_size is ours: for clients that make up prompts.
+std::string Api::model_card(const std::string& name) const {
+  return JsonText()
+      .object("id", name, "object", "model", "created", created_unix_s_, "owned_by", "xpyd", "root",
+              options_.model_root, "parent", nullptr, "max_model_len", model_.max_model_len, "vocab_size",
+              model_.vocab_size, "permission", std::vector<int>())
+      .take();
 }
-
-void Api::completions(const std::shared_ptr<Incoming>& in) { generate(in, false); }
-void Api::chat_completions(const std::shared_ptr<Incoming>& in) { generate(in, true); }
 
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
-  on_body(in, [this, in, chat]() -> std::function<void()> {
+  on_body(in, [this, in, chat](Then& then) {
     auto call = std::make_shared<GenerationCall>();
     const int owner = std::max(0, key_owner(options_.api_keys, in->request));
     auto error = parse_generation(in->request.body, chat, model_, *call, sessions_[static_cast<size_t>(owner)].get());
     in->request.body = std::string();
-    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
-    return [this, in, chat, call] {
+    then = [this, in, chat, call] {
       in->exchange->body_freed();
       char id[40];
       std::snprintf(id, sizeof id, "%s-%016llx%08llx", chat ? "chatcmpl" : "cmpl",
@@ -325,54 +457,28 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
       live_[generation.get()] = generation;
       generation->start();
     };
+    return error;
   });
 }
-
-void Api::tokenize_text(const std::shared_ptr<Incoming>& in) { convert(in, tokenize); }
-void Api::detokenize_ids(const std::shared_ptr<Incoming>& in) { convert(in, detokenize); }
 
 void Api::convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_or_ids) {
-  on_body(in, [this, in, &text_or_ids]() -> std::function<void()> {
-    std::string body;
-    auto error = text_or_ids(in->request.body, model_, body);
-    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
-    return [this, in, body = std::move(body)] { answer(*in, json_response(body)); };
+  on_body(in, [this, in, &text_or_ids](Then& then) {
+    auto body = std::make_shared<std::string>();
+    then = [this, in, body] { answer(*in, json_response(std::move(*body))); };
+    return text_or_ids(in->request.body, model_, *body);
   });
 }
 
-void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
-  if (options_.reset_prefix_cache) {
-    options_.reset_prefix_cache();
-    return answer(*in, json_response("{}"));
-  }
-  fail(*in, {.status = 501, .message = "this memory scheme has no prefix cache"});
-}
-
-void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
-  on_body(in, [this, in]() -> std::function<void()> {
-    auto fails = [&](int status, const std::string& message) {
-      return [this, in, error = ApiError{.status = status, .message = message}] { fail(*in, error); };
-    };
-    auto body = parse_json(in->request.body, "request body");
-    if (!body) return fails(400, body.error().message);
-    auto name = get_string(body.value(), "name");
-    if (!name) return fails(400, name.error().message);
-    std::string role;
-    if (body.value().contains("role")) {
-      auto text = get_string(body.value(), "role");
-      if (!text) return fails(400, text.error().message);
-      role = text.value();
-      if (role != "prefill" && role != "decode" && role != "colocated")
-        return fails(400, "role: expected prefill, decode or colocated, got " + role);
-    }
-    const Status retired = options_.retire_instance(name.value(), role);
-    if (!retired) return fails(retired.error().code == ErrorCode::not_found ? 404 : 400, retired.error().message);
-    return [this, in] { answer(*in, json_response("{}")); };
-  });
-}
-
-void Api::server_info(const std::shared_ptr<Incoming>& in) {
-  answer(*in, json_response("{\"options\":" + json_quote(options_.server_info) + "}"));
+std::optional<ApiError> Api::retire_instance(std::string_view text) try {
+  const nlohmann::json body = need(parse_json(text, "request body"));
+  const std::string name = need(get_string(body, "name"));
+  const std::string role = body.contains("role") ? need(get_string(body, "role")) : "";
+  if (body.contains("role") && role != "prefill" && role != "decode" && role != "colocated")
+    throw invalid("role: expected prefill, decode or colocated, got " + role);
+  need(options_.retire_instance(name, role));
+  return {};
+} catch (const Error& error) {
+  return ApiError{.status = error.code == ErrorCode::not_found ? 404 : 400, .message = error.message};
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& options, Service& service,
@@ -395,13 +501,4 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& opti
   return server;
 }
 
-void HttpServer::run() { listener_->run(*api_); }
-
-void HttpServer::begin_drain() {
-  listener_->post()([api = api_.get()] { api->begin_drain(); });
-  listener_->begin_drain();
-}
-
-void HttpServer::stop() { listener_->stop(); }
-
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -1,13 +1,12 @@
-#include "server/api_parse.h"
-
 #include <algorithm>
 #include <climits>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
-#include "server/json_text.h"
+#include "base/table.h"
+#include "server/api.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -36,46 +35,39 @@ ApiError field_error(const std::string& name, const std::string& expected) {
   return bad(name, "field \"" + name + "\": expected " + expected);
 }
 
-// Reads one object's fields, remembers the first error and which names it was asked for.
+// Reads one object's fields and remembers which names it was asked for. A wrong one is an ApiError, thrown.
 class Fields {
  public:
   explicit Fields(const json& object) : object_(object) {}
 
-  std::optional<ApiError> error;
-
-  void fail(ApiError why) {
-    if (!error) error = std::move(why);
-  }
   const json* find(const std::string& name) {  // null where missing or null
     known_.push_back(name);
     return find_field(object_, name);
   }
   int64_t integer(const std::string& name, int64_t fallback) {
     if (find(name) == nullptr) return fallback;
-    for (const auto& field : kIntegerFields)
-      if (name == field.name) return keep(name, get_int(object_, name, field.min, field.max), fallback);
-    XPYD_CHECK(false, name + " is not in the table of integer fields");
-    return fallback;
+    const IntegerField* field = find_row(kIntegerFields, name);
+    XPYD_CHECK(field, name + " is not in the table of integer fields");
+    return good(name, get_int(object_, name, field->min, field->max));
   }
   double number(const std::string& name, double min, double max, double fallback) {
-    return find(name) == nullptr ? fallback : keep(name, get_double(object_, name, min, max), fallback);
+    return find(name) == nullptr ? fallback : good(name, get_double(object_, name, min, max));
   }
   bool boolean(const std::string& name, bool fallback) {
-    return find(name) == nullptr ? fallback : keep(name, get_bool(object_, name), fallback);
+    return find(name) == nullptr ? fallback : good(name, get_bool(object_, name));
   }
   std::string text(const std::string& name, size_t min_bytes, size_t max_bytes) {
     if (find(name) == nullptr) return "";
-    std::string value = keep(name, get_string(object_, name), std::string());
-    if (!error && (value.size() < min_bytes || value.size() > max_bytes))
-      fail(field_error(name, std::to_string(min_bytes) + " to " + std::to_string(max_bytes) + " bytes of text, got " +
-                                 std::to_string(value.size())));
+    std::string value = good(name, get_string(object_, name));
+    if (value.size() < min_bytes || value.size() > max_bytes)
+      throw field_error(name, std::to_string(min_bytes) + " to " + std::to_string(max_bytes) + " bytes of text, got " +
+                                  std::to_string(value.size()));
     return value;
   }
   // A feature that is not here: asking for it must not be answered as if it had been heard.
   void unsupported(const std::string& name, bool asked) {
-    if (asked) fail(bad(name, "field \"" + name + "\": not supported by this server"));
+    if (asked) throw bad(name, "field \"" + name + "\": not supported by this server");
   }
-  void unsupported_unless_null(const std::string& name) { unsupported(name, find(name) != nullptr); }
   void known(const std::string& name) { known_.push_back(name); }
 
   std::vector<std::string> unknown() const {
@@ -87,27 +79,25 @@ class Fields {
 
  private:
   template <class T>
-  T keep(const std::string& name, Result<T> result, T fallback) {
-    if (result.ok()) return std::move(result).value();
-    fail(bad(name, result.error().message));
-    return fallback;
+  static T good(const std::string& name, Result<T> result) {
+    if (!result) throw bad(name, result.error().message);
+    return std::move(result).value();
   }
   const json& object_;
   std::vector<std::string> known_;
 };
 
-std::optional<ApiError> parse_body(std::string_view body, json& out) {
+json parse_body(std::string_view body) {
   auto parsed = parse_json(body, "request body");
-  if (!parsed.ok()) return bad("", parsed.error().message);
-  out = std::move(parsed).value();
-  if (!out.is_object()) return bad("", std::string("request body: expected a JSON object, got ") + out.type_name());
-  return {};
+  if (!parsed) throw bad("", parsed.error().message);
+  if (!parsed.value().is_object())
+    throw bad("", std::string("request body: expected a JSON object, got ") + parsed.value().type_name());
+  return std::move(parsed).value();
 }
 
 void check_model(Fields& fields, const ServedModel& model) {
-  std::string name = fields.text("model", 0, 1024);
-  if (fields.error || name.empty() || model.is_called(name)) return;
-  fields.fail(unknown_model(name, model));
+  const std::string name = fields.text("model", 0, 1024);
+  if (!name.empty() && !model.is_called(name)) throw unknown_model(name, model);
 }
 
 ApiError too_long(const std::string& param, const std::string& what, const ServedModel& model) {
@@ -118,24 +108,23 @@ ApiError too_long(const std::string& param, const std::string& what, const Serve
           .reason = RejectReason::too_long};
 }
 
-std::optional<ApiError> encode_text(const std::string& text, const ServedModel& model, bool add_special_tokens,
-                                    std::vector<int32_t>& ids) {
-  if (model.tokenizer == nullptr) return bad("prompt", "this model has no tokenizer: send the prompt as token ids");
+std::vector<int32_t> encode_text(const std::string& text, const ServedModel& model, bool add_special_tokens) {
+  if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer: send the prompt as token ids");
   if (text.size() > model.max_prompt_bytes)
-    return too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
-  ids = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
-  return {};
+    throw too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
+  return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
 }
 
 // All elements must be ids below the vocabulary's size.
-std::optional<ApiError> read_ids(const json& list, const std::string& name, int vocab_size, std::vector<int32_t>& ids) {
+std::vector<int32_t> read_ids(const json& list, const std::string& name, int vocab_size) {
+  std::vector<int32_t> ids;
   ids.reserve(list.size());
   for (const auto& item : list) {
     int64_t id = item.is_number_unsigned() && item.get<uint64_t>() <= uint64_t{INT32_MAX} ? item.get<int64_t>() : -1;
-    if (id < 0 || id >= vocab_size) return field_error(name, "token ids from 0 to " + std::to_string(vocab_size - 1));
+    if (id < 0 || id >= vocab_size) throw field_error(name, "token ids from 0 to " + std::to_string(vocab_size - 1));
     ids.push_back(static_cast<int32_t>(id));
   }
-  return {};
+  return ids;
 }
 
 struct Prompt {
@@ -144,75 +133,70 @@ struct Prompt {
 };
 
 // A string, a list of strings, a list of ids, or a list of lists of ids.
-std::optional<ApiError> read_prompts(const json* prompt, const ServedModel& model, bool add_special_tokens,
-                                     std::vector<Prompt>& out) {
-  auto wrong = [] {
-    return field_error("prompt",
-                       "a string, a list of strings, a list of token ids or a list of such "
-                       "lists");
-  };
-  auto add = [&](const json& one) -> std::optional<ApiError> {
+std::vector<Prompt> read_prompts(const json* prompt, const ServedModel& model, bool add_special_tokens) {
+  const ApiError wrong = field_error("prompt",
+                                     "a string, a list of strings, a list of token ids or a list of such lists");
+  auto read = [&](const json& one) {
     Prompt p;
-    std::optional<ApiError> error;
     if (one.is_string()) {
       p.text = one.get<std::string>();
-      error = encode_text(p.text, model, add_special_tokens, p.ids);
+      p.ids = encode_text(p.text, model, add_special_tokens);
     } else if (one.is_array()) {
-      error = read_ids(one, "prompt", model.vocab_size, p.ids);
+      p.ids = read_ids(one, "prompt", model.vocab_size);
     } else {
-      return wrong();
+      throw wrong;
     }
-    if (error) return error;
-    if (p.ids.empty()) return field_error("prompt", "at least one token, got an empty prompt");
-    out.push_back(std::move(p));
-    return {};
+    if (p.ids.empty()) throw field_error("prompt", "at least one token, got an empty prompt");
+    return p;
   };
-  if (prompt == nullptr) return wrong();
-  bool is_list_of_prompts = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
-  if (!is_list_of_prompts) return add(*prompt);
-  if (prompt->size() > kMaxChoicesPerCall)
-    return field_error("prompt", "at most " + std::to_string(kMaxChoicesPerCall) + " prompts");
-  for (const auto& one : *prompt) {
-    if (one.type() != prompt->front().type()) return wrong();
-    if (auto error = add(one)) return error;
+  if (prompt == nullptr) throw wrong;
+  std::vector<Prompt> out;
+  const bool is_list_of_prompts = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!is_list_of_prompts) {
+    out.push_back(read(*prompt));
+    return out;
   }
-  return {};
+  if (prompt->size() > kMaxChoicesPerCall)
+    throw field_error("prompt", "at most " + std::to_string(kMaxChoicesPerCall) + " prompts");
+  for (const auto& one : *prompt) {
+    if (one.type() != prompt->front().type()) throw wrong;
+    out.push_back(read(one));
+  }
+  return out;
 }
 
 // Text or a list of {"type":"text"} parts.
-std::optional<ApiError> read_content(const json* content, std::string& text) {
-  if (content == nullptr) return {};
-  if (content->is_string()) {
-    text = content->get<std::string>();
-    return {};
-  }
-  if (!content->is_array()) return field_error("messages", "each content to be a string or a list of text parts");
+std::string read_content(const json* content) {
+  if (content == nullptr) return "";
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array()) throw field_error("messages", "each content to be a string or a list of text parts");
+  std::string text;
   for (const auto& part : *content) {
     const json* type = part.is_object() ? find_field(part, "type") : nullptr;
     const json* words = part.is_object() ? find_field(part, "text") : nullptr;
     if (type == nullptr || *type != "text" || words == nullptr || !words->is_string())
-      return field_error("messages", "content parts of type \"text\"; this model reads text only");
+      throw field_error("messages", "content parts of type \"text\"; this model reads text only");
     text += words->get_ref<const std::string&>();
   }
-  return {};
+  return text;
 }
 
 // The arguments of a message's tool calls are JSON text in the API, and values for templates.
-std::optional<ApiError> read_tool_calls(jinja::Value& calls, size_t& values_left) {
+void read_tool_calls(jinja::Value& calls, size_t& values_left) {
   const char* expected = "tool_calls as a list of {\"function\": {\"name\", \"arguments\"}}";
-  if (calls.is_none()) return {};
-  if (!calls.list()) return field_error("messages", expected);
+  if (calls.is_none()) return;
+  if (!calls.list()) throw field_error("messages", expected);
   std::vector<jinja::Value> list = calls.list()->items;
   for (jinja::Value& call : list) {
     const jinja::Value* function = call.dict() ? call.dict()->find("function") : nullptr;
     if (function == nullptr || !function->dict() || !function->dict()->find("name"))
-      return field_error("messages", expected);
+      throw field_error("messages", expected);
     auto call_items = call.dict()->items, items = function->dict()->items;
     for (auto& [key, value] : items) {
       if (key.text()->bytes != "arguments" || !value.text()) continue;
       const std::string text = value.text()->bytes.empty() ? "{}" : value.text()->bytes;
       auto arguments = parse_json(text, "arguments of a tool call", {.max_values = values_left});
-      if (!arguments.ok()) return bad("messages", "messages: " + arguments.error().message);
+      if (!arguments.ok()) throw bad("messages", "messages: " + arguments.error().message);
       value = jinja::json_value(text);
       values_left -= std::min(values_left, jinja::weight_of(value));
     }
@@ -221,27 +205,23 @@ std::optional<ApiError> read_tool_calls(jinja::Value& calls, size_t& values_left
     call = jinja::dict_value(std::move(call_items));
   }
   calls = jinja::list_value(std::move(list));
-  return {};
 }
 
 // `ordered` is the message with its fields in the client's order.
-std::optional<ApiError> read_message(const json& item, const jinja::Value& ordered, size_t& values_left,
-                                     ChatMessage& message) {
+ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& values_left) {
   auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
-  if (!role.ok()) return field_error("messages", "each message to be an object with a role and a content");
+  if (!role.ok()) throw field_error("messages", "each message to be an object with a role and a content");
   static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
   if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
-    return field_error("messages", "a role of system, developer, user, assistant or tool");
-  message.role = std::move(role).value();
+    throw field_error("messages", "a role of system, developer, user, assistant or tool");
   const json* content = find_field(item, "content");
-  if (auto error = read_content(content, message.content)) return error;
-  if (item.size() == 2 && content != nullptr && content->is_string()) return {};
+  ChatMessage message{std::move(role).value(), read_content(content)};
+  if (item.size() == 2 && content != nullptr && content->is_string()) return message;
   auto items = ordered.dict()->items;
   for (auto& [key, value] : items)
-    if (key.text()->bytes == "tool_calls")
-      if (auto error = read_tool_calls(value, values_left)) return error;
+    if (key.text()->bytes == "tool_calls") read_tool_calls(value, values_left);
   message.fields = jinja::dict_value(std::move(items));
-  return {};
+  return message;
 }
 
 // What a chat brings beside its messages.
@@ -251,51 +231,47 @@ void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedM
   if (const json* tools = fields.find("tools"); tools != nullptr && !tools->empty()) {
     auto is_object = [](const json& tool) { return tool.is_object(); };
     if (!tools->is_array() || !std::all_of(tools->begin(), tools->end(), is_object))
-      fields.fail(field_error("tools", "a list of objects"));
+      throw field_error("tools", "a list of objects");
     else if (model.chat_template != nullptr && !model.chat_template->takes_tools())
-      fields.fail(bad("tools", "field \"tools\": this model's chat template does not read them"));
+      throw bad("tools", "field \"tools\": this model's chat template does not read them");
     request.tools = *ordered.find("tools");
   }
   const json* kwargs = fields.find("chat_template_kwargs");
   if (kwargs == nullptr) return;
   if (!kwargs->is_object() || kwargs->size() > 64)
-    return fields.fail(field_error("chat_template_kwargs", "an object of at most 64 fields"));
+    throw field_error("chat_template_kwargs", "an object of at most 64 fields");
   for (const char* name : {"messages", "tools", "documents", "add_generation_prompt"})
-    if (kwargs->contains(name))
-      fields.fail(field_error("chat_template_kwargs", std::string("no \"") + name + "\" in it"));
+    if (kwargs->contains(name)) throw field_error("chat_template_kwargs", std::string("no \"") + name + "\" in it");
   request.kwargs = *ordered.find("chat_template_kwargs");
 }
 
 // `list`: the conversation so far; the new messages are put behind it.
-std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& ordered, const ServedModel& model,
-                                      const ChatTemplate::Request& request, std::vector<ChatMessage>& list,
-                                      std::vector<int32_t>& ids) {
+std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& ordered, const ServedModel& model,
+                                   const ChatTemplate::Request& request, std::vector<ChatMessage>& list) {
   if (messages == nullptr || !messages->is_array() || messages->empty() ||
       list.size() + messages->size() > kMaxMessages)
-    return field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
+    throw field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
   if (model.tokenizer == nullptr || model.chat_template == nullptr)
-    return bad("messages", "this model has no chat template: use /v1/completions");
+    throw bad("messages", "this model has no chat template: use /v1/completions");
   size_t bytes = 0;
   for (const ChatMessage& message : list) bytes += message.content.size();
   const std::vector<jinja::Value>& as_sent = ordered.find("messages")->list()->items;
   size_t values_left = 1 << 18;  // in the arguments of tool calls
   for (size_t i = 0; i < messages->size(); ++i) {
-    ChatMessage message;
-    if (auto error = read_message((*messages)[i], as_sent[i], values_left, message)) return error;
-    bytes += message.content.size();
-    list.push_back(std::move(message));
+    list.push_back(read_message((*messages)[i], as_sent[i], values_left));
+    bytes += list.back().content.size();
   }
   if (bytes > model.max_prompt_bytes)
-    return too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long", model);
+    throw too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long", model);
   auto pieces = model.chat_template->render(list, request);
-  if (!pieces.ok()) return bad("messages", pieces.error().message);
+  if (!pieces.ok()) throw bad("messages", pieces.error().message);
   bytes = 0;
   for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
   if (bytes > model.max_prompt_bytes)
-    return too_long("messages", "your messages as a prompt are " + std::to_string(bytes) + " bytes long", model);
-  ids = model.chat_template->encode(*model.tokenizer, pieces.value());
-  if (ids.empty()) return field_error("messages", "at least one token of prompt");
-  return {};
+    throw too_long("messages", "your messages as a prompt are " + std::to_string(bytes) + " bytes long", model);
+  std::vector<int32_t> ids = model.chat_template->encode(*model.tokenizer, pieces.value());
+  if (ids.empty()) throw field_error("messages", "at least one token of prompt");
+  return ids;
 }
 
 void read_stops(Fields& fields, const ServedModel& model, Request& request) {
@@ -303,25 +279,20 @@ void read_stops(Fields& fields, const ServedModel& model, Request& request) {
     std::string expected = "a string or a list of at most " + std::to_string(kMaxStops) + " strings of 1 to " +
                            std::to_string(kMaxStopBytes) + " bytes";
     auto add = [&](const json& one) {
-      bool good = one.is_string() && !one.get_ref<const std::string&>().empty() &&
-                  one.get_ref<const std::string&>().size() <= kMaxStopBytes;
-      if (good)
-        request.stop.push_back(one.get<std::string>());
-      else
-        fields.fail(field_error("stop", expected));
+      const std::string text = one.is_string() ? one.get<std::string>() : "";
+      if (text.empty() || text.size() > kMaxStopBytes) throw field_error("stop", expected);
+      request.stop.push_back(text);
     };
+    if (stop->is_array() && stop->size() > kMaxStops) throw field_error("stop", expected);
     if (!stop->is_array())
       add(*stop);
-    else if (stop->size() > kMaxStops)
-      fields.fail(field_error("stop", expected));
     else
       for (const auto& one : *stop) add(one);
   }
   if (const json* ids = fields.find("stop_token_ids")) {
     if (!ids->is_array() || ids->size() > kMaxStopTokens)
-      fields.fail(field_error("stop_token_ids", "a list of at most " + std::to_string(kMaxStopTokens) + " token ids"));
-    else if (auto error = read_ids(*ids, "stop_token_ids", model.vocab_size, request.stop_token_ids))
-      fields.fail(std::move(*error));
+      throw field_error("stop_token_ids", "a list of at most " + std::to_string(kMaxStopTokens) + " token ids");
+    request.stop_token_ids = read_ids(*ids, "stop_token_ids", model.vocab_size);
   }
   request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
 }
@@ -330,12 +301,12 @@ void read_sampling(Fields& fields, bool chat, Request& request, bool& has_seed) 
   SamplingParams& s = request.sampling;
   s.temperature = static_cast<float>(fields.number("temperature", 0, 100, 1));
   s.top_p = static_cast<float>(fields.number("top_p", 0, 1, 1));
-  if (s.top_p <= 0) fields.fail(field_error("top_p", "a number above 0, at most 1"));
+  if (s.top_p <= 0) throw field_error("top_p", "a number above 0, at most 1");
   int64_t top_k = fields.integer("top_k", 0);
   s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
   s.min_p = static_cast<float>(fields.number("min_p", 0, 1, 0));
   s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, 1));
-  if (s.repetition_penalty <= 0) fields.fail(field_error("repetition_penalty", "a number above 0, at most 100"));
+  if (s.repetition_penalty <= 0) throw field_error("repetition_penalty", "a number above 0, at most 100");
   s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
   s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
   has_seed = fields.find("seed") != nullptr;
@@ -343,7 +314,7 @@ void read_sampling(Fields& fields, bool chat, Request& request, bool& has_seed) 
   if (chat) {
     bool wanted = fields.boolean("logprobs", false);
     int64_t top = fields.integer("top_logprobs", 0);
-    if (top > 0 && !wanted) fields.fail(bad("top_logprobs", "top_logprobs needs logprobs: true"));
+    if (top > 0 && !wanted) throw bad("top_logprobs", "top_logprobs needs logprobs: true");
     s.top_logprobs = wanted ? static_cast<int>(top) : -1;
   } else {
     s.top_logprobs = static_cast<int>(fields.integer("logprobs", -1));
@@ -354,35 +325,35 @@ void read_stream(Fields& fields, GenerationCall& call) {
   call.stream = fields.boolean("stream", false);
   const json* options = fields.find("stream_options");
   if (options == nullptr) return;
-  if (!call.stream) return fields.fail(bad("stream_options", "stream_options needs stream: true"));
-  if (!options->is_object()) return fields.fail(field_error("stream_options", "an object"));
-  Fields inner(*options);
-  call.include_usage = inner.boolean("include_usage", false);
-  call.continuous_usage = inner.boolean("continuous_usage_stats", false);
-  if (inner.error) fields.fail(bad("stream_options", inner.error->message));
+  if (!call.stream) throw bad("stream_options", "stream_options needs stream: true");
+  if (!options->is_object()) throw field_error("stream_options", "an object");
+  try {
+    Fields inner(*options);
+    call.include_usage = inner.boolean("include_usage", false);
+    call.continuous_usage = inner.boolean("continuous_usage_stats", false);
+  } catch (const ApiError& error) {
+    throw bad("stream_options", error.message);
+  }
 }
 
 void refuse_unsupported(Fields& fields, bool chat) {
+  auto refuse = [&](const char* name, const auto&... harmless) {  // any value but null and these
+    const json* value = fields.find(name);
+    fields.unsupported(name, value != nullptr && !((*value == harmless) || ...));
+  };
   for (const char* name : {"prompt_embeds", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
                            "structured_outputs", "logits_processors"})
-    fields.unsupported_unless_null(name);
+    refuse(name);
   fields.unsupported("use_beam_search", fields.boolean("use_beam_search", false));
   fields.unsupported("detokenize", !fields.boolean("detokenize", true));
-  const json* bias = fields.find("logit_bias");
-  fields.unsupported("logit_bias", bias != nullptr && !bias->empty());
+  refuse("logit_bias", json::object(), json::array());
   const json* format = fields.find("response_format");
   const json* type = format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
   fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
-  if (!chat) {
-    const json* suffix = fields.find("suffix");
-    fields.unsupported("suffix", suffix != nullptr && *suffix != "");
-    return;
-  }
-  const json* functions = fields.find("functions");
-  fields.unsupported("functions", functions != nullptr && !functions->empty());
-  for (const char* name : {"chat_template", "documents", "audio"}) fields.unsupported_unless_null(name);
-  const json* choice = fields.find("tool_choice");
-  fields.unsupported("tool_choice", choice != nullptr && *choice != "none");
+  if (!chat) return refuse("suffix", "");
+  refuse("functions", json::object(), json::array());
+  for (const char* name : {"chat_template", "documents", "audio"}) refuse(name);
+  refuse("tool_choice", "none");
   fields.unsupported("continue_final_message", fields.boolean("continue_final_message", false));
 }
 
@@ -391,78 +362,62 @@ void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedMod
   const char* prompt = chat ? "messages" : "prompt";
   int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   int64_t room = model.max_model_len - prompt_tokens;
-  if (room < 1)
-    return fields.fail(too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model));
+  if (room < 1) throw too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model);
   const char* name = chat && fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
   fields.known("max_tokens");
   int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
   int64_t wanted = prompt_only ? 1 : fields.integer(name, fallback);
   if (wanted > room)
-    fields.fail(too_long(name,
-                         "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
-                             std::to_string(prompt_tokens) + " in the " + prompt + ", " + std::to_string(wanted) +
-                             " in the completion)",
-                         model));
-  request.max_tokens = static_cast<int>(std::min(wanted, room));
-  int64_t min_tokens = fields.integer("min_tokens", 0);
-  if (min_tokens > request.max_tokens)
-    fields.fail(field_error("min_tokens", "at most max_tokens, " + std::to_string(request.max_tokens)));
-  request.min_tokens = static_cast<int>(std::min<int64_t>(min_tokens, request.max_tokens));
+    throw too_long(name,
+                   "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
+                       std::to_string(prompt_tokens) + " in the " + prompt + ", " + std::to_string(wanted) +
+                       " in the completion)",
+                   model);
+  request.max_tokens = static_cast<int>(wanted);
+  const int64_t min_tokens = fields.integer("min_tokens", 0);
+  if (min_tokens > wanted) throw field_error("min_tokens", "at most max_tokens, " + std::to_string(wanted));
+  request.min_tokens = static_cast<int>(min_tokens);
 }
 
 // The conversation that the request names.
-std::optional<ApiError> take_session(Request& request, const std::string& salt, const std::string& generation,
-                                     bool chat, Sessions* sessions, GenerationCall& out) {
+void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
+                  Sessions* sessions, GenerationCall& out) {
   const std::string& id = request.session_id;
   if (id.empty()) {
-    if (out.session_end) return bad("session_end", "session_end needs a session_id");
-    if (!generation.empty()) return bad("session_generation", "session_generation needs a session_id");
-    return {};
+    if (out.session_end) throw bad("session_end", "session_end needs a session_id");
+    if (!generation.empty()) throw bad("session_generation", "session_generation needs a session_id");
+    return;
   }
-  if (sessions == nullptr) return bad("session_id", "field \"session_id\": no sessions here");
-  if (request.n > 1) return bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (sessions == nullptr) throw bad("session_id", "field \"session_id\": no sessions here");
+  if (request.n > 1) throw bad("n", "a session has one reply per turn: n must be 1 with a session_id");
   const std::string name = "session `" + id + "`";
+  auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
+    return ApiError{.status = status, .message = why, .param = param, .code = code};
+  };
   switch (sessions->begin(session_key(id, salt), out.turn, generation)) {
     case Sessions::State::taken:
       request.cache_salt = out.turn.salt();  // a session's KV is its own
       break;
     case Sessions::State::busy:
-      return ApiError{.status = 409,
-                      .message = name + " is in the middle of a turn: wait for its answer",
-                      .param = "session_id",
-                      .code = "session_busy"};
+      throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
     case Sessions::State::dropped:
-      return ApiError{.status = 410,
-                      .message = name +
-                                 " is not here any more: send the whole conversation with "
-                                 "session_generation \"new\", and from then on the "
-                                 "session_generation of each answer",
-                      .param = "session_id",
-                      .code = "session_expired"};
+      throw refused(410,
+                    name +
+                        " is not here any more: send the whole conversation with session_generation \"new\", and "
+                        "from then on the session_generation of each answer",
+                    "session_expired");
     case Sessions::State::stale:
-      return ApiError{.status = 409,
-                      .message = name + " is at another turn than the session_generation says",
-                      .param = "session_generation",
-                      .code = "session_stale"};
+      throw refused(409, name + " is at another turn than the session_generation says", "session_stale",
+                    "session_generation");
     case Sessions::State::full:
-      return ApiError{.status = 503,
-                      .message = "every session that this server can keep is in use",
-                      .param = "session_id",
-                      .code = "sessions_full",
-                      .reason = RejectReason::overloaded};
+      ApiError full = refused(503, "every session that this server can keep is in use", "sessions_full");
+      full.reason = RejectReason::overloaded;
+      throw full;
   }
   const Conversation& so_far = out.turn.so_far();
   if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
-    return bad("session_id",
-               name + " was begun with " + (chat ? "/v1/completions" : "/v1/chat/completions") + ": go on there");
-  return {};
-}
-
-// What does not fit may be the history's fault, which the client does not see in its request.
-ApiError about_session(ApiError error, const Sessions::Turn& turn, const std::string& id) {
-  if (turn && error.reason == RejectReason::too_long)
-    error.message += " The conversation so far, session `" + id + "`, counts too.";
-  return error;
+    throw bad("session_id",
+              name + " was begun with " + (chat ? "/v1/completions" : "/v1/chat/completions") + ": go on there");
 }
 
 }  // namespace
@@ -485,18 +440,15 @@ std::span<const IntegerField> integer_fields() { return kIntegerFields; }
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
   size_t longest = 1;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.piece(id).size());
-  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four
-  // times.
+  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four times.
   return 4 * longest * static_cast<size_t>(std::max(max_model_len, 1));
 }
 
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
-                                         GenerationCall& out, Sessions* sessions) {
-  json object;
-  if (auto error = parse_body(body, object)) return error;
+                                         GenerationCall& out, Sessions* sessions) try {
+  const json object = parse_body(body);
   Fields fields(object);
   check_model(fields, model);
-  if (fields.error) return std::move(fields.error);
 
   out.chat = chat;
   Request request;
@@ -509,7 +461,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
   request.priority = static_cast<int>(fields.integer("priority", 0));
-  request.session_id = fields.text("session_id", 1, kMaxShortText);
+  out.session_id = request.session_id = fields.text("session_id", 1, kMaxShortText);
   out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
   const std::string generation = fields.text("session_generation", 1, kMaxShortText);
@@ -521,14 +473,11 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
   out.prompt_logprobs = request.prompt_logprobs >= 0;
   if (out.prompt_logprobs && out.stream)
-    fields.fail(bad("prompt_logprobs",
-                    "prompt_logprobs are not part of a stream; echo with "
-                    "logprobs is"));
+    throw bad("prompt_logprobs", "prompt_logprobs are not part of a stream; echo with logprobs is");
   if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
   if (request.prompt_logprobs >= 0 && !request.session_id.empty())
-    fields.fail(bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
-                    "logprobs of a prompt and a session_id do not go together: the prompt is more "
-                    "than this turn"));
+    throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
+              "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
   const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
   ChatTemplate::Request chat_request;
@@ -542,40 +491,34 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     if ((chat ? field.chat : field.completions) && !(out.prompt_only && field.name == std::string_view("max_tokens")))
       fields.integer(field.name, 0);
   const json* prompt = fields.find(chat ? "messages" : "prompt");
-  if (fields.error) return std::move(fields.error);
 
   // Salts keep tenants apart, so they are part of a session's name.
-  if (auto error = take_session(request, salt, generation, chat, sessions, out)) return error;
+  take_session(request, salt, generation, chat, sessions, out);
   const Conversation& so_far = out.turn.so_far();
 
   std::vector<Prompt> prompts;
-  std::optional<ApiError> error;
   if (chat) {
-    prompts.emplace_back();
     std::vector<ChatMessage> list = so_far.messages;
-    error = read_messages(prompt, *ordered.dict(), model, chat_request, list, prompts[0].ids);
+    prompts.push_back({read_messages(prompt, *ordered.dict(), model, chat_request, list), ""});
     if (out.turn) out.messages = std::move(list);
   } else {
-    error = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty(), prompts);
+    prompts = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty());
   }
-  if (error) return about_session(std::move(*error), out.turn, request.session_id);
-  if (out.turn && prompts.size() > 1) return field_error("prompt", "one prompt: a session is one conversation");
+  if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt: a session is one conversation");
   if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
-    return field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
+    throw field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
 
   size_t judged = 0;
   for (const auto& p : prompts) judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
   if (judged > kMaxPromptLogprobs)
-    return bad("prompt", "logprobs of " + std::to_string(judged) +
-                             " prompt tokens and alternatives: expected at most " + std::to_string(kMaxPromptLogprobs) +
-                             " in a call");
+    throw bad("prompt", "logprobs of " + std::to_string(judged) + " prompt tokens and alternatives: expected at most " +
+                            std::to_string(kMaxPromptLogprobs) + " in a call");
 
   request.prompt_is_text_prefix = !chat;
   for (auto& p : prompts) {
     request.prompt = so_far.tokens;
     request.prompt.insert(request.prompt.end(), p.ids.begin(), p.ids.end());
     set_max_tokens(fields, chat, out.prompt_only, model, request);
-    if (fields.error) return about_session(std::move(*fields.error), out.turn, request.session_id);
     if (out.echo) {
       bool was_ids = p.text.empty() && model.tokenizer != nullptr;
       out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(p.ids) : std::move(p.text));
@@ -584,11 +527,15 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   }
   out.ignored = fields.unknown();
   return {};
+} catch (ApiError& error) {
+  // What does not fit may be the history's fault, which the client does not see in its request.
+  if (out.turn && error.reason == RejectReason::too_long)
+    error.message += " The conversation so far, session `" + out.session_id + "`, counts too.";
+  return error;
 }
 
-std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer) {
-  json object;
-  if (auto error = parse_body(body, object)) return error;
+std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer) try {
+  const json object = parse_body(body);
   Fields fields(object);
   check_model(fields, model);
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
@@ -599,42 +546,36 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   const json* messages = fields.find("messages");
   const json* prompt = fields.find("prompt");
   if (messages == nullptr && (prompt == nullptr || !prompt->is_string()))
-    fields.fail(field_error("prompt", "a string (or a field \"messages\")"));
-  if (fields.error) return std::move(fields.error);
-  std::vector<int32_t> ids;
+    throw field_error("prompt", "a string (or a field \"messages\")");
   std::vector<ChatMessage> list;
-  auto error = messages != nullptr ? read_messages(messages, *ordered.dict(), model, request, list, ids)
-                                   : encode_text(prompt->get_ref<const std::string&>(), model, add_special_tokens, ids);
-  if (error) return error;
+  const std::vector<int32_t> ids = messages != nullptr
+                                       ? read_messages(messages, *ordered.dict(), model, request, list)
+                                       : encode_text(prompt->get<std::string>(), model, add_special_tokens);
   JsonText text;
-  text.open('{').key("count").integer(static_cast<int64_t>(ids.size()));
-  text.key("max_model_len").integer(model.max_model_len).key("tokens").open('[');
-  for (int32_t id : ids) text.integer(id);
-  text.close(']');
+  text.open('{').add("count", ids.size(), "max_model_len", model.max_model_len, "tokens", ids);
   if (with_text) {
     text.key("token_strs").open('[');
-    for (int32_t id : ids) text.text(model.tokenizer->piece(id));
+    for (int32_t id : ids) text.value(model.tokenizer->piece(id));
     text.close(']');
   }
   answer = text.close('}').take();
   return {};
+} catch (const ApiError& error) {
+  return error;
 }
 
-std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer) {
-  json object;
-  if (auto error = parse_body(body, object)) return error;
+std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer) try {
+  const json object = parse_body(body);
   Fields fields(object);
   check_model(fields, model);
   const json* tokens = fields.find("tokens");
-  if (tokens == nullptr || !tokens->is_array()) fields.fail(field_error("tokens", "a list of token ids"));
-  if (model.tokenizer == nullptr) fields.fail(bad("tokens", "this model has no tokenizer"));
-  if (fields.error) return std::move(fields.error);
-  std::vector<int32_t> ids;
-  if (auto error = read_ids(*tokens, "tokens", model.vocab_size, ids)) return error;
-  JsonText text;
-  text.open('{').key("prompt").text(model.tokenizer->decode(ids, false)).close('}');
-  answer = text.take();
+  if (tokens == nullptr || !tokens->is_array()) throw field_error("tokens", "a list of token ids");
+  if (model.tokenizer == nullptr) throw bad("tokens", "this model has no tokenizer");
+  answer =
+      JsonText().object("prompt", model.tokenizer->decode(read_ids(*tokens, "tokens", model.vocab_size), false)).take();
   return {};
+} catch (const ApiError& error) {
+  return error;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

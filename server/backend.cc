@@ -1,9 +1,11 @@
-#include "server/backend.h"
-
 #include <algorithm>
 #include <thread>
+#include <vector>
 
-namespace xpyd {
+#include "base/table.h"
+#include "server/stack.h"
+
+namespace xpyd::server {
 namespace {
 
 #ifndef XPYD_CUDA
@@ -12,10 +14,58 @@ Error no_cuda() {
           "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a "
           "card are found, and by `make cuda`"};
 }
-Result<std::unique_ptr<Backend>> open_no_cuda(const BackendOptions&) { return no_cuda(); }
+Result<std::unique_ptr<Backend>> open_no_cuda(const Stack&) { return no_cuda(); }
 Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 #endif
+
+// ---- the CPU: a team of threads per instance over one copy of the weights
+
+// Threads of one instance: a team, or one for each rank.
+struct Threads {
+  KvShards shards;
+  int of_rank = 1;
+  int first_cpu = 0;
+  int total() const { return shards.n_ranks() * of_rank; }
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const Stack& stack, std::shared_ptr<const Weights> weights, std::vector<Threads> threads)
+      : weights_(std::move(weights)),
+        max_step_tokens_(stack.max_step_tokens()),
+        max_batch_(stack.options.max_batch),
+        kernels_(stack.backend_options.kernels),
+        threads_(std::move(threads)),
+        pin_(stack.backend_options.pin) {
+    for (const Threads& t : threads_)
+      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, cpus(t)) : nullptr);
+  }
+  Device& device() override { return cpu_device(); }
+  Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
+    const Threads& t = threads_[size_t(instance)];
+    if (t.shards.n_ranks() > 1)
+      return make_sharded_llama(weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t)},
+                                max_step_tokens_, max_batch_, kernels_);
+    return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
+  }
+
+ private:
+  std::vector<int> cpus(const Threads& t) const {
+    std::vector<int> cpus;
+    for (int i = 0; pin_ && i < t.total(); ++i) cpus.push_back(t.first_cpu + i);
+    return cpus;
+  }
+
+  std::shared_ptr<const Weights> weights_;
+  int max_step_tokens_, max_batch_;
+  Kernels kernels_;
+  std::vector<Threads> threads_;
+  bool pin_;
+  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances on one rank
+};
+
+// ---- the rows
 
 constexpr DeviceRow kDevices[] = {
     {"cpu", open_cpu_backend, nullptr, 64 << 10, nullptr},
@@ -30,16 +80,7 @@ constexpr DeviceRow kDevices[] = {
 
 std::span<const DeviceRow> devices() { return kDevices; }
 
-const DeviceRow* find_device(const std::string& name) {
-  for (const DeviceRow& row : kDevices)
-    if (name == row.name) return &row;
-  return nullptr;
-}
-
-size_t page_group_bytes(const Options& options) {
-  if (options.given("page-group-bytes")) return size_t(options.integer("page-group-bytes"));
-  return find_device(options.text("device"))->page_group_bytes;
-}
+const DeviceRow* find_device(const std::string& name) { return find_row(kDevices, name); }
 
 Dtype find_dtype(const std::string& name) {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
@@ -48,12 +89,31 @@ Dtype find_dtype(const std::string& name) {
   return {};
 }
 
-Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& o) {
+Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
-  LoadOptions load{.dtype = find_dtype(o.options.text("dtype")),
-                   .dummy = o.options.text("load-format") == "dummy",
-                   .seed = uint64_t(o.options.integer("seed"))};
-  return load_weights(o.model_dir, o.config, load, loaders);
+  return load_weights(stack.model_dir, stack.config, stack.backend_options.load, loaders);
 }
 
-}  // namespace xpyd
+Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
+  const std::vector<Role>& instances = stack.options.topology;
+  const int cores = std::max(1, int(std::thread::hardware_concurrency()));
+  int threads = stack.backend_options.threads;
+  if (threads == 0) threads = std::max(1, cores / int(instances.size()));
+  // Ranks share an instance's threads; each has one at least.
+  std::vector<Threads> of_instances;
+  int total = 0;
+  for (Role role : instances) {
+    const KvShards shards = stack.options.shards(role);
+    of_instances.push_back({shards, std::max(1, threads / shards.n_ranks()), total});
+    total += of_instances.back().total();
+  }
+  if (stack.backend_options.pin && total > cores)
+    return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
+                   " threads, more than the " + std::to_string(cores) + " cores here");
+  return std::unique_ptr<Backend>(
+      std::make_unique<CpuBackend>(stack, need(load_host_weights(stack)), std::move(of_instances)));
+} catch (const Error& error) {
+  return error;
+}
+
+}  // namespace xpyd::server

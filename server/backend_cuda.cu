@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "model/model_cuda.h"
 #include "model/peak_cuda.h"
-#include "server/backend.h"
+#include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 class CudaBackend final : public Backend {
@@ -40,75 +40,62 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Device> device_;
 };
 
-Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card) {
-  if (text == "off" || text == "priority") return CudaSharing{text == "priority", nullptr};
+CudaSharing parse_split(const std::string& text, const cuda::Card& card) {
+  if (text == "off" || text == "priority") return {text == "priority", nullptr};
   char* end = nullptr;
   const long n_sms = std::strtol(text.c_str(), &end, 10);
   if (text.empty() || *end || n_sms < 1 || n_sms > 100000)
-    return invalid("--gpu-split " + text + ": expected off, priority, or the number of SMs for prefill");
-  auto split = cuda::Split::cut(card, int(n_sms));
-  if (!split) return split.error();
-  log_line(LogLevel::info, "xpyd: %d SMs for prefill, %d for decode", split.value()->n_sms(0), split.value()->n_sms(1));
-  return CudaSharing{false, std::shared_ptr<cuda::Split>(std::move(split).value())};
+    throw invalid("--gpu-split " + text + ": expected off, priority, or the number of SMs for prefill");
+  std::shared_ptr<cuda::Split> split = need(cuda::Split::cut(card, int(n_sms)));
+  log_line(LogLevel::info, "xpyd: %d SMs for prefill, %d for decode", split->n_sms(0), split->n_sms(1));
+  return {false, std::move(split)};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
-  // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a
-  // peer.
-  if (o.options.text("transport").find("nccl") != std::string::npos) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  Result<cuda::Card> opened = cuda::open();
-  if (!opened) return opened.error();
-  const cuda::Card& card = opened.value();
+Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
+  const ClusterOptions& o = stack.options;
+  const BackendOptions& b = stack.backend_options;
+  // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a peer.
+  if (o.transport->name == std::string("nccl")) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  const cuda::Card card = need(cuda::open());
   log_line(LogLevel::info, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free", card.name.c_str(),
            card.major, card.minor, card.n_sms, card.free_bytes >> 20, card.memory_bytes >> 20);
-  Result<CudaSharing> sharing = parse_split(o.options.text("gpu-split"), card);
-  if (!sharing) return sharing.error();
-  const KvScheme& scheme = *find_kv_scheme(o.options.text("allocator"));
-  const bool contiguous = scheme.contiguous;
-  CudaModelOptions model{.max_step_tokens = o.max_step_tokens,
+  CudaSharing sharing = parse_split(b.gpu_split, card);
+  const bool contiguous = o.kv_scheme->contiguous;
+  CudaModelOptions model{.max_step_tokens = stack.max_step_tokens(),
                          .max_logits = o.max_batch,
                          .max_seqs = o.max_batch,
                          .max_kv_length = o.max_model_len,
                          .max_table_entries = 1,
-                         .prefill_attention = o.options.text("cuda-prefill-attention"),
-                         .decode_attention = o.options.text("cuda-decode-attention"),
-                         .graphs = o.options.text("cuda-graphs") != "off",
-                         .early_start = o.options.text("cuda-graphs") == "early"};
-  const int block_tokens = contiguous ? o.max_model_len
-                                      : scheme.block_tokens({.block_tokens = int(o.options.integer("block-tokens"))});
+                         .prefill_attention = b.cuda_prefill_attention,
+                         .decode_attention = b.cuda_decode_attention,
+                         .graphs = b.cuda_graphs != "off",
+                         .early_start = b.cuda_graphs == "early"};
+  const int block_tokens = contiguous ? o.max_model_len : o.kv_scheme->block_tokens(o.kv);
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
-  const Dtype kv_dtype = find_dtype(o.options.text("kv-dtype"));
-  if (kv_dtype == Dtype::int4 && o.config.head_dim % 4 != 0)
-    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(o.config.head_dim) +
+  if (o.kv.shape.dtype == Dtype::int4 && stack.config.head_dim % 4 != 0)
+    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(stack.config.head_dim) +
                    ", expected a multiple of 4");
-  const Dtype dtype = find_dtype(o.options.text("dtype"));
-  const KvOrder order = o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
-  const KvLayout layout{kv_shape(o.config, kv_dtype), order, block_tokens, 1};
-  if (Status fits = check_cuda_attention(model, o.config, dtype, layout, contiguous, card); !fits) return fits.error();
-  Result<std::shared_ptr<const Weights>> host = load_host_weights(o);
-  if (!host) return host.error();
+  const KvLayout layout{o.kv.shape, o.kv.order, block_tokens, 1};
+  need(check_cuda_attention(model, stack.config, b.load.dtype, layout, contiguous, card));
+  const std::shared_ptr<const Weights> host = need(load_host_weights(stack));
   cuda::Stream stream;
-  Result<std::shared_ptr<const CudaWeights>> weights = upload_weights(*host.value(), stream);
-  if (!weights) return weights.error();
   return std::unique_ptr<Backend>(
-      std::make_unique<CudaBackend>(card, weights.value(), std::move(model), sharing.value()));
+      std::make_unique<CudaBackend>(card, need(upload_weights(*host, stream)), std::move(model), std::move(sharing)));
+} catch (const Error& error) {
+  return error;
 }
 
 Result<std::unique_ptr<Device>> open_cuda_alone() {
-  Result<cuda::Card> card = cuda::open();
-  if (!card) return card.error();
+  if (Result<cuda::Card> card = cuda::open(); !card) return card.error();
   return make_cuda_device();
 }
 
-Result<DevicePeak> cuda_device_peak() {
-  Result<cuda::Card> card = cuda::open();
-  if (!card) return card.error();
+Result<DevicePeak> cuda_device_peak() try {
+  const cuda::Card card = need(cuda::open());
   cuda::Stream stream;
-  Result<std::unique_ptr<CudaPeakProbe>> probe = CudaPeakProbe::make(stream);
-  if (!probe) return probe.error();
-  const CudaPeak peak = measure_cuda_peak(*probe.value(), card.value().name, 9);
+  const CudaPeak peak = measure_cuda_peak(*need(CudaPeakProbe::make(stream)), card.name, 9);
   return DevicePeak{peak.card,
                     {{"copy on the card, read and written", "GB/s", peak.copy_gbps},
                      {"read on the card", "GB/s", peak.read_gbps},
@@ -119,6 +106,8 @@ Result<DevicePeak> cuda_device_peak() {
                      {"one kernel on a stream", "us", peak.launch_us},
                      {"one kernel in a graph of 100", "us", peak.graph_launch_us}},
                     {1e12 * peak.one_order_tflops, 1e9 * peak.read_gbps}};
+} catch (const Error& error) {
+  return error;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

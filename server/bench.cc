@@ -1,5 +1,6 @@
-// xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what
-// users saw.
+// xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what users saw.
+
+#include "server/bench.h"
 
 #include <atomic>
 #include <cmath>
@@ -8,14 +9,12 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/os.h"
 #include "base/progress.h"
 #include "base/utf8.h"
-#include "server/bench_client.h"
 #include "server/commands.h"
-#include "server/limits.h"
-#include "server/result_file.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 std::atomic<bool> interrupted{false};
@@ -36,9 +35,11 @@ class InterruptGuard {
   struct sigaction before_ {};
 };
 
-int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd: bench: %s\n", printable(error.message).c_str());
-  return code;
+// What a server does not answer, or answers wrongly, is no misuse.
+template <class T>
+T from_server(Result<T> result) {
+  if (!result) throw Error{ErrorCode::io, result.error().message};
+  return std::move(result).value();
 }
 
 // The same failure of many requests is one line.
@@ -56,102 +57,82 @@ void print_errors(const std::vector<RequestRecord>& records) {
   }
 }
 
-Result<Load> make_load(const Options& options, HttpClient& client, const ServerCard& card) {
-  const std::string &dataset = options.text("dataset"), &path = options.text("dataset-path");
-  int n = int(options.integer("requests"));
-  int input = int(options.integer("input-len")), output = int(options.integer("output-len"));
-  int prefix = int(options.integer("prefix-len"));
-  auto seed = uint64_t(options.integer("seed"));
-  if (dataset == "mooncake") return mooncake_load(path, n, options.number("time-scale"), card.max_model_len);
-  if (dataset == "sharegpt") {
-    auto conversations = read_sharegpt(path);
-    if (!conversations) return conversations.error();
-    int fixed_output = options.given("output-len") ? output : 0;
-    return sharegpt_load(std::move(conversations).value(), n, fixed_output, card.max_model_len, seed,
-                         [&](const std::string& text) { return count_tokens(client, card.model, text); });
-  }
-  Load load = dataset == "random"
-                  ? random_load(n, input, output, options.number("range-ratio"), seed)
-                  : shared_prefix_load(n, int(options.integer("prefix-groups")), prefix, input, output, seed);
+Load make_load(const DatasetOptions& o, bool output_given, HttpClient& client, const ServerCard& card) {
+  if (o.name == "mooncake") return need(mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len));
+  if (o.name == "sharegpt")
+    return need(sharegpt_load(need(read_sharegpt(o.path)), o.requests, output_given ? o.output_tokens : 0,
+                              card.max_model_len, o.seed,
+                              [&](const std::string& text) { return count_tokens(client, card.model, text); }));
+  Load load = o.name == "random" ? random_load(o.requests, o.input_tokens, o.output_tokens, o.range_ratio, o.seed)
+                                 : shared_prefix_load(o.requests, o.prefix_groups, o.prefix_tokens, o.input_tokens,
+                                                      o.output_tokens, o.seed);
   for (const BenchRequest& request : load.requests)
     if (card.max_model_len > 0 && request.input_tokens + request.output_tokens > card.max_model_len)
-      return invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
-                     std::to_string(request.output_tokens) + " tokens is beyond the server's max_model_len of " +
-                     std::to_string(card.max_model_len));
+      throw invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
+                    std::to_string(request.output_tokens) + " tokens is beyond the server's max_model_len of " +
+                    std::to_string(card.max_model_len));
   return load;
 }
 
 }  // namespace
 
-int bench_main(const Options& options) {
+int bench_main(const Options& options) try {
   RealClock clock;
-  auto goodput = parse_goodput(options.text("goodput"));
-  if (!goodput) return fail(goodput.error(), 2);
-  auto url = parse_http_url(options.text("url"));
-  if (!url) return fail(invalid("--url: " + url.error().message), 2);
-  const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
-  std::vector<std::pair<std::string, std::string>> headers;
-  if (const std::string& key = options.text("api-key"); !key.empty())
-    headers.emplace_back("Authorization", "Bearer " + key);
+  BenchOptions bench;
+  DatasetOptions dataset;
+  SendOptions send;
+  options.fill(bench);
+  options.fill(dataset);
+  options.fill(send);
+  const Goodput goodput = need(parse_goodput(bench.goodput));
+  const Result<HttpUrl> url = parse_http_url(bench.url);
+  if (!url) throw invalid("--url: " + url.error().message);
+  need(check_result_file(options));
+  HttpHeaders headers;
+  if (!bench.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + bench.api_key);
   raise_descriptor_limit();  // one for each request in flight
-  auto created = HttpClient::create(url.value(), headers, clock);
-  if (!created) return fail(created.error(), 1);
-  HttpClient& client = *created.value();
+  const std::unique_ptr<HttpClient> created = from_server(HttpClient::create(url.value(), headers));
+  HttpClient& client = *created;
 
-  auto read_card = read_server_card(client, options.text("model"));
-  if (!read_card) return fail(read_card.error(), 1);
-  ServerCard card = read_card.value();
-  if (options.integer("vocab") > 0) card.vocab = int(options.integer("vocab"));
-  if (card.vocab == 0 && options.text("dataset") != "sharegpt")
-    return fail(invalid("--vocab: expected the model's number of token ids, since the server's "
-                        "/v1/models has no vocab_size"),
-                2);
-  auto made = make_load(options, client, card);
-  if (!made) return fail(made.error(), made.error().code == ErrorCode::invalid_argument ? 2 : 1);
-  const Load& load = made.value();
+  const ServerCard card = from_server(read_server_card(client, send.model));
+  send.model = card.model;
+  send.seed = dataset.seed;
+  if (send.vocab == 0) send.vocab = card.vocab;
+  if (send.vocab == 0 && dataset.name != "sharegpt")
+    throw invalid("--vocab: expected the model's number of token ids, since the server's /v1/models has no vocab_size");
+  const Load load = make_load(dataset, options.given("output-len"), client, card);
   int n = int(load.requests.size());
   for (const std::string& note : load.notes) std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
 
-  double rate = options.number("rate");
-  std::vector<double> due = arrival_times(n, rate, options.text("arrival") == "fixed", options.number("burstiness"),
-                                          uint64_t(options.integer("seed")));
+  double rate = dataset.rate;
+  std::vector<double> due = arrival_times(n, rate, dataset.fixed_arrival, dataset.burstiness, dataset.seed);
   if (load.timed) {
     for (int i = 0; i < n; ++i) due[size_t(i)] = load.requests[size_t(i)].arrival_s;
     rate = n / due.back();
   }
-  SendOptions send{.endpoint = options.text("endpoint"),
-                   .model = card.model,
-                   .temperature = options.number("temperature"),
-                   .timeout_s = options.number("timeout"),
-                   .ignore_eos = options.flag("ignore-eos"),
-                   .keep_text = options.flag("detailed"),
-                   .seed = uint64_t(options.integer("seed")),
-                   .vocab = card.vocab,
-                   .max_concurrency = int(options.integer("max-concurrency"))};
   std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n", printable(card.model).c_str(),
-               options.text("url").c_str(), card.max_model_len, n);
+               bench.url.c_str(), card.max_model_len, n);
 
   InterruptGuard guard;
   auto no_progress = [](int, int) {};
   // A prompt of its own, so that it leaves nothing in a prefix cache that the load could hit.
-  std::vector<BenchRequest> warmups(size_t(options.integer("warmups")));
+  std::vector<BenchRequest> warmups(size_t(bench.warmups));
   for (BenchRequest& warmup : warmups) {
     warmup.text = "warm up";
     warmup.output_tokens = 2;
   }
   LoadRun warm = send_load(client, warmups, std::vector<double>(warmups.size()), send, clock, no_progress, interrupted);
   for (const RequestRecord& record : warm.records)
-    if (!record.ok()) return fail({ErrorCode::io, "warm-up failed: " + record.error}, 1);
+    if (!record.ok()) throw Error{ErrorCode::io, "warm-up failed: " + record.error};
 
-  Progress progress("bench", n, clock, options.text("progress") != "off");
+  Progress progress("bench", n, clock, bench.progress);
   LoadRun run = send_load(
       client, load.requests, due, send, clock,
       [&](int done, int in_flight) { progress.update(done, std::to_string(in_flight) + " in flight"); }, interrupted);
   progress.finish();
 
-  BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput.value());
-  BenchSetting setting{rate, send.max_concurrency, goodput.value().given};
+  BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput);
+  BenchSetting setting{rate, send.max_concurrency, goodput.given};
   std::printf("%s", bench_table(result, setting).c_str());
   if (run.unanswered > 0)
     std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", run.unanswered, n);
@@ -166,31 +147,28 @@ int bench_main(const Options& options) {
   std::fflush(stdout);
   print_errors(run.records);
 
-  if (!json_path.empty()) {
-    nlohmann::json out = bench_json(result);
-    if (options.flag("detailed")) out.update(bench_details(run.records, run.start_s));
-    out["date"] = run_header(options)["date"];
-    out["backend"] = "openai";
-    out["endpoint"] = send.endpoint;
-    out["model_id"] = card.model;
-    out["tokenizer_id"] = card.root;
-    out["num_prompts"] = n;
-    if (std::isinf(rate))
-      out["request_rate"] = "inf";
-    else
-      out["request_rate"] = rate;
-    out["burstiness"] = options.number("burstiness");
-    out["max_concurrency"] = nullptr;
-    if (send.max_concurrency > 0) out["max_concurrency"] = send.max_concurrency;
-    out["seed"] = options.integer("seed");
-    out["unanswered"] = run.unanswered;
-    out["notes"] = load.notes;
-    out["definitions"] = kBenchDefinitions;
-    out["run"] = run_header(options);
-    if (Status status = write_json(json_path, out); !status) return fail(status.error(), 1);
-  }
+  using nlohmann::json;
+  json out = bench_json(result);
+  if (send.keep_text) out.update(bench_details(run.records, run.start_s));
+  out.update(json{{"date", run_header(options)["date"]},
+                  {"backend", "openai"},
+                  {"endpoint", send.endpoint},
+                  {"model_id", card.model},
+                  {"tokenizer_id", card.root},
+                  {"num_prompts", n},
+                  {"request_rate", std::isinf(rate) ? json("inf") : json(rate)},
+                  {"burstiness", dataset.burstiness},
+                  {"max_concurrency", send.max_concurrency > 0 ? json(send.max_concurrency) : json()},
+                  {"seed", dataset.seed},
+                  {"unanswered", run.unanswered},
+                  {"notes", load.notes},
+                  {"definitions", kBenchDefinitions}});
+  need(write_result_file(options, std::move(out)));
   if (run.unanswered > 0) return 130;
   return result.failed > 0 ? 1 : 0;
+} catch (const Error& error) {
+  std::fprintf(stderr, "xpyd: bench: %s\n", printable(error.message).c_str());
+  return error.code == ErrorCode::invalid_argument ? 2 : 1;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -1,11 +1,10 @@
-#include "server/bench_client.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "server/bench.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -28,21 +27,16 @@ std::string error_message(const json& body) {
 
 }  // namespace
 
-Result<ServerCard> read_server_card(HttpClient& client, const std::string& model) {
-  auto body = client.fetch({.method = "GET", .target = "/v1/models", .body = ""});
-  if (!body) return body.error();
-  auto parsed = parse_json(body.value(), "/v1/models");
-  if (!parsed) return parsed.error();
-  auto cards = get_array(parsed.value(), "data", "/v1/models");
-  if (!cards) return cards.error();
+Result<ServerCard> read_server_card(HttpClient& client, const std::string& model) try {
+  const json answer = need(
+      parse_json(need(client.fetch({.method = "GET", .target = "/v1/models", .body = ""})), "/v1/models"));
   std::string names;
-  for (const json& entry : *cards.value()) {
-    auto id = get_string(entry, "id", "/v1/models");
-    if (!id) return id.error();
-    names += (names.empty() ? "" : ", ") + id.value();
-    if (!model.empty() && id.value() != model) continue;
+  for (const json& entry : *need(get_array(answer, "data", "/v1/models"))) {
+    const std::string id = need(get_string(entry, "id", "/v1/models"));
+    names += (names.empty() ? "" : ", ") + id;
+    if (!model.empty() && id != model) continue;
     ServerCard card;
-    card.model = id.value();
+    card.model = id;
     auto root = get_string(entry, "root");
     card.root = root ? root.value() : card.model;
     card.max_model_len = integer_or_0(entry, "max_model_len");
@@ -50,37 +44,31 @@ Result<ServerCard> read_server_card(HttpClient& client, const std::string& model
     return card;
   }
   return invalid("--model: the server has no '" + model + "', it has: " + names);
+} catch (const Error& error) {
+  return error;
 }
 
-Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) {
+Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) try {
   json request = {{"model", model}, {"prompt", text}, {"add_special_tokens", false}};
-  auto body = client.fetch({.target = "/tokenize", .body = request.dump()});
-  if (!body) return body.error();
-  auto parsed = parse_json(body.value(), "/tokenize");
-  if (!parsed) return parsed.error();
-  auto tokens = get_array(parsed.value(), "tokens", "/tokenize");
-  if (!tokens) return tokens.error();
-  return int(tokens.value()->size());
+  const json answer = need(
+      parse_json(need(client.fetch({.target = "/tokenize", .body = json_text(request)})), "/tokenize"));
+  return int(need(get_array(answer, "tokens", "/tokenize"))->size());
+} catch (const Error& error) {
+  return error;
 }
 
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {
-  json head = {{"model", options.model},
-               {"max_tokens", request.output_tokens},
-               {"temperature", options.temperature},
-               {"stream", true},
-               {"stream_options", {{"include_usage", true}}}};
-  if (options.ignore_eos) head["ignore_eos"] = true;
-  if (options.temperature > 0) head["seed"] = options.seed + uint64_t(i);
-  if (!request.text.empty()) head["prompt"] = request.text;
-  std::string body = json_text(head);
-  if (request.text.empty()) {  // ids are appended by hand: a prompt may have 100,000 of them
-    body.back() = ',';
-    body += "\"prompt\":[";
-    for (int32_t id : prompt_tokens(request, options.vocab)) body += std::to_string(id) + ",";
-    body.back() = ']';
-    body += '}';
-  }
-  return body;
+  JsonText out;  // no tree: a prompt may have 100,000 ids
+  out.open('{').add("model", options.model, "max_tokens", request.output_tokens);
+  out.add("temperature", options.temperature, "stream", true);
+  out.key("stream_options").object("include_usage", true);
+  if (options.ignore_eos) out.add("ignore_eos", true);
+  if (options.temperature > 0) out.add("seed", options.seed + uint64_t(i));
+  if (request.text.empty())
+    out.add("prompt", prompt_tokens(request, options.vocab));
+  else
+    out.add("prompt", request.text);
+  return out.close('}').take();
 }
 
 void AnswerReader::feed(int status, std::string_view bytes, double now_s) {
@@ -186,4 +174,4 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
   return run;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

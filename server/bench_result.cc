@@ -1,5 +1,3 @@
-#include "server/bench_result.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -8,7 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace xpyd {
+#include "server/bench.h"
+
+namespace xpyd::server {
 
 const char* const kBenchDefinitions =
     "send: just before the connection is opened; chunk: an event with non-empty `choices`\n"
@@ -207,4 +207,4 @@ nlohmann::json bench_details(std::span<const RequestRecord> records, double star
   return out;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

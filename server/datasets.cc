@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "base/random.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -58,28 +58,28 @@ class JsonArrayReader {
   // "FILE:LINE" of the object read last.
   std::string where() const { return path_ + ":" + std::to_string(object_line_); }
 
-  // False: the end of the array. The text is not yet checked to be JSON.
-  Result<bool> next(std::string* object) {
+  // False: the end of the array. The text is not yet checked to be JSON. What is wrong with the file is thrown.
+  bool next(std::string* object) {
     object->clear();
     int c = skip_blanks();
     if (!begun_) {
-      if (c != '[') return error("expected '[', the beginning of an array of conversations");
+      if (c != '[') throw error("expected '[', the beginning of an array of conversations");
       begun_ = true;
       c = skip_blanks();
       if (c == ']') return end();
     } else {
       if (c == ']') return end();
-      if (c != ',') return error("expected ',' or ']' after a conversation");
+      if (c != ',') throw error("expected ',' or ']' after a conversation");
       c = skip_blanks();
     }
     object_line_ = line_;
-    if (c != '{') return error("expected '{', the beginning of a conversation");
+    if (c != '{') throw error("expected '{', the beginning of a conversation");
     int depth = 0;
     bool in_string = false, escaped = false;
     while (true) {
-      if (c == EOF) return error("the file ends inside the conversation that begins here");
+      if (c == EOF) throw error("the file ends inside the conversation that begins here");
       object->push_back(char(c));
-      if (object->size() > kMaxRowBytes) return error("a conversation of more than 16 MiB");
+      if (object->size() > kMaxRowBytes) throw error("a conversation of more than 16 MiB");
       if (in_string) {
         if (escaped)
           escaped = false;
@@ -110,8 +110,8 @@ class JsonArrayReader {
     object_line_ = line_;
     return c;
   }
-  Result<bool> end() {
-    if (skip_blanks() != EOF) return error("text after the end of the array");
+  bool end() {
+    if (skip_blanks() != EOF) throw error("text after the end of the array");
     return false;
   }
   Error error(const std::string& what) const { return invalid(where() + ": " + what); }
@@ -122,8 +122,7 @@ class JsonArrayReader {
   int64_t line_ = 1, object_line_ = 1;
 };
 
-// One line without its end; longer ones are cut just beyond kMaxRowBytes, which parse_json then
-// refuses.
+// One line without its end; longer ones are cut just beyond kMaxRowBytes, which parse_json then refuses.
 bool next_line(FILE* file, std::string* line) {
   line->clear();
   int c = std::getc(file);
@@ -137,28 +136,19 @@ Error no_file(const std::string& path) {
   return {ErrorCode::io, "--dataset-path: " + path + ": " + std::strerror(errno)};
 }
 
-// visit(turns, value_of) for every conversation of a ShareGPT file; value_of(i) is the text of turn
-// i.
+// visit(turns, value_of) for every conversation of a ShareGPT file; value_of(i) is the text of turn i. Throws Errors.
 template <class Visit>
-Status for_each_conversation(const std::string& path, Visit visit) {
+void for_each_conversation(const std::string& path, Visit visit) {
   JsonArrayReader reader(path);
-  if (!reader.is_open()) return no_file(path);
-  std::string text;
-  while (true) {
-    auto more = reader.next(&text);
-    if (!more) return more.error();
-    if (!more.value()) return ok();
-    auto object = parse_json(text, reader.where(), {.max_bytes = kMaxRowBytes});
-    if (!object) return object.error();
-    auto turns = get_array(object.value(), "conversations", reader.where());
-    if (!turns) return turns.error();
-    auto value_of = [&](size_t i) -> Result<std::string> {
-      const json& turn = (*turns.value())[i];
-      std::string where = reader.where() + ": conversations[" + std::to_string(i) + "]";
-      if (!turn.is_object()) return invalid(where + ": expected an object");
-      return get_string(turn, "value", where);
-    };
-    if (Status status = visit(*turns.value(), value_of); !status) return status;
+  if (!reader.is_open()) throw no_file(path);
+  for (std::string text; reader.next(&text);) {
+    const json object = need(parse_json(text, reader.where(), {.max_bytes = kMaxRowBytes}));
+    const json& turns = *need(get_array(object, "conversations", reader.where()));
+    visit(turns, [&](size_t i) {
+      const std::string where = reader.where() + ": conversations[" + std::to_string(i) + "]";
+      if (!turns[i].is_object()) throw invalid(where + ": expected an object");
+      return need(get_string(turns[i], "value", where));
+    });
   }
 }
 
@@ -202,23 +192,21 @@ Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, 
   return load;
 }
 
-Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string& where) {
-  auto row = parse_json(line, where, {.max_bytes = kMaxRowBytes});
-  if (!row) return row.error();
-  JsonFields fields(row.value(), where);
+Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string& where) try {
+  const json row = need(parse_json(line, where, {.max_bytes = kMaxRowBytes}));
+  JsonFields fields(row, where);
   BenchRequest request;
   request.arrival_s = fields.number("timestamp", 0, 1e15) / 1000;
   request.input_tokens = int(fields.integer("input_length", 1, kMaxLength));
   request.output_tokens = int(fields.integer("output_length", 1, kMaxLength));
-  if (!fields.status()) return fields.status().error();
-  auto ids = get_array(row.value(), "hash_ids", where);
-  if (!ids) return ids.error();
+  need(fields.status());
+  const json& ids = *need(get_array(row, "hash_ids", where));
   int blocks = (request.input_tokens + kMooncakeBlockTokens - 1) / kMooncakeBlockTokens;
-  if (ids.value()->size() != size_t(blocks))
-    return invalid(where + ": hash_ids: " + std::to_string(ids.value()->size()) + " ids; an input_length of " +
+  if (ids.size() != size_t(blocks))
+    return invalid(where + ": hash_ids: " + std::to_string(ids.size()) + " ids; an input_length of " +
                    std::to_string(request.input_tokens) + " needs " + std::to_string(blocks) + ", one per 512 tokens");
   int left = request.input_tokens;
-  for (const json& id : *ids.value()) {
+  for (const json& id : ids) {
     if (!id.is_number_integer() || (!id.is_number_unsigned() && id.get<int64_t>() < 0))
       return invalid(where + ": hash_ids: expected whole numbers from 0");
     int tokens = std::min(left, kMooncakeBlockTokens);
@@ -226,9 +214,11 @@ Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string
     left -= tokens;
   }
   return request;
+} catch (const Error& error) {
+  return error;
 }
 
-Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len) {
+Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len) try {
   std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) return no_file(path);
   Load load;
@@ -238,9 +228,7 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
   while (int(load.requests.size()) < n && next_line(file.get(), &line)) {
     std::string where = path + ":" + std::to_string(++line_number);
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    auto parsed = parse_mooncake_row(line, where);
-    if (!parsed) return parsed.error();
-    BenchRequest request = std::move(parsed).value();
+    BenchRequest request = need(parse_mooncake_row(line, where));
     if (max_model_len > 0) {
       int output = std::min(request.output_tokens, std::max(1, max_model_len / 2));
       int input = std::min(request.input_tokens, std::max(1, max_model_len - output));
@@ -270,43 +258,38 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
   if (int(load.requests.size()) < n)
     load.notes.push_back(path + " holds " + std::to_string(load.requests.size()) + " requests");
   return load;
+} catch (const Error& error) {
+  return error;
 }
 
-Result<std::vector<Exchange>> read_sharegpt(const std::string& path) {
+Result<std::vector<Exchange>> read_sharegpt(const std::string& path) try {
   std::vector<Exchange> conversations;
-  Status status = for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
-    if (turns.size() < 2) return ok();
-    auto prompt = value_of(0), reply = value_of(1);
-    if (!prompt) return prompt.error();
-    if (!reply) return reply.error();
+  for_each_conversation(path, [&](const json& turns, const auto& value_of) {
+    if (turns.size() < 2) return;
+    Exchange exchange{value_of(0), value_of(1)};
     const json& first = turns[0];
-    bool from_human = !first.contains("from") || first["from"] == "human" || first["from"] == "user";
-    if (from_human) conversations.push_back({std::move(prompt).value(), std::move(reply).value()});
-    return ok();
+    const bool from_human = !first.contains("from") || first["from"] == "human" || first["from"] == "user";
+    if (from_human) conversations.push_back(std::move(exchange));
   });
-  if (!status) return status.error();
   return conversations;
+} catch (const Error& error) {
+  return error;
 }
 
-Result<std::vector<std::string>> read_conversations(const std::string& path) {
+Result<std::vector<std::string>> read_conversations(const std::string& path) try {
   std::vector<std::string> texts;
-  Status status = for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
+  for_each_conversation(path, [&](const json& turns, const auto& value_of) {
     std::string text;
-    for (size_t i = 0; i < turns.size(); ++i) {
-      auto value = value_of(i);
-      if (!value) return value.error();
-      if (i > 0) text += '\n';
-      text += value.value();
-    }
+    for (size_t i = 0; i < turns.size(); ++i) text += (i > 0 ? "\n" : "") + value_of(i);
     if (!text.empty()) texts.push_back(std::move(text));
-    return ok();
   });
-  if (!status) return status.error();
   return texts;
+} catch (const Error& error) {
+  return error;
 }
 
 Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens, int max_model_len,
-                           uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens) {
+                           uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens) try {
   Random random(mix(seed, 4));
   for (size_t i = conversations.size(); i > 1; --i) std::swap(conversations[i - 1], conversations[random.below(i)]);
   Load load;
@@ -315,15 +298,8 @@ Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int outpu
     if (int(load.requests.size()) == n) break;
     ++looked_at;
     BenchRequest request;
-    auto input = count_tokens(conversation.prompt);
-    if (!input) return input.error();
-    request.input_tokens = input.value();
-    request.output_tokens = output_tokens;
-    if (output_tokens == 0) {
-      auto output = count_tokens(conversation.reply);
-      if (!output) return output.error();
-      request.output_tokens = output.value();
-    }
+    request.input_tokens = need(count_tokens(conversation.prompt));
+    request.output_tokens = output_tokens > 0 ? output_tokens : need(count_tokens(conversation.reply));
     int both = request.input_tokens + request.output_tokens;
     bool too_short = request.input_tokens < kMinTokens || (output_tokens == 0 && request.output_tokens < kMinTokens);
     if (too_short || request.input_tokens > kMaxPromptTokens || both > kMaxBothTokens) {
@@ -340,6 +316,8 @@ Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int outpu
                        std::to_string(too_long) + " beyond the server's max_model_len");
   if (load.requests.empty()) return invalid("--dataset-path: no conversation fits: " + load.notes.back());
   return load;
+} catch (const Error& error) {
+  return error;
 }
 
 std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed) {
@@ -356,4 +334,4 @@ std::vector<double> arrival_times(int n, double rate, bool fixed, double burstin
   return times;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

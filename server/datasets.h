@@ -1,9 +1,7 @@
-// Where the load of `xpyd bench` comes from: prompts, output lengths and, from a trace, arrival
-// times.
+// Where the load of `xpyd bench` comes from: prompts, output lengths and, from a trace, arrival times.
 //
-// Prompts of made-up tokens are not stored: a prompt is a list of spans, each a run of ids that its
-// seed alone decides, so that equal seeds are equal tokens and a trace of gigabytes of prompts
-// stays small.
+// Prompts of made-up tokens are not stored: a prompt is a list of spans, each a run of ids that its seed alone decides,
+// so that equal seeds are equal tokens and a trace of gigabytes of prompts stays small.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +12,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct TokenSpan {
   uint64_t seed;
@@ -28,6 +26,20 @@ struct BenchRequest {
   int input_tokens = 0;
   int output_tokens = 0;  // max_tokens
   double arrival_s = 0;   // seconds after the first; from a trace, else 0
+};
+
+// Which load, and when its requests arrive: what the options say.
+struct DatasetOptions {
+  std::string name, path;  // of the data set; of its file
+  int requests = 100;      // a file may hold fewer
+  int input_tokens = 512, output_tokens = 128;
+  double range_ratio = 0;
+  int prefix_tokens = 256, prefix_groups = 8;
+  double rate = 0;  // requests/s; infinite: all at once
+  bool fixed_arrival = false;
+  double burstiness = 1;
+  double time_scale = 1;  // trace seconds per second of ours
+  uint64_t seed = 0;
 };
 
 struct Load {
@@ -70,10 +82,9 @@ Result<std::vector<std::string>> read_conversations(const std::string& path);
 Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens, int max_model_len,
                            uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens);
 
-// Arrival times in seconds of n requests at `rate` per second; inf: all 0. Fixed: i / rate.
-// Otherwise gaps of a gamma distribution of that shape (1 = Poisson), scaled so that the last
-// arrival is exactly n / rate, as vLLM's client does: it takes the noise of a finite sample out of
-// the rate.
+// Arrival times in seconds of n requests at `rate` per second; inf: all 0. Fixed: i / rate. Otherwise gaps of a gamma
+// distribution of that shape (1 = Poisson), scaled so that the last arrival is exactly n / rate, as vLLM's client does:
+// it takes the noise of a finite sample out of the rate.
 std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -1,4 +1,13 @@
-#include "server/etcd_registry.h"
+// Registry by etcd (v3, through its JSON gateway, so that plain HTTP is enough): one lease per
+// process, kept alive at a third of its time; names are keys under it; watches are streams that
+// begin with a snapshot, again whenever the stream was lost.
+//
+// After an outage the lease is asked for: where etcd still has it nothing happened, where it has
+// expired (or etcd has lost its data) a new one is taken and every name announced again.
+//
+// It lives in this room because it speaks HTTP; the rooms below know the interface only.
+
+#include <nettle/base64.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,8 +20,9 @@
 
 #include "base/json.h"
 #include "server/http_client.h"
+#include "server/local_workers.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -21,31 +31,21 @@ constexpr size_t kMaxAnswerBytes = 16 << 20;
 constexpr double kPauseSeconds = 0.5;   // after a failure
 constexpr double kStreamSeconds = 1e8;  // a watch has no end of its own
 
-constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
 std::string to_base64(std::string_view bytes) {
-  std::string out;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t group = 0;
-    size_t n = std::min<size_t>(3, bytes.size() - i);
-    for (size_t k = 0; k < 3; ++k) group = group << 8 | (k < n ? uint8_t(bytes[i + k]) : 0);
-    for (size_t k = 0; k < 4; ++k) out += k <= n ? kDigits[group >> (18 - 6 * k) & 63] : '=';
-  }
+  std::string out(BASE64_ENCODE_RAW_LENGTH(bytes.size()), '\0');
+  base64_encode_raw(out.data(), bytes.size(), reinterpret_cast<const uint8_t*>(bytes.data()));
   return out;
 }
 
 // "" where the text is not base64: etcd's own answers are.
 std::string from_base64(std::string_view text) {
-  std::string out;
-  uint32_t group = 0;
-  int bits = 0;
-  for (char c : text) {
-    if (c == '=') break;
-    size_t digit = std::string_view(kDigits, 64).find(c);
-    if (digit == std::string_view::npos) return "";
-    group = group << 6 | uint32_t(digit);
-    if ((bits += 6) >= 8) out += char(group >> (bits -= 8) & 255);
-  }
+  base64_decode_ctx decoder;
+  base64_decode_init(&decoder);
+  std::string out(BASE64_DECODE_LENGTH(text.size()), '\0');
+  size_t n = out.size();
+  const bool good = base64_decode_update(&decoder, &n, reinterpret_cast<uint8_t*>(out.data()), text.size(),
+                                         text.data());
+  out.resize(good ? n : 0);
   return out;
 }
 
@@ -271,7 +271,7 @@ class EtcdRegistry final : public Registry {
     calling_ = true;
     auto text = std::make_shared<std::string>();
     http_->start(
-        {.target = target, .body = body.dump(), .timeout_s = std::clamp(ttl_s_ / 3, 0.5, 2.0)},
+        {.target = target, .body = json_text(body), .timeout_s = std::clamp(ttl_s_ / 3, 0.5, 2.0)},
         [text](int, std::string_view bytes) {
           if (text->size() + bytes.size() <= kMaxAnswerBytes) *text += bytes;
         },
@@ -351,9 +351,9 @@ Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s
   HttpUrl place = http_url.value();
   std::string prefix = place.prefix.empty() ? "/xpyd/" : place.prefix + "/";
   place.prefix.clear();
-  Result<std::unique_ptr<HttpClient>> http = HttpClient::create(place, {}, clock);
+  Result<std::unique_ptr<HttpClient>> http = HttpClient::create(place, {});
   if (!http) return http.error();
   return std::unique_ptr<Registry>(new EtcdRegistry(std::move(http).value(), std::move(prefix), ttl_s, clock));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -1,13 +1,12 @@
-#include "server/generation.h"
-
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 
 #include "base/utf8.h"
-#include "server/json_text.h"
+#include "server/api.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 // The cluster ends late requests itself; this much later the frontend stops waiting for it.
@@ -15,6 +14,98 @@ constexpr double kDeadlineGraceSeconds = 5;
 
 const ApiError kTookTooLong = {
     .status = 504, .message = "the request took longer than this server allows", .code = "request_timeout"};
+
+// One server-sent event: a single data line.
+std::string sse_event(std::string_view event) { return "data: " + std::string(event) + "\n\n"; }
+
+// Text of one token for a JSON string: bytes that are not UTF-8 as OpenAI's "bytes:\xe2\x80".
+std::string token_text(const Tokenizer* tokenizer, int32_t id) {
+  if (tokenizer == nullptr || id < 0 || id >= tokenizer->vocab_size()) return "token_id:" + std::to_string(id);
+  const std::string& piece = tokenizer->piece(id);
+  if (is_utf8(piece)) return piece;
+  std::string out = "bytes:";
+  for (char c : piece) {
+    char hex[8];
+    std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(c));
+    out += hex;
+  }
+  return out;
+}
+
+// {"token","logprob","bytes"}, not closed.
+void open_chat_logprob(JsonText& out, const Tokenizer* tokenizer, const TokenLogprob& token) {
+  out.open('{').add("token", token_text(tokenizer, token.token), "logprob", token.logprob);
+  out.key("bytes").open('[');
+  if (tokenizer != nullptr && token.token >= 0 && token.token < tokenizer->vocab_size())
+    for (char c : tokenizer->piece(token.token)) out.value(int{static_cast<unsigned char>(c)});
+  out.close(']');
+}
+
+void add_chat_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& tokens) {
+  out.open('{').key("content").open('[');
+  for (const Sampled& sampled : tokens) {
+    open_chat_logprob(out, tokenizer, sampled.chosen);
+    out.key("top_logprobs").open('[');
+    for (const auto& other : sampled.top) {
+      open_chat_logprob(out, tokenizer, other);
+      out.close('}');
+    }
+    out.close(']').close('}');
+  }
+  out.close(']').close('}');
+}
+
+// A prompt's first token, which nothing foretells.
+bool is_first(const Sampled& s) { return std::isnan(s.chosen.logprob); }
+
+// vLLM's: by token id, the prompt's own token first.
+void add_prompt_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& prompt) {
+  out.key("prompt_logprobs").open('[');
+  for (const Sampled& s : prompt) {
+    if (is_first(s)) {
+      out.value(nullptr);
+      continue;
+    }
+    auto add = [&](const TokenLogprob& t, int64_t rank) {
+      out.key(std::to_string(t.token));
+      out.object("logprob", t.logprob, "rank", rank, "decoded_token", token_text(tokenizer, t.token));
+    };
+    out.open('{');
+    add(s.chosen, s.rank);
+    for (size_t i = 0; i < s.top.size(); ++i)
+      if (s.top[i].token != s.chosen.token) add(s.top[i], static_cast<int64_t>(i) + 1);
+    out.close('}');
+  }
+  out.close(']');
+}
+
+void add_completion_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& tokens,
+                             const std::vector<int32_t>& offsets) {
+  out.open('{').key("tokens").open('[');
+  for (const Sampled& s : tokens) out.value(token_text(tokenizer, s.chosen.token));
+  out.close(']').key("token_logprobs").open('[');
+  for (const Sampled& s : tokens) out.value(s.chosen.logprob);
+  out.close(']').key("top_logprobs").open('[');
+  for (const Sampled& s : tokens) {
+    if (is_first(s)) {
+      out.value(nullptr);
+      continue;
+    }
+    // Of tokens with one text the likeliest: a client's dictionary would keep the last.
+    std::vector<std::string> listed;
+    auto add = [&](const TokenLogprob& t) {
+      std::string text = token_text(tokenizer, t.token);
+      if (std::find(listed.begin(), listed.end(), text) != listed.end()) return;
+      out.add(text, t.logprob);
+      listed.push_back(std::move(text));
+    };
+    out.open('{');
+    for (const auto& other : s.top) add(other);
+    add(s.chosen);
+    out.close('}');
+  }
+  out.close(']').add("text_offset", offsets).close('}');
+}
 
 }  // namespace
 
@@ -43,8 +134,12 @@ Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchan
       exchange_(std::move(exchange)),
       id_(std::move(id)),
       client_id_(std::move(client_id)),
-      arrival_s_(arrival_s),
-      format_(call_, api.model_, id_, std::time(nullptr)) {}
+      arrival_s_(arrival_s) {
+  JsonText shared;
+  if (call_.turn) shared.add("session_generation", call_.turn.generation());
+  shared.add("created", int64_t{std::time(nullptr)}).add("model", api.model_.name).add("system_fingerprint", nullptr);
+  shared_ = shared.take();
+}
 
 void Generation::start() {
   auto self = shared_from_this();
@@ -64,7 +159,10 @@ void Generation::start() {
     // kv_salt() counts on it: a server's numbers begin anew, what its workers keep may not.
     if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
-    prompts_[i].prompt_tokens = static_cast<int>(request->prompt.size());
+    prompts_[i].seen = {.n = request->n,
+                        .prompt_tokens = static_cast<int>(request->prompt.size()),
+                        .max_tokens = request->max_tokens,
+                        .arrival_s = arrival_s_};
     Status taken = api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
     if (taken.ok()) {
       expected_ += static_cast<size_t>(request->n);
@@ -83,10 +181,10 @@ void Generation::start() {
 
 void Generation::on_event(size_t prompt_index, TokenEvent event, double received_s) {
   Prompt& prompt = prompts_[prompt_index];
-  int n = prompt.request->n;
+  const int n = prompt.request->n;
   XPYD_CHECK(event.choice >= 0 && event.choice < n, "event of choice " + std::to_string(event.choice));
-  int index = static_cast<int>(prompt_index) * n + event.choice;
-  Choice& choice = choices_[static_cast<size_t>(index)];
+  const size_t index = prompt_index * static_cast<size_t>(n) + static_cast<size_t>(event.choice);
+  Choice& choice = choices_[index];
   XPYD_CHECK(choice.finish == FinishReason::none, "event after the end of a choice");
   auto self = shared_from_this();
   count(prompt, choice, event, received_s);
@@ -98,56 +196,40 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
       fail(event.finish == FinishReason::timeout
                ? kTookTooLong
                : ApiError{.status = 500, .message = event.error, .code = "internal_error"});
-    } else if (call_.stream) {
-      stream(prompt_index, index, event);
     } else {
       gather(choice, std::move(event));
+      if (call_.stream) stream(prompt_index, index);
     }
   }
   if (last && ended_ == expected_) complete();
 }
 
 void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s) {
-  prompt.cached_tokens = std::max(prompt.cached_tokens, event.cached_tokens);
-  prompt.queued_s = event.queued_s;
-  prompt.last_token_s = received_s;
+  FinishedRequest& seen = prompt.seen;
+  seen.cached_tokens = std::max(seen.cached_tokens, event.cached_tokens);
+  seen.queued_s = event.queued_s;
+  seen.last_token_s = received_s;
   if (event.token >= 0) {
     ++choice.tokens;
     api_.metrics_.generated_token();
     if (choice.last_token_s > 0) api_.metrics_.inter_token(received_s - choice.last_token_s);
     choice.last_token_s = received_s;
-    if (prompt.first_token_s == 0) {
-      prompt.first_token_s = received_s;
-      prompt.scheduled_s = event.scheduled_s;
-      api_.metrics_.first_token(received_s - arrival_s_, prompt.prompt_tokens);
+    if (seen.first_token_s == 0) {
+      seen.first_token_s = received_s;
+      seen.scheduled_s = event.scheduled_s;
+      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens);
     }
   }
   if (event.finish == FinishReason::none) return;
   choice.finish = event.finish;
-  choice.preemptions = event.preemptions;
   ++ended_;
-  if (++prompt.ended < prompt.request->n) return;
-  FinishedRequest done;
-  done.n = prompt.request->n;
-  done.prompt_tokens = prompt.prompt_tokens;
-  done.cached_tokens = prompt.cached_tokens;
-  done.max_tokens = prompt.request->max_tokens;
-  size_t first = static_cast<size_t>(&prompt - prompts_.data()) * static_cast<size_t>(done.n);
-  for (size_t i = first; i < first + static_cast<size_t>(done.n); ++i) {
-    done.finishes.push_back(choices_[i].finish);
-    done.generated.push_back(choices_[i].tokens);
-    done.preemptions += choices_[i].preemptions;
-  }
-  done.arrival_s = arrival_s_;
-  done.queued_s = prompt.queued_s;
-  done.scheduled_s = prompt.scheduled_s;
-  done.first_token_s = prompt.first_token_s;
-  done.last_token_s = prompt.last_token_s;
-  api_.metrics_.finished(done);
+  seen.finishes.push_back(event.finish);
+  seen.generated.push_back(choice.tokens);
+  seen.preemptions += event.preemptions;
+  if (++prompt.ended == seen.n) api_.metrics_.finished(seen);
 }
 
 // ---- a session
-// --------------------------------------------------------------------------------------
 
 // A token that ends the reply (end of sequence, stop_token_ids) is no part of it, unless the client
 // wants it in the text. Of a stop string the tokens stay: a token may hold more than the string.
@@ -175,19 +257,96 @@ void Generation::end_turn(bool whole) {
   call_.turn.commit(std::move(now));
 }
 
-// ---- one answer
-// -----------------------------------------------------------------------------------
+// ---- what is said
 
 void Generation::gather(Choice& choice, TokenEvent event) {
-  if (event.token >= 0) {
-    choice.offsets.push_back(choice.text_length);
-    if (call_.return_token_ids) choice.token_ids.push_back(event.token);
-    if (event.has_logprobs) choice.logprobs.push_back(std::move(event.sampled));
+  Part& part = choice.part;
+  part.finish = event.finish;
+  part.stop_text = std::move(event.stop_text);
+  part.stop_token = event.stop_token;
+  part.with_logprobs = event.has_logprobs;
+  if (call_.prompt_only) return;
+  if (event.token >= 0 && call_.return_token_ids) part.token_ids.push_back(event.token);
+  if (event.has_logprobs) {
+    part.offsets.push_back(choice.text_length);
+    part.logprobs.push_back(std::move(event.sampled));
   }
-  choice.text += event.text;
+  part.text += event.text;
   choice.text_length += int(count_code_points(event.text));
-  choice.stop_text = std::move(event.stop_text);
-  choice.stop_token = event.stop_token;
+}
+
+// The prompt before a choice's first part: text, and where they are shown the logprobs of its tokens.
+void Generation::echo(size_t prompt_index, Choice& choice) const {
+  const Prompt& prompt = prompts_[prompt_index];
+  const std::string& text = call_.prompt_texts[prompt_index];
+  const auto shift = int32_t(count_code_points(text));
+  std::vector<int32_t> offsets;
+  if (prompt.request->sampling.top_logprobs >= 0) {
+    const bool has_text = api_.model_.tokenizer != nullptr;
+    Detokenizer pieces = has_text ? Detokenizer(*api_.model_.tokenizer, true) : Detokenizer();
+    int32_t length = 0;
+    for (int32_t id : prompt.request->prompt) {
+      offsets.push_back(length);
+      if (has_text) length += int(count_code_points(pieces.feed(id)));
+    }
+  }
+  Part& part = choice.part;
+  part.text.insert(0, text);
+  for (int32_t offset : part.offsets) offsets.push_back(offset + shift);
+  part.offsets = std::move(offsets);
+  part.logprobs.insert(part.logprobs.begin(), prompt.logprobs.begin(), prompt.logprobs.end());
+  choice.text_length += shift;
+}
+
+void Generation::add_choice(JsonText& out, size_t index, bool first) const {
+  const Part& part = choices_[index].part;
+  const Tokenizer* tokenizer = api_.model_.tokenizer;
+  out.open('{').add("index", index);
+  if (!call_.chat) {
+    out.add("text", part.text);
+  } else {
+    out.key(call_.stream ? "delta" : "message").open('{');
+    if (first) out.add("role", "assistant");
+    if (first || !part.text.empty()) out.add("content", part.text);
+    out.close('}');
+  }
+  out.key("logprobs");
+  if (!part.with_logprobs)
+    out.value(nullptr);
+  else if (call_.chat)
+    add_chat_logprobs(out, tokenizer, part.logprobs);
+  else
+    add_completion_logprobs(out, tokenizer, part.logprobs, part.offsets);
+  out.key("finish_reason");
+  if (part.finish == FinishReason::none)
+    out.value(nullptr);
+  else
+    out.value(finish_reason_name(part.finish));
+  out.key("stop_reason");
+  if (part.finish == FinishReason::stop && !part.stop_text.empty())
+    out.value(part.stop_text);
+  else if (part.finish == FinishReason::stop && part.stop_token >= 0)
+    out.value(part.stop_token);
+  else
+    out.value(nullptr);
+  const Prompt& prompt = prompts_[index / static_cast<size_t>(prompts_[0].request->n)];
+  if (call_.return_token_ids) out.add("token_ids", part.token_ids);
+  if (call_.return_token_ids && first) out.add("prompt_token_ids", prompt.request->prompt);
+  if (call_.prompt_logprobs && !call_.chat) add_prompt_logprobs(out, tokenizer, prompt.logprobs);
+  out.close('}');
+}
+
+void Generation::add_usage(JsonText& out, const Usage& usage) {
+  out.key("usage").open('{').add("prompt_tokens", usage.prompt_tokens, "completion_tokens", usage.completion_tokens);
+  out.add("total_tokens", usage.prompt_tokens + usage.completion_tokens);
+  out.key("prompt_tokens_details").object("cached_tokens", usage.cached_tokens).close('}');
+}
+
+std::string Generation::answer(const std::string& choices_and_usage) const {
+  const char* object = !call_.chat ? "text_completion" : call_.stream ? "chat.completion.chunk" : "chat.completion";
+  JsonText out;
+  out.open('{').add("id", id_, "object", object);
+  return out.take() + "," + shared_ + ",\"choices\":" + choices_and_usage + "}";
 }
 
 void Generation::complete() {
@@ -196,108 +355,52 @@ void Generation::complete() {
   status_ = 200;
   const FinishReason finish = choices_[0].finish;
   end_turn(finish == FinishReason::stop || finish == FinishReason::length);
+  JsonText out;
+  out.open('[');
   if (call_.stream) {
-    if (call_.include_usage) send_event(format_.usage_chunk(usage()));
+    out.close(']');
+    add_usage(out, usage());
+    if (call_.include_usage) send_event(answer(out.take()));
     exchange_->write("data: [DONE]\n\n");
     exchange_->end_stream();
     return end();
   }
-  std::vector<ChoicePart> parts;
-  size_t n = static_cast<size_t>(prompts_[0].request->n);
   for (size_t i = 0; i < choices_.size(); ++i) {
-    Choice& choice = choices_[i];
-    const Prompt& prompt = prompts_[i / n];
-    if (call_.prompt_only) choice = {.finish = choice.finish};
-    if (call_.echo) {
-      choice.text.insert(0, call_.prompt_texts[i / n]);
-      auto shift = int32_t(count_code_points(call_.prompt_texts[i / n]));
-      for (int32_t& offset : choice.offsets) offset += shift;
-      const std::vector<int32_t> offsets = offsets_of(*prompt.request);
-      choice.offsets.insert(choice.offsets.begin(), offsets.begin(), offsets.end());
-      choice.logprobs.insert(choice.logprobs.begin(), prompt.logprobs.begin(), prompt.logprobs.end());
-    }
-    ChoicePart part;
-    if (call_.prompt_logprobs) part.prompt_logprobs = &prompt.logprobs;
-    part.index = static_cast<int>(i);
-    part.text = choice.text;
-    part.with_logprobs = prompt.request->sampling.top_logprobs >= 0;
-    part.logprobs = choice.logprobs;
-    part.text_offsets = choice.offsets;
-    part.finish = choice.finish;
-    part.stop_text = choice.stop_text;
-    part.stop_token = choice.stop_token;
-    if (call_.return_token_ids) {
-      part.token_ids = &choice.token_ids;
-      part.prompt_token_ids = &prompt.request->prompt;
-    }
-    parts.push_back(part);
+    const size_t prompt = i / static_cast<size_t>(prompts_[0].request->n);
+    Part& part = choices_[i].part;
+    part.with_logprobs = prompts_[prompt].request->sampling.top_logprobs >= 0;
+    if (call_.prompt_only) part.stop_text.clear(), part.stop_token = -1;
+    if (call_.echo) echo(prompt, choices_[i]);
+    add_choice(out, i, true);
   }
-  HttpResponse response;
-  response.headers = headers();
-  response.body = format_.whole(parts, usage());
-  exchange_->respond(std::move(response));
+  out.close(']');
+  add_usage(out, usage());
+  if (call_.chat && call_.prompt_logprobs) add_prompt_logprobs(out, api_.model_.tokenizer, prompts_[0].logprobs);
+  exchange_->respond({.headers = headers(), .body = answer(out.take())});
   end();
 }
 
-// Code points of the prompt's text before each of its tokens, where their logprobs are shown.
-std::vector<int32_t> Generation::offsets_of(const Request& request) const {
-  std::vector<int32_t> offsets;
-  if (request.sampling.top_logprobs < 0) return offsets;
-  const bool has_text = api_.model_.tokenizer != nullptr;
-  Detokenizer text = has_text ? Detokenizer(*api_.model_.tokenizer, true) : Detokenizer();
-  int32_t length = 0;
-  for (int32_t id : request.prompt) {
-    offsets.push_back(length);
-    if (has_text) length += int(count_code_points(text.feed(id)));
-  }
-  return offsets;
-}
-
-// ---- a stream
-// -------------------------------------------------------------------------------------
-
 // One event per token, the role and the finish reason in the first's and the last's: clients count
 // events as tokens, and take the first for the first token.
-void Generation::stream(size_t prompt_index, int index, const TokenEvent& event) {
+void Generation::stream(size_t prompt_index, size_t index) {
   const Prompt& prompt = prompts_[prompt_index];
-  Choice& choice = choices_[static_cast<size_t>(index)];
-  ChoicePart part;
-  std::string text = call_.prompt_only ? "" : event.text;
-  std::vector<Sampled> logprobs;
-  std::vector<int32_t> offsets;
-  part.first = !std::exchange(choice.began, true);
-  if (part.first && call_.echo) {
-    text.insert(0, call_.prompt_texts[prompt_index]);
-    choice.text_length = int(count_code_points(call_.prompt_texts[prompt_index]));
-    logprobs = prompt.logprobs;
-    offsets = offsets_of(*prompt.request);
-  }
-  part.index = index;
-  part.text = text;
-  part.with_logprobs = event.has_logprobs;
-  if (event.has_logprobs && !call_.prompt_only) {
-    logprobs.push_back(event.sampled);
-    offsets.push_back(choice.text_length);
-  }
-  part.logprobs = logprobs;
-  part.text_offsets = offsets;
-  std::vector<int32_t> ids;
-  if (call_.return_token_ids) {
-    if (event.token >= 0 && !call_.prompt_only) ids.push_back(event.token);
-    part.token_ids = &ids;
-    if (part.first) part.prompt_token_ids = &prompt.request->prompt;
-  }
-  part.finish = event.finish;
-  part.stop_text = event.stop_text;
-  part.stop_token = event.stop_token;
-  const int tokens = call_.prompt_only ? 0 : choice.tokens;
-  Usage so_far{prompt.prompt_tokens, tokens, prompt.cached_tokens};
-  send_event(format_.chunk(part, call_.continuous_usage ? &so_far : nullptr));
-  choice.text_length += int(count_code_points(event.text));
+  Choice& choice = choices_[index];
+  const bool first = !std::exchange(choice.began, true);
+  if (first && call_.echo) echo(prompt_index, choice);
+  JsonText out;
+  out.open('[');
+  add_choice(out, index, first);
+  out.close(']');
+  if (call_.continuous_usage)
+    add_usage(out, {prompt.seen.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.seen.cached_tokens});
+  else if (call_.include_usage)
+    out.add("usage", nullptr);
+  send_event(answer(out.take()));
+  choice.part = {};
 }
 
 // The head waits for the first event, so that a failure before it is still an HTTP status.
-void Generation::send_event(const std::string& json) {
+void Generation::send_event(const std::string& event) {
   if (!std::exchange(streaming_, true)) {
     HttpResponse head;
     head.content_type = "text/event-stream; charset=utf-8";
@@ -306,11 +409,10 @@ void Generation::send_event(const std::string& json) {
     head.headers.emplace_back("X-Accel-Buffering", "no");
     exchange_->begin_stream(std::move(head));
   }
-  exchange_->write(sse_event(json));
+  exchange_->write(sse_event(event));
 }
 
 // ---- the end
-// --------------------------------------------------------------------------------------
 
 void Generation::fail(const ApiError& error) {
   over_ = true;
@@ -356,11 +458,11 @@ void Generation::end() {
   api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST", status_);
 }
 
-Usage Generation::usage() const {
+Generation::Usage Generation::usage() const {
   Usage sum;
   for (const Prompt& prompt : prompts_) {
-    sum.prompt_tokens += prompt.prompt_tokens;
-    sum.cached_tokens += prompt.cached_tokens;
+    sum.prompt_tokens += prompt.seen.prompt_tokens;
+    sum.cached_tokens += prompt.seen.cached_tokens;
   }
   for (const Choice& choice : choices_)
     if (!call_.prompt_only) sum.completion_tokens += choice.tokens;
@@ -373,7 +475,8 @@ std::string Generation::log_text(double now) const {
   Usage total = usage();
   double first = 0;
   for (const Prompt& prompt : prompts_)
-    if (prompt.first_token_s > 0 && (first == 0 || prompt.first_token_s < first)) first = prompt.first_token_s;
+    if (prompt.seen.first_token_s > 0 && (first == 0 || prompt.seen.first_token_s < first))
+      first = prompt.seen.first_token_s;
   char numbers[256];
   std::snprintf(numbers, sizeof numbers,
                 " stream=%d prompts=%zu choices=%zu prompt_tokens=%lld cached_tokens=%lld "
@@ -397,4 +500,4 @@ std::string Generation::log_text(double now) const {
   return line;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

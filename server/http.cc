@@ -1,4 +1,4 @@
-#define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_asio_impl.cc
+#define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_impl.cc
 #include "server/http.h"
 
 #include <fcntl.h>
@@ -17,10 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "server/http_parser.h"
-#include "server/limits.h"
-
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 namespace asio = boost::asio;
@@ -74,7 +71,11 @@ std::string head_text(const HttpResponse& response, const std::string& framing, 
 
 }  // namespace
 
-// Everything the I/O thread owns. Outlives the listener as long as someone holds its HttpPost.
+// Everything the I/O thread owns. Asio waits and Beast parses; reading and writing are plain calls in
+// between, so that one buffer serves all connections, and each phase of a connection has a deadline
+// of its own, where Beast's stream has one for reading and writing together.
+//
+// Outlives the listener as long as someone holds its HttpPost.
 struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   explicit Loop(HttpListenOptions o) : options(std::move(o)) {}
 
@@ -201,19 +202,15 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     loop_.leave(shared_from_this());
   }
 
-  // The exchange's side; `id` is stale when its request has been answered or its client has gone.
-  void respond(uint64_t id, HttpResponse response);
-  void begin_stream(uint64_t id, HttpResponse head);
-  void write(uint64_t id, std::string bytes);
-  void end_stream(uint64_t id);
-  void body_freed(uint64_t id) {
-    if (current(id)) account_body(0);
-  }
+  // The exchange's side.
+  bool is_asked(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
+  void respond(HttpResponse response);
+  void begin_stream(HttpResponse head);
+  void write(std::string bytes);
+  void end_stream();
+  void body_freed() { account_body(0); }
   void refuse(int status, const std::string& why);
-  void on_gone(uint64_t id, std::function<void()> callback) {
-    if (!current(id)) return callback();
-    gone_ = std::move(callback);
-  }
+  void on_gone(std::function<void()> callback) { gone_ = std::move(callback); }
 
  private:
   // receiving: a request, or waiting for one; waiting: with a request's header, for a place;
@@ -221,7 +218,6 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   // sent, the client's remaining input is thrown away.
   enum class Phase { receiving, waiting, answering, flushing, lingering, closed };
 
-  bool current(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
   void arm(double s);
   void on_timer();
   void read();
@@ -266,35 +262,29 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
 class HttpListener::Exchange final : public HttpExchange {
  public:
   Exchange(std::weak_ptr<Connection> connection, uint64_t id) : connection_(std::move(connection)), id_(id) {}
-  void respond(HttpResponse response) override {
-    if (auto c = connection_.lock()) c->respond(id_, std::move(response));
-  }
-  void begin_stream(HttpResponse head) override {
-    if (auto c = connection_.lock()) c->begin_stream(id_, std::move(head));
-  }
-  void write(std::string bytes) override {
-    if (auto c = connection_.lock()) c->write(id_, std::move(bytes));
-  }
-  void end_stream() override {
-    if (auto c = connection_.lock()) c->end_stream(id_);
-  }
+  void respond(HttpResponse response) override { call(&Connection::respond, std::move(response)); }
+  void begin_stream(HttpResponse head) override { call(&Connection::begin_stream, std::move(head)); }
+  void write(std::string bytes) override { call(&Connection::write, std::move(bytes)); }
+  void end_stream() override { call(&Connection::end_stream); }
+  void body_freed() override { call(&Connection::body_freed); }
   void on_gone(std::function<void()> callback) override {
-    if (auto c = connection_.lock())
-      c->on_gone(id_, std::move(callback));
-    else
-      callback();
-  }
-  void body_freed() override {
-    if (auto c = connection_.lock()) c->body_freed(id_);
+    if (!call(&Connection::on_gone, callback)) callback();
   }
 
  private:
+  // False: the request has been answered, or its client has gone.
+  template <class Method, class... Arguments>
+  bool call(Method method, Arguments&&... arguments) const {
+    const auto c = connection_.lock();
+    if (!c || !c->is_asked(id_)) return false;
+    ((*c).*method)(std::forward<Arguments>(arguments)...);
+    return true;
+  }
   std::weak_ptr<Connection> connection_;
   uint64_t id_;
 };
 
 // ---- receiving
-// ------------------------------------------------------------------------------------
 
 void HttpListener::Connection::arm(double s) {
   timer_.expires_after(seconds(s));
@@ -401,7 +391,7 @@ bool HttpListener::Connection::judge() {
     // Its body is not read: where the next request begins is not known.
     close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
     if (parser_.state() == HttpParser::State::done) parser_.take();
-    respond(exchange_id_, std::move(*refusal));
+    respond(std::move(*refusal));
     return false;
   }
   if (has_place_ || loop_.handler->is_probe(request)) return true;
@@ -440,14 +430,12 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
   head_only_ = false;
   account_body(0);
   std::erase(loop_.waiting, shared_from_this());
-  respond(exchange_id_, std::move(response));
+  respond(std::move(response));
 }
 
 // ---- answering
-// ------------------------------------------------------------------------------------
 
-void HttpListener::Connection::respond(uint64_t id, HttpResponse response) {
-  if (!current(id)) return;
+void HttpListener::Connection::respond(HttpResponse response) {
   close_after_ = close_after_ || response.close || loop_.draining;
   std::string framing = "Content-Length: " + std::to_string(response.body.size()) + "\r\n";
   std::string text = head_text(response, framing, close_after_, version_);
@@ -458,8 +446,7 @@ void HttpListener::Connection::respond(uint64_t id, HttpResponse response) {
   queue(std::move(text));
 }
 
-void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
-  if (!current(id)) return;
+void HttpListener::Connection::begin_stream(HttpResponse head) {
   head_begun_ = true;
   chunked_ = version_ >= 11;
   close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
@@ -467,8 +454,8 @@ void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
   append(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
 }
 
-void HttpListener::Connection::write(uint64_t id, std::string bytes) {
-  if (!current(id) || bytes.empty()) return;
+void HttpListener::Connection::write(std::string bytes) {
+  if (bytes.empty()) return;
   if (output_bytes_ + bytes.size() > loop_.options.max_stream_buffer_bytes) return close();
   if (chunked_) {
     char size[24];
@@ -479,8 +466,7 @@ void HttpListener::Connection::write(uint64_t id, std::string bytes) {
   queue(std::move(bytes));
 }
 
-void HttpListener::Connection::end_stream(uint64_t id) {
-  if (!current(id)) return;
+void HttpListener::Connection::end_stream() {
   gone_ = nullptr;
   phase_ = Phase::flushing;
   if (chunked_)
@@ -562,7 +548,6 @@ void HttpListener::Connection::linger() {
 }
 
 // ---- the listener
-// ---------------------------------------------------------------------------------
 
 void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdiff_t bytes) {
   Use& held = use[address];
@@ -576,8 +561,7 @@ bool HttpListener::Loop::is_at_limit(const std::string& address) const {
   return !address.empty() && found != use.end() && found->second.places >= options.max_connections_per_address;
 }
 
-// True: there is a place for one more connection of that address, if need be since another has lost
-// its own.
+// True: there is a place for one more connection of that address, if need be since another has lost its own.
 bool HttpListener::Loop::make_place(const std::string& address) {
   const bool own = is_at_limit(address);
   if (!own && places < options.max_connections) return true;
@@ -758,4 +742,4 @@ HttpPost HttpListener::post() const {
   return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

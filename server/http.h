@@ -4,26 +4,160 @@
 // Bounds, all per HttpListenOptions: connections, header and body bytes, bytes of bodies held in
 // all, bytes waiting for a slow reader, and the time for each phase of a connection.
 //
-// Where there is not enough for everybody, the one that has least to lose gives way. For a new
-// connection: the one that has been without a request for longest. Where all have one, the new one
-// has a place in the waiting room: what it asks is heard, probes are answered at once, the rest
-// waits for a place. For a body: of the address that holds most bytes, the body that has been
-// coming for longest. A request is judged at the end of its header, before its body is read.
+// Where there is not enough for everybody, the one that has least to lose gives way. For a new connection: the one that
+// has been without a request for longest. Where all have one, the new one has a place in the waiting room: what it asks
+// is heard, probes are answered at once, the rest waits for a place. For a body: of the address that holds most bytes,
+// the body that has been coming for longest. A request is judged at the end of its header, before its body is read.
 //
 // Thread safety: handler and exchanges are used on the thread in run() only. begin_drain(), stop()
 // and an HttpPost may be called from any thread (not from a signal handler).
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
-#include "server/http_message.h"
 
-namespace xpyd {
+namespace xpyd::server {
+
+// ---- messages, as plain values
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+// The value of the first header of that (lower case) name; "" when there is none.
+std::string_view find_header(const HttpHeaders& headers, std::string_view name);
+
+struct HttpRequest {
+  std::string method;   // as sent
+  std::string path;     // of the target, without the query; not percent-decoded: no route needs it
+  std::string query;    // after '?'
+  int version = 11;     // 10 or 11
+  HttpHeaders headers;  // names in lower case, in the order sent
+  std::string body;
+  bool keep_alive = true;      // the client's wish
+  std::string client;          // its address (client_address)
+  bool from_loopback = false;  // the client is on this machine, and no proxy stands between
+  std::string_view header(std::string_view name) const { return find_header(headers, name); }
+};
+
+struct HttpResponse {
+  int status = 200;
+  std::string reason;  // "" = the usual phrase; benchmark clients record nothing else of an error
+  std::string content_type = "application/json";
+  HttpHeaders headers;  // beside Content-Type, Content-Length, Connection, Date
+  std::string body;
+  bool close = false;  // no further request on this connection
+};
+
+struct HttpLimits {
+  size_t max_header_bytes = 32u << 10;  // request line and headers; beyond: 431
+  size_t max_target_bytes = 8u << 10;   // beyond: 414
+  int max_headers = 100;                // beyond: 431
+  size_t max_body_bytes = 16u << 20;    // beyond: 413
+};
+
+std::string http_reason(int status);
+std::string lower(std::string_view text);  // of ASCII
+
+// ---- who asks: judged at the end of a request's header, before its body is read
+
+// For whom a connection or a request counts, where there is not enough for everybody: an IPv4 address as it is, also
+// inside IPv6; of another IPv6 address its /64, since who has one of them has all. "" where `address` is none.
+std::string address_group(std::string_view address);
+
+// The client's address: the peer's, or, where the peer is one of `trusted` proxies, the last of
+// X-Forwarded-For that is none of them. What a stranger writes there counts for nothing.
+std::string client_address(const std::string& peer, const HttpRequest& request,
+                           const std::vector<std::string>& trusted);
+
+bool is_loopback_address(const std::string& address);
+
+// Why the request's Host, Origin or content type is not served. `allowed_hosts` are names that Host
+// may have beside addresses, localhost and this machine's name: with any name, a stranger's page
+// could point its own name here and read answers as its own (DNS rebinding).
+// "*": any. A status and words.
+std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
+                                                     const std::vector<std::string>& allowed_hosts);
+
+// ---- from bytes to messages. Boost.Beast parses; what it is lenient about, and what two servers in a row could read
+// differently (request smuggling), is refused here. A parser belongs to one connection.
+
+template <bool is_request>
+class BeastParser;  // http_parser.cc
+
+class HttpParser {
+ public:
+  enum class State { header, body, done, failed };
+
+  explicit HttpParser(const HttpLimits& limits);
+  ~HttpParser();
+
+  // Reads from the front of `input` and says how much of it was used; the rest must be offered
+  // again, in front of what comes later. Input after a whole request is left alone (pipelining).
+  size_t feed(std::string_view input);
+
+  State state() const { return state_; }
+  // The header is complete, the body is not, and the client waits for "100 Continue". True once.
+  bool wants_continue();
+  size_t body_bytes() const { return request_.body.size(); }  // received so far
+  // state() is body or done: the header is whole.
+  HttpRequest& request() { return request_; }
+  // state() == done: gives the request away and is ready for the next one.
+  HttpRequest take();
+
+  // state() == failed: the answer to give before closing.
+  int error_status() const { return error_status_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  size_t feed_header(std::string_view input);
+  size_t feed_body(std::string_view input);
+  bool header_block_ok(std::string_view block);
+  bool framing_ok();
+  bool fail(int status, std::string why);
+
+  HttpLimits limits_;
+  State state_ = State::header;
+  HttpRequest request_;
+  std::unique_ptr<BeastParser<true>> beast_;
+  size_t scanned_ = 0;  // header bytes already searched for the end
+  bool skipped_blank_line_ = false;
+  bool continue_wanted_ = false;
+  int error_status_ = 0;
+  std::string error_;
+};
+
+// What a server sends back, however it is cut. Bounded: 64 KiB of head, 1 TiB of body. Lines of the
+// head may end in LF alone; a "100 Continue" before the answer is passed over.
+class HttpResponseParser {
+ public:
+  HttpResponseParser();
+  HttpResponseParser(HttpResponseParser&&) noexcept;
+  HttpResponseParser& operator=(HttpResponseParser&&) noexcept;
+  ~HttpResponseParser();
+  // Decoded body bytes go to `body` as they come. The error says what was malformed.
+  Status feed(std::string_view bytes, const std::function<void(std::string_view)>& body);
+  // The server closed: an error unless the response was complete, or ends at the close.
+  Status finish();
+  bool complete() const;
+  int status() const;  // 0 before the head is whole
+  std::string reason() const;
+  std::string_view header(std::string_view name) const;
+
+ private:
+  Status head_complete();
+  std::string head_, line_;                    // whole lines; the one that is coming
+  std::unique_ptr<BeastParser<false>> beast_;  // null before the head is whole
+  std::string rest_;  // of the body, not yet taken: a part of a chunk's head, or of the trailer
+};
+
+// ---- the listener
 
 struct HttpListenOptions {
   std::string host = "127.0.0.1";  // a literal address or a name
@@ -51,8 +185,7 @@ class HttpExchange {
   virtual void begin_stream(HttpResponse head) = 0;  // body empty
   virtual void write(std::string bytes) = 0;
   virtual void end_stream() = 0;
-  // Called at most once, when the client goes away (or does not read) before the answer is
-  // complete.
+  // Called at most once, when the client goes away (or does not read) before the answer is complete.
   virtual void on_gone(std::function<void()> callback) = 0;
   // The request's body is in memory no more.
   virtual void body_freed() {}
@@ -97,4 +230,4 @@ class HttpListener {
   std::shared_ptr<Loop> loop_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -1,162 +1,37 @@
+#define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_impl.cc
 #include "server/http_client.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <fcntl.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <array>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
 #include <charconv>
-#include <cstring>
-#include <unordered_map>
+#include <unordered_set>
 
-#include "server/http_message.h"
-
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
-constexpr size_t kMaxHeadBytes = 64 << 10;
-constexpr uint64_t kMaxBodyBytes = uint64_t{1} << 40;
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+using asio::ip::tcp;
+using error_code = boost::system::error_code;
+
 constexpr size_t kMaxEventBytes = 16 << 20;
+constexpr size_t kMaxFetchBytes = 64 << 20;
 
-std::string_view trim(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
-  return text;
+std::chrono::nanoseconds in_ns(double s) { return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9)); }
+
+bool parse_port(std::string_view text, int* port) {
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *port);
+  return error == std::errc() && end == text.data() + text.size() && *port >= 1 && *port <= 65535;
 }
-
-template <class T>
-bool parse_all(std::string_view text, T* out, int base = 10) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out, base);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-Error malformed(const std::string& what) { return {ErrorCode::io, "malformed response: " + what}; }
 
 }  // namespace
-
-const std::string& HttpResponseParser::header(const std::string& lower_case_name) const {
-  static const std::string none;
-  auto found = headers_.find(lower_case_name);
-  return found == headers_.end() ? none : found->second;
-}
-
-Status HttpResponseParser::head_complete() {
-  size_t end = line_.find('\n');
-  std::string_view first = trim(std::string_view(line_).substr(0, end));
-  // "HTTP/1.1 200 OK"
-  if (first.size() < 12 || first.substr(0, 7) != "HTTP/1." || first[8] != ' ' ||
-      !parse_all(first.substr(9, 3), &status_) || status_ < 100 || status_ > 599)
-    return malformed("status line '" + std::string(first.substr(0, 80)) + "'");
-  reason_ = trim(first.substr(12));
-  headers_.clear();
-  while (end != line_.npos) {
-    size_t begin = end + 1;
-    end = line_.find('\n', begin);
-    std::string_view line = trim(std::string_view(line_).substr(begin, end - begin));
-    if (line.empty()) continue;
-    size_t colon = line.find(':');
-    if (colon == line.npos || colon == 0) return malformed("header '" + std::string(line.substr(0, 80)) + "'");
-    headers_[lower(line.substr(0, colon))] = trim(line.substr(colon + 1));
-  }
-  line_.clear();
-  if (status_ < 200) return ok();  // 100 Continue: another head follows
-  left_ = 0;
-  const std::string& length = header("content-length");
-  if (lower(header("transfer-encoding")).find("chunked") != std::string::npos) {
-    state_ = State::chunk_size;
-  } else if (status_ == 204 || status_ == 304) {
-    state_ = State::complete;
-  } else if (!length.empty()) {
-    if (!parse_all(length, &left_) || left_ > kMaxBodyBytes)
-      return malformed("Content-Length '" + length.substr(0, 80) + "'");
-    state_ = left_ == 0 ? State::complete : State::body_length;
-  } else {
-    state_ = State::body_close;
-    left_ = kMaxBodyBytes;
-  }
-  return ok();
-}
-
-Status HttpResponseParser::feed(std::string_view bytes, const std::function<void(std::string_view)>& body) {
-  // One line more of the head, a chunk size or the trailer; false: its end is not here yet.
-  auto take_line = [&] {
-    size_t end = bytes.find('\n');
-    size_t n = end == bytes.npos ? bytes.size() : end + 1;
-    line_.append(bytes.substr(0, n));
-    bytes.remove_prefix(n);
-    return end != std::string_view::npos;
-  };
-  while (!bytes.empty()) {
-    switch (state_) {
-      case State::head: {
-        bool whole = take_line();
-        if (line_.size() > kMaxHeadBytes) return malformed("more than 64 KiB of headers");
-        // The blank line; before a status line it is skipped.
-        size_t last = line_.size() > 1 ? line_.rfind('\n', line_.size() - 2) : line_.npos;
-        size_t begin = last == line_.npos ? 0 : last + 1;
-        if (!whole || !trim(std::string_view(line_).substr(begin, line_.size() - begin - 1)).empty()) break;
-        if (begin == 0) {
-          line_.clear();
-          break;
-        }
-        if (Status status = head_complete(); !status) return status;
-        break;
-      }
-      case State::body_length:
-      case State::body_close:
-      case State::chunk_data: {
-        size_t n = size_t(std::min<uint64_t>(bytes.size(), left_));
-        if (n == 0) return malformed("more than 1 TiB of body");
-        body(bytes.substr(0, n));
-        bytes.remove_prefix(n);
-        left_ -= n;
-        if (left_ == 0 && state_ == State::body_length) state_ = State::complete;
-        if (left_ == 0 && state_ == State::chunk_data) state_ = State::chunk_end;
-        break;
-      }
-      case State::chunk_size: {
-        bool whole = take_line();
-        if (line_.size() > 256) return malformed("chunk size of more than 256 bytes");
-        if (!whole) break;
-        std::string_view size = trim(std::string_view(line_).substr(0, line_.find_first_of(";\n")));
-        if (size.empty() || !parse_all(size, &left_, 16) || left_ > kMaxBodyBytes)
-          return malformed("chunk size '" + std::string(size.substr(0, 80)) + "'");
-        line_.clear();
-        state_ = left_ == 0 ? State::trailer : State::chunk_data;
-        break;
-      }
-      case State::chunk_end:
-      case State::trailer: {
-        bool whole = take_line();
-        if (line_.size() > kMaxHeadBytes) return malformed("more than 64 KiB of trailer");
-        if (!whole) break;
-        bool blank = trim(std::string_view(line_).substr(0, line_.size() - 1)).empty();
-        line_.clear();
-        if (state_ == State::chunk_end) {
-          if (!blank) return malformed("a chunk is longer than its size");
-          state_ = State::chunk_size;
-        } else if (blank) {
-          state_ = State::complete;
-        }
-        break;
-      }
-      case State::complete: return malformed("bytes after its end");
-    }
-  }
-  return ok();
-}
-
-Status HttpResponseParser::finish() {
-  if (state_ == State::body_close) state_ = State::complete;
-  if (state_ == State::complete) return ok();
-  if (status_ == 0) return Error{ErrorCode::io, "the server closed before it answered"};
-  return Error{ErrorCode::io, "the server closed in the middle of its answer"};
-}
 
 bool SseParser::feed(std::string_view bytes, const std::function<void(const std::string&)>& event) {
   for (char c : bytes) {
@@ -182,17 +57,6 @@ bool SseParser::feed(std::string_view bytes, const std::function<void(const std:
   }
   return true;
 }
-
-namespace {
-
-constexpr size_t kMaxFetchBytes = 64 << 20;
-
-bool parse_port(std::string_view text, int* port) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *port);
-  return error == std::errc() && end == text.data() + text.size() && *port >= 1 && *port <= 65535;
-}
-
-}  // namespace
 
 std::string HttpUrl::authority() const {
   std::string name = host.find(':') == host.npos ? host : "[" + host + "]";
@@ -231,136 +95,99 @@ Result<HttpUrl> parse_http_url(const std::string& text) {
 }
 
 struct HttpClient::Impl {
-  struct Connection {
-    int fd = -1;
-    std::string out;
-    size_t sent = 0;
-    double deadline_s = 0, timeout_s = 0;
-    HttpResponseParser parser;
-    OnBody on_body;
-    OnDone on_done;
-  };
-
   HttpUrl url;
   std::string fixed_headers;
-  Clock* clock = nullptr;
-  sockaddr_storage address{};
-  socklen_t address_bytes = 0;
-  int epoll = -1;
-  uint64_t next_id = 1;
-  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections;
-  double next_deadline_check_s = 0;
+  asio::io_context io{1};
+  asio::steady_timer wake{io};
+  tcp::endpoint server;
+  std::unordered_set<std::shared_ptr<Connection>> connections;
+};
 
-  ~Impl() {
-    drop_all();
-    if (epoll >= 0) close(epoll);
-  }
+// One call. What is still under way when it has ended holds it, and finds that it has.
+struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
+  explicit Connection(Impl& its_client) : client(its_client), stream(its_client.io) {}
 
-  void drop_all() {
-    for (auto& [id, connection] : connections) close(connection->fd);
-    connections.clear();
-  }
-
-  // Ends a call: off the books first, because on_done may start another.
-  void end(uint64_t id, const std::string& error) {
-    auto node = connections.extract(id);
-    if (node.empty()) return;
-    Connection& connection = *node.mapped();
-    close(connection.fd);
-    HttpOutcome outcome{connection.parser.status(), connection.parser.reason(), error};
-    if (connection.on_done) connection.on_done(outcome);
-  }
-
-  void watch(uint64_t id, Connection& connection, bool writing) {
-    epoll_event event{};
-    event.events = EPOLLIN | (writing ? uint32_t(EPOLLOUT) : 0u);
-    event.data.u64 = id;
-    if (epoll_ctl(epoll, EPOLL_CTL_MOD, connection.fd, &event) != 0)
-      epoll_ctl(epoll, EPOLL_CTL_ADD, connection.fd, &event);
-  }
-
-  void write_some(uint64_t id, Connection& connection) {
-    while (connection.sent < connection.out.size()) {
-      ssize_t n = send(connection.fd, connection.out.data() + connection.sent, connection.out.size() - connection.sent,
-                       MSG_NOSIGNAL);
-      if (n > 0) {
-        connection.sent += size_t(n);
-        continue;
-      }
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN) return;
+  void connect(double its_timeout_s) {
+    timeout_s = its_timeout_s;
+    stream.expires_after(in_ns(timeout_s));  // of all that follows
+    error_code failed;
+    stream.socket().open(client.server.protocol(), failed);
+    if (failed) return asio::post(client.io, [self = shared_from_this(), failed] { self->end("socket", failed); });
+    fcntl(stream.socket().native_handle(), F_SETFD, FD_CLOEXEC);
+    stream.socket().set_option(tcp::no_delay(true), failed);
+    stream.async_connect(client.server, [self = shared_from_this()](error_code why) {
+      if (why) return self->end("connect", why);
       // A server may answer (413, 503) and close before it has read everything: the answer counts.
-      connection.out.clear();
-      connection.sent = 0;
-      watch(id, connection, false);
-      return;
-    }
-    connection.out = std::string();
-    connection.sent = 0;
-    watch(id, connection, false);
+      asio::async_write(self->stream, asio::buffer(self->out), [self](error_code, size_t) {});
+      self->read();
+    });
   }
 
-  void read_some(uint64_t id, Connection& connection) {
-    char buffer[64 << 10];
-    while (true) {
-      ssize_t n = recv(connection.fd, buffer, sizeof buffer, 0);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      if (n < 0) return end(id, std::strerror(errno));
-      auto body = [&](std::string_view bytes) { connection.on_body(connection.parser.status(), bytes); };
-      Status status = n == 0 ? connection.parser.finish() : connection.parser.feed({buffer, size_t(n)}, body);
-      if (!status) return end(id, status.error().message);
-      if (connection.parser.complete()) return end(id, "");
-    }
+  void read() {
+    stream.async_read_some(asio::buffer(buffer), [self = shared_from_this()](error_code failed, size_t n) {
+      if (self->over) return;
+      if (failed && failed != asio::error::eof) return self->end("", failed);
+      const std::string_view bytes(self->buffer.data(), n);
+      auto body = [&](std::string_view part) { self->on_body(self->parser.status(), part); };
+      const Status status = failed ? self->parser.finish() : self->parser.feed(bytes, body);
+      if (self->over) return;
+      if (!status) return self->end(status.error().message);
+      if (self->parser.complete()) return self->end("");
+      self->read();
+    });
   }
+
+  void end(const std::string& during, const error_code& why) {
+    if (why == beast::error::timeout)
+      return end("no complete answer in time (" + std::to_string(int64_t(timeout_s * 1000)) + " ms)");
+    end(during.empty() ? why.message() : during + ": " + why.message());
+  }
+  // Off the books first, because on_done may start another.
+  void end(const std::string& error) {
+    if (over) return;
+    const OnDone done = std::move(on_done);
+    drop();
+    done({parser.status(), parser.reason(), error});
+  }
+  void drop() {
+    over = true;
+    client.connections.erase(shared_from_this());
+    stream.close();
+  }
+
+  Impl& client;
+  beast::tcp_stream stream;
+  double timeout_s = 0;
+  std::string out;
+  std::array<char, 16 << 10> buffer;
+  HttpResponseParser parser;
+  OnBody on_body;
+  OnDone on_done;
+  bool over = false;
 };
 
 HttpClient::HttpClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-HttpClient::~HttpClient() = default;
+HttpClient::~HttpClient() { abort_all(); }
 
-Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url,
-                                                       std::vector<std::pair<std::string, std::string>> headers,
-                                                       Clock& clock) {
+Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url, HttpHeaders headers) {
   auto impl = std::make_unique<Impl>();
   impl->url = url;
-  impl->clock = &clock;
   headers.insert(headers.begin(), {"Host", url.authority()});
   for (const auto& [name, value] : headers) {
     if ((name + value).find_first_of(std::string("\r\n\0", 3)) != std::string::npos)
       return invalid("header " + name + ": a line break in its value");
     impl->fixed_headers += name + ": " + value + "\r\n";
   }
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  int failed = getaddrinfo(url.host.c_str(), std::to_string(url.port).c_str(), &hints, &found);
-  if (failed) return Error{ErrorCode::io, "host " + url.host + ": " + gai_strerror(failed)};
-  std::memcpy(&impl->address, found->ai_addr, found->ai_addrlen);
-  impl->address_bytes = found->ai_addrlen;
-  freeaddrinfo(found);
-  impl->epoll = epoll_create1(EPOLL_CLOEXEC);
-  if (impl->epoll < 0) return Error{ErrorCode::io, std::string("epoll: ") + std::strerror(errno)};
+  error_code failed;
+  tcp::resolver resolver(impl->io);
+  const auto found = resolver.resolve(url.host, std::to_string(url.port), tcp::resolver::numeric_service, failed);
+  if (failed || found.empty()) return Error{ErrorCode::io, "host " + url.host + ": " + failed.message()};
+  impl->server = found.begin()->endpoint();
   return std::unique_ptr<HttpClient>(new HttpClient(std::move(impl)));
 }
 
 void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
-  auto fail = [&](const char* what) {
-    HttpOutcome outcome{0, "", std::string(what) + ": " + std::strerror(errno)};
-    on_done(outcome);
-  };
-  int fd = socket(impl_->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return fail("socket");
-  int one = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  double start_s = impl_->clock->now();
-  if (connect(fd, reinterpret_cast<sockaddr*>(&impl_->address), impl_->address_bytes) != 0 && errno != EINPROGRESS) {
-    fail("connect");
-    close(fd);
-    return;
-  }
-  auto connection = std::make_unique<Impl::Connection>();
-  connection->fd = fd;
-  connection->timeout_s = call.timeout_s;
-  connection->deadline_s = start_s + call.timeout_s;
+  auto connection = std::make_shared<Connection>(*impl_);
   connection->on_body = std::move(on_body);
   connection->on_done = std::move(on_done);
   connection->out = call.method + " " + impl_->url.prefix + call.target + " HTTP/1.1\r\n" + impl_->fixed_headers +
@@ -368,51 +195,27 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
   if (!call.body.empty())
     connection->out += "Content-Type: application/json\r\nContent-Length: " + std::to_string(call.body.size()) + "\r\n";
   connection->out += "\r\n" + call.body;
-  uint64_t id = impl_->next_id++;
-  Impl::Connection& placed = *impl_->connections.emplace(id, std::move(connection)).first->second;
-  impl_->watch(id, placed, true);
+  impl_->connections.insert(connection);
+  connection->connect(call.timeout_s);
 }
 
-void HttpClient::poll(double seconds) {
-  epoll_event events[256];
-  double wait_s = std::clamp(seconds, 0.0, 0.1);  // timeouts are looked at ten times a second
-  // ppoll, because epoll_wait counts in whole milliseconds: an arrival would be that much late.
-  timespec wait{0, long(wait_s * 1e9)};
-  pollfd ready{impl_->epoll, POLLIN, 0};
-  int n = ppoll(&ready, 1, &wait, nullptr) > 0 ? epoll_wait(impl_->epoll, events, 256, 0) : 0;
-  for (int i = 0; i < n; ++i) {
-    uint64_t id = events[i].data.u64;
-    auto connection_of = [&] {
-      auto found = impl_->connections.find(id);
-      return found == impl_->connections.end() ? nullptr : found->second.get();
-    };
-    if (auto* c = connection_of(); c && (events[i].events & EPOLLOUT)) {
-      int error = 0;
-      socklen_t size = sizeof error;
-      getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &size);
-      if (error)
-        impl_->end(id, std::string("connect: ") + std::strerror(error));
-      else
-        impl_->write_some(id, *c);
-    }
-    if (auto* c = connection_of(); c && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))) impl_->read_some(id, *c);
+void HttpClient::poll(double wait_s) {
+  impl_->io.restart();
+  if (wait_s > 0) {
+    // By a timer, because waiting itself counts in whole milliseconds: an arrival would be that much late.
+    impl_->wake.expires_after(in_ns(std::min(wait_s, 0.1)));
+    impl_->wake.async_wait([](error_code) {});
+    impl_->io.run_one();
+    impl_->wake.cancel();
   }
-  double now = impl_->clock->now();
-  if (now < impl_->next_deadline_check_s) return;
-  impl_->next_deadline_check_s = now + 0.1;
-  std::vector<uint64_t> late;
-  for (auto& [id, connection] : impl_->connections)
-    if (now >= connection->deadline_s) late.push_back(id);
-  for (uint64_t id : late) {
-    auto found = impl_->connections.find(id);
-    if (found == impl_->connections.end()) continue;
-    impl_->end(id, "no complete answer in time (" + std::to_string(int64_t(found->second->timeout_s * 1000)) + " ms)");
-  }
+  impl_->io.poll();
 }
 
 int HttpClient::in_flight() const { return int(impl_->connections.size()); }
 
-void HttpClient::abort_all() { impl_->drop_all(); }
+void HttpClient::abort_all() {
+  while (!impl_->connections.empty()) std::shared_ptr(*impl_->connections.begin())->drop();
+}
 
 Result<std::string> HttpClient::fetch(const HttpCall& call) {
   std::string body;
@@ -439,4 +242,4 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
   return body;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

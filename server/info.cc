@@ -1,5 +1,4 @@
-// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads
-// only config.json.
+// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json.
 #include <sched.h>
 
 #include <algorithm>
@@ -13,16 +12,14 @@
 #include "attention/kv_row.h"
 #include "base/utf8.h"
 #include "disagg/rank_table.h"
-#include "disagg/shard_plan.h"
 #include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/gemm.h"
 #include "model/weights.h"
 #include "server/commands.h"
-#include "server/result_file.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -70,13 +67,15 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-template <class Variants, class Default>
-json variant_list(const Variants& variants, const std::string& wanted, const Default& chosen) {
+// `chosen`: by name, as the machine's default may be a copy.
+template <class Variant>
+json variant_list(std::span<const Variant> variants, const Variant* wanted, const Variant& otherwise) {
+  const std::string chosen = (wanted ? *wanted : otherwise).name;
   json list = json::array();
-  for (const auto& variant : variants)
+  for (const Variant& variant : variants)
     list.push_back({{"name", variant.name},
                     {"available", variant.available()},
-                    {"chosen", wanted == "auto" ? variant.name == std::string(chosen.name) : wanted == variant.name},
+                    {"chosen", variant.name == chosen},
                     {"source", variant.source}});
   return list;
 }
@@ -90,11 +89,11 @@ void print_variants(const char* title, const json& list) {
 
 // What info_main's parts look at.
 struct Subject {
-  ModelConfig config;
   const Options& options;
-  int max_len = 0;  // tokens of the longest sequence
-  int tokens = 0;   // of the transfer that is worked out
-  KvShards shards;  // of a prefill instance
+  ModelConfig config;
+  ClusterOptions cluster;
+  BackendOptions backend;
+  int tokens = 0;  // of the transfer that is worked out
 };
 
 json describe_model(const ModelConfig& c) {
@@ -121,7 +120,7 @@ json describe_weights(const Subject& subject) {
   std::printf("weights in memory\n");
   for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     double bytes = weight_bytes(subject.config, dtype);
-    bool chosen = dtype == find_dtype(subject.options.text("dtype"));
+    bool chosen = dtype == subject.backend.load.dtype;
     std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
     out[dtype_name(dtype)] = bytes;
   }
@@ -129,13 +128,12 @@ json describe_weights(const Subject& subject) {
 }
 
 json describe_scratch(const Subject& subject) {
-  const Options& options = subject.options;
-  int threads = int(options.integer("threads")), max_batch = int(options.integer("max-batch"));
-  if (threads == 0) threads = usable_cores();
+  const int max_batch = subject.cluster.max_batch;
+  const int threads = subject.backend.threads ? subject.backend.threads : usable_cores();
   json out;
   std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
   for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
-    int step_tokens = std::max(int(options.integer(option)), max_batch);
+    int step_tokens = std::max(int(subject.options.integer(option)), max_batch);
     // The model itself knows; its weights are not needed for that.
     auto weights = std::make_shared<Weights>();
     const ModelConfig& c = weights->config = subject.config;
@@ -163,7 +161,7 @@ json describe_kv_tokens(const Subject& subject) {
     const KvShape shape = kv_shape(c, dtype);
     if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
     const size_t bytes = shape.token_bytes();
-    bool chosen = dtype == find_dtype(subject.options.text("kv-dtype"));
+    bool chosen = dtype == subject.cluster.kv.shape.dtype;
     std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
                 dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
     out[dtype_name(dtype)] = bytes;
@@ -174,18 +172,18 @@ json describe_kv_tokens(const Subject& subject) {
 // The virtual buffers of one rank, as the vAttention paper counts them (section 5.2): one for each
 // layer's K and V, of B sequences of L tokens of S bytes. B is --max-batch; an instance reserves
 // twice as much, because the KV of as many sequences may be on its way.
-json describe_addresses(const Subject& subject, const KvOptions& kv) {
-  const KvShards& shards = subject.shards;
+json describe_addresses(const ClusterOptions& cluster) {
+  const KvShards shards = cluster.shards(Role::prefill);
   KvShape rank;  // the one with the most
   for (int i = 0; i < shards.n_ranks(); ++i)
-    if (const KvShape own = rank_shape(kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
-  const double n = 2.0 * rank.n_layers, batch = double(subject.options.integer("max-batch"));
-  const double token = double(rank.token_bytes()) / n, buffer = batch * subject.max_len * token;
+    if (const KvShape own = rank_shape(cluster.kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
+  const double n = 2.0 * rank.n_layers, batch = double(cluster.max_batch);
+  const double token = double(rank.token_bytes()) / n, buffer = batch * cluster.max_model_len * token;
   std::printf("    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n, batch,
-              subject.max_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", of each rank" : "");
+              cluster.max_model_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", of each rank" : "");
   return {{"buffers", n},
           {"sequences", batch},
-          {"tokens", subject.max_len},
+          {"tokens", cluster.max_model_len},
           {"token_bytes", token},
           {"buffer_bytes", buffer},
           {"bytes", n * buffer},
@@ -194,29 +192,20 @@ json describe_addresses(const Subject& subject, const KvOptions& kv) {
 }
 
 json describe_pool(const Subject& subject, const KvScheme& scheme) {
-  const ModelConfig& c = subject.config;
-  auto kv_bytes = size_t(subject.options.integer("kv-bytes"));
-  const KvShape shape = kv_shape(c, find_dtype(subject.options.text("kv-dtype")));
-  KvOptions kv{.shape = shape,
-               .pool_bytes = kv_bytes,
-               .block_tokens = int(subject.options.integer("block-tokens")),
-               .max_sequence_tokens = subject.max_len,
-               .page_group_bytes = page_group_bytes(subject.options),
-               .max_sequences = max_sequences(int(subject.options.integer("max-batch"))),
-               .on_card = subject.options.text("device") != "cpu"};
+  const KvOptions& kv = subject.cluster.kv;
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {
     std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
     json none = {{"scheme", scheme.name}, {"error", plan.error().message}};
-    if (scheme.block_bytes) none["addresses"] = describe_addresses(subject, kv);
+    if (scheme.page_groups) none["addresses"] = describe_addresses(subject.cluster);
     return none;
   }
   const KvLayout& layout = plan.value();
   int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
-  const size_t block_bytes = scheme.block_bytes ? scheme.block_bytes(kv) : layout.block_bytes();
-  size_t unused = kv_bytes - size_t(layout.n_blocks) * block_bytes;
+  const size_t block_bytes = scheme.block_bytes(kv);
+  size_t unused = kv.pool_bytes - size_t(layout.n_blocks) * block_bytes;
   // A slot is never in a prefix cache.
-  bool shares = !scheme.block_bytes && layout.block_tokens < subject.max_len;
+  bool shares = scheme.prefix_index && layout.block_tokens < subject.cluster.max_model_len;
   size_t tables = pool_metadata_bytes(layout, shares);
   std::printf(
       "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
@@ -225,11 +214,11 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},
               {"block_bytes", block_bytes}, {"tokens", tokens},          {"unused_bytes", unused},
               {"table_bytes", tables}};
-  if (scheme.block_bytes) out["addresses"] = describe_addresses(subject, kv);
+  if (scheme.page_groups) out["addresses"] = describe_addresses(subject.cluster);
   for (auto [order, name] : {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
-    const int run = scheme.block_bytes ? subject.max_len : layout.block_tokens;  // of addresses
-    size_t copies = descriptors(shape, order, run, subject.tokens);
-    size_t bytes = size_t(subject.tokens) * shape.token_bytes();
+    const int run = scheme.page_groups ? kv.max_sequence_tokens : layout.block_tokens;  // of addresses
+    size_t copies = descriptors(kv.shape, order, run, subject.tokens);
+    size_t bytes = size_t(subject.tokens) * kv.shape.token_bytes();
     std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,
                 bytes / copies);
     out["transfer"][name] = {{"tokens", subject.tokens}, {"descriptors", copies}, {"bytes", bytes}};
@@ -238,22 +227,21 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
 }
 
 // --ranks: tp x pp of the prefill instance, a colon, those of the decode instance.
-Status read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
+void read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
   p = d = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
   char more;
   if (std::sscanf(text.c_str(), "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
-    return invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
-  if (Status s = check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"); !s) return s;
-  return check_model_shards(c, d, "--ranks: decode tp", "decode pp");
+    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
+  need(check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"));
+  need(check_model_shards(c, d, "--ranks: decode tp", "decode pp"));
 }
 
 json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d) {
-  const ModelConfig& c = subject.config;
   json out = {{"moves", json::array()}, {"table", json::array()}};
   std::printf("\nKV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
   for (const ShardMove& move : map_shards(p, d).moves) {
     const auto [layers, heads] = move.rect;
-    KvShape part = kv_shape(c, find_dtype(subject.options.text("kv-dtype")));
+    KvShape part = subject.cluster.kv.shape;
     part.n_layers = layers.size();
     part.n_kv_heads = heads.size();
     std::printf("  P rank %-2d -> D rank %-2d  layers %d to %d, KV heads %d to %d: %zu bytes\n", move.source_rank,
@@ -265,7 +253,7 @@ json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d
                             {"bytes", part.token_bytes()}});
   }
   const RankTable table{.prefill_tp = p.tp, .decode_tp = d.tp};
-  Status status = check_rank_table(table, c.n_kv_heads);
+  Status status = check_rank_table(table, subject.config.n_kv_heads);
   if (p.pp != 1 || d.pp != 1) status = invalid("rank table: it has no rows for pipeline stages");
   if (!status) {
     std::printf("  %s\n", status.error().message.c_str());
@@ -289,58 +277,51 @@ json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d
 
 }  // namespace
 
-int info_main(const Options& options) {
+int info_main(const Options& options) try {
   const std::string dir = model_dir(options);
-  const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(": info", status.error(), 2);
-  if (Status status = check_model_folder(dir, false); !status) return fail(": info", status.error(), 2);
-  auto loaded = load_model_config(dir);
-  if (!loaded) return fail(": info", loaded.error(), 2);
-  Subject subject{loaded.value(), options};
-  subject.max_len = int(options.integer("max-model-len"));
-  if (subject.max_len > subject.config.max_position)
-    return fail(
-        ": info",
-        invalid("--max-model-len: the model's context is " + std::to_string(subject.config.max_position) + " tokens"),
-        2);
-  if (subject.max_len == 0) subject.max_len = subject.config.max_position;
-  subject.tokens = std::min(int(options.integer("tokens")), subject.max_len);
-  if (options.given("tokens") && options.integer("tokens") > subject.max_len)
-    return fail(": info", invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
-                2);
-
-  subject.shards = {.n_layers = subject.config.n_layers,
-                    .n_kv_heads = subject.config.n_kv_heads,
-                    .tp = int(options.integer("prefill-tp")),
-                    .pp = int(options.integer("prefill-pp"))};
-  if (Status status = check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp"); !status)
-    return fail(": info", status.error(), 2);
+  need(check_result_file(options));
+  if (Status status = check_model_folder(dir, false); !status) throw invalid(status.error().message);
+  Result<ModelConfig> loaded = load_model_config(dir);
+  if (!loaded) throw invalid(loaded.error().message);
+  Subject subject{options, loaded.value(), {}, {}};
+  const ModelConfig& config = subject.config;
+  ClusterOptions& cluster = subject.cluster;
+  read_options(options, cluster, subject.backend);
+  int& max_len = cluster.max_model_len;
+  if (max_len > config.max_position)
+    throw invalid("--max-model-len: the model's context is " + std::to_string(config.max_position) + " tokens");
+  if (max_len == 0) max_len = config.max_position;
+  const int tokens = int(options.integer("tokens"));
+  subject.tokens = std::min(tokens, max_len);
+  if (options.given("tokens") && tokens > max_len)
+    throw invalid("--tokens: the longest sequence is " + std::to_string(max_len) + " tokens");
+  cluster.kv.shape = kv_shape(config, cluster.kv.shape.dtype);
+  cluster.kv.max_sequence_tokens = max_len;
+  cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
+  need(check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp"));
 
   const std::string& ranks = options.text("ranks");
   KvShards prefill, decode;
-  if (!ranks.empty())
-    if (Status status = read_ranks(ranks, subject.config, prefill, decode); !status)
-      return fail(": info", status.error(), 2);
+  if (!ranks.empty()) read_ranks(ranks, config, prefill, decode);
 
-  json out = {
-      {"model", subject.config.name}, {"family", subject.config.family}, {"parameters", subject.config.parameters()}};
-  out["config"] = describe_model(subject.config);
+  json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
+  out["config"] = describe_model(config);
   out["weight_bytes"] = describe_weights(subject);
   out["scratch"] = describe_scratch(subject);
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
-  std::printf("pool of --kv-bytes %s\n", mib(double(options.integer("kv-bytes"))).c_str());
+  std::printf("pool of --kv-bytes %s\n", mib(double(cluster.kv.pool_bytes)).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
   if (!ranks.empty()) out["ranks"] = describe_ranks(subject, prefill, decode);
-  out["gemm"] = variant_list(gemm_variants(), options.text("gemm"), default_gemm());
-  out["attention"] = variant_list(attention_variants(), options.text("attention"), default_attention());
+  out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
+  out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
   std::printf("\n");
   print_variants("gemm (* chosen)", out["gemm"]);
   print_variants("attention (* chosen)", out["attention"]);
   std::fflush(stdout);
-  if (json_path.empty()) return 0;
-  out["run"] = run_header(options);
-  Status status = write_json(json_path, out);
-  return status ? 0 : fail(": info", status.error(), 1);
+  need(write_result_file(options, std::move(out)));
+  return 0;
+} catch (const Error& error) {
+  return fail(": info", error);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -23,22 +23,18 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/version.h"
-#include "disagg/process_cluster.h"
 #include "disagg/worker.h"
-#include "server/etcd_registry.h"
-#include "server/options.h"
 #include "server/signals.h"
 #include "server/stack.h"
-#include "server/supervisor.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 const char* role_name(Role role) {
   return role == Role::prefill ? "prefill" : role == Role::decode ? "decode" : "colocated";
 }
 
-Status write_key(const std::string& path) {
+void write_key(const std::string& path) {
   const ClusterKey key = ClusterKey::random();
   std::string text;  // no line end in it, so that it is read as it is
   for (char c : key.bytes()) {
@@ -49,15 +45,14 @@ Status write_key(const std::string& path) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
   if (fd >= 0) close(fd);
-  if (written) return ok();
-  return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
+  if (!written) throw Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
 using Command = std::vector<std::string>;
 
 // The command line of a worker: this one's options, as far as they are a worker's.
 Command arguments_of(const Options& options, Role role, size_t n_instances, const std::string& join,
-                     const std::string& key_file) {
+                     const ProcessOptions& own) {
   Command arguments = {"xpyd", "worker"};
   if (!options.positional().empty()) arguments.push_back(options.positional()[0]);
   for (const OptionRow& row : option_table()) {
@@ -76,9 +71,8 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
   // Without a conductor for so long, nobody will start one that a child of this process could find.
-  const double alone_s = 2 * options.number("lease");
-  arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", key_file,
-                                     "--give-up", std::to_string(alone_s)});
+  arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", own.key_file,
+                                     "--give-up", std::to_string(2 * own.lease_s)});
   return arguments;
 }
 
@@ -321,49 +315,91 @@ class LocalWorkers final : public Runtime {
 
 }  // namespace
 
-Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Options& options) {
+Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) {
+  constexpr double kTurn = 1;  // seconds: a longer one was this process asleep, and no child silent
+  const double slept = std::max(0.0, now - looked_s_.value_or(now) - kTurn);
+  looked_s_ = now;
+  Orders orders;
+  for (size_t i = 0; i < children_.size(); ++i) {
+    Child& c = children_[i];
+    if (c.life == Child::waiting && now >= c.start_at_s) orders.start.push_back(i);
+    if (c.life != Child::running) continue;
+    c.since_s = std::min(now, c.since_s + slept);
+    if (std::exchange(c.seen, seen[i]) != seen[i]) c.since_s = now;
+    c.had_channel |= c.seen >= Presence::connected;
+    const double lasted = now - c.since_s;
+    if (c.seen == Presence::serving) {
+      if (lasted >= options_.longest_wait_s) c.ends = 0;
+    } else if (lasted > (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
+                             ? options_.silence_s
+                             : options_.start_s)) {
+      orders.kill.push_back(i);
+      c.since_s = now;
+    }
+  }
+  return orders;
+}
+
+void Supervisor::started(size_t child, double now) {
+  children_[child] = {.life = Child::running, .ends = children_[child].ends, .since_s = now};
+}
+
+std::optional<double> Supervisor::ended(size_t child, bool retired, double now) {
+  Child& c = children_[child];
+  c.life = retired || !options_.restart ? Child::gone : Child::waiting;
+  if (c.life == Child::gone) return {};
+  const double wait = std::min(options_.longest_wait_s, std::ldexp(options_.first_wait_s, std::min(c.ends++, 60)));
+  c.start_at_s = now + wait;
+  return wait;
+}
+
+Result<ClusterKey> ProcessOptions::read_key() const {
+  Result<ClusterKey> key = ClusterKey::from_file(key_file);
+  if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
+  return key;
+}
+
+Result<std::unique_ptr<Registry>> ProcessOptions::open_registry(Clock& clock) const {
+  if (registry_url.empty()) return std::unique_ptr<Registry>();
+  Result<std::unique_ptr<Registry>> opened = open_etcd(registry_url, kRegistryTtlSeconds, clock);
+  if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
+  return opened;
+}
+
+Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) try {
   SignalThread::hold();  // soon there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
     return Error{ErrorCode::io, std::string("no temporary folder can be made: ") + std::strerror(errno)};
-  std::string key_file = options.text("cluster-key-file");
-  if (key_file.empty()) {
-    key_file = folder->path() + "/key";
-    if (Status written = write_key(key_file); !written) return written.error();
+  ProcessOptions own;
+  options.fill(own);
+  if (own.key_file.empty()) {
+    own.key_file = folder->path() + "/key";
+    write_key(own.key_file);
   }
-  Result<ClusterKey> key = ClusterKey::from_file(key_file);
-  if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
   ProcessClusterOptions cluster{
-      .conductor = conductor_options(stack.options), .key = key.value(), .fingerprint = fingerprint(stack)};
-  cluster.conductor.lease_s = options.number("lease");
-  Result<std::shared_ptr<HandoffPool>> pool = make_handoff_pool(stack.options);
-  if (!pool) return pool.error();
-  cluster.pool = std::move(pool).value();
-  cluster.listen = options.text("cluster-bind");
-  if (cluster.listen.empty()) cluster.listen = "unix:" + folder->path() + "/conductor";
-  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster),
-                                                                        const_cast<Stack&>(stack).clock);
+      .conductor = conductor_options(stack.options), .key = need(own.read_key()), .fingerprint = fingerprint(stack)};
+  cluster.conductor.lease_s = own.lease_s;
+  cluster.pool = need(make_handoff_pool(stack.options));
+  cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
+  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
-  std::unique_ptr<Registry> registry;
-  if (const std::string& url = options.text("registry"); !url.empty()) {
-    Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, const_cast<Stack&>(stack).clock);
-    if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
-    registry = std::move(opened).value();
-    registry->announce(kConductorName, made.value()->address());
-  }
+  std::unique_ptr<Registry> registry = need(own.open_registry(stack.clock));
+  if (registry) registry->announce(kConductorName, made.value()->address());
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
-    commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), key_file));
+    commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), own));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
-  const bool restart = options.flag("restart-workers");
-  const SupervisorOptions supervision{.restart = restart,
-                                      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL,
-                                      .start_s = restart ? options.number("worker-start-timeout") : HUGE_VAL};
-  return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(std::move(folder), std::move(made).value(),
-                                                                 std::move(registry), std::move(commands), supervision,
-                                                                 const_cast<Stack&>(stack).clock));
+  SupervisorOptions supervision;
+  options.fill(supervision);
+  supervision.silence_s = std::max(5.0, 4 * own.lease_s);
+  if (!supervision.restart) supervision.silence_s = supervision.start_s = HUGE_VAL;
+  return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
+      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands), supervision, stack.clock));
+} catch (const Error& error) {
+  return error;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -15,12 +15,12 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/table.h"
 #include "base/version.h"
 #include "server/commands.h"
-#include "server/options.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 struct Subcommand {
@@ -44,11 +44,7 @@ constexpr Subcommand kSubcommands[] = {
 
 bool takes_model(const Subcommand& subcommand) { return subcommand.positional == std::string("[MODEL_DIR]"); }
 
-const Subcommand* find_subcommand(const std::string& name) {
-  for (const Subcommand& subcommand : kSubcommands)
-    if (name == subcommand.name) return &subcommand;
-  return nullptr;
-}
+const Subcommand* find_subcommand(const std::string& name) { return find_row(kSubcommands, name); }
 
 std::string overview() {
   std::string text = "usage: xpyd SUBCOMMAND [OPTIONS]\n\n";
@@ -124,8 +120,9 @@ int run(const std::vector<std::string>& words) {
   std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
                      " " + subject + "\n" + options.value().table();
   for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
-  if (serves) {  // whoever reads, or no longer reads, its stderr neither ends it nor holds it up
-    std::signal(SIGPIPE, SIG_IGN);
+  // Whoever reads, or no longer reads, its output neither ends it nor holds it up.
+  if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
+  if (serves) {
     open_log(log_level(options.value().text("log-level")));
     say(text);
   } else {
@@ -160,15 +157,15 @@ void hold_standard_descriptors() {
 [[gnu::constructor(101)]] void first() { prepare_for_out_of_memory(); }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::server
 
 int main(int argc, char** argv) {
-  xpyd::hold_standard_descriptors();
+  xpyd::server::hold_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
-    xpyd::hide_secrets(argc, argv);
-    int code = xpyd::run(words);
+    xpyd::server::hide_secrets(argc, argv);
+    int code = xpyd::server::run(words);
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
       std::fprintf(stderr, "xpyd: stdout: %s\n", std::strerror(errno));
       code = std::max(code, 1);

@@ -8,28 +8,8 @@
 #include <cstdio>
 #include <functional>
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
-
-// vLLM's buckets, so that quantiles of both are comparable, and finer ones below them: a small
-// model's token takes 0.2 ms.
-constexpr double kTtft[] = {.0002, .0005, .001, .002, .005, .01, .02, .04, .06, .08, .1,  .25, .5,
-                            .75,   1,     2.5,  5,    7.5,  10,  20,  40,  80,  160, 640, 2560};
-constexpr double kInterToken[] = {.00005, .0001, .0002, .0003, .0005, .001, .002, .005, .01, .025, .05, .075, .1, .15,
-                                  .2,     .3,    .4,    .5,    .75,   1,    2.5,  5,    7.5, 10,   20,  40,   80};
-constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1, .2, .3,  .5,  .8,  1,   1.5,  2,   2.5,
-                               5,    10,   15,   20,  30,  40,  50, 60, 120, 240, 480, 960, 1920, 7680};
-constexpr double kN[] = {1, 2, 5, 10, 20};
-constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
-
-std::vector<double> tokens_up_to(int max_tokens) {
-  std::vector<double> bounds;
-  for (double ten = 1;; ten *= 10)
-    for (double step : {1.0, 2.0, 5.0}) {
-      if (ten * step > max_tokens && !bounds.empty()) return bounds;
-      bounds.push_back(ten * step);
-    }
-}
 
 constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",   "draining",
                                         "overloaded", "unauthorized", "unknown_model"};
@@ -116,13 +96,15 @@ class MetricsText {
     name_ = (prefixed ? prefix_ : "") + name;
     out_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
   }
-  void sample(const std::string& labels, double value, const char* suffix = "") {
-    out_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number_text(value) + "\n";
+  template <class T>
+  void sample(const std::string& labels, T value, const char* suffix = "") {
+    out_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number_text(double(value)) + "\n";
   }
   std::string engine(std::string_view name, const std::string& more = "") const {
     return model_ + ",engine=\"" + label_value(name) + "\"" + (more.empty() ? "" : "," + more);
   }
-  void counter(const std::string& name, const char* help, double value) {
+  template <class T>
+  void counter(const std::string& name, const char* help, T value) {
     family(name, "counter", help);
     sample(engine("all"), value);
   }
@@ -132,10 +114,10 @@ class MetricsText {
     for (size_t i = 0; i < h.counts_.size(); ++i) {
       below += h.counts_[i];
       std::string le = i < h.bounds_.size() ? number_text(h.bounds_[i]) : "+Inf";
-      sample(engine("all", "le=\"" + le + "\""), static_cast<double>(below), "_bucket");
+      sample(engine("all", "le=\"" + le + "\""), below, "_bucket");
     }
     sample(engine("all"), h.sum_, "_sum");
-    sample(engine("all"), static_cast<double>(h.count_), "_count");
+    sample(engine("all"), h.count_, "_count");
   }
   // Of transfers, a histogram of which only sum and count are known.
   template <class F>
@@ -143,9 +125,9 @@ class MetricsText {
     if (all.empty()) return;
     family(name, "histogram", help);
     for (const auto& instance : all) {
-      const double n = static_cast<double>(instance.transfers);
+      const int64_t n = instance.transfers;
       sample(engine(instance.name, "le=\"+Inf\""), n, "_bucket");
-      sample(engine(instance.name), static_cast<double>(instance.*sum), "_sum");
+      sample(engine(instance.name), instance.*sum, "_sum");
       sample(engine(instance.name), n, "_count");
     }
   }
@@ -156,14 +138,13 @@ class MetricsText {
     family(name, gauge_or_counter(name), help);
     for (const auto& instance : all)
       for (const auto& [value, field] : values)
-        sample(engine(instance.name, label + "=\"" + value + "\""),
-               static_cast<double>(std::invoke(part, instance).*field));
+        sample(engine(instance.name, label + "=\"" + value + "\""), std::invoke(part, instance).*field);
   }
   // One sample per instance.
   template <class F>
   void instances(const std::string& name, const char* help, std::span<const InstanceStats> all, F value) {
     family(name, gauge_or_counter(name), help);
-    for (const auto& instance : all) sample(engine(instance.name), static_cast<double>(std::invoke(value, instance)));
+    for (const auto& instance : all) sample(engine(instance.name), std::invoke(value, instance));
   }
   std::string take() { return std::move(out_); }
 
@@ -174,23 +155,14 @@ class MetricsText {
   std::string prefix_, model_, name_, out_;
 };
 
-Metrics::Metrics(std::string prefix, std::string model_name, int max_model_len)
-    : prefix_(std::move(prefix)),
-      model_name_(std::move(model_name)),
-      ttft_(kTtft),
-      inter_token_(kInterToken),
-      e2e_(kLatency),
-      queue_(kLatency),
-      prefill_(kLatency),
-      decode_(kLatency),
-      inference_(kLatency),
-      time_per_token_(kInterToken),
-      preemptions_(kPreemptions),
-      prompt_tokens_per_request_(tokens_up_to(max_model_len)),
-      generation_tokens_per_request_(tokens_up_to(max_model_len)),
-      max_tokens_(tokens_up_to(max_model_len)),
-      max_generated_(tokens_up_to(max_model_len)),
-      n_(kN) {}
+std::vector<double> Metrics::tokens_up_to(int max_tokens) {
+  std::vector<double> bounds;
+  for (double ten = 1;; ten *= 10)
+    for (double step : {1.0, 2.0, 5.0}) {
+      if (ten * step > max_tokens && !bounds.empty()) return bounds;
+      bounds.push_back(ten * step);
+    }
+}
 
 bool Metrics::valid_prefix(std::string_view prefix) {
   auto good = [](char c) {
@@ -243,6 +215,7 @@ std::string Metrics::render(const ServiceStats& service) const {
     text.instances(name, help, all, value);
   };
   const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
+  const auto mapping = [](auto field) { return [field](I i) { return i.kv.vattention.*field; }; };
   const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
   const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
 
@@ -318,20 +291,20 @@ std::string Metrics::render(const ServiceStats& service) const {
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",
               "Prompts that no prefill instance has taken yet (--disagg decode_first).");
-  text.sample(text.engine("all"), double(c.prefill_jobs));
-  text.counter("attempts_total", "Tries at serving a request's choices.", double(c.attempts));
+  text.sample(text.engine("all"), c.prefill_jobs);
+  text.counter("attempts_total", "Tries at serving a request's choices.", c.attempts);
   text.family("attempts_failed_total", "counter", "Tries that an instance's failure ended.");
   for (int i = 0; i < kAttemptFailures; ++i)
     text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
-                double(c.failed_by[size_t(i)]));
-  text.counter("choices_replaced_total", "Choices that went on at another place.", double(c.replaced_choices));
-  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", double(c.late_tokens));
-  text.counter("instances_joined_total", "Instances that came.", double(c.joined));
-  text.counter("instances_left_total", "Instances that left or were lost.", double(c.left));
-  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", kv(&KvStats::map_calls));
-  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", kv(&KvStats::unmap_calls));
+                c.failed_by[size_t(i)]);
+  text.counter("choices_replaced_total", "Choices that went on at another place.", c.replaced_choices);
+  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
+  text.counter("instances_joined_total", "Instances that came.", c.joined);
+  text.counter("instances_left_total", "Instances that left or were lost.", c.left);
+  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", mapping(&VattentionStats::map_calls));
+  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", mapping(&VattentionStats::unmap_calls));
   instances("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
-            kv(&KvStats::map_wait_seconds));
+            mapping(&VattentionStats::map_wait_seconds));
   if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
     text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all, "tier", tiers,
                                 {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
@@ -373,11 +346,9 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("engine_prompt_tokens_total", "Prompt tokens computed, recomputed ones included.", &S::prompt_tokens);
   instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
 
-  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.",
-               static_cast<double>(prompt_tokens_));
-  text.counter("generation_tokens_total", "Output tokens.", static_cast<double>(generation_tokens_));
-  text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.",
-               static_cast<double>(cached_prompt_tokens_));
+  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.", prompt_tokens_);
+  text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
+  text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.", cached_prompt_tokens_);
   text.family("request_success_total", "counter", "Ended choices by reason.");
   constexpr std::pair<FinishReason, const char*> kReasons[] = {{FinishReason::stop, "stop"},
                                                                {FinishReason::length, "length"},
@@ -386,11 +357,10 @@ std::string Metrics::render(const ServiceStats& service) const {
                                                                {FinishReason::error, "error"}};
   for (auto [reason, name] : kReasons)
     text.sample(text.engine("all", std::string("finished_reason=\"") + name + "\""),
-                static_cast<double>(finishes_[static_cast<size_t>(reason)]));
+                finishes_[static_cast<size_t>(reason)]);
   text.family("requests_rejected_total", "counter", "Requests refused before they ran.");
   for (size_t i = 0; i < rejected_.size(); ++i)
-    text.sample(text.engine("all", std::string("reason=\"") + kRejectNames[i] + "\""),
-                static_cast<double>(rejected_[i]));
+    text.sample(text.engine("all", std::string("reason=\"") + kRejectNames[i] + "\""), rejected_[i]);
 
   text.histogram("time_to_first_token_seconds", "Arrival at the frontend to first token.", ttft_);
   text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
@@ -411,11 +381,10 @@ std::string Metrics::render(const ServiceStats& service) const {
 
   text.family("http_requests_total", "counter", "Answers by route, method and status class.", false);
   for (const auto& [key, count] : http_)
-    text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" + key[2] + "\"",
-                static_cast<double>(count));
+    text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" + key[2] + "\"", count);
   text.family("process_resident_memory_bytes", "gauge", "Resident memory.", false);
   text.sample("", resident_bytes());
   return text.take();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

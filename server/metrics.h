@@ -16,12 +16,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "batch/request.h"
 #include "disagg/service.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 class Histogram {
  public:
@@ -54,14 +55,15 @@ struct FinishedRequest {
   int prompt_tokens = 0, cached_tokens = 0;
   int max_tokens = 0;
   int preemptions = 0;         // of all its choices
-  std::vector<int> generated;  // tokens, by choice
+  std::vector<int> generated;  // tokens, of each choice
   std::vector<FinishReason> finishes;
   double arrival_s = 0, queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
 };
 
 class Metrics {
  public:
-  Metrics(std::string prefix, std::string model_name, int max_model_len);
+  Metrics(std::string prefix, std::string model_name, int max_model_len)
+      : prefix_(std::move(prefix)), model_name_(std::move(model_name)), tokens_(tokens_up_to(max_model_len)) {}
   // Whether a --metrics-prefix can begin a metric's name.
   static bool valid_prefix(std::string_view prefix);
 
@@ -76,13 +78,29 @@ class Metrics {
   std::string render(const ServiceStats& service) const;
 
  private:
+  // vLLM's buckets, so that quantiles of both are comparable, and finer ones below them: a small
+  // model's token takes 0.2 ms.
+  static constexpr double kTtft[] = {.0002, .0005, .001, .002, .005, .01, .02, .04, .06, .08, .1,  .25, .5,
+                                     .75,   1,     2.5,  5,    7.5,  10,  20,  40,  80,  160, 640, 2560};
+  static constexpr double kInterToken[] = {.00005, .0001, .0002, .0003, .0005, .001, .002, .005, .01,
+                                           .025,   .05,   .075,  .1,    .15,   .2,   .3,   .4,   .5,
+                                           .75,    1,     2.5,   5,     7.5,   10,   20,   40,   80};
+  static constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1, .2, .3,  .5,  .8,  1,   1.5,  2,   2.5,
+                                        5,    10,   15,   20,  30,  40,  50, 60, 120, 240, 480, 960, 1920, 7680};
+  static constexpr double kN[] = {1, 2, 5, 10, 20};
+  static constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
+  static std::vector<double> tokens_up_to(int max_tokens);
+
   std::string prefix_, model_name_;
-  Histogram ttft_, inter_token_, e2e_, queue_, prefill_, decode_, inference_, time_per_token_, preemptions_;
-  Histogram prompt_tokens_per_request_, generation_tokens_per_request_, max_tokens_, max_generated_, n_;
+  const std::vector<double> tokens_;  // buckets
+  Histogram ttft_{kTtft}, inter_token_{kInterToken}, time_per_token_{kInterToken};
+  Histogram e2e_{kLatency}, queue_{kLatency}, prefill_{kLatency}, decode_{kLatency}, inference_{kLatency};
+  Histogram preemptions_{kPreemptions}, n_{kN}, prompt_tokens_per_request_{tokens_};
+  Histogram generation_tokens_per_request_{tokens_}, max_tokens_{tokens_}, max_generated_{tokens_};
   uint64_t prompt_tokens_ = 0, generation_tokens_ = 0, cached_prompt_tokens_ = 0;
   std::array<uint64_t, 6> finishes_{};  // by FinishReason
   std::array<uint64_t, 7> rejected_{};
   std::map<std::array<std::string, 3>, uint64_t> http_;  // handler, method, "2xx"
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

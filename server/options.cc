@@ -1,5 +1,3 @@
-#include "server/options.h"
-
 #include <limits>
 #include <string>
 #include <vector>
@@ -7,15 +5,20 @@
 #include "allocator/eviction.h"
 #include "allocator/kv_memory.h"
 #include "attention/attention.h"
+#include "base/table.h"
 #include "batch/admission.h"
 #include "batch/policy.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/transport/transport.h"
+#include "disagg/worker.h"
 #include "model/gemm.h"
-#include "server/backend.h"
+#include "server/api.h"
+#include "server/bench.h"
+#include "server/local_workers.h"
+#include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using enum OptionKind;
@@ -24,6 +27,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
 constexpr double kMaxBytes = double(1ll << 46);
 constexpr double kMaxSeed = double(1ll << 53);
+
+constexpr OptionTarget kByName;  // of a row that no struct has a field for
 
 constexpr const char* kEngine = "serve generate worker";      // runs a model
 constexpr const char* kShape = "serve generate worker info";  // knows a model
@@ -45,14 +50,24 @@ std::string available(const Rows& rows) {
   return list;
 }
 
+// The row of that name; null for "auto", which is the machine's own choice.
+template <auto rows>
+auto row_named(const std::string& name) {
+  return find_row(rows(), name);
+}
+
+std::vector<std::string> one_or_none(const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : std::vector{text};
+}
+
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
-                           device_names = names(devices()), evictions = names(eviction_policies()),
+                           device_names = names(devices()), evictions = names(kEvictionPolicies),
                            gemms = available(gemm_variants()), attentions = available(attention_variants());
-  // name, kind, default, unit, choices, min, max, help, group
+  // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
       {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D",
@@ -60,248 +75,297 @@ std::vector<OptionRow> make_rows() {
       {"topology", text, "1C", "", "xPyDzC", 0, 0, "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D",
        "generate"},
       {"prefill-tp", integer, "1", "ranks", "", 1, 1024,
-       "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV "
-       "memory",
-       kShape, "tensor-parallel-size tp tp-size"},
+       "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV memory", kShape,
+       sets<&ClusterOptions::prefill_tp>, "tensor-parallel-size tp tp-size"},
       {"prefill-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each prefill or colocated instance",
-       kShape, "pipeline-parallel-size pp pp-size"},
+       kShape, sets<&ClusterOptions::prefill_pp>, "pipeline-parallel-size pp pp-size"},
       {"decode-tp", integer, "1", "ranks", "", 1, 1024, "tensor-parallel ranks of each decode instance", kEngine,
-       "tensor-parallel-size tp tp-size"},
+       sets<&ClusterOptions::decode_tp>, "tensor-parallel-size tp tp-size"},
       {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance", kEngine,
-       "pipeline-parallel-size pp pp-size"},
-      {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape},
-      {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape},
+       sets<&ClusterOptions::decode_pp>, "pipeline-parallel-size pp pp-size"},
+      {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape,
+       sets_as<find_device, &BackendOptions::device>},
+      {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape,
+       sets_as<find_dtype, &BackendOptions::load, &LoadOptions::dtype>},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
-       "dummy: only config.json is read and the weights are seeded random numbers", kEngine},
+       "dummy: only config.json is read and the weights are seeded random numbers", kEngine,
+       sets_as<is<"dummy">, &BackendOptions::load, &LoadOptions::dummy>},
       {"max-model-len", integer, "0", "tokens", "", 0, kMaxTokens,
-       "longest sequence, prompt and output; 0: the model's own context length", kShape},
+       "longest sequence, prompt and output; 0: the model's own context length", kShape,
+       sets<&ClusterOptions::max_model_len>},
 
       // KV memory.
       {"kv-dtype", choice, "f32", "", "f32|bf16|int8|int4", 0, 0,
-       "element type of the KV cache; int8, int4: a scale and a zero per token and head", kShape},
-      {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine},
+       "element type of the KV cache; int8, int4: a scale and a zero per token and head", kShape,
+       sets_as<find_dtype, &ClusterOptions::kv, &KvOptions::shape, &KvShape::dtype>},
+      {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine,
+       sets_as<find_kv_scheme, &ClusterOptions::kv_scheme>},
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)", kShape,
-       "block-size page-size"},
+       sets<&ClusterOptions::kv, &KvOptions::block_tokens>, "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
-       "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum "
-       "(workers: of as much each as the conductor's)",
-       kShape, "gpu-memory-utilization kv-cache-memory-bytes mem-fraction-static"},
+       "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum (workers: of as "
+       "much each as the conductor's)",
+       kShape, sets<&ClusterOptions::kv, &KvOptions::pool_bytes>,
+       "gpu-memory-utilization kv-cache-memory-bytes mem-fraction-static"},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
-       "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is "
-       "the "
-       "default there",
-       kShape},
+       "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the default there",
+       kShape, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_group_bytes>},
       {"kv-backing", choice, "allocation", "", "allocation|groups", 0, 0,
-       "what KV pools other than vattention's lie in: one allocation, in huge pages where the "
-       "system "
-       "grants them, or page groups, the pages that vattention has",
-       kEngine},
+       "what KV pools other than vattention's lie in: one allocation, in huge pages where the system grants them, or "
+       "page groups, the pages that vattention has",
+       kEngine, sets_as<is<"groups">, &ClusterOptions::kv, &KvOptions::pool_in_groups>},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
-       "every map and unmap call takes that much longer (vattention): another device's latency", kEngine},
+       "every map and unmap call takes that much longer (vattention): another device's latency", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_call_us>},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0, "map in the background what the next steps need (vattention)",
-       kEngine},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::map_ahead>},
       {"kv-guard", choice, "off", "", "on|off", 0, 0,
-       "a touch of KV addresses without memory stops the program (vattention)", kEngine},
+       "a touch of KV addresses without memory stops the program (vattention)", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::guard>},
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0, "order of KV bytes in the pool",
-       kEngine},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::order>},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
-       "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what "
-       "tiers hold "
-       "is reused in any case",
-       kEngine},
+       "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold is reused "
+       "in any case",
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::prefix_cache>},
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
-       "how vattention reuses it: map the page groups a second time, go on in the slot of a "
-       "sequence "
-       "that has ended, or copy",
-       kEngine},
+       "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence that has ended, "
+       "or copy",
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::share>},
       {"host-kv-bytes", bytes, "0", "bytes", "", 0, kMaxBytes,
-       "host memory of each instance for KV that its pool has no room for; 0: none", kEngine},
+       "host memory of each instance for KV that its pool has no room for; 0: none", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_bytes>},
       {"disk-kv-dir", text, "", "", "DIR", 0, 0,
-       "folder on a disk for KV that host-kv-bytes has no room for; empty: none", kEngine},
-      {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine},
+       "folder on a disk for KV that host-kv-bytes has no room for; empty: none", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_dir>},
+      {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_bytes>},
       {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one block on the host and the disk",
-       kEngine},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
-       "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine},
+       "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::copy_gbps>},
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
-       "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine},
-      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the host first", kEngine},
-      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the disk first", kEngine},
+       "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::wait_for_copies>},
+      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the host first", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
+      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the disk first", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_eviction>},
 
       // Batching.
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
-       "which sequences run in a step, and how many tokens of each", kEngine},
+       "which sequences run in a step, and how many tokens of each", kEngine,
+       sets_as<find_batch_policy, &ClusterOptions::batching>},
       {"admit", choice, "auto", "", admissions.c_str(), 0, 0,
-       "memory that must be there for a sequence to start; auto: the batching policy's own rule", kEngine},
-      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20, "chunked: tokens of one step at most", kShape,
+       "memory that must be there for a sequence to start; auto: the batching policy's own rule", kEngine,
+       sets_as<find_admission_rule, &ClusterOptions::admission>},
+      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20, "chunked: tokens of one step at most", kShape, kByName,
        "max-num-batched-tokens chunked-prefill-size"},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
-       "max-num-seqs max-running-requests parallel"},
+       sets<&ClusterOptions::max_batch>, "max-num-seqs max-running-requests parallel"},
       {"max-queue-bytes", bytes, "256MiB", "bytes", "", 0, kMaxBytes,
-       "memory of requests that wait for their first step: 4 KiB and 4 bytes per prompt token of "
-       "each; beyond it: 503 and Retry-After; 0: one waits",
-       kEngine},
+       "memory of requests that wait for their first step: 4 KiB and 4 bytes per prompt token of each; beyond it: 503 "
+       "and Retry-After; 0: one waits",
+       kEngine, sets<&ClusterOptions::max_queue_bytes>},
 
       // Prefill/decode disaggregation.
       {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
-       "how P and D share a request, or when one does both", kCluster},
+       "how P and D share a request, or when one does both", kCluster,
+       sets_as<find_disagg_policy, &ClusterOptions::disagg>},
       {"kv-transfer", choice, "push", "", "push|pull", 0, 0,
-       "prefill_first: P writes while it computes, or D reads when P is done", kCluster},
+       "prefill_first: P writes while it computes, or D reads when P is done", kCluster,
+       sets_as<is<"pull">, &ClusterOptions::disagg_options, &DisaggOptions::pull>},
       {"max-local-prefill", integer, "1000", "tokens", "", 0, kMaxTokens,
-       "conditional_threshold 0.1: longer uncached prompts are computed remotely", kCluster},
+       "conditional_threshold 0.1: longer uncached prompts are computed remotely", kCluster,
+       sets<&ClusterOptions::disagg_options, &DisaggOptions::max_local_prefill_tokens>},
       {"max-prefill-queue", integer, "2", "jobs", "", 0, 1 << 20,
-       "conditional_threshold 0.1: unless so many wait already", kCluster},
+       "conditional_threshold 0.1: unless so many wait already", kCluster,
+       sets<&ClusterOptions::disagg_options, &DisaggOptions::max_prefill_queue>},
       {"disagg-generation", choice, "0.1", "", "0.1|1.x", 0, 0, "conditional_threshold: which of Dynamo's two rules",
-       kCluster},
-      {"kv-checksum", choice, "off", "", "on|off", 0, 0, "of all KV that crosses; a difference is a recompute",
-       kEngine},
+       kCluster, sets_as<is<"0.1">, &ClusterOptions::disagg_options, &DisaggOptions::first_generation>},
+      {"kv-checksum", choice, "off", "", "on|off", 0, 0, "of all KV that crosses; a difference is a recompute", kEngine,
+       sets<&ClusterOptions::kv_checksum>},
       {"transport", text, "local", "", wires.c_str(), 0, 0,
-       "how KV goes from P to D: copied, or handed over as block ids of one shared pool (between "
-       "processes: of one host and user, on the CPU, not with vattention); with "
-       "--processes not given: shm; fault:WIRE,seed=7,drop=0.01,delay=2ms: made worse on purpose",
+       "how KV goes from P to D: copied, or handed over as block ids of one shared pool (between processes: of one "
+       "host and user, on the CPU, not with vattention); with --processes not given: shm; "
+       "fault:WIRE,seed=7,drop=0.01,delay=2ms: made worse on purpose",
        kEngine},
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0, "--transport rdma: devices and ports; empty: all that are up",
-       kEngine},
+       kEngine, sets<&ClusterOptions::nics>},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
-       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine},
+       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine, sets<&ClusterOptions::stream_kv>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request",
-       kCluster},
+       kCluster, sets_as<find_placement_policy, &ClusterOptions::placement>},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
       {"restart-workers", choice, "on", "", "on|off", 0, 0,
-       "--processes: a worker that ends is started again; a silent one is killed for it", kCluster},
+       "--processes: a worker that ends is started again; a silent one is killed for it", kCluster,
+       sets<&SupervisorOptions::restart>},
       {"worker-start-timeout", number, "600", "s", "", 1, 86400,
-       "--processes: a worker that does not serve after it, its model loaded, is started again", kCluster},
+       "--processes: a worker that does not serve after it, its model loaded, is started again", kCluster,
+       sets<&SupervisorOptions::start_s>},
       {"lease", number, "3", "s", "", 0.05, 3600,
-       "--processes: without a word for so long a worker, or KV that is held for one, is given up", kCluster},
+       "--processes: without a word for so long a worker, or KV that is held for one, is given up", kCluster,
+       sets<&ProcessOptions::lease_s>},
       {"cluster-bind", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0,
-       "--processes: where workers join; empty: a socket of this user's in a private folder", kCluster},
+       "--processes: where workers join; empty: a socket of this user's in a private folder", kCluster,
+       sets<&ProcessOptions::bind>},
       {"cluster-key-file", text, "", "", "FILE", 0, 0, "--processes: the cluster's secret; needed beyond this host",
-       "serve generate worker"},
-      {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker", "worker"},
-      {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker"},
+       "serve generate worker", sets<&ProcessOptions::key_file>},
+      {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker", "worker",
+       sets<&WorkerOptions::role>},
+      {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker",
+       sets<&WorkerOptions::join>},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
-       "--processes: where the conductor says its address and workers look for it; serve needs "
-       "--cluster-bind",
-       "serve generate worker"},
-      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "where other workers reach this one", "worker"},
+       "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind",
+       "serve generate worker", sets<&ProcessOptions::registry_url>},
+      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "where other workers reach this one", "worker",
+       sets<&WorkerOptions::listen>},
       {"give-up", number, "0", "s", "", 0, 86400,
-       "without a conductor for so long the worker ends; 0: it waits for one", "worker"},
+       "without a conductor for so long the worker ends; 0: it waits for one", "worker",
+       sets<&WorkerOptions::give_up_s>},
 
       // The machine.
       {"threads", integer, "0", "threads", "", 0, 1024,
-       "of each instance; 0: the cores of this machine divided by the instances", kShape},
-      {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to a core of its own", kEngine},
+       "of each instance; 0: the cores of this machine divided by the instances", kShape,
+       sets<&BackendOptions::threads>},
+      {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to a core of its own", kEngine,
+       sets<&BackendOptions::pin>},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
-       kShape},
+       kShape, sets_as<row_named<gemm_variants>, &BackendOptions::kernels, &Kernels::gemm>},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
-       kShape},
+       kShape, sets_as<row_named<attention_variants>, &BackendOptions::kernels, &Kernels::attention>},
       {"cuda-prefill-attention", text, "auto", "", "VARIANT", 0, 0,
-       "--device cuda: attention of steps with several query tokens; auto: the best verified one", kEngine},
+       "--device cuda: attention of steps with several query tokens; auto: the best verified one", kEngine,
+       sets<&BackendOptions::cuda_prefill_attention>},
       {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
-       "--device cuda: attention of steps with one query token per sequence", kEngine},
+       "--device cuda: attention of steps with one query token per sequence", kEngine,
+       sets<&BackendOptions::cuda_decode_attention>},
       {"gpu-split", text, "priority", "", "off|priority|SMs", 0, 0,
-       "--device cuda: how P and D share the card: by stream priority (D first), or that many SMs "
-       "for P",
-       kEngine},
+       "--device cuda: how P and D share the card: by stream priority (D first), or that many SMs for P", kEngine,
+       sets<&BackendOptions::gpu_split>},
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
-       "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine},
+       "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine,
+       sets<&ClusterOptions::ahead>},
       {"cuda-graphs", choice, "on", "", "on|off|early", 0, 0,
-       "--device cuda: replay decode steps as captured graphs; early: kernels also start while "
-       "those before them end (sm_90)",
-       kEngine},
+       "--device cuda: replay decode steps as captured graphs; early: kernels also start while those before them end "
+       "(sm_90)",
+       kEngine, sets<&BackendOptions::cuda_graphs>},
 
       // The front end.
-      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve", "p"},
-      {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve"},
+      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve", sets<&HttpListenOptions::port>,
+       "p"},
+      {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve", sets<&HttpListenOptions::host>},
       {"served-model-name", text, "", "", "NAME,...", 0, 0,
-       "names in the API, the first in answers; MODEL_DIR as given is one, too; empty: the name of "
-       "the model's folder",
-       "serve"},
+       "names in the API, the first in answers; MODEL_DIR as given is one, too; empty: the name of the model's folder",
+       "serve", sets<&ServedModel::names>},
       {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
-       "least of the log on stderr: debug tells of every answer, info of every completion, "
-       "warning of those refused and of trouble, error of what failed here",
-       "serve worker"},
+       "least of the log on stderr: debug tells of every answer, info of every completion, warning of those refused "
+       "and of trouble, error of what failed here",
+       "serve worker", sets<&ServerOptions::log_level>},
       {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
-       "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their "
-       "text, one per line",
+       "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their text, one per line",
        kEngine},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve",
+       sets_as<one_or_none, &ServerOptions::api_keys>},
       {"api-key-file", text, "", "", "FILE", 0, 0,
-       "more such keys, one on a line, which only the file's owner may read", "serve"},
+       "more such keys, one on a line, which only the file's owner may read", "serve",
+       sets<&ServerOptions::api_key_file>},
       {"insecure", flag, "off", "", "", 0, 0, "serve without a key also on an address that other machines can reach",
-       "serve"},
+       "serve", sets<&ServerOptions::insecure>},
       {"allowed-hosts", text, "", "", "NAME,...", 0, 0,
-       "names of this server in the Host header, and pages' that may use it, beside addresses, "
-       "localhost and this machine's name; *: any",
-       "serve"},
+       "names of this server in the Host header, and pages' that may use it, beside addresses, localhost and this "
+       "machine's name; *: any",
+       "serve", sets<&ServerOptions::allowed_hosts>},
       {"trusted-proxies", text, "", "", "ADDRESS,...", 0, 0,
-       "reverse proxies whose X-Forwarded-For tells the client's address", "serve"},
+       "reverse proxies whose X-Forwarded-For tells the client's address", "serve",
+       sets<&HttpListenOptions::trusted_proxies>},
       {"max-connections", integer, "2048", "connections", "", 1, 65536,
-       "with a request at once; half as many more, and 64, wait for a place", "serve"},
-      {"max-connections-per-address", integer, "1024", "connections", "", 1, 65536, "of them", "serve"},
-      {"request-timeout", number, "600", "s", "", 0, 86400, "of a request as a whole, queue included; 0: none",
-       "serve"},
+       "with a request at once; half as many more, and 64, wait for a place", "serve",
+       sets<&HttpListenOptions::max_connections>},
+      {"max-connections-per-address", integer, "1024", "connections", "", 1, 65536, "of them", "serve",
+       sets<&HttpListenOptions::max_connections_per_address>},
+      {"request-timeout", number, "600", "s", "", 0, 86400, "of a request as a whole, queue included; 0: none", "serve",
+       sets<&ServerOptions::request_timeout_s>},
       {"max-sessions", integer, "1024", "sessions", "", 1, 1 << 20,
-       "conversations (session_id) that the server keeps, of each key an equal share; the one not "
-       "used for longest goes first",
-       "serve"},
+       "conversations (session_id) that the server keeps, of each key an equal share; the one not used for longest "
+       "goes first",
+       "serve", sets<&ServerOptions::max_sessions>},
       {"session-bytes", bytes, "64MiB", "bytes", "", 4096, kMaxBytes, "of all conversations that the server keeps",
-       "serve"},
-      {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve"},
+       "serve", sets<&ServerOptions::session_bytes>},
+      {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve",
+       sets<&ServerOptions::metrics_prefix>},
       {"dev-endpoints", flag, "off", "", "", 0, 0,
-       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only", "serve"},
+       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only", "serve",
+       sets<&ServerOptions::dev_endpoints>},
 
       // generate.
-      {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate", "p"},
+      {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate", kByName, "p"},
       {"chat", flag, "off", "", "", 0, 0, "the prompt is a user's message: apply the chat template", "generate"},
-      {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "output tokens at most", "generate"},
-      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "generate"},
-      {"top-k", integer, "0", "tokens", "", 0, kMaxTokens, "sample among the k likeliest; 0: all", "generate"},
-      {"top-p", number, "1", "", "", 0, 1, "sample among the likeliest that together reach p", "generate"},
+      {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "output tokens at most", "generate",
+       sets<&Request::max_tokens>},
+      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "generate",
+       sets<&Request::sampling, &SamplingParams::temperature>},
+      {"top-k", integer, "0", "tokens", "", 0, kMaxTokens, "sample among the k likeliest; 0: all", "generate",
+       sets<&Request::sampling, &SamplingParams::top_k>},
+      {"top-p", number, "1", "", "", 0, 1, "sample among the likeliest that together reach p", "generate",
+       sets<&Request::sampling, &SamplingParams::top_p>},
 
       // bench: the server and the load.
-      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench"},
-      {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench"},
-      {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench"},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench"},
+      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench", sets<&BenchOptions::url>},
+      {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench",
+       sets<&SendOptions::endpoint>},
+      {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench",
+       sets<&SendOptions::model>},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench", sets<&BenchOptions::api_key>},
       {"dataset", choice, "random", "", "random|shared-prefix|sharegpt|mooncake", 0, 0,
-       "where prompts and lengths come from", "bench"},
-      {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)", "bench"},
+       "where prompts and lengths come from", "bench", sets<&DatasetOptions::name>},
+      {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)", "bench",
+       sets<&DatasetOptions::path>},
       {"requests", integer, "100", "requests", "", 1, 1 << 20, "how many to send; a file may hold fewer", "bench",
-       "num-prompts n"},
+       sets<&DatasetOptions::requests>, "num-prompts n"},
       {"rate", number, "inf", "requests/s", "", 1e-6, kInf,
-       "arrivals; inf: all at once; the mooncake data set brings its own times", "bench"},
-      {"arrival", choice, "poisson", "", "poisson|fixed", 0, 0, "gaps between arrivals", "bench"},
+       "arrivals; inf: all at once; the mooncake data set brings its own times", "bench", sets<&DatasetOptions::rate>},
+      {"arrival", choice, "poisson", "", "poisson|fixed", 0, 0, "gaps between arrivals", "bench",
+       sets_as<is<"fixed">, &DatasetOptions::fixed_arrival>},
       {"burstiness", number, "1", "", "", 1e-3, 1e3,
-       "shape of the gamma distribution of gaps: 1 Poisson, below 1 burstier", "bench"},
+       "shape of the gamma distribution of gaps: 1 Poisson, below 1 burstier", "bench",
+       sets<&DatasetOptions::burstiness>},
       {"max-concurrency", integer, "0", "requests", "", 0, 65536,
-       "in flight at once, others wait at the client; 0: no limit", "bench"},
+       "in flight at once, others wait at the client; 0: no limit", "bench", sets<&SendOptions::max_concurrency>},
       {"time-scale", number, "1", "", "", 1e-6, 1e6,
-       "mooncake: trace seconds per second of ours; 2 replays twice as fast", "bench"},
+       "mooncake: trace seconds per second of ours; 2 replays twice as fast", "bench",
+       sets<&DatasetOptions::time_scale>},
       {"input-len", integer, "512", "tokens", "", 1, kMaxTokens,
-       "random: prompt; shared-prefix: the part that is each request's own", "bench"},
-      {"output-len", integer, "128", "tokens", "", 1, kMaxTokens, "random, shared-prefix; sharegpt when given",
-       "bench"},
+       "random: prompt; shared-prefix: the part that is each request's own", "bench",
+       sets<&DatasetOptions::input_tokens>},
+      {"output-len", integer, "128", "tokens", "", 1, kMaxTokens, "random, shared-prefix; sharegpt when given", "bench",
+       sets<&DatasetOptions::output_tokens>},
       {"range-ratio", number, "0", "", "", 0, 0.999, "random: lengths uniform in [(1-r)L, (1+r)L] (vLLM's meaning)",
-       "bench"},
+       "bench", sets<&DatasetOptions::range_ratio>},
       {"prefix-len", integer, "256", "tokens", "", 1, kMaxTokens, "shared-prefix: the part that a group shares",
-       "bench"},
-      {"prefix-groups", integer, "8", "groups", "", 1, 1 << 20, "shared-prefix: groups, visited in turn", "bench"},
+       "bench", sets<&DatasetOptions::prefix_tokens>},
+      {"prefix-groups", integer, "8", "groups", "", 1, 1 << 20, "shared-prefix: groups, visited in turn", "bench",
+       sets<&DatasetOptions::prefix_groups>},
       {"vocab", integer, "0", "tokens", "", 0, kMaxTokens, "ids of made-up prompts stay below it; 0: ask the server",
-       "bench"},
-      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "bench"},
-      {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench"},
+       "bench", sets<&SendOptions::vocab>},
+      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "bench", sets<&SendOptions::temperature>},
+      {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench",
+       sets<&SendOptions::ignore_eos>},
       {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0, "limits that a good request meets, all of them",
-       "bench"},
-      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench"},
-      {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench"},
-      {"detailed", flag, "off", "", "", 0, 0, "each request in --json, too: lengths, times, gaps, text, error",
-       "bench"},
-      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench"},
+       "bench", sets<&BenchOptions::goodput>},
+      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench",
+       sets<&BenchOptions::warmups>},
+      {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench",
+       sets<&SendOptions::timeout_s>},
+      {"detailed", flag, "off", "", "", 0, 0, "each request in --json, too: lengths, times, gaps, text, error", "bench",
+       sets<&SendOptions::keep_text>},
+      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench",
+       sets_as<is<"auto">, &BenchOptions::progress>},
 
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},
@@ -320,7 +384,8 @@ std::vector<OptionRow> make_rows() {
        "what to measure; cuda: copies, products and launches of the card", "peak"},
 
       // Everybody.
-      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker bench"},
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", kEngine, sets<&ClusterOptions::seed>},
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "bench", sets<&DatasetOptions::seed>},
       {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats"},
       {"config", text, "", "", "FILE", 0, 0, "read options from FILE, lines `name = value`; the command line wins",
        "serve generate worker bench peak info prefix-stats"},
@@ -381,4 +446,4 @@ std::vector<std::string> without_effect(const Options& options) {
   return all;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -10,9 +10,8 @@
 #include "base/options.h"
 #include "server/commands.h"
 #include "server/datasets.h"
-#include "server/result_file.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 int64_t common_units(const std::string& a, const std::string& b, int unit_bytes) {
@@ -110,7 +109,7 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   return stats;
 }
 
-Result<PrefixInput> read_prefix_input(const std::string& path) {
+Result<PrefixInput> read_prefix_input(const std::string& path) try {
   FILE* file = std::fopen(path.c_str(), "rb");
   if (!file) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
   int c = std::getc(file);
@@ -120,17 +119,14 @@ Result<PrefixInput> read_prefix_input(const std::string& path) {
   if (failed) return Error{ErrorCode::io, path + ": it cannot be read"};
   PrefixInput input;
   if (c == '[') {
-    auto texts = read_conversations(path);
-    if (!texts) return texts.error();
-    input.prompts = std::move(texts).value();
+    input.prompts = need(read_conversations(path));
     for (const std::string& text : input.prompts) input.lengths.push_back(int64_t(text.size()));
   } else if (c == '{') {
-    auto load = mooncake_load(path, std::numeric_limits<int>::max(), 1, 0);
-    if (!load) return load.error();
+    const Load load = need(mooncake_load(path, std::numeric_limits<int>::max(), 1, 0));
     input.unit_bytes = sizeof(uint64_t);
     input.unit_length = kMooncakeBlockTokens;
     input.length_unit = "tokens";
-    for (const BenchRequest& request : load.value().requests) {
+    for (const BenchRequest& request : load.requests) {
       std::string& prompt = input.prompts.emplace_back();
       for (const TokenSpan& span : request.spans)  // one per hash id, and its seed stands for it
         prompt.append(reinterpret_cast<const char*>(&span.seed), sizeof span.seed);
@@ -143,20 +139,19 @@ Result<PrefixInput> read_prefix_input(const std::string& path) {
   }
   if (input.prompts.empty()) return invalid(path + ": no prompts in it");
   return input;
+} catch (const Error& error) {
+  return error;
 }
 
-int prefix_stats_main(const Options& options) {
-  if (options.positional().empty())
-    return fail(": prefix-stats", invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace"), 2);
+int prefix_stats_main(const Options& options) try {
+  if (options.positional().empty()) throw invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace");
   const std::string& path = options.positional()[0];
-  const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(": prefix-stats", status.error(), 2);
-  auto input = read_prefix_input(path);
-  if (!input) return fail(": prefix-stats", input.error(), input.error().code == ErrorCode::io ? 1 : 2);
+  need(check_result_file(options));
+  const PrefixInput input = need(read_prefix_input(path));
   const int64_t min_count = options.integer("min-count"), min_length = options.integer("min-length");
-  const PrefixStats s = prefix_stats(input.value(), min_count, min_length);
-  const char* unit = input.value().length_unit.c_str();
-  const bool trace = input.value().unit_length > 1;
+  const PrefixStats s = prefix_stats(input, min_count, min_length);
+  const char* unit = input.length_unit.c_str();
+  const bool trace = input.unit_length > 1;
   std::printf("%s: %lld prompts, %lld %s\n", path.c_str(), (long long)s.prompts, (long long)s.total_length, unit);
   std::printf("maximal prefixes of more than %lld %s, shared by at least %lld prompts: %lld\n", (long long)min_length,
               unit, (long long)min_count, (long long)s.leaves);
@@ -168,7 +163,6 @@ int prefix_stats_main(const Options& options) {
   if (!s.most.empty()) std::printf("most shared: prompts x %s\n", unit);
   for (const SharedPrefix& p : s.most) std::printf("  %8lld x %lld\n", (long long)p.count, (long long)p.length);
   std::fflush(stdout);
-  if (json_path.empty()) return 0;
   nlohmann::json out = {{"file", path},
                         {"prompts", s.prompts},
                         {"length_unit", unit},
@@ -178,14 +172,15 @@ int prefix_stats_main(const Options& options) {
                         {"leaves", s.leaves},
                         {"r_leaf", s.r_leaf},
                         {"r_conv", s.r_conv},
-                        {"unit_length", input.value().unit_length},
+                        {"unit_length", input.unit_length},
                         {"unit_reuse", s.unit_reuse},
                         {"length_reuse", s.length_reuse},
-                        {"most_shared", nlohmann::json::array()},
-                        {"run", run_header(options)}};
+                        {"most_shared", nlohmann::json::array()}};
   for (const SharedPrefix& p : s.most) out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
-  Status status = write_json(json_path, out);
-  return status ? 0 : fail(": prefix-stats", status.error(), 1);
+  need(write_result_file(options, std::move(out)));
+  return 0;
+} catch (const Error& error) {
+  return fail(": prefix-stats", error);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -19,12 +19,11 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct PrefixInput {
-  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, or the
-  // 8 of one hash id of a trace, which stands for unit_length tokens (the last one for what is
-  // left).
+  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, or the 8 of one hash id of
+  // a trace, which stands for unit_length tokens (the last one for what is left).
   std::vector<std::string> prompts;
   std::vector<int64_t> lengths;  // of each, in what `length_unit` says
   int unit_bytes = 1, unit_length = 1;
@@ -50,4 +49,4 @@ struct PrefixStats {
 // Before: min_count >= 2, min_length >= 0 (in the input's length unit).
 PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -7,44 +7,39 @@
 //   waiting sequences -> BatchPlan    batch/policy.cc      what runs in the next step
 //   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward
 //                                                          of model/, attention/ over KvViews
-//   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
+//   KV of the prompt  -> D            disagg/handover/sender.cc, transport/, handover/receiver.cc
 //   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
-//   TokenEvent        -> SSE          server/generation.cc, server/api_format.cc
+//   TokenEvent        -> SSE          server/generation.cc
 #include <cstdio>
 #include <filesystem>
-#include <sstream>
 
 #include "base/log.h"
+#include "base/os.h"
 #include "base/version.h"
 #include "model/folder.h"
 #include "server/api.h"
 #include "server/commands.h"
-#include "server/limits.h"
 #include "server/signals.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
-Result<ServerOptions> http_options(const Options& options, Stack& stack);
+ServerOptions http_options(const Options& options, Stack& stack);
 }  // namespace
 
-int serve_main(const Options& options) {
+int serve_main(const Options& options) try {
   SignalThread signals;
 
   // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
-  Result<std::unique_ptr<Stack>> built = build_stack(options);
-  if (!built) return fail(" serve", built.error());
-  Stack& stack = *built.value();
+  const std::unique_ptr<Stack> built = need(build_stack(options));
+  Stack& stack = *built;
 
   // HTTP bytes -> Request, TokenEvent -> SSE: the port is bound, and nobody is answered yet.
   raise_descriptor_limit();
-  Result<ServerOptions> checked = http_options(options, stack);
-  if (!checked) return fail(" serve", checked.error());
-  const ServerOptions& http = checked.value();
-  Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(),
-                                                                     stack.chat_template.get(), stack.clock);
-  if (!listening) return fail(" serve", listening.error());
-  HttpServer& server = *listening.value();
+  const ServerOptions http = http_options(options, stack);
+  const std::unique_ptr<HttpServer> listening = need(
+      HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock));
+  HttpServer& server = *listening;
   if (http.api_keys.empty() && !server.is_loopback())
     log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it", http.host.c_str());
 
@@ -60,13 +55,14 @@ int serve_main(const Options& options) {
   // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
   const Status started = stack.runtime->start();
   if (started) {
-    say("xpyd serve: " + http.model_name + " as " + options.text("topology") + " on http://" + http.host + ":" +
+    say("xpyd serve: " + http.name + " as " + options.text("topology") + " on http://" + http.host + ":" +
         std::to_string(server.port()));
     server.run();
   }
   signals.finish();
   stack.runtime->stop();
-  if (!started) return signals.first() ? 128 + signals.first() : fail(" serve", started.error());
+  if (!started && signals.first()) return 128 + signals.first();
+  need(started);
   if (stack.backend)  // graphs and kernels chosen since it started
     say(stack.backend->describe());
   if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0) {  // 0: no request has ended
@@ -75,31 +71,19 @@ int serve_main(const Options& options) {
     say("logits hash " + std::string(digits));
   }
   return 0;
+} catch (const Error& error) {
+  return fail(" serve", error);
 }
 
 namespace {
 
-std::vector<std::string> comma_list(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');)
-    if (!part.empty()) parts.push_back(part);
-  return parts;
-}
-
-Result<ServerOptions> http_options(const Options& options, Stack& stack) {
+// What is wrong with it is thrown.
+ServerOptions http_options(const Options& options, Stack& stack) {
   ServerOptions http;
-  http.host = options.text("host");
-  http.port = int(options.integer("port"));
-  http.max_connections = int(options.integer("max-connections"));
-  http.max_connections_per_address = int(options.integer("max-connections-per-address"));
-  http.request_timeout_s = options.number("request-timeout");
-  http.model_name = stack.config.name;
-  http.more_names = comma_list(options.text("served-model-name"));
-  if (!http.more_names.empty()) {
-    http.model_name = http.more_names.front();
-    http.more_names.erase(http.more_names.begin());
-  }
+  options.fill<HttpListenOptions>(http);
+  options.fill<ServedModel>(http);
+  options.fill(http);
+  http.name = http.names.empty() ? stack.config.name : http.names.front();
   http.model_root = stack.model_dir;
   if (!is_embedded(stack.model_dir)) {
     http.model_root = std::filesystem::absolute(stack.model_dir).string();
@@ -110,30 +94,22 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
              folder.error().message.c_str());
   }
   http.other_names = {stack.model_dir, http.model_root};
-  http.log_level = log_level(options.text("log-level"));
   http.version = version();
-  http.max_model_len = stack.max_model_len;
+  http.max_model_len = stack.options.max_model_len;
   http.vocab_size = stack.config.vocab;
-  if (const std::string& key = options.text("api-key"); !key.empty()) {
-    if (!is_api_key(key)) return invalid("--api-key: expected printable ASCII and no blank");
-    http.api_keys = {key};
-  }
-  if (const std::string& file = options.text("api-key-file"); !file.empty()) {
-    Result<std::vector<std::string>> keys = read_api_keys(file);
-    if (!keys) return Error{keys.error().code, "--api-key-file: " + keys.error().message};
+  http.seed = stack.options.seed;
+  for (const std::string& key : http.api_keys)
+    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
+  if (!http.api_key_file.empty()) {
+    Result<std::vector<std::string>> keys = read_api_keys(http.api_key_file);
+    if (!keys) throw Error{keys.error().code, "--api-key-file: " + keys.error().message};
     http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
   }
-  http.insecure = options.flag("insecure");
-  http.allowed_hosts = comma_list(options.text("allowed-hosts"));
-  for (const std::string& proxy : comma_list(options.text("trusted-proxies"))) {
-    http.trusted_proxies.push_back(address_group(proxy));
-    if (http.trusted_proxies.back().empty()) return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
+  for (std::string& proxy : http.trusted_proxies) {
+    const std::string group = address_group(proxy);
+    if (group.empty()) throw invalid("--trusted-proxies: " + proxy + ": expected an IP address");
+    proxy = group;
   }
-  http.max_sessions = int(options.integer("max-sessions"));
-  http.session_bytes = size_t(options.integer("session-bytes"));
-  http.metrics_prefix = options.text("metrics-prefix");
-  http.seed = uint64_t(options.integer("seed"));
-  http.dev_endpoints = options.flag("dev-endpoints");
   http.server_info = options.table();
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
@@ -143,4 +119,4 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::server

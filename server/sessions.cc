@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 uint64_t random_word() {
   std::random_device device;
@@ -169,4 +169,4 @@ void Sessions::Turn::release() {
   if (auto sessions = std::exchange(sessions_, nullptr)) sessions->finish(key_, nullptr, false);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

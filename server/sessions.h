@@ -28,7 +28,7 @@
 #include "base/siphash.h"
 #include "model/chat_template.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct Conversation {
   std::vector<int32_t> tokens;        // of /v1/completions: prompts and outputs, in turn
@@ -70,10 +70,9 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
     uint64_t salt_ = 0;
   };
 
-  // `generation`: what the client's last turn was answered with, kNew, or "" where it returns none.
-  // busy: another turn holds it. dropped: it is not here, and may have been, or what is here may be
-  // another's of its name. stale: it is here, but at another turn. full: as many as may be kept are
-  // in the middle of a turn.
+  // `generation`: what the client's last turn was answered with, kNew, or "" where it returns none. busy: another turn
+  // holds it. dropped: it is not here, and may have been, or what is here may be another's of its name. stale: it is
+  // here, but at another turn. full: as many as may be kept are in the middle of a turn.
   State begin(const std::string& key, Turn& turn, const std::string& generation = "");
 
   struct Stats {
@@ -114,4 +113,4 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   std::vector<uint64_t> gone_;  // empty until the first drop
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -11,7 +11,7 @@
 
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 // One of a process.
 class SignalThread {
@@ -22,7 +22,6 @@ class SignalThread {
     sigemptyset(&set_);
     for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set_, signal);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    signal(SIGPIPE, SIG_IGN);
     thread_ = std::thread([this] { take(); });
   }
   ~SignalThread() { finish(); }
@@ -73,4 +72,4 @@ class SignalThread {
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

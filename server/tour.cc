@@ -3,17 +3,17 @@
 // one call of a class that the server runs, and says which idea it is and which file holds it.
 //
 // Left out is what it takes to serve many: who works on what (disagg/conductor.cc), what happens
-// when somebody fails (disagg/kv_sender.cc, kv_receiver.cc), threads, processes, HTTP.
+// when somebody fails (disagg/handover/), threads, processes, HTTP.
 #include <algorithm>
 #include <cstdio>
 
 #include "batch/engine.h"
-#include "disagg/place.h"
+#include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/tokenizer.h"
 #include "server/commands.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 constexpr PeerId kP = 0, kD = 1, kAlone = 2;
@@ -66,7 +66,7 @@ struct Side {
   Engine engine{*model, *memory, options, shared.clock, hooks};  // batch/engine.cc
 };
 
-// What P does with KV that leaves: the engine's hooks, as disagg/kv_sender.cc has them.
+// What P does with KV that leaves: the engine's hooks, as disagg/handover/sender.cc has them.
 struct Sender final : EngineHooks {
   bool layerwise() const override { return true; }
 
@@ -158,8 +158,7 @@ int tour_main(const Options&) {
   std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.wire->stats().bytes),
               sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);
 
-  // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca,
-  // continuous batching).
+  // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca, continuous batching).
   SequencePtr here = make_sequence(request, sender.state, output, nullptr, shared.tokenizer.get());
   here->kv = kv;
   here->computed = n;
@@ -178,4 +177,4 @@ int tour_main(const Options&) {
   return same ? 0 : 1;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

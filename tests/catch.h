@@ -1,5 +1,4 @@
-// The one way into Catch2 (v2 on Debian 12, v3 on Debian 13), plus counted skips and shared
-// fixtures.
+// The one way into Catch2 (v2 on Debian 12, v3 on Debian 13), plus counted skips and shared fixtures.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -11,6 +10,8 @@ using Catch::Approx;
 #endif
 
 #include <string>
+
+#include "base/rooms.h"
 
 namespace xpyd::testing {
 

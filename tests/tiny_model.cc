@@ -75,9 +75,9 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.kv.order = setup.order;
   options.kv.pool_bytes = setup.pool_bytes;
   options.kv.block_tokens = setup.block_tokens;
-  options.kv.page_group_bytes = setup.page_group_bytes;
+  options.kv.vattention.page_group_bytes = setup.page_group_bytes;
   options.kv.prefix_cache = setup.prefix_cache;
-  options.kv.share = setup.share;
+  options.kv.vattention.share = setup.share;
   options.kv.tiers = setup.tiers;
   options.batching = find_batch_policy(setup.batching);
   options.placement = find_placement_policy(setup.placement);

@@ -4,104 +4,48 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <optional>
-#include <type_traits>
 #include <utility>
 
 #include "base/siphash.h"
-#include "base/utf8.h"
-#include "disagg/control/channel.h"
 #include "disagg/control/codec_fields.h"
-#include "disagg/control/frame.h"
-#include "disagg/control/wire.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
+#include "disagg/net/channel.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 // Of a time that is not set.
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-struct Encoder {
-  template <class T>
-  using Ref = const T&;
-
-  ByteWriter& to;
+struct Encoder : FieldWriter<Encoder> {
   double now;
 
-  template <class T>
-  void number(const char*, T value, Number) {
-    to.number(value);
-  }
-  template <class T>
-  void real(const char*, T value, double, double) {
-    to.number(value);
-  }
-  template <class T>
-  void bits(const char*, T value) {
-    to.number(value);
-  }
-  void flag(const char*, bool value) { to.boolean(value); }
   void time(const char*, double value) { to.number(value == 0 ? kNever : now - value); }
-  template <class E>
-  void choice(const char*, E value, E) {
-    to.number(uint8_t(value));
-  }
-  // An explanation may quote bytes from anywhere.
-  void text(const char*, const std::string& value) { to.text(is_utf8(value) ? value : replace_invalid_utf8(value)); }
-  template <class T>
-  void numbers(const char*, const std::vector<T>& values, Number = {}) {
-    to.numbers(values);
-  }
-  template <class T>
-  void list(const char*, const std::vector<T>& values, size_t max) {
-    XPYD_CHECK(values.size() <= max);
-    to.count(values.size());
-    for (const T& value : values) {
-      if constexpr (std::is_same_v<T, std::string>)
-        text("", value);
-      else
-        codec::fields(*this, value);
-    }
-  }
-  template <class T>
-  void maybe(const char*, const std::optional<T>& value) {
-    to.boolean(value.has_value());
-    if (value) codec::fields(*this, *value);
-  }
-  template <class T>
-  void part(const char*, const T& value) {
-    codec::fields(*this, value);
-  }
   void request(const char*, const std::shared_ptr<const Request>& value) {
     XPYD_CHECK(value != nullptr);
-    codec::fields(*this, *value);
+    fields(*this, *value);
   }
 };
 
 // Every time but 0 is the receiver's now less the age.
-struct Decoder {
-  template <class T>
-  using Ref = T&;
-
-  ByteReader& from;
+struct Decoder : FieldReader<Decoder> {
   double now;
   const Limits& limits;
 
+  using FieldReader::number, FieldReader::numbers;
   template <class T>
   void number(const char* name, T& value, Number range) {
     const Bounds b = bounds(range, limits);
-    value = from.number<T>(name, T(b.least), T(b.most));
+    number(name, value, b.least, b.most);
   }
-  template <class T>
-  void real(const char* name, T& value, double min, double max) {
-    value = from.number<T>(name, T(min), T(max));
+  void numbers(const char* name, std::vector<int32_t>& values, Number range) {
+    numbers(name, values);
+    const Bounds b = bounds(range, limits);
+    for (int32_t value : values)
+      if (value < b.least || value > b.most)
+        return from.fail(name, std::to_string(value) + ", expected from " + std::to_string(b.least) + " to " +
+                                   std::to_string(b.most));
   }
-  template <class T>
-  void bits(const char* name, T& value) {
-    value = from.number<T>(name);
-  }
-  void flag(const char* name, bool& value) { value = from.boolean(name); }
   void time(const char* name, double& value) {
     double age = from.number<double>(name);
     if (age == kNever) {
@@ -112,106 +56,20 @@ struct Decoder {
       from.fail(name, "not a time");
     }
   }
-  template <class E>
-  void choice(const char* name, E& value, E last) {
-    value = E(from.number<uint8_t>(name, 0, uint8_t(last)));
-  }
-  void text(const char* name, std::string& value) { value = from.utf8(name, kMaxFramePayloadBytes); }
-  template <class T>
-  void numbers(const char* name, std::vector<T>& values) {
-    values = from.numbers<T>(name, kMaxFramePayloadBytes);
-  }
-  void numbers(const char* name, std::vector<int32_t>& values, Number range) {
-    numbers(name, values);
-    const Bounds b = bounds(range, limits);
-    for (int32_t value : values)
-      if (value < b.least || value > b.most)
-        return from.fail(name, std::to_string(value) + ", expected from " + std::to_string(b.least) + " to " +
-                                   std::to_string(b.most));
-  }
-  // One by one: an element in memory is larger than its bytes here may be.
-  template <class T>
-  void list(const char* name, std::vector<T>& values, size_t max) {
-    size_t n = from.count(name, max, 1);
-    for (size_t i = 0; i < n && !from.failed(); ++i) {
-      values.emplace_back();
-      if constexpr (std::is_same_v<T, std::string>)
-        text(name, values.back());
-      else
-        codec::fields(*this, values.back());
-    }
-  }
-  template <class T>
-  void maybe(const char* name, std::optional<T>& value) {
-    if (from.boolean(name)) codec::fields(*this, value.emplace());
-  }
-  template <class T>
-  void part(const char*, T& value) {
-    codec::fields(*this, value);
-  }
   void request(const char*, std::shared_ptr<const Request>& value) {
     auto made = std::make_shared<Request>();
-    codec::fields(*this, *made);
+    fields(*this, *made);
     if (!from.failed() && made->prompt.empty()) from.fail("prompt", "empty");
     value = std::move(made);
   }
 };
 
-// Names, types and limits as text.
-struct Describer {
-  template <class T>
-  using Ref = T&;
-
-  std::string out;
-
-  void add(const char* kind, const char* name, size_t bytes, double a = 0, double b = 0) {
-    out += std::string(kind) + " " + name + " " + std::to_string(bytes) + " " + std::to_string(a) + " " +
-           std::to_string(b) + "\n";
-  }
-  template <class T>
-  void number(const char* name, T&, Number range) {
-    add("number", name, sizeof(T), double(range));
-  }
-  template <class T>
-  void real(const char* name, T&, double min, double max) {
-    add("real", name, sizeof(T), min, max);
-  }
-  template <class T>
-  void bits(const char* name, T&) {
-    add(std::is_integral_v<T> ? "integer" : "float", name, sizeof(T));
-  }
-  void flag(const char* name, bool&) { add("flag", name, 1); }
+struct Describer : FieldDescriber<Describer> {
   void time(const char* name, double&) { add("time", name, 8); }
-  template <class E>
-  void choice(const char* name, E&, E last) {
-    add("choice", name, 1, double(last));
-  }
-  void text(const char* name, std::string&) { add("text", name, 1); }
-  template <class T>
-  void numbers(const char* name, std::vector<T>&, Number range = Number::n_kinds) {
-    add("numbers", name, sizeof(T), double(range));
-  }
-  template <class T>
-  void list(const char* name, std::vector<T>&, size_t max) {
-    add("list", name, 0, double(max));
-    T one{};
-    if constexpr (!std::is_same_v<T, std::string>) codec::fields(*this, one);
-  }
-  template <class T>
-  void maybe(const char* name, std::optional<T>&) {
-    add("maybe", name, 1);
-    T one{};
-    codec::fields(*this, one);
-  }
-  template <class T>
-  void part(const char* name, T& value) {
-    add("part", name, 0);
-    codec::fields(*this, value);
-  }
   void request(const char* name, std::shared_ptr<const Request>&) {
     add("request", name, 0);
     Request one;
-    codec::fields(*this, one);
+    fields(*this, one);
   }
 };
 
@@ -219,7 +77,7 @@ template <class F, size_t... I>
 void for_each_kind(F f, std::index_sequence<I...>) {
   (f(std::in_place_index<I>), ...);
 }
-using Kinds = std::make_index_sequence<std::variant_size_v<Message::variant>>;
+using Kinds = std::make_index_sequence<std::variant_size_v<Message>>;
 
 // The kinds in the variant's order, and who says them to whom: D down, from the conductor; U up, to
 // it; B both; A across, between instances; - by a worker to its own instance.
@@ -231,7 +89,7 @@ constexpr const char* kKinds[] = {
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
     "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport"};
 // clang-format on
-static_assert(std::size(kKinds) == std::variant_size_v<Message::variant>);
+static_assert(std::size(kKinds) == std::variant_size_v<Message>);
 
 bool may_come(char who, Way way) {
   return way == kAnyWay || (way == kToInstance && (who == 'D' || who == 'B')) ||
@@ -307,8 +165,8 @@ std::string encode(InstanceId from, InstanceId to, const Message& message, doubl
   ByteWriter writer;
   writer.number(to);
   writer.number(from);
-  Encoder encoder{writer, now};
-  std::visit([&](const auto& m) { codec::fields(encoder, m); }, message);
+  Encoder encoder{{writer}, now};
+  std::visit([&](const auto& m) { fields(encoder, m); }, message);
   return writer.take();
 }
 
@@ -322,25 +180,17 @@ Result<Envelope> decode(uint16_t type, std::string_view payload, double now, con
   ByteReader reader(payload);
   envelope.to = reader.number<InstanceId>("to", kConductor, INT_MAX);
   envelope.from = reader.number<InstanceId>("from", kConductor, INT_MAX);
-  Decoder decoder{reader, now, door.limits};
+  Decoder decoder{{reader}, now, door.limits};
   for_each_kind(
       [&]<size_t I>(std::in_place_index_t<I>) {
-        if (kind == I) codec::fields(decoder, envelope.message.emplace<I>());
+        if (kind == I) fields(decoder, envelope.message.emplace<I>());
       },
       Kinds());
   if (Status status = reader.finish(); !status) return wrong(status.error());
   const Check check{door.limits};
-  const Status fits = std::visit([&](const auto& m) { return check(m); },
-                                 static_cast<const Message::variant&>(envelope.message));
+  const Status fits = std::visit([&](const auto& m) { return check(m); }, envelope.message);
   if (!fits) return wrong(fits.error());
   return envelope;
-}
-
-Result<InstanceId> destination(std::string_view payload) {
-  ByteReader reader(payload);
-  InstanceId to = reader.number<InstanceId>("to", kConductor, INT_MAX);
-  if (reader.failed()) return reader.finish().error();
-  return to;
 }
 
 uint64_t codec_schema() {
@@ -349,8 +199,8 @@ uint64_t codec_schema() {
     for_each_kind(
         [&]<size_t I>(std::in_place_index_t<I>) {
           describer.add("message", "", I);
-          std::variant_alternative_t<I, Message::variant> one;
-          codec::fields(describer, one);
+          std::variant_alternative_t<I, Message> one;
+          fields(describer, one);
         },
         Kinds());
     return siphash({0, 0}, describer.out);
@@ -358,4 +208,4 @@ uint64_t codec_schema() {
   return schema;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

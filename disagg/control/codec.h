@@ -14,9 +14,7 @@
 #include "disagg/control/ranges.h"
 #include "disagg/messages.h"
 
-namespace xpyd {
-
-struct Envelope;
+namespace xpyd::disagg {
 
 // Of the frame that carries `message`.
 uint16_t frame_type(const Message& message);
@@ -37,11 +35,8 @@ struct Door {
 // id and text is in its range and the fields fit each other; or an error that names kind and field.
 Result<Envelope> decode(uint16_t type, std::string_view payload, double now, const Door& door = {});
 
-// For whoever passes a message on without looking inside.
-Result<InstanceId> destination(std::string_view payload);
-
 // Changes whenever a message's fields change: goes into the handshake, so that programs that would
 // misread each other do not begin to talk.
 uint64_t codec_schema();
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,57 +1,60 @@
-// The fields of every control message, in the order in which they cross: read it as the format.
+// The fields of every control message, in the order in which they cross: read it as the format (disagg/net/fields.h
+// says how). A new member does not compile until it is here; tests/disagg/codec_test.cc then fails until it is sent,
+// too.
 //
-// Each function names all members of its struct in a structured binding, so that a new member does
-// not compile until it is here; tests/disagg/codec_test.cc then fails until it is sent, too.
-//
-// An archive (codec.cc) writes, reads, or describes:
-//   number(name, x, Number)      ranges.h has the table          real(name, x, min, max)  finite
-//   bits(name, x)               any value of x's type           flag(name, x)
-//   time(name, x)               Clock seconds, as an age        choice(name, e, last)    enumerator
-//   text(name, x)               UTF-8                           numbers(name, v[, Number])
-//   list(name, v, max)          of structs (or texts)           maybe(name, optional)
-//   part(name, x)               a struct                        request(name, shared Request)
-// and XPYD_EACH(a, Number, x, y, …) is number() of each.
-// What has no limit of its own here is limited by its frame.
+// To the archives of fields.h codec.cc adds:
+//   number(name, x, Number), numbers(name, v, Number)   ranges.h has the table
+//   time(name, x): Clock seconds, as an age             request(name, shared Request)
+// and XPYD_NUMBERS(a, Number, x, y, …) is number() of each, XPYD_SECONDS of durations, XPYD_TIMES time().
 #pragma once
-
-#include <algorithm>
-#include <string>
-#include <string_view>
 
 #include "disagg/control/ranges.h"
 #include "disagg/messages.h"
+#include "disagg/net/fields.h"
 
-namespace xpyd::codec {
+namespace xpyd::disagg::codec {
 
 inline constexpr int kMaxStops = 64;  // stop strings
 inline constexpr int kMaxTopLogprobs = 64;
 inline constexpr size_t kMaxPromptLogprobs = 1 << 20;  // tokens
 inline constexpr double kMaxSeconds = 1e12;
 
-#define XPYD_EACH(a, range, ...) each(a, range, #__VA_ARGS__, __VA_ARGS__)
+}  // namespace xpyd::disagg::codec
 
-template <class A, class... T>
-void each(A& a, Number range, std::string_view names, T&... values) {
-  const auto one = [&](auto& value) {
-    const size_t end = std::min(names.find(", "), names.size());
-    a.number(std::string(names.substr(0, end)).c_str(), value, range);
-    names.remove_prefix(std::min(end + 2, names.size()));
-  };
-  (one(values), ...);
-}
+#define XPYD_EACH_AS(call, ...) each_field<#__VA_ARGS__>([&](const char* name_, auto& value_) { call; }, __VA_ARGS__)
+#define XPYD_NUMBERS(a, range, ...) XPYD_EACH_AS(a.number(name_, value_, range), __VA_ARGS__)
+#define XPYD_SECONDS(a, ...) XPYD_EACH_AS(a.number(name_, value_, 0, codec::kMaxSeconds), __VA_ARGS__)
+#define XPYD_TIMES(a, ...) XPYD_EACH_AS(a.time(name_, value_), __VA_ARGS__)
+
+namespace xpyd::disagg {
+
+template <>
+inline constexpr FinishReason kLast<FinishReason> = FinishReason::error;
+template <>
+inline constexpr Dtype kLast<Dtype> = Dtype::int4;
+template <>
+inline constexpr KvOrder kLast<KvOrder> = KvOrder::token_major;
+template <>
+inline constexpr Role kLast<Role> = Role::colocated;
+template <>
+inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
+template <>
+inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::prompt_done;
+template <>
+inline constexpr AttemptFailure kLast<AttemptFailure> = AttemptFailure::refused;
 
 template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
   auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed,
          top_logprobs] = s;
-  a.real("temperature", temperature, 0, 1e6);
+  XPYD_EACH(a, seed);
+  a.number("temperature", temperature, 0, 1e6);
   a.number("top_k", top_k, Number::natural);
-  a.real("top_p", top_p, 0, 1);
-  a.real("min_p", min_p, 0, 1);
-  a.real("repetition_penalty", repetition_penalty, 0, 1e6);
-  a.real("presence_penalty", presence_penalty, -1e6, 1e6);
-  a.real("frequency_penalty", frequency_penalty, -1e6, 1e6);
-  a.bits("seed", seed);
+  a.number("top_p", top_p, 0, 1);
+  a.number("min_p", min_p, 0, 1);
+  a.number("repetition_penalty", repetition_penalty, 0, 1e6);
+  a.number("presence_penalty", presence_penalty, -1e6, 1e6);
+  a.number("frequency_penalty", frequency_penalty, -1e6, 1e6);
   a.number("top_logprobs", top_logprobs, Number::top_logprobs);
 }
 
@@ -60,94 +63,73 @@ void fields(A& a, typename A::template Ref<Request> s) {
   auto& [id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop, stop_token_ids,
          include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, session_id, arrival_s,
          deadline_s] = s;
-  a.bits("id", id);
+  XPYD_EACH(a, id, sampling, ignore_eos, include_stop_text, skip_special_tokens, prompt_is_text_prefix, cache_salt,
+            session_id);
   a.numbers("prompt", prompt, Number::token);
-  a.part("sampling", sampling);
   a.number("max_tokens", max_tokens, Number::tokens_some);
   a.number("min_tokens", min_tokens, Number::tokens);
   a.number("n", n, Number::choices);
   a.number("prompt_logprobs", prompt_logprobs, Number::top_logprobs);
-  a.flag("ignore_eos", ignore_eos);
-  a.list("stop", stop, kMaxStops);
+  a.list("stop", stop, codec::kMaxStops);
   a.numbers("stop_token_ids", stop_token_ids, Number::token);
-  a.flag("include_stop_text", include_stop_text);
-  a.flag("skip_special_tokens", skip_special_tokens);
-  a.flag("prompt_is_text_prefix", prompt_is_text_prefix);
-  a.bits("priority", priority);
-  a.bits("cache_salt", cache_salt);
-  a.text("session_id", session_id);
-  a.time("arrival_s", arrival_s);
-  a.time("deadline_s", deadline_s);
+  a.number("priority", priority);
+  XPYD_TIMES(a, arrival_s, deadline_s);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<ChoiceState> s) {
   auto& [choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s] = s;
+  XPYD_EACH(a, logits_hash);
   a.number("choice", choice, Number::choice);
   a.number("stands_for", stands_for, Number::choices);
   a.numbers("output", output, Number::token);
-  a.bits("logits_hash", logits_hash);
   a.number("cached_tokens", cached_tokens, Number::tokens);
   a.number("preemptions", preemptions, Number::count);
-  a.time("queued_s", queued_s);
-  a.time("scheduled_s", scheduled_s);
+  XPYD_TIMES(a, queued_s, scheduled_s);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<TokenLogprob> s) {
   auto& [token, logprob] = s;
   a.number("token", token, Number::token);
-  a.bits("logprob", logprob);  // may be -infinity
+  a.number("logprob", logprob);  // may be -infinity
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<Sampled> s) {
   auto& [chosen, top, nan_logits, rank] = s;
-  a.part("chosen", chosen);
-  a.list("top", top, kMaxTopLogprobs);
-  a.number("nan_logits", nan_logits, Number::natural);
-  a.number("rank", rank, Number::natural);
+  XPYD_EACH(a, chosen);
+  a.list("top", top, codec::kMaxTopLogprobs);
+  XPYD_NUMBERS(a, Number::natural, nan_logits, rank);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<TokenEvent> s) {
   auto& [request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled, prompt_logprobs,
          cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s] = s;
-  a.bits("request_id", request_id);
+  XPYD_EACH(a, request_id, text, finish, stop_text, error, has_logprobs, sampled, logits_hash);
   a.number("choice", choice, Number::choice);
-  a.number("token", token, Number::token_or_none);
-  a.text("text", text);
-  a.choice("finish", finish, FinishReason::error);
-  a.text("stop_text", stop_text);
-  a.number("stop_token", stop_token, Number::token_or_none);
-  a.text("error", error);
-  a.flag("has_logprobs", has_logprobs);
-  a.part("sampled", sampled);
-  a.list("prompt_logprobs", prompt_logprobs, kMaxPromptLogprobs);
+  XPYD_NUMBERS(a, Number::token_or_none, token, stop_token);
+  a.list("prompt_logprobs", prompt_logprobs, codec::kMaxPromptLogprobs);
   a.number("cached_tokens", cached_tokens, Number::tokens);
   a.number("preemptions", preemptions, Number::count);
-  a.bits("logits_hash", logits_hash);
-  a.time("queued_s", queued_s);
-  a.time("scheduled_s", scheduled_s);
-  a.time("time_s", time_s);
+  XPYD_TIMES(a, queued_s, scheduled_s, time_s);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvShape> s) {
   auto& [n_layers, n_kv_heads, head_dim, dtype] = s;
+  XPYD_EACH(a, dtype);
   a.number("n_layers", n_layers, Number::layers);
   a.number("n_kv_heads", n_kv_heads, Number::heads);
   a.number("head_dim", head_dim, Number::head_dim);
-  a.choice("dtype", dtype, Dtype::int4);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvLayout> s) {
   auto& [shape, order, block_tokens, n_blocks] = s;
-  a.part("shape", shape);
-  a.choice("order", order, KvOrder::token_major);
-  a.number("block_tokens", block_tokens, Number::count);
-  a.number("n_blocks", n_blocks, Number::count);
+  XPYD_EACH(a, shape, order);
+  XPYD_NUMBERS(a, Number::count, block_tokens, n_blocks);
 }
 
 template <class A>
@@ -155,8 +137,7 @@ void fields(A& a, typename A::template Ref<KvShards> s) {
   auto& [n_layers, n_kv_heads, tp, pp, long_stage, stage_layers] = s;
   a.number("n_layers", n_layers, Number::layers);
   a.number("n_kv_heads", n_kv_heads, Number::heads);
-  a.number("tp", tp, Number::ranks);
-  a.number("pp", pp, Number::ranks);
+  XPYD_NUMBERS(a, Number::ranks, tp, pp);
   a.number("long_stage", long_stage, Number::stage);
   a.numbers("stage_layers", stage_layers, Number::layers);
 }
@@ -164,40 +145,26 @@ void fields(A& a, typename A::template Ref<KvShards> s) {
 template <class A>
 void fields(A& a, typename A::template Ref<InstanceInfo> s) {
   auto& [id, name, role, layout, shards, capacity_blocks, block_tokens, max_batch, address, control] = s;
+  XPYD_EACH(a, name, role, layout, shards, address, control);
   a.number("id", id, Number::instance);
-  a.text("name", name);
-  a.choice("role", role, Role::colocated);
-  a.part("layout", layout);
-  a.part("shards", shards);
-  XPYD_EACH(a, Number::count, capacity_blocks, block_tokens, max_batch);
-  a.text("address", address);
-  a.text("control", control);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<WindowKey> s) {
-  auto& [index, generation, secret] = s;
-  a.bits("index", index);
-  a.bits("generation", generation);
-  a.bits("secret", secret);
+  XPYD_NUMBERS(a, Number::count, capacity_blocks, block_tokens, max_batch);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvPlace> s) {
   auto& [window, blocks, slot, cached_tokens, checksums] = s;
-  a.part("window", window);
+  XPYD_EACH(a, window, checksums);
   a.numbers("blocks", blocks, Number::block);
   a.number("slot", slot, Number::block);
   a.number("cached_tokens", cached_tokens, Number::tokens);
-  a.numbers("checksums", checksums);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvHandover> s) {
   auto& [blocks, tokens, generations, giver] = s;
+  XPYD_EACH(a, generations);
   a.numbers("blocks", blocks, Number::block);
   a.number("tokens", tokens, Number::tokens);
-  a.numbers("generations", generations);
   a.number("giver", giver, Number::member);  // -1 stays in its process
 }
 
@@ -206,24 +173,28 @@ void fields(A& a, typename A::template Ref<KvTierStats> s) {
   auto& [host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out, copies_in,
          disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions, disk_evictions,
          failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds] = s;
-  XPYD_EACH(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
-            copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
-            disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out);
-  a.real("load_wait_seconds", load_wait_seconds, 0, kMaxSeconds);
+  XPYD_NUMBERS(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in,
+               copies_out, copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens,
+               host_evictions, disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out);
+  XPYD_SECONDS(a, load_wait_seconds);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<VattentionStats> s) {
+  auto& [map_calls, unmap_calls, waited_jobs, map_wait_seconds] = s;
+  XPYD_NUMBERS(a, Number::total, map_calls, unmap_calls, waited_jobs);
+  XPYD_SECONDS(a, map_wait_seconds);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvStats> s) {
   auto& [capacity, free, active, cached, in_transfer, elsewhere, block_tokens, prefix_query_tokens, prefix_hit_tokens,
-         evictions, cow_copies, map_calls, unmap_calls, waited_jobs, map_wait_seconds, capacity_bytes, written_bytes,
-         reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
-  XPYD_EACH(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, block_tokens);
-  XPYD_EACH(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, map_calls, unmap_calls,
-            waited_jobs);
-  a.real("map_wait_seconds", map_wait_seconds, 0, kMaxSeconds);
-  XPYD_EACH(a, Number::total, capacity_bytes, written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes,
-            mapped_bytes, mappings);
-  a.part("tiers", tiers);
+         evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes, internal_bytes, idle_bytes,
+         external_bytes, mapped_bytes, mappings, tiers] = s;
+  XPYD_EACH(a, vattention, tiers);
+  XPYD_NUMBERS(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, block_tokens);
+  XPYD_NUMBERS(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, capacity_bytes,
+               written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings);
 }
 
 template <class A>
@@ -232,19 +203,12 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
          generated_tokens, preemptions, step_seconds, schedule_seconds, wait_seconds, transfer_bytes,
          transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired,
          heartbeat_s] = s;
-  a.text("name", name);
-  XPYD_EACH(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
-  a.part("kv", kv);
-  XPYD_EACH(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions);
-  a.real("step_seconds", step_seconds, 0, kMaxSeconds);
-  a.real("schedule_seconds", schedule_seconds, 0, kMaxSeconds);
-  a.real("wait_seconds", wait_seconds, 0, kMaxSeconds);
-  XPYD_EACH(a, Number::total, transfer_bytes, transfer_descriptors, transfers);
-  a.real("transfer_seconds", transfer_seconds, 0, kMaxSeconds);
-  a.real("wire_s_per_byte", wire_s_per_byte, 0, kMaxSeconds);
-  a.number("kv_refused", kv_refused, Number::total);
-  a.number("leases_expired", leases_expired, Number::total);
-  a.time("heartbeat_s", heartbeat_s);
+  XPYD_EACH(a, name, kv);
+  XPYD_NUMBERS(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
+  XPYD_NUMBERS(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions, transfer_bytes,
+               transfer_descriptors, transfers, kv_refused, leases_expired);
+  XPYD_SECONDS(a, step_seconds, schedule_seconds, wait_seconds, transfer_seconds, wire_s_per_byte);
+  XPYD_TIMES(a, heartbeat_s);
 }
 
 // ---- the messages
@@ -252,24 +216,12 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
 template <class A>
 void fields(A& a, typename A::template Ref<StartRequest> s) {
   auto& [attempt, request, state, order, decode] = s;
-  a.bits("attempt", attempt);
-  a.request("request", request);
-  a.part("state", state);
-  a.choice("order", order, DisaggOrder::decode_first);
+  XPYD_EACH(a, attempt, request, state, order);
   a.number("decode", decode, Number::instance_or_none);
 }
 
-template <class A>
-void fields(A& a, typename A::template Ref<AbortAttempt> s) {
-  auto& [attempt] = s;
-  a.bits("attempt", attempt);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<PeerJoined> s) {
-  auto& [info] = s;
-  a.part("info", info);
-}
+XPYD_FIELDS(AbortAttempt, attempt)
+XPYD_FIELDS(PeerJoined, info)
 
 template <class A>
 void fields(A& a, typename A::template Ref<PeerGone> s) {
@@ -280,93 +232,43 @@ void fields(A& a, typename A::template Ref<PeerGone> s) {
 template <class A>
 void fields(A& a, typename A::template Ref<TokenOf> s) {
   auto& [attempt, index, event] = s;
-  a.bits("attempt", attempt);
+  XPYD_EACH(a, attempt, event);
   a.number("index", index, Number::tokens);
-  a.part("event", event);
 }
 
-template <class A>
-void fields(A& a, typename A::template Ref<AttemptProgress> s) {
-  auto& [attempt, stage] = s;
-  a.bits("attempt", attempt);
-  a.choice("stage", stage, AttemptProgress::prompt_done);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<AttemptFailed> s) {
-  auto& [attempt, reason, why] = s;
-  a.bits("attempt", attempt);
-  a.choice("reason", reason, AttemptFailure::refused);
-  a.text("why", why);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<Report> s) {
-  auto& [stats] = s;
-  a.part("stats", stats);
-}
+XPYD_FIELDS(AttemptProgress, attempt, stage)
+XPYD_FIELDS(AttemptFailed, attempt, reason, why)
+XPYD_FIELDS(Report, stats)
 
 template <class A>
 void fields(A& a, typename A::template Ref<PrefillJob> s) {
   auto& [attempt, request, state, decode] = s;
-  a.bits("attempt", attempt);
-  a.request("request", request);
-  a.part("state", state);
+  XPYD_EACH(a, attempt, request, state);
   a.number("decode", decode, Number::instance_or_none);
 }
 
-template <class A>
-void fields(A& a, typename A::template Ref<ReserveKv> s) {
-  auto& [attempt, request, state] = s;
-  a.bits("attempt", attempt);
-  a.request("request", request);
-  a.part("state", state);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<KvReserved> s) {
-  auto& [attempt, destination] = s;
-  a.bits("attempt", attempt);
-  a.part("destination", destination);
-}
+XPYD_FIELDS(ReserveKv, attempt, request, state)
+XPYD_FIELDS(KvReserved, attempt, destination)
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvDelivered> s) {
   auto& [attempt, choices, kv_arrived, posts, checksums, handover] = s;
-  a.bits("attempt", attempt);
+  XPYD_EACH(a, attempt, kv_arrived, checksums, handover);
   a.list("choices", choices, kMaxChoices);
-  a.flag("kv_arrived", kv_arrived);
   a.number("posts", posts, Number::post);
-  a.numbers("checksums", checksums);
-  a.maybe("handover", handover);
 }
 
-template <class A>
-void fields(A& a, typename A::template Ref<ReservationCancelled> s) {
-  auto& [attempt] = s;
-  a.bits("attempt", attempt);
-}
+XPYD_FIELDS(ReservationCancelled, attempt)
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvOffered> s) {
   auto& [attempt, request, choices, source] = s;
-  a.bits("attempt", attempt);
-  a.request("request", request);
+  XPYD_EACH(a, attempt, request, source);
   a.list("choices", choices, kMaxChoices);
-  a.part("source", source);
 }
 
-template <class A>
-void fields(A& a, typename A::template Ref<KvTaken> s) {
-  auto& [attempt] = s;
-  a.bits("attempt", attempt);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<KvRenewed> s) {
-  auto& [attempts] = s;
-  a.numbers("attempts", attempts);
-}
+XPYD_FIELDS(KvTaken, attempt)
+XPYD_FIELDS(KvRenewed, attempts)
 
 template <class A>
 void fields(A& a, typename A::template Ref<PeerBroken> s) {
@@ -374,48 +276,20 @@ void fields(A& a, typename A::template Ref<PeerBroken> s) {
   a.number("id", id, Number::instance);
 }
 
-template <class A>
-void fields(A&, typename A::template Ref<ClearPrefixCache>) {}
+XPYD_FIELDS(ClearPrefixCache)
 
 template <class A>
 void fields(A& a, typename A::template Ref<Welcome> s) {
   auto& [id, name, role, lease_s, pool, report_cache, local] = s;
+  XPYD_EACH(a, name, role, pool, report_cache, local);
   a.number("id", id, Number::instance);
-  a.text("name", name);
-  a.choice("role", role, Role::colocated);
-  a.real("lease_s", lease_s, 0, kMaxSeconds);
-  a.text("pool", pool);
-  a.flag("report_cache", report_cache);
-  a.flag("local", local);
+  XPYD_SECONDS(a, lease_s);
 }
 
-template <class A>
-void fields(A& a, typename A::template Ref<Retire> s) {
-  auto& [rejoin, role] = s;
-  a.flag("rejoin", rejoin);
-  a.choice("role", role, Role::colocated);
-}
+XPYD_FIELDS(Retire, rejoin, role)
+XPYD_FIELDS(JoinRequest, role)
+XPYD_FIELDS(Joined, info)
+XPYD_FIELDS(LeaveRequest)
+XPYD_FIELDS(CacheReport, stored, removed)
 
-template <class A>
-void fields(A& a, typename A::template Ref<JoinRequest> s) {
-  auto& [role] = s;
-  a.choice("role", role, Role::colocated);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<Joined> s) {
-  auto& [info] = s;
-  a.part("info", info);
-}
-
-template <class A>
-void fields(A&, typename A::template Ref<LeaveRequest>) {}
-
-template <class A>
-void fields(A& a, typename A::template Ref<CacheReport> s) {
-  auto& [stored, removed] = s;
-  a.numbers("stored", stored);
-  a.numbers("removed", removed);
-}
-
-}  // namespace xpyd::codec
+}  // namespace xpyd::disagg

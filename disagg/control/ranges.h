@@ -1,7 +1,6 @@
-// The numbers that messages hold: one row for each kind, and codec_fields.h says beside each field
-// which kind it is. Both sides know the limits before they talk, as the handshake compares model
-// and context (NodeIdentity::fingerprint): so a number beyond them is no misunderstanding, and who
-// says it is not listened to any more.
+// The numbers that messages hold: one row for each kind, and codec_fields.h says beside each field which kind it is.
+// Both sides know the limits before they talk, as the handshake compares model and context (NodeIdentity::fingerprint):
+// so a number beyond them is no misunderstanding, and who says it is not listened to any more.
 #pragma once
 
 #include <climits>
@@ -11,7 +10,7 @@
 #include "allocator/block_ledger.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // Of the model and its context. As they stand: of any model.
 struct Limits {
@@ -79,4 +78,4 @@ constexpr Bounds bounds(Number range, const Limits& limits) {
   return table[size_t(range)];
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

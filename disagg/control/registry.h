@@ -1,20 +1,18 @@
-// A registry keeps the cluster's membership outside of it: names with values, each for as long as
-// the process that announced it lives. Without one the conductor's own table is the membership, and
-// workers must be told its address; with one (server/etcd_registry.h) a conductor may die, start
-// again elsewhere, and be found by its workers.
+// A registry keeps the cluster's membership outside of it: names with values, each for as long as the process that
+// announced it lives. Without one the conductor's own table is the membership, and workers must be told its address;
+// with one (server/etcd_registry.cc) a conductor may die, start again elsewhere, and be found by its workers.
 //
 // A registry that cannot be reached changes nothing: what was there is taken as being there still.
 // Whether a peer is alive is for its channel to say.
 //
-// Thread safety: any thread. Callbacks run on the registry's thread, one at a time; they must not
-// block.
+// Thread safety: any thread. Callbacks run on the registry's thread, one at a time; they must not block.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <string>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 inline constexpr const char* kConductorName = "conductor";  // its value: its control address
 
@@ -42,4 +40,4 @@ class Registry {
   virtual RegistryState state() const = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "disagg/transport/forwarding.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr double kHoldSeconds = 1e-3;  // a reordered post's, where none comes behind it
@@ -298,4 +298,4 @@ Result<TransportChoice> parse_transport(std::string_view text) {
   return choice;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

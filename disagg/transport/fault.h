@@ -10,10 +10,9 @@
 //   truncate   its last bytes do not come, and it is done
 //   corrupt    one bit of it is another, and it is done
 //
-// All but the last three are within what transport.h allows. Those break its promises: they are for
-// what checksums and counts must catch. `duplicate` and `corrupt` read and post bytes of their own,
-// in memory of the host and outside of the regions, so TransportChoice::make refuses them where the
-// wire needs its regions (rdma) or the KV is a device's.
+// All but the last three are within what transport.h allows. Those break its promises: they are for what checksums and
+// counts must catch. `duplicate` and `corrupt` read and post bytes of their own, in memory of the host and outside of
+// the regions, so TransportChoice::make refuses them where the wire needs its regions (rdma) or the KV is a device's.
 #pragma once
 
 #include <memory>
@@ -22,7 +21,7 @@
 
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct FaultOptions {
   uint64_t seed = 0;
@@ -39,8 +38,7 @@ std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> i
 // What it has done so far. Null: `transport` is no fault transport.
 const FaultCounts* fault_counts(const KvTransport& transport);
 
-// A value of --transport: a wire's name, or fault:NAME,KEY=VALUE,… as in
-// fault:tcp,seed=7,drop=0.01,delay=2ms.
+// A value of --transport: a wire's name, or fault:NAME,KEY=VALUE,… as in fault:tcp,seed=7,drop=0.01,delay=2ms.
 struct TransportChoice {
   const TransportRow* row = nullptr;
   std::optional<FaultOptions> faults;
@@ -48,4 +46,4 @@ struct TransportChoice {
 };
 Result<TransportChoice> parse_transport(std::string_view text);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

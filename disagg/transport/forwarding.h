@@ -6,7 +6,7 @@
 
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 class ForwardingTransport : public KvTransport {
  public:
@@ -38,4 +38,4 @@ class ForwardingTransport : public KvTransport {
   std::unique_ptr<KvTransport> inner_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,10 +1,9 @@
-// handoff: zero copies (README, Decisions: D8). Prefill and decode draw from one pool; a sequence
-// changes hands as the ids of its blocks (paged) or of its slot (contiguous), inside the
-// KvDelivered message.
+// handoff: zero copies (README, Decisions: D8). Prefill and decode draw from one pool; a sequence changes hands as the
+// ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
 
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 class HandoffTransport final : public KvTransport {
@@ -33,4 +32,4 @@ MadeTransport make_handoff_transport(const TransportOptions&) {
   return std::unique_ptr<KvTransport>(std::make_unique<HandoffTransport>());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,36 +1,32 @@
 #include "disagg/transport/handoff_pool.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "allocator/pooled.h"
-#include "allocator/sharded.h"
+#include "allocator/block_pool.h"
+#include "allocator/kv_plan.h"
 #include "base/clock.h"
 #include "base/device.h"
 #include "base/log.h"
 #include "base/os.h"
 #include "disagg/transport/shared_memory.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr uint64_t kPoolMagic = 0x326c6f6f70647078;  // "xpdpool2"
 constexpr size_t kPage = 4096;
 constexpr int kPatienceSeconds = 5;
-constexpr int kDeafMilliseconds = 100;  // when there are no descriptors for callers
+constexpr std::string_view kKind = "handoff:";
+constexpr size_t kMostAddressBytes = 100;  // of a Unix socket's name
+constexpr size_t kMostFiles = 2;           // the ledger's, and a card's
 
 // The file: this in its first page, the ledger, and, without a card, the KV from the next huge page
 // on. (The members' locks are of the first bytes; they do not change them.)
@@ -42,8 +38,10 @@ struct PoolHeader {
   char card[64];  // MemoryExporter::identity(); empty: the KV is in the file
 };
 
-using shm::same_user;
-using File = Fd;
+std::unique_ptr<Meeting> make_meeting() {
+  const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd: KV pool: %s", text.c_str()); };
+  return std::make_unique<Meeting>("handoff", 0, kPoolMagic, wire_limits(0, kMostFiles), nullptr, log);
+}
 
 // All that follows from the options.
 struct Plan {
@@ -58,10 +56,10 @@ struct Plan {
 };
 
 Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
-  XPYD_CHECK(!find_kv_scheme(scheme_name)->block_bytes);  // refused before
+  XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused before
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
     return invalid("--kv-bytes: more than there are addresses for, for all instances together");
-  Result<ShardedPlan> planned = plan_sharded(scheme_name, options, shards);
+  Result<PoolPlan> planned = plan_ranks(scheme_name, options, shards);
   if (!planned) return planned.error();
   const KvLayout& l = planned.value().whole;
   Plan plan;
@@ -107,48 +105,14 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
   RealClock clock;
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
-    if (ledger ? ledger.value()->slot() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
-    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool::shed).
+    if (ledger ? ledger.value()->member() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
+    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
                    "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
                        " instances of the conductor's --topology, and they are all there, or one "
                        "of them is still ending"};
   }
-}
-
-constexpr size_t kFiles = 2;  // the ledger's, and a card's
-using Files = std::array<int, kFiles>;
-
-bool send_files(int socket, const Files& files) {
-  const size_t bytes = (files[1] < 0 ? 1 : kFiles) * sizeof(int);
-  char byte = 0;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof files)] = {};
-  struct iovec piece = {&byte, 1};
-  struct msghdr message = {};
-  message.msg_iov = &piece, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = CMSG_SPACE(bytes);
-  struct cmsghdr* head = CMSG_FIRSTHDR(&message);
-  head->cmsg_level = SOL_SOCKET, head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(bytes);
-  std::memcpy(CMSG_DATA(head), files.data(), bytes);
-  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
-}
-
-Files receive_files(int socket) {  // -1: none came
-  Files files = {-1, -1};
-  char byte;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof files)];
-  struct iovec piece = {&byte, 1};
-  struct msghdr message = {};
-  message.msg_iov = &piece, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return files;
-  struct cmsghdr* head = CMSG_FIRSTHDR(&message);
-  if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
-    for (size_t n : {size_t{1}, kFiles})
-      if (head->cmsg_len == CMSG_LEN(n * sizeof(int))) std::memcpy(files.data(), CMSG_DATA(head), n * sizeof(int));
-  return files;
 }
 
 std::string where(const std::string& card) { return card.empty() ? "the host" : card; }
@@ -166,7 +130,9 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   pool->bytes_ = plan.rank_bytes;
   pool->block_bytes_ = plan.block_bytes;
   if (card.value()) {
-    Result<std::shared_ptr<std::byte>> kv = card.value()->allocate_exported(plan.kv_bytes, pool->card_file_);
+    int exported = -1;
+    Result<std::shared_ptr<std::byte>> kv = card.value()->allocate_exported(plan.kv_bytes, exported);
+    pool->card_file_ = Fd(exported);
     if (!kv && kv.error().code == ErrorCode::unavailable) return too_large(kv.error());
     if (!kv) return kv.error();
     pool->card_memory_ = std::move(kv).value();
@@ -177,88 +143,65 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   if (!memory) return too_large(memory.error());
   std::memcpy(memory.value().get(), &plan.header, sizeof(PoolHeader));
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger = BlockLedger::join(words, plan.whole.n_blocks, pool->file_,
+  Result<std::unique_ptr<BlockLedger>> ledger = BlockLedger::join(words, plan.whole.n_blocks, pool->file_.get(),
                                                                   BlockLedger::As::observer);
   if (!ledger) return ledger.error();
   pool->ledger_ = std::move(ledger).value();
-  if (Status listening = pool->listen(); !listening) return listening.error();
-  pool->thread_ = std::thread([p = pool.get()] { p->serve(); });
+  pool->meeting_ = make_meeting();
+  const auto give = [p = pool.get()](const ChannelPtr& channel, PeerId) {
+    const int files[kMostFiles] = {p->file_.get(), p->card_file_.get()};
+    channel->send_files(kFirstFrameType, "", std::span(files, files[1] < 0 ? 1 : kMostFiles));
+    return ChannelEvents();
+  };
+  if (Status listening = pool->meeting_->listen_here(give); !listening) return listening.error();
+  pool->address_ = pool->meeting_->address().substr(kKind.size());
   return pool;
 }
 
-Status HandoffPool::listen() {
-  uint64_t random[2];
-  XPYD_CHECK(getrandom(random, sizeof random, 0) == ssize_t(sizeof random));
-  char name[64];
-  std::snprintf(name, sizeof name, "@xpyd-handoff-%016llx%016llx", (unsigned long long)random[0],
-                (unsigned long long)random[1]);
-  address_ = name;
-  sockaddr_un at;
-  const socklen_t at_size = shm::abstract_address(address_.substr(1), at);
-  stop_ = eventfd(0, EFD_CLOEXEC);
-  listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (stop_ < 0 || listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&at), at_size) != 0 ||
-      ::listen(listener_, 64) != 0)
-    return Error{ErrorCode::io, "a Unix socket for the KV pool: " + os_text()};
-  return ok();
-}
+namespace {
 
-HandoffPool::~HandoffPool() {
-  if (thread_.joinable()) {
-    const uint64_t one = 1;
-    XPYD_CHECK(::write(stop_, &one, sizeof one) == ssize_t(sizeof one));
-    thread_.join();
-  }
-  for (int fd : {listener_, stop_, file_, card_file_})
-    if (fd >= 0) ::close(fd);
-}
-
-void HandoffPool::serve() {
-  for (;;) {
-    struct pollfd ready[2] = {{stop_, POLLIN, 0}, {listener_, POLLIN, 0}};
-    if (poll(ready, 2, -1) < 0) continue;
-    if (ready[0].revents) return;
-    const File peer(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-    if (peer.get() < 0) {
-      // The caller stays, and poll would return at once, again and again.
-      if (errno == EMFILE || errno == ENFILE) poll(ready, 1, kDeafMilliseconds);
-      continue;
-    }
-    if (!same_user(peer.get()))
-      log_line(LogLevel::warning, "xpyd: a process of another user asked for the KV pool: refused");
-    else if (!send_files(peer.get(), {file_, card_file_}))
-      log_line(LogLevel::warning, "xpyd: the KV pool could not be passed on: %s", os_text().c_str());
+// The descriptors of the pool: the file of the ledger, and a card's.
+Result<std::vector<Fd>> ask_for_files(const std::string& address) {
+  RealClock clock;
+  Calls<std::vector<Fd>> calls("handoff", {.clock = &clock, .connect_s = kPatienceSeconds});
+  const auto meeting = make_meeting();
+  for (;; clock.sleep(1e-3)) {
+    auto met = calls.ask(0, std::string(kKind) + address, [&](const auto& answer) {
+      return meeting->call(std::string(kKind) + address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
+        wanted->channel = held(channel);
+        const auto take = [channel, weak = std::weak_ptr(wanted)](std::string_view) {
+          if (auto waits = weak.lock()) waits->set(channel->take_files());
+          return false;  // nothing more is to be said
+        };
+        return hear(channel, take, [] {});
+      });
+    });
+    if (!met) return met.error();
+    if (!met.value()) continue;
+    if (met.value()->empty()) return Error{ErrorCode::unavailable, "the conductor's KV pool came without its file"};
+    return std::move(*met.value());
   }
 }
+
+}  // namespace
 
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
                                      const KvShards& shards) {
-  if (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) || address[0] != '@')
+  if (address.size() < 2 || address.size() >= kMostAddressBytes || address[0] != '@')
     return invalid("the conductor names no KV pool: expected that it runs with --transport handoff");
-  sockaddr_un at;  // the first byte of the name is 0 for the system, '@' for people
-  const socklen_t at_size = shm::abstract_address(address.substr(1), at);
-  const File socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const struct timeval patience = {kPatienceSeconds, 0};
-  if (socket.get() < 0) return Error{ErrorCode::io, "a Unix socket: " + os_text()};
-  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&at), at_size) != 0)
+  Result<std::vector<Fd>> files = ask_for_files(address);
+  if (!files)
     return Error{ErrorCode::unavailable,
-                 "the KV pool of --transport handoff cannot be reached (" + os_text() +
-                     "): it is shared by processes of one host and one network namespace; elsewhere "
-                     "expected --transport tcp, rdma or nccl"};
-  const Files files = same_user(socket.get()) ? receive_files(socket.get()) : Files{-1, -1};
-  const File file(files[0]), of_card(files[1]);
-  if (file.get() < 0)
-    return Error{ErrorCode::unavailable,
-                 "the KV pool of --transport handoff is given to processes of the conductor's user, "
-                 "and was not given to this one"};
+                 "the KV pool of --transport handoff cannot be reached (" + files.error().message +
+                     "): it is shared by processes of one host, of one network namespace and of the conductor's user; "
+                     "elsewhere expected --transport tcp, rdma or nccl"};
+  const int file = files.value()[0].get(), of_card = files.value().size() > 1 ? files.value()[1].get() : -1;
 
   struct stat status;
-  if (fstat(file.get(), &status) != 0 || size_t(status.st_size) < kPage)
+  if (fstat(file, &status) != 0 || size_t(status.st_size) < kPage)
     return Error{ErrorCode::io, "the file of the KV pool is too short"};
   const size_t bytes = size_t(status.st_size);
-  Result<std::shared_ptr<std::byte>> memory = map_shared_file(file.get(), bytes);
+  Result<std::shared_ptr<std::byte>> memory = map_shared_file(file, bytes);
   if (!memory) return memory.error();
   PoolHeader there;
   std::memcpy(&there, memory.value().get(), sizeof there);
@@ -291,7 +234,7 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
                      std::to_string(own) + " here, " + std::to_string(conductor) + " at the conductor");
   std::shared_ptr<std::byte> kv;  // of all ranks
   if (card.value()) {
-    Result<std::shared_ptr<std::byte>> there_kv = card.value()->import(of_card.get(), plan.kv_bytes);
+    Result<std::shared_ptr<std::byte>> there_kv = card.value()->import(of_card, plan.kv_bytes);
     if (!there_kv) return there_kv.error();
     kv = std::move(there_kv).value();
   } else {
@@ -299,19 +242,15 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
     kv = std::shared_ptr<std::byte>(memory.value(), memory.value().get() + plan.kv_offset());
   }
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger = join_ledger(words, h.n_blocks, h.n_instances, file.get());
+  Result<std::unique_ptr<BlockLedger>> ledger = join_ledger(words, h.n_blocks, h.n_instances, file);
   if (!ledger) return ledger.error();
-  const bool ranks = shards.n_ranks() > 1;
-  auto pool = std::make_shared<BlockPool>(plan.whole, ranks ? nullptr : kv,
-                                          pool_has_prefix_cache(*find_kv_scheme(scheme), options),
+  std::vector<std::shared_ptr<std::byte>> memories;
+  for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
+  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, shards, std::move(memories)),
+                                          options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
                                           std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
-  if (ranks) {
-    std::vector<std::shared_ptr<std::byte>> memories;
-    for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
-    pool->put_on_ranks(shards, std::move(memories));
-  }
   if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
   return JoinedPool{std::move(pool), h.n_instances};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

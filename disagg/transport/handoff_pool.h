@@ -1,27 +1,24 @@
-// The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of
-// all of them and the ledger of who holds what (allocator/block_ledger.h). On a card the ledger
-// alone is there, and the KV is memory that the card's driver exports by file descriptor
-// (MemoryExporter, base/device.h). The conductor makes it, says its address in Welcome, and passes
-// the files to whoever connects there: over a Unix socket, to processes of the same user. It
-// outlives the conductor in those who have it mapped.
+// The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of all of them and the
+// ledger of who holds what (allocator/block_ledger.h). On a card the ledger alone is there, and the KV is memory that
+// the card's driver exports by file descriptor (MemoryExporter, base/device.h). The conductor makes it, says its
+// address in Welcome, and passes the files to whoever connects there: over a Unix socket, to processes of the same
+// user. It outlives the conductor in those who have it mapped.
 //
-// Instances of several ranks have the KV of each rank behind that of the one before. All of them
-// have the same ranks: a block id names bytes of every rank, and other ranks would cut them
-// otherwise.
+// Instances of several ranks have the KV of each rank behind that of the one before. All of them have the same ranks: a
+// block id names bytes of every rank, and other ranks would cut them otherwise.
 //
 // Thread safety: any thread.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <thread>
 
-#include "allocator/block_pool.h"
-#include "allocator/kv_memory.h"
-#include "allocator/kv_shards.h"
+#include "allocator/block_ledger.h"
+#include "allocator/kv_pool.h"
 #include "base/status.h"
+#include "disagg/transport/meeting.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 class HandoffPool {
  public:
@@ -30,7 +27,6 @@ class HandoffPool {
   // options; `unavailable`, not that much memory, or the device shares none.
   static Result<std::unique_ptr<HandoffPool>> create(const std::string& scheme, const KvOptions& options,
                                                      int n_instances, const KvShards& shards = {});
-  ~HandoffPool();
 
   const std::string& address() const { return address_; }
   // Gives back what dead processes held.
@@ -42,25 +38,21 @@ class HandoffPool {
 
  private:
   HandoffPool() = default;
-  Status listen();
-  void serve();
-
-  int file_ = -1, card_file_ = -1, listener_ = -1, stop_ = -1;
+  Fd file_, card_file_;
   size_t bytes_ = 0, block_bytes_ = 0;
   std::shared_ptr<std::byte> card_memory_;  // null: the KV is in the file
   std::string address_;
   std::unique_ptr<BlockLedger> ledger_;  // as an observer
-  std::thread thread_;
+  std::unique_ptr<Meeting> meeting_;     // with those who join
 };
 
 struct JoinedPool {
-  std::shared_ptr<BlockPool> pool;  // this process's view of it
-  int n_instances = 0;              // whose pool_bytes it has
+  std::shared_ptr<KvPool> pool;  // this process's view of it
+  int n_instances = 0;           // whose pool_bytes it has
 };
-// `options`, `shards`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this
-// user answers there; `invalid_argument`, the pool is of other options than these, or on another
-// card; `io`.
+// `options`, `shards`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this user answers there;
+// `invalid_argument`, the pool is of other options than these, or on another card; `io`.
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
                                      const KvShards& shards = {});
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,21 +1,20 @@
-// local: the peers are transports of the same process and keep their KV on one device; the poster's
-// queue copies, behind the work that fills the source. On the CPU nothing is in flight after
-// post(); on a GPU the copies overlap with what the poster computes next only as far as its queue
-// allows (they are in order).
+// local: the peers are transports of the same process and keep their KV on one device; the poster's queue copies,
+// behind the work that fills the source. On the CPU nothing is in flight after post(); on a GPU the copies overlap with
+// what the poster computes next only as far as its queue allows (they are in order).
 //
 // A copy that is enqueued cannot be called back: cancel(), a deadline and disconnect() let what is
 // in the queue run out, and a window stays closing until its poster has polled or is destroyed.
 
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/posting_transport.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 // What the others of this process may see of a transport. Outlives it as long as one of them looks.
@@ -24,6 +23,8 @@ struct Node {
   WindowTable windows;
   const std::vector<MemoryRange> regions;
   std::string address;
+  std::atomic<bool> ended{false};
+  bool dead() const { return ended; }
 };
 
 class Registry {
@@ -54,115 +55,59 @@ Registry& registry() {
   return all;
 }
 
-class LocalTransport final : public KvTransport {
+struct InFlight {
+  std::shared_ptr<Node> peer;
+  KvTransfer what;
+  int64_t mark;
+  TransferState state = TransferState::in_flight;
+  bool wanted = true;
+};
+
+class LocalTransport final : public PostingTransport<Node, InFlight> {
  public:
-  explicit LocalTransport(const TransportOptions& options) : options_(options), node_(std::make_shared<Node>(options)) {
+  explicit LocalTransport(const TransportOptions& options)
+      : PostingTransport("local", options), node_(std::make_shared<Node>(options)) {
     registry().add(node_);
   }
   ~LocalTransport() override {
     registry().remove(*node_);
+    node_->ended = true;
     node_->windows.shut();
-    if (!in_flight_.empty()) options_.queue->wait();
-    for (auto& [id, transfer] : in_flight_) transfer.peer->windows.leave(transfer.what.window, false);
+    for (auto& [id, posted] : transfers_) {
+      if (!posted.transfer || posted.transfer->state != TransferState::in_flight) continue;
+      options_.queue->wait();
+      posted.transfer->peer->windows.leave(posted.what.window, false);
+    }
   }
 
   std::string address() const override { return node_->address; }
 
-  Result<bool> connect(PeerId peer, const std::string& address) override {
+ private:
+  Result<std::shared_ptr<Node>> connect_peer(PeerId peer, const std::string& address) override {
     auto node = registry().find(address);
     if (!node) return Error{ErrorCode::unavailable, "local: no instance of this process has the address " + address};
-    auto [at, added] = peers_.try_emplace(peer, node);
-    if (!added && at->second != node)
-      return invalid("local: instance " + std::to_string(peer) + " has another address already");
     node_->windows.connect(peer);
-    return true;
+    return node;
   }
-  void disconnect(PeerId peer) override {
-    peers_.erase(peer);
-    node_->windows.disconnect(peer);
-  }
-  std::byte* remote(PeerId peer, int region) const override {
-    auto found = peers_.find(peer);
-    if (found == peers_.end() || size_t(region) >= found->second->regions.size()) return nullptr;
-    return found->second->regions[size_t(region)].data();
-  }
-
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return node_->windows.open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return node_->windows.close(window); }
-  int arrived(const WindowKey& window) const override { return node_->windows.arrived(window); }
-
-  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    const TransferId id = ++last_id_;
-    ++stats_.posts;
-    auto peer = peers_.find(transfer.peer);
-    const bool late = transfer.deadline_s > 0 && options_.clock->now() >= transfer.deadline_s;
-    if (late || peer == peers_.end() ||
-        !peer->second->windows.enter(transfer.window, options_.self, transfer.op, plan.copies)) {
-      settle(id, TransferState::failed);
-      return id;
-    }
+  void leave(PeerId peer, const std::shared_ptr<Node>&) override { node_->windows.disconnect(peer); }
+  std::shared_ptr<InFlight> begin(TransferId, const std::shared_ptr<Node>& peer, const KvTransfer& what,
+                                  const TransferPlan& plan) override {
+    if (!peer->windows.enter(what.window, options_.self, what.op, plan.copies)) return nullptr;
     options_.queue->copy(plan.copies, false);
-    auto [at, added] = in_flight_.emplace(
-        id, InFlight{peer->second, transfer, options_.queue->mark(), int64_t(plan.bytes), int64_t(plan.copies.size())});
-    progress(at);
-    return id;
+    auto transfer = std::make_shared<InFlight>(InFlight{peer, what, options_.queue->mark()});
+    progress(*transfer, false);
+    return transfer;
   }
-
-  TransferState poll(TransferId id) override {
-    if (auto at = in_flight_.find(id); at != in_flight_.end() && !progress(at)) return TransferState::in_flight;
-    auto settled = settled_.find(id);
-    XPYD_CHECK(settled != settled_.end(), "poll of a transfer that is not known");
-    const TransferState state = settled->second;
-    settled_.erase(settled);
-    return state;
+  TransferState progress(InFlight& t, bool unwanted) override {
+    t.wanted &= !unwanted;
+    if (t.state != TransferState::in_flight || !options_.queue->reached(t.mark)) return t.state;
+    const bool wanted = t.wanted && peers_.count(t.what.peer) > 0;
+    const bool arrived = t.peer->windows.leave(t.what.window, wanted, t.what.number) && wanted;
+    return t.state = arrived ? TransferState::done : TransferState::failed;
   }
+  WindowTable& windows() const override { return node_->windows; }
 
-  void cancel(TransferId id) override {
-    if (auto at = in_flight_.find(id); at != in_flight_.end()) at->second.cancelled = true;
-  }
-
-  TransportStats stats() const override {
-    TransportStats stats = stats_;
-    stats.refused = node_->windows.refused();
-    return stats;
-  }
-
- private:
-  struct InFlight {
-    std::shared_ptr<Node> peer;
-    KvTransfer what;
-    int64_t mark;
-    int64_t bytes, descriptors;
-    bool cancelled = false;
-  };
-
-  // True: the queue has got past it, and it is settled.
-  bool progress(std::unordered_map<TransferId, InFlight>::iterator at) {
-    InFlight& transfer = at->second;
-    const KvTransfer& what = transfer.what;
-    if (what.deadline_s > 0 && options_.clock->now() >= what.deadline_s) transfer.cancelled = true;
-    if (!options_.queue->reached(transfer.mark)) return false;
-    const bool wanted = !transfer.cancelled && peers_.count(what.peer) > 0;
-    const bool arrived = transfer.peer->windows.leave(what.window, wanted, what.number) && wanted;
-    if (arrived) stats_.bytes += transfer.bytes, stats_.descriptors += transfer.descriptors;
-    settle(at->first, arrived ? TransferState::done : TransferState::failed);
-    in_flight_.erase(at);
-    return true;
-  }
-  void settle(TransferId id, TransferState state) {
-    if (state == TransferState::failed) ++stats_.failed;
-    settled_[id] = state;
-  }
-
-  const TransportOptions options_;
-  std::shared_ptr<Node> node_;
-  std::unordered_map<PeerId, std::shared_ptr<Node>> peers_;
-  std::unordered_map<TransferId, InFlight> in_flight_;
-  std::unordered_map<TransferId, TransferState> settled_;  // not polled yet
-  TransferId last_id_ = 0;
-  TransportStats stats_;
+  const std::shared_ptr<Node> node_;
 };
 
 }  // namespace
@@ -172,4 +117,4 @@ MadeTransport make_local_transport(const TransportOptions& options) {
   return std::unique_ptr<KvTransport>(std::make_unique<LocalTransport>(options));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

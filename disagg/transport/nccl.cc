@@ -1,7 +1,6 @@
-// nccl: memory of CUDA cards, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is
-// two-sided and knows no permissions, so a side channel goes with it: the poster asks for each
-// group of calls, the owner looks at the window, and both enqueue their halves on streams of the
-// wire's own, or neither does.
+// nccl: memory of CUDA cards, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is two-sided and knows no
+// permissions, so a side channel goes with it: the poster asks for each group of calls, the owner looks at the window,
+// and both enqueue their halves on streams of the wire's own, or neither does.
 //
 //   poster's link                     owner's guest
 //     ask(window, ranges)  ────────>  open? its generation? inside?  enter the window
@@ -11,222 +10,271 @@
 //
 // A communicator of two ranks for each pair and direction: the poster is rank 0 and decides the
 // order, so no order between communicators can lock two instances up. All of NCCL is called from
-// the channels' thread, and no call blocks (communicators are made with blocking = 0).
+// the meeting's thread, and no call blocks (communicators are made with blocking = 0).
+#include <deque>
+#include <map>
 #include <unordered_map>
 
 #include "base/device.h"
-#include "disagg/transport/nccl_guest.h"
 #include "disagg/transport/nccl_link.h"
+#include "disagg/transport/posting_transport.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 namespace {
 
-class NcclTransport final : public KvTransport {
+// The owner's half: one peer that has called us, and the communicator that it has made first of all, in which we are
+// rank 1. A group that it asks for enters its window when we accept it, and leaves when the peer drops it or our half
+// has run, or has been broken off. So a window is closed when close() says so, and quarantined while one of its groups
+// is accepted: then until the peer goes on, or is gone (its channel ends, or disconnect()).
+// The meeting's thread's.
+class Guest {
+ public:
+  using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
+  Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, ChannelPtr channel)
+      : peer_(peer), make_pipe_(std::move(make_pipe)), windows_(windows), channel_(std::move(channel)) {}
+  ~Guest();
+
+  PeerId peer() const { return peer_; }
+  bool take(std::string_view body);  // false: the peer talks nonsense
+  // The channel has ended, or the peer was disconnected.
+  void end(const std::string& why = "it was disconnected");
+  bool turn();  // true: again soon
+  bool gone() const { return ended_ && pipes_.empty(); }
+
+ private:
+  struct Held {  // an accepted group
+    Ask ask;
+    bool going = false;
+  };
+  bool accept(uint64_t seq, const Ask& ask);
+  void go(uint64_t seq, const Ask& ask);
+  void ended(uint64_t seq, bool whole);
+  void say(Message::Kind kind, uint64_t seq);
+
+  const PeerId peer_;
+  const MakePipe make_pipe_;
+  WindowTable& windows_;
+  const ChannelPtr channel_;
+  std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
+  std::map<uint64_t, Held> held_;
+  uint64_t last_seq_ = 0;
+  // Of the post whose groups run now: they come in their order.
+  uint64_t post_ = 0;
+  uint32_t placed_ = 0;
+  bool ended_ = false;
+};
+
+Guest::~Guest() {
+  pipes_.clear();
+  for (const auto& [seq, held] : held_) windows_.leave(held.ask.window, false);
+}
+
+void Guest::say(Message::Kind kind, uint64_t seq) { disagg::say(channel_, Message{.kind = kind, .seq = seq}); }
+
+bool Guest::take(std::string_view body) {
+  const auto read = read_message(body);
+  if (!read || ended_) return false;
+  const Message& message = read.value();
+  const uint64_t seq = message.seq;
+  if (message.kind == Message::ask || message.kind == Message::renew) {
+    if (seq <= std::exchange(last_seq_, seq)) return false;
+    if (message.kind == Message::ask) return accept(seq, *message.asked);
+    if (!pipes_.empty()) pipes_.back()->abort("the other end has made another communicator");
+    pipes_.push_back(make_pipe_(*message.id, 1));
+    return true;
+  }
+  const auto at = held_.find(seq);
+  if (at == held_.end() || at->second.going) return false;
+  if (message.kind == Message::go) {
+    at->second.going = true;
+    go(seq, at->second.ask);
+    return true;
+  }
+  if (message.kind != Message::drop) return false;
+  windows_.leave(at->second.ask.window, false);
+  held_.erase(at);
+  return true;
+}
+
+bool Guest::accept(uint64_t seq, const Ask& ask) {
+  // Each pipe that runs out may have as many.
+  if (pipes_.empty() || held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
+  std::vector<Copy> copies;
+  for (const AddressRange& range : ask.ranges) {
+    auto* here = reinterpret_cast<std::byte*>(range.begin);
+    copies.push_back({here, here, range.bytes});
+  }
+  const bool may = windows_.enter(ask.window, peer_, ask.op, copies);
+  if (may) held_[seq] = {ask};
+  say(may ? Message::accepted : Message::refused, seq);
+  return true;
+}
+
+void Guest::go(uint64_t seq, const Ask& ask) {
+  std::vector<MemoryRange> parts;
+  for (const AddressRange& range : ask.ranges)
+    parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
+  pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
+}
+
+void Guest::ended(uint64_t seq, bool whole) {
+  const Ask ask = std::move(held_.at(seq).ask);
+  held_.erase(seq);
+  if (whole && ask.group == 0) post_ = ask.post, placed_ = 0;
+  const bool next = whole && ask.post == post_ && ask.group == placed_;
+  placed_ += next;
+  const bool counted = windows_.leave(ask.window, next && placed_ == ask.n_groups, ask.number);
+  say(counted && next ? Message::placed : Message::lost, seq);
+}
+
+void Guest::end(const std::string& why) {
+  if (std::exchange(ended_, true)) return;
+  channel_->close(why);
+  for (const auto& pipe : pipes_) pipe->abort("the peer is gone");
+  std::erase_if(held_, [&](const auto& held) {
+    if (held.second.going) return false;
+    windows_.leave(held.second.ask.window, false);
+    return true;
+  });
+}
+
+bool Guest::turn() {
+  bool soon = false;
+  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  if (!ended_ && !pipes_.empty()) {
+    const Pipe& pipe = *pipes_.back();
+    // One that never stood will not get better by another try.
+    if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.was_ready())) end();
+  }
+  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
+         (ended_ || pipes_.size() > 1))
+    pipes_.pop_front();
+  return soon;
+}
+
+struct Peer {
+  std::shared_ptr<Link> link;
+  std::string address;
+  std::vector<AddressRange> regions;
+  bool dead() const { return link->dead(); }
+};
+struct Transfer {
+  std::shared_ptr<nccl::Post> post;
+  std::shared_ptr<Link> link;
+  std::optional<int64_t> mark;  // of the instance's queue
+  bool submitted = false;
+};
+
+class NcclTransport final : public PostingTransport<Peer, Transfer> {
  public:
   NcclTransport(const TransportOptions& options, const NcclApi& api)
-      : options_(options),
+      : PostingTransport("nccl", options),
         api_(api),
         windows_(options.regions, true),
-        channels_(
-            nccl::kSideLimits, [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); },
-            [this] { return turn(); }) {
-    address_.host = options.host;
-    address_.token = random_secret();
-    for (const MemoryRange& region : options.regions)
-      address_.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
-  }
+        calls_("nccl", options_),
+        meeting_("nccl", options.self, schema_of<nccl::Message>(), wire_limits(kMaxMessageBytes),
+                 [this] { return turn(); }) {}
   ~NcclTransport() override {
     windows_.shut();
-    channels_.stop();
+    meeting_.end();
+    transfers_.clear(), peers_.clear();  // with the last of their links
   }
 
   Status start() {
-    if (auto listening = channels_.listen(address_.host); !listening)
-      return Error{listening.error().code, "nccl: " + listening.error().message};
-    address_.host = channels_.host();
-    address_.port = channels_.port();
-    channels_.start();
-    return ok();
+    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) {
+      auto guest = std::make_shared<Guest>(peer, make_pipe(), windows_, channel);
+      guests_.push_back(guest);
+      return hear_end(channel, guest);
+    });
   }
 
-  std::string address() const override { return to_text(kKind, address_); }
+  std::string address() const override { return meeting_.address(); }
+
+ private:
+  static constexpr double kReclaimSeconds = 5;
 
   // Two answers are waited for: of the peer's process, and then of NCCL, in both processes.
-  Result<bool> connect(PeerId peer, const std::string& text) override {
-    if (auto known = peers_.find(peer); known != peers_.end() && !known->second.link->dead()) {
-      if (known->second.text == text) return true;
-      return invalid("nccl: instance " + std::to_string(peer) + " has another address already");
-    }
-    const auto wrong = [&](const std::string& why) {
+  Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) override {
+    auto at = joining_.find(peer);
+    if (at != joining_.end() && at->second->address != address) {
       give_up_call(peer);
-      return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + why};
-    };
-    auto at = calling_.find(peer);
-    if (at == calling_.end() || at->second.text != text) {
-      auto address = parse_side_address(kKind, text);
-      if (!address) return address.error();
-      nccl::Hello hello{.from = options_.self, .token = address.value().token};
-      if (const int result = api_.get_unique_id(&hello.id); result != kNcclSuccess)
-        return wrong(nccl_error(api_, result, nullptr));
-      auto call = SideCall::begin(address.value().host, address.value().port, frame(hello), nccl::kSideLimits);
-      if (!call) return wrong(call.error().message);
-      give_up_call(peer);
-      at = calling_
-               .emplace(peer, Calling{text, address.value().regions, hello.id, std::move(call).value(),
-                                      options_.clock->now() + options_.connect_s, nullptr})
-               .first;
+      at = joining_.end();
     }
-    Calling& calling = at->second;
-    if (!calling.link) {
-      const bool said = calling.call.said();
-      auto body = calling.call.answer();
-      if (!body) return wrong(body.error().message);
-      if (!body.value()) {
-        // The last call may have been a long step of the engine ago.
-        if (!said && calling.call.said()) calling.until_s = options_.clock->now() + options_.connect_s;
-        if (options_.clock->now() < calling.until_s) return false;
-        return wrong("it does not answer");
-      }
-      const auto answer = nccl::parse_hello(*body.value());
-      if (!answer) return wrong("its answer is none");
-      if (!answer->refusal.empty()) return wrong("it refuses: " + answer->refusal);
-      calling.link = start_link(calling.call.channel(), calling.id);
+    if (at == joining_.end()) {
+      auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+      if (!met) return met.error();
+      if (!met.value()) return std::shared_ptr<Peer>();
+      const auto regions = parse_wire_address("nccl", address).value().regions;
+      at = joining_.emplace(peer, std::make_shared<Peer>(Peer{*met.value(), address, regions})).first;
     }
-    if (!calling.link->settled()) return false;  // the link gives up after kJoinSeconds
-    if (calling.link->dead()) return wrong(calling.link->why());
-    peers_[peer] = {calling.link, text, std::move(calling.regions)};
-    calling_.erase(at);
+    if (!at->second->link->settled()) return std::shared_ptr<Peer>();  // the link gives up after kJoinSeconds
+    auto joined = std::move(at->second);
+    joining_.erase(at);
+    if (joined->dead())
+      return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + joined->link->why()};
     windows_.connect(peer);
-    return true;
+    return joined;
   }
-
-  void disconnect(PeerId peer) override {
+  void leave(PeerId peer, const std::shared_ptr<Peer>& known) override {
     give_up_call(peer);
     windows_.disconnect(peer);
-    std::shared_ptr<Link> link;
-    if (auto at = peers_.find(peer); at != peers_.end()) {
-      link = at->second.link;
-      peers_.erase(at);
-    }
-    later([this, peer, link] {
-      if (link) link->end("it was disconnected");
+    meeting_.post([this, peer, known] {
+      if (known) known->link->end("it was disconnected");
       for (const auto& guest : guests_)
         if (guest->peer() == peer) guest->end();
     });
   }
-
-  std::byte* remote(PeerId peer, int region) const override {
-    auto found = peers_.find(peer);
-    if (found == peers_.end() || size_t(region) >= found->second.regions.size()) return nullptr;
-    return reinterpret_cast<std::byte*>(found->second.regions[size_t(region)].base);
-  }
-
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return windows_.open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return windows_.close(window); }
-  int arrived(const WindowKey& window) const override { return windows_.arrived(window); }
-
-  TransferId post(const KvTransfer& what, const TransferPlan& plan) override {
-    const TransferId id = ++last_id_;
-    ++stats_.posts;
-    Transfer& transfer = transfers_[id];
-    auto peer = peers_.find(what.peer);
-    if (peer == peers_.end() || peer->second.link->dead() || late(what)) return id;
-    transfer = {.post = std::make_shared<nccl::Post>(uint64_t(id), what, plan.copies),
-                .link = peer->second.link,
-                .bytes = int64_t(plan.bytes),
-                .descriptors = int64_t(plan.copies.size())};
+  std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
+                                  const TransferPlan& plan) override {
+    auto transfer = std::make_shared<Transfer>(
+        Transfer{std::make_shared<nccl::Post>(uint64_t(id), what, plan.copies), peer->link});
     // The source is there when the instance's queue has got as far as this.
-    if (what.op == KvOp::write) transfer.mark = options_.queue->mark();
-    submit(transfer);
-    return id;
+    if (what.op == KvOp::write) transfer->mark = options_.queue->mark();
+    submit(*transfer);
+    return transfer;
   }
-
-  TransferState poll(TransferId id) override {
-    auto at = transfers_.find(id);
-    XPYD_CHECK(at != transfers_.end(), "poll of a transfer that is not known");
-    Transfer& transfer = at->second;
-    TransferState state = TransferState::failed;
-    if (transfer.post) {
-      const bool unwanted = transfer.cancelled || late(transfer.post->what);
-      if (transfer.submitted || !unwanted) {
-        submit(transfer);
-        state = transfer.post->state;
-      }
-      if (state == TransferState::in_flight) {
-        if (unwanted && transfer.post->wanted.exchange(false)) channels_.wake();
-        return state;
-      }
-      if (state == TransferState::done) stats_.bytes += transfer.bytes, stats_.descriptors += transfer.descriptors;
-    }
-    stats_.failed += state == TransferState::failed;
-    transfers_.erase(at);
+  TransferState progress(Transfer& transfer, bool unwanted) override {
+    if (unwanted && !transfer.submitted) return TransferState::failed;
+    submit(transfer);
+    const TransferState state = transfer.post->state;
+    if (unwanted && state == TransferState::in_flight && transfer.post->wanted.exchange(false)) meeting_.post([] {});
     return state;
   }
+  WindowTable& windows() const override { return windows_; }
+  int64_t strangers() const override { return meeting_.refused(); }
 
-  void cancel(TransferId id) override {
-    if (auto at = transfers_.find(id); at != transfers_.end()) at->second.cancelled = true;
-  }
-  TransportStats stats() const override {
-    TransportStats stats = stats_;
-    stats.refused = windows_.refused();
-    return stats;
-  }
-
- private:
-  static constexpr const char* kKind = "nccl1";
-  static constexpr double kReclaimSeconds = 5;
-  struct Peer {
-    std::shared_ptr<Link> link;
-    std::string text;
-    std::vector<SideAddress::Region> regions;
-  };
-  struct Calling {
-    std::string text;
-    std::vector<SideAddress::Region> regions;
-    NcclUniqueId id;
-    SideCall call;
-    double until_s;              // Clock: for the call's answer
-    std::shared_ptr<Link> link;  // since it came
-  };
-  struct Transfer {
-    std::shared_ptr<nccl::Post> post;  // null: it has failed already
-    std::shared_ptr<Link> link;
-    int64_t bytes = 0, descriptors = 0;
-    std::optional<int64_t> mark;  // of the instance's queue
-    bool submitted = false, cancelled = false;
-  };
-
-  bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
   void submit(Transfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
     transfer.submitted = true;
-    later([link = transfer.link, post = transfer.post] { link->add(post); });
+    meeting_.post([link = transfer.link, post = transfer.post] { link->add(post); });
   }
   void give_up_call(PeerId peer) {
-    auto at = calling_.find(peer);
-    if (at == calling_.end()) return;
-    if (at->second.link) later([link = at->second.link] { link->end("it was disconnected"); });
-    calling_.erase(at);
+    calls_.give_up(peer);
+    joining_.erase(peer);
+    meeting_.post([] {});  // turn() sees that nobody has its link
   }
-  std::shared_ptr<Link> start_link(const std::shared_ptr<SideChannel>& channel, const NcclUniqueId& id) {
-    auto link = std::make_shared<Link>(api_, make_pipe(), channel);
-    channel->trusted = true;
-    channel->frame = [weak = std::weak_ptr(link)](std::string_view body) {
-      auto held = weak.lock();
-      return held && held->take(body);
-    };
-    channel->left = [weak = std::weak_ptr(link)] {
-      if (auto held = weak.lock()) held->end("it has hung up");
-    };
-    later([this, link, id] {
+  Status call(const std::string& text, const std::shared_ptr<Answer<std::shared_ptr<Link>>>& answer) {
+    return meeting_.call(text, 0, answer, [this](const ChannelPtr& channel, const auto& wanted) {
+      auto link = std::make_shared<Link>(api_, make_pipe(), channel);
       links_.push_back(link);
-      link->start(id);
+      link->start();
+      wanted->set(link);
+      return hear_end(channel, link);
     });
-    channels_.add(channel);
-    return link;
+  }
+  // A Link or a Guest.
+  template <class End>
+  static ChannelEvents hear_end(const ChannelPtr& channel, const std::shared_ptr<End>& end) {
+    return hear(
+        channel,
+        [weak = std::weak_ptr(end)](std::string_view body) {
+          auto held = weak.lock();
+          return held && held->take(body);
+        },
+        [weak = std::weak_ptr(end)] {
+          if (auto held = weak.lock()) held->end("it has hung up");
+        });
   }
   Link::MakePipe make_pipe() {
     return [this](const NcclUniqueId& id, int rank) {
@@ -235,67 +283,29 @@ class NcclTransport final : public KvTransport {
     };
   }
 
-  // Work for the channels' thread.
-  void later(std::function<void()> what) {
-    {
-      std::lock_guard lock(mutex_);
-      later_.push_back(std::move(what));
-    }
-    channels_.wake();
-  }
+  // On the meeting's thread.
   bool turn() {
-    std::vector<std::function<void()>> now;
-    {
-      std::lock_guard lock(mutex_);
-      now.swap(later_);
-    }
-    for (const auto& what : now) what();
     bool soon = false;
-    for (const auto& link : links_) soon |= link->turn();
+    for (const auto& link : links_) {
+      if (link.use_count() == 1) link->end("it was given up");  // nobody waits for it, or posts
+      soon |= link->turn();
+    }
     for (const auto& guest : guests_) soon |= guest->turn();
     std::erase_if(links_, [](const auto& link) { return link->gone(); });
     std::erase_if(guests_, [](const auto& guest) { return guest->gone(); });
     return soon;
   }
-  // Handlers of a stranger's channel, and of a guest's from its hello on.
-  void accepted(const std::shared_ptr<SideChannel>& channel) {
-    auto guest = std::make_shared<std::weak_ptr<Guest>>();
-    channel->frame = [this, guest, weak = std::weak_ptr(channel)](std::string_view body) {
-      auto caller = weak.lock();
-      if (caller->trusted) {
-        auto known = guest->lock();
-        return known && known->take(body);
-      }
-      const auto hello = nccl::parse_hello(body);
-      if (!hello || hello->token != address_.token || hello->from < 0) return false;
-      caller->trusted = true;
-      guests_.push_back(std::make_shared<Guest>(hello->from, make_pipe(), windows_, hello->id, caller));
-      *guest = guests_.back();
-      caller->send(frame(nccl::Hello{}));
-      return true;
-    };
-    channel->left = [guest] {
-      if (auto known = guest->lock()) known->end();
-    };
-  }
 
   struct AtLast {
     ~AtLast() { await_aborted(kReclaimSeconds); }
   } at_last_;  // after everything below
-  const TransportOptions options_;
   const NcclApi& api_;
-  SideAddress address_;
   mutable WindowTable windows_;
-  std::unordered_map<PeerId, Calling> calling_;
-  std::unordered_map<PeerId, Peer> peers_;
-  std::unordered_map<TransferId, Transfer> transfers_;
-  TransferId last_id_ = 0;
-  TransportStats stats_;
-  std::mutex mutex_;
-  std::vector<std::function<void()>> later_;
-  std::vector<std::shared_ptr<Link>> links_;    // the channels' thread's
-  std::vector<std::shared_ptr<Guest>> guests_;  // the channels' thread's
-  SideChannels channels_;
+  Calls<std::shared_ptr<Link>> calls_;
+  std::unordered_map<PeerId, std::shared_ptr<Peer>> joining_;  // to the communicator
+  std::vector<std::shared_ptr<Link>> links_;                   // the meeting's thread's
+  std::vector<std::shared_ptr<Guest>> guests_;                 // the meeting's thread's
+  Meeting meeting_;
 };
 
 Status check_queue(const TransportOptions& options) {
@@ -306,9 +316,9 @@ Status check_queue(const TransportOptions& options) {
 }
 
 }  // namespace
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api) {
   XPYD_CHECK(options.queue && options.clock);
@@ -326,4 +336,4 @@ MadeTransport make_nccl_transport(const TransportOptions& options) {
   return make_nccl_transport(options, *api.value());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

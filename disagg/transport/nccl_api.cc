@@ -8,7 +8,7 @@
 #include <set>
 #include <thread>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 std::string version_text(int version) {
@@ -102,4 +102,4 @@ std::string nccl_error(const NcclApi& api, int result, NcclComm comm) {
   return text;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

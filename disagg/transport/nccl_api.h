@@ -9,12 +9,14 @@
 #include <string>
 
 #include "base/status.h"
+#include "disagg/net/fields.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct NcclUniqueId {
   char internal[128] = {};
 };
+XPYD_FIELDS(NcclUniqueId, internal)
 using NcclComm = struct ncclComm*;
 
 // ncclResult_t, of which these matter.
@@ -54,13 +56,12 @@ struct NcclApi {
 Result<NcclApi> load_nccl(const std::string& library);
 Result<const NcclApi*> load_nccl();  // libnccl.so.2, once
 
-// From 2.28 on, what a communicator that does not block has is given back by a thread of NCCL's own
-// after ncclCommAbort has returned; nothing says when. A process that ends meanwhile takes CUDA
-// away from it.
+// From 2.28 on, what a communicator that does not block has is given back by a thread of NCCL's own after ncclCommAbort
+// has returned; nothing says when. A process that ends meanwhile takes CUDA away from it.
 void abort_comm(const NcclApi& api, NcclComm comm);
 // Until the threads that abort_comm() saw begin have ended, or for `seconds`.
 void await_aborted(double seconds);
 
 std::string nccl_error(const NcclApi& api, int result, NcclComm comm);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

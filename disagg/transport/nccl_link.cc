@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 namespace {
 
 constexpr double kPatience = 1;  // seconds
@@ -36,10 +36,13 @@ Post::Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies) 
   }
 }
 
-Link::Link(const NcclApi& api, MakePipe make_pipe, std::shared_ptr<SideChannel> channel)
-    : api_(api), make_pipe_(std::move(make_pipe)), channel_(std::move(channel)) {}
-
-void Link::start(const NcclUniqueId& id) { pipes_.push_back(make_pipe_(id, 0)); }
+void Link::start() {
+  Message message{.kind = Message::renew, .seq = ++last_seq_, .id = NcclUniqueId()};
+  if (const int result = api_.get_unique_id(&*message.id); result != kNcclSuccess)
+    return end(nccl_error(api_, result, nullptr));
+  say(channel_, message);
+  pipes_.push_back(make_pipe_(*message.id, 0));
+}
 
 void Link::add(std::shared_ptr<Post> post) {
   posts_.push_back(std::move(post));
@@ -50,35 +53,35 @@ void Link::add(std::shared_ptr<Post> post) {
 void Link::ask() {
   // What is asked for while a renewed communicator is being made might have to be given up before
   // it stands, and then the making would have to be broken off.
-  if (!stands()) return;
+  if (!connected()) return;
   for (const auto& post : posts_) {
     while (usable(*post) && post->asked < post->groups.size()) {
       if (flights_.size() >= kMaxAhead) return;
-      Message message{.kind = Message::ask, .seq = ++last_seq_};
-      message.asked = {.post = post->id,
-                       .group = uint32_t(post->asked),
-                       .n_groups = uint32_t(post->groups.size()),
-                       .number = post->what.number,
-                       .window = post->what.window,
-                       .op = post->what.op};
+      Ask asked{.post = post->id,
+                .group = uint32_t(post->asked),
+                .n_groups = uint32_t(post->groups.size()),
+                .number = post->what.number,
+                .window = post->what.window,
+                .op = post->what.op,
+                .ranges = {}};
       for (const Copy& copy : post->groups[post->asked]) {
         const std::byte* there = post->what.op == KvOp::write ? copy.destination : copy.source;
-        message.asked.ranges.push_back({reinterpret_cast<uint64_t>(there), copy.bytes});
+        asked.ranges.push_back({reinterpret_cast<uint64_t>(there), copy.bytes});
       }
+      say(channel_, Message{.kind = Message::ask, .seq = ++last_seq_, .asked = std::move(asked)});
       flights_[last_seq_] = {post, post->asked++};
-      channel_->send(frame(message));
     }
   }
 }
 
 bool Link::take(std::string_view body) {
-  const auto message = parse_message(body);
-  if (!message || message->seq == 0 || message->seq > last_seq_) return false;
-  const uint64_t seq = message->seq;
+  const auto message = read_message(body);
+  if (!message || message.value().seq == 0 || message.value().seq > last_seq_) return false;
+  const uint64_t seq = message.value().seq;
   auto at = flights_.find(seq);
   // What was broken off here may have an answer on its way.
   const bool known = at != flights_.end();
-  switch (message->kind) {
+  switch (message.value().kind) {
     case Message::accepted:
       if (!known || at->second.gone) return false;
       accepted(seq, at->second);
@@ -112,21 +115,21 @@ bool Link::take(std::string_view body) {
 
 void Link::accepted(uint64_t seq, Flight& flight) {
   Post& post = *flight.post;
-  if (!usable(post) || !stands()) {
+  if (!usable(post) || !connected()) {
     post.failed = true;
-    channel_->send(frame(Message{.kind = Message::drop, .seq = seq}));
+    say(channel_, Message{.kind = Message::drop, .seq = seq});
     flights_.erase(seq);
     return;
   }
   const bool send = post.what.op == KvOp::write;
-  std::vector<Part> parts;
+  std::vector<MemoryRange> parts;
   for (const Copy& copy : post.groups[flight.group])
     parts.push_back({send ? const_cast<std::byte*>(copy.source) : copy.destination, copy.bytes});
   flight.gone = true;
   flight.pipe = n_pipes_;
   ++post.inside;
   pipes_.back()->enqueue(seq, send, std::move(parts));
-  channel_->send(frame(Message{.kind = Message::go, .seq = seq}));
+  say(channel_, Message{.kind = Message::go, .seq = seq});
 }
 
 void Link::ended(uint64_t seq, bool whole) {
@@ -155,13 +158,9 @@ void Link::settle() {
 void Link::renew() {
   const Pipe& pipe = *pipes_.back();
   if (dead_ || pipe.state() != Pipe::State::broken) return;
-  if (pipe.by_nccl() && !pipe.stood()) return end(pipe.why());
-  Message message{.kind = Message::renew, .seq = ++last_seq_};
-  if (const int result = api_.get_unique_id(&message.id); result != kNcclSuccess)
-    return end(nccl_error(api_, result, nullptr));
+  if (pipe.by_nccl() && !pipe.was_ready()) return end(pipe.why());
   ++n_pipes_;
-  channel_->send(frame(message));
-  pipes_.push_back(make_pipe_(message.id, 0));
+  start();
 }
 
 void Link::end(const std::string& why) {
@@ -173,7 +172,7 @@ void Link::end(const std::string& why) {
   dead_ = true;
   for (const auto& pipe : pipes_) pipe->abort(why);
   std::erase_if(flights_, [](const auto& flight) { return !flight.second.gone; });
-  channel_->end();
+  channel_->close(why);
 }
 
 std::string Link::why() const {
@@ -189,7 +188,7 @@ bool Link::turn() {
   if (!pipes_.empty()) renew();
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty())
     pipes_.pop_front();
-  if (dead_ || stands()) settled_ = true;
+  if (dead_ || connected()) settled_ = true;
   for (const auto& post : posts_) {
     if (usable(*post) || post->inside == 0) continue;
     if (post->unwanted_s == 0) post->unwanted_s = now();
@@ -198,7 +197,7 @@ bool Link::turn() {
       const Flight& f = flight.second;
       return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;
     });
-    if (in_use && stands() && now() > post->unwanted_s + kPatience) {
+    if (in_use && connected() && now() > post->unwanted_s + kPatience) {
       pipes_.back()->abort("a transfer was given up that the other end did not take");
       post->unwanted_s = now();
     }
@@ -209,4 +208,4 @@ bool Link::turn() {
   return soon;
 }
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

@@ -1,5 +1,5 @@
 // The poster's half of the nccl wire: a link to one owner of memory. Its communicator is made when
-// the link is, with the poster as rank 0; the owner's half is nccl_guest.h.
+// the link is, with the poster as rank 0; the owner's half is the Guest of nccl.cc.
 //
 // A post is cut into groups. The link asks for each; once the owner has accepted, the poster either
 // enqueues its half and says `go`, or says `drop`: nothing is enqueued at one end only, and what is
@@ -11,7 +11,7 @@
 // unless it comes while the communicator is being made: then the link is dead, and says why. It is
 // dead, too, when the other end does not join. Nothing is asked for before a communicator stands.
 //
-// Thread safety: Post: `wanted`, `state` any thread. Link: the channels' thread; dead(), why() and
+// Thread safety: Post: `wanted`, `state` any thread. Link: the meeting's thread; dead(), why() and
 // settled() any thread.
 #pragma once
 
@@ -21,13 +21,84 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/copy.h"
-#include "disagg/transport/nccl_messages.h"
+#include "disagg/transport/meeting.h"
 #include "disagg/transport/nccl_pipe.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
+
+// ---- What the two ends of a link tell each other. The poster calls; `ask`, `go`, `drop` and `renew` are its messages,
+// the others the owner's. All of it comes from outside: counts and lengths are checked, and a message that is not
+// exactly right is refused.
+
+// Of one group: what is between ncclGroupStart and ncclGroupEnd. NCCL has had limits of 2,048 calls
+// to a group; the bytes are what a transfer that was given up waits for.
+constexpr size_t kGroupParts = 256;
+constexpr size_t kGroupBytes = 4 << 20;
+constexpr size_t kMaxAhead = 4;  // groups of a link that are asked for or under way
+constexpr size_t kMaxMessageBytes = 512 + 16 * kGroupParts;
+
+// May this group of a post go through the window?
+struct Ask {
+  uint64_t post = 0;
+  uint32_t group = 0, n_groups = 0;
+  uint32_t number = 0;  // KvTransfer's
+  WindowKey window;
+  KvOp op = KvOp::write;
+  std::vector<AddressRange> ranges;  // of the owner's memory, in the order of the calls
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Ask> s) {
+  auto& [post, group, n_groups, number, window, op, ranges] = s;
+  XPYD_EACH(a, post, group, n_groups, number, window, op);
+  a.list("ranges", ranges, kGroupParts);
+}
+
+struct Message {
+  enum Kind : uint8_t {
+    ask,
+    accepted,
+    refused,
+    go,      // the poster's half of the group is enqueued
+    drop,    // it will not be
+    placed,  // the owner's half has run, and is counted
+    lost,    // it was broken off, or the window closed meanwhile
+    renew,   // a communicator, of which the poster is rank 0: the first, or in place of one that broke
+  };
+  Kind kind = ask;
+  uint64_t seq = 0;                // of the group, counted by the poster
+  std::optional<Ask> asked;        // ask
+  std::optional<NcclUniqueId> id;  // renew
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Message> s) {
+  auto& [kind, seq, asked, id] = s;
+  a.choice("kind", kind, Message::renew);
+  XPYD_EACH(a, seq, asked, id);
+}
+
+// What must hold between fields, too.
+inline Result<Message> read_message(std::string_view bytes) {
+  Result<Message> message = from_bytes<Message>(bytes);
+  if (!message) return message;
+  const Message& m = message.value();
+  if (m.asked.has_value() != (m.kind == Message::ask)) return invalid("asked: expected with an ask");
+  if (m.id.has_value() != (m.kind == Message::renew)) return invalid("id: expected with a renew");
+  if (m.kind != Message::ask) return message;
+  if (m.asked->group >= m.asked->n_groups) return invalid("group: beyond the last of its post");
+  size_t left = kGroupBytes;
+  for (const AddressRange& range : m.asked->ranges) {
+    if (range.bytes == 0 || range.bytes > left || range.bytes > UINT64_MAX - range.begin)
+      return invalid("ranges: more than a group has, none, or beyond all memory");
+    left -= range.bytes;
+  }
+  return message;
+}
+
+// ---- The poster's end.
 
 struct Post {
   Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies);
@@ -47,9 +118,10 @@ struct Post {
 class Link {
  public:
   using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
-  Link(const NcclApi& api, MakePipe make_pipe, std::shared_ptr<SideChannel> channel);
+  Link(const NcclApi& api, MakePipe make_pipe, ChannelPtr channel)
+      : api_(api), make_pipe_(std::move(make_pipe)), channel_(std::move(channel)) {}
 
-  void start(const NcclUniqueId& id);
+  void start();
   void add(std::shared_ptr<Post> post);
   bool take(std::string_view body);  // false: the peer talks nonsense
   void end(const std::string& why);  // no post gets through any more
@@ -68,7 +140,7 @@ class Link {
     bool gone = false, run = false, placed = false;
   };
   bool usable(const Post& post) const { return post.wanted && !post.failed && !dead_; }
-  bool stands() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
+  bool connected() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
   void ask();
   void accepted(uint64_t seq, Flight& flight);
   void ended(uint64_t seq, bool whole);
@@ -78,7 +150,7 @@ class Link {
 
   const NcclApi& api_;
   const MakePipe make_pipe_;
-  const std::shared_ptr<SideChannel> channel_;
+  const ChannelPtr channel_;
   std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
   int n_pipes_ = 0;                          // renewals
   std::deque<std::shared_ptr<Post>> posts_;  // not settled, in their order
@@ -89,4 +161,4 @@ class Link {
   std::string why_;
 };
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

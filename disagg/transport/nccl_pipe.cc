@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/device.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 
 Pipe::Pipe(const NcclApi& api, std::unique_ptr<DeviceQueue> queue, const NcclUniqueId& id, int rank)
     : api_(api), queue_(std::move(queue)), peer_(1 - rank), made_s_(RealClock().now()) {
@@ -17,7 +17,7 @@ Pipe::~Pipe() {
   queue_->wait();
 }
 
-void Pipe::enqueue(uint64_t seq, bool send, std::vector<Part> parts) {
+void Pipe::enqueue(uint64_t seq, bool send, std::vector<MemoryRange> parts) {
   groups_.push_back({seq, send, std::move(parts), 0});
 }
 
@@ -51,9 +51,9 @@ void Pipe::launch(Group& group) {
   void* stream = dynamic_cast<VendorQueue&>(*queue_).handle();
   if (!check(api_.group_start())) return;
   int first = kNcclSuccess;  // the group has to be ended whatever comes
-  for (const Part& part : group.parts) {
-    const int result = group.send ? api_.send(part.data, part.bytes, kNcclUint8, peer_, comm_, stream)
-                                  : api_.recv(part.data, part.bytes, kNcclUint8, peer_, comm_, stream);
+  for (const MemoryRange& part : group.parts) {
+    const int result = group.send ? api_.send(part.data(), part.size(), kNcclUint8, peer_, comm_, stream)
+                                  : api_.recv(part.data(), part.size(), kNcclUint8, peer_, comm_, stream);
     if (first == kNcclSuccess && result != kNcclInProgress) first = result;
   }
   const int end = api_.group_end();
@@ -66,7 +66,7 @@ bool Pipe::turn(const std::function<void(uint64_t seq, bool whole)>& ended) {
     const int now = async();
     if (check(now) && now == kNcclSuccess) {
       state_ = State::ready;
-      stood_ = true;
+      was_ready_ = true;
       if (std::exchange(launching_, false)) groups_[n_launched_ - 1].mark = queue_->mark();
     }
   }
@@ -91,4 +91,4 @@ bool Pipe::turn(const std::function<void(uint64_t seq, bool whole)>& ended) {
   return !empty();
 }
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

@@ -1,10 +1,9 @@
 // One end of a communicator of two ranks, and the stream that its groups run on.
 //
-// Groups run in the order in which they were enqueued, which is the same on both ends; each is one
-// ncclGroup of sends, or of receives, with as many bytes at the other end. A group ends whole, or
-// is broken off with everything behind it when the communicator breaks: by NCCL's error, or by
-// abort(). No call waits for the peer. Once turn() has told that a group has ended, NCCL does not
-// touch its memory any more, whatever the peer does.
+// Groups run in the order in which they were enqueued, which is the same on both ends; each is one ncclGroup of sends,
+// or of receives, with as many bytes at the other end. A group ends whole, or is broken off with everything behind it
+// when the communicator breaks: by NCCL's error, or by abort(). No call waits for the peer. Once turn() has told that a
+// group has ended, NCCL does not touch its memory any more, whatever the peer does.
 //
 // Thread safety: one thread.
 #pragma once
@@ -18,15 +17,11 @@
 
 #include "base/device.h"
 #include "disagg/transport/nccl_api.h"
+#include "disagg/transport/transport.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 
 constexpr int kJoinSeconds = 30;  // for a communicator to stand
-
-struct Part {
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-};
 
 class Pipe {
  public:
@@ -37,14 +32,14 @@ class Pipe {
   ~Pipe();  // breaks off what is under way
   Pipe(const Pipe&) = delete;
 
-  void enqueue(uint64_t seq, bool send, std::vector<Part> parts);
+  void enqueue(uint64_t seq, bool send, std::vector<MemoryRange> parts);
   void abort(const std::string& why);  // what is enqueued from now on is broken off, too
   // Takes what has come as far as it can be taken. ended(seq, whole) for each group, in order.
   // True: something is under way, and will not say so by itself.
   bool turn(const std::function<void(uint64_t seq, bool whole)>& ended);
 
   State state() const { return state_; }
-  bool stood() const { return stood_; }            // has been ready
+  bool was_ready() const { return was_ready_; }            // has been ready
   bool overdue() const;                            // the other end does not join
   bool by_nccl() const { return by_nccl_; }        // broken: not by abort()
   const std::string& why() const { return why_; }  // broken
@@ -54,7 +49,7 @@ class Pipe {
   struct Group {
     uint64_t seq;
     bool send;
-    std::vector<Part> parts;
+    std::vector<MemoryRange> parts;
     int64_t mark;  // of the queue, behind the group
   };
   void launch(Group& group);
@@ -67,7 +62,7 @@ class Pipe {
   const double made_s_;
   NcclComm comm_ = nullptr;
   State state_ = State::joining;
-  bool stood_ = false, by_nccl_ = false, drained_ = true;
+  bool was_ready_ = false, by_nccl_ = false, drained_ = true;
   std::string why_;
   std::deque<Group> groups_;  // the first n_launched_ are on the queue
   size_t n_launched_ = 0;
@@ -75,4 +70,4 @@ class Pipe {
   int64_t end_mark_ = 0;    // broken: of the queue, behind everything
 };
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

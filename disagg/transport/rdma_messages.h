@@ -1,33 +1,24 @@
 // What the two ends of an rdma link tell each other, as bytes. Everything here comes from outside:
 // counts and lengths are checked, and a message that is not exactly right is refused.
 //
-// A body (side_channel.h) begins with its kind. Numbers are little endian.
-//
 // Thread safety: functions.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
-#include "disagg/transport/side_channel.h"
+#include "disagg/transport/meeting.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 constexpr size_t kMaxRails = 16;
-constexpr size_t kMaxKeys = 256;    // ranges of one window
-constexpr size_t kMaxHello = 2048;  // bytes that a stranger may send
-constexpr size_t kMaxFrame = 64 + kMaxKeys * (16 + 4 * kMaxRails);
-constexpr SideLimits kSideLimits{kMaxHello, kMaxFrame};
-
-using Address = SideAddress;
-inline std::string to_text(const Address& address) { return xpyd::to_text("rdma1", address); }
-inline Result<Address> parse_address(const std::string& text) { return parse_side_address("rdma1", text); }
+constexpr size_t kMaxKeys = 256;  // ranges of one window
+constexpr size_t kMaxMessageBytes = 1024 + kMaxKeys * (20 + 4 * kMaxRails);
 
 // One end of a queue pair.
 struct RailEnd {
@@ -37,37 +28,57 @@ struct RailEnd {
   uint8_t reads = 0;             // RDMA READs that it asks or answers at a time
   uint32_t number = 0, psn = 0;  // 24 bits
 };
+template <class A>
+void fields(A& a, typename A::template Ref<RailEnd> s) {
+  constexpr int k24Bits = (1 << 24) - 1;
+  auto& [gid, lid, mtu, reads, number, psn] = s;
+  a.bytes("gid", gid);
+  XPYD_EACH(a, lid);
+  a.number("mtu", mtu, 1, 5);
+  a.number("reads", reads, 1, 255);
+  a.number("number", number, 0, k24Bits);
+  a.number("psn", psn, 0, k24Bits);
+}
 
 // The first frame in either direction: the poster calls, the owner of memory answers. An answer
 // with no rails is a refusal, and `refusal` says why.
-struct Hello {
-  PeerId from = -1;
-  uint64_t token = 0;  // of the side that is called; in the answer 0
+struct Offer {
   std::vector<RailEnd> rails;
-  std::string refusal;  // at most 256 bytes
+  std::string refusal;
 };
+template <class A>
+void fields(A& a, typename A::template Ref<Offer> s) {
+  auto& [rails, refusal] = s;
+  a.list("rails", rails, kMaxRails);
+  XPYD_EACH(a, refusal);
+}
 
 // The keys of a window that its owner has opened: one per range and rail.
 struct WindowKeys {
-  struct Range {
-    uint64_t begin = 0, bytes = 0;
-    std::vector<uint32_t> keys;  // [rails of the link]
-  };
   uint32_t index = 0, generation = 0;
   KvOp op = KvOp::write;
-  std::vector<Range> ranges;  // sorted by begin, apart from each other
+  std::vector<AddressRange> ranges;  // sorted by begin, apart from each other
+  std::vector<uint32_t> keys;        // [ranges][rails of the link]
+  uint32_t key(size_t range, size_t rail) const { return keys[range * (keys.size() / ranges.size()) + rail]; }
 };
+template <class A>
+void fields(A& a, typename A::template Ref<WindowKeys> s) {
+  auto& [index, generation, op, ranges, keys] = s;
+  XPYD_EACH(a, index, generation, op);
+  a.list("ranges", ranges, kMaxKeys);
+  a.numbers("keys", keys, kMaxKeys * kMaxRails);
+}
 
 // Once a link is up. The poster sends sync, refused and renew; the owner the others.
 struct Message {
   enum Kind : uint8_t {
-    opened = 2,   // a window and its keys; again, with other keys, when the link was renewed
-    closed = 3,   // index and generation of a window that is no more
-    sync = 4,     // answered by synced: what the owner had sent before has then arrived
-    refused = 5,  // as sync, and the owner counts a piece that no window allowed
-    synced = 6,
-    renew = 7,    // queue pairs broke: these are new; number is 1 where the owner's side refused
-    renewed = 8,  // the owner's new ones, or none: it cannot
+    opened,   // a window and its keys; again, with other keys, when the link was renewed
+    closed,   // index and generation of a window that is no more
+    sync,     // answered by synced: what the owner had sent before has then arrived
+    refused,  // as sync, and the owner counts a piece that no window allowed
+    synced,
+    renew,    // queue pairs broke: these are new; number is 1 where the owner's side refused
+    renewed,  // the owner's new ones, or none: it cannot
   };
   Kind kind = sync;
   WindowKeys window;
@@ -75,9 +86,31 @@ struct Message {
   std::vector<RailEnd> rails;
 };
 
-std::string frame(const Hello& hello);
-std::string frame(const Message& message);
-std::optional<Hello> parse_hello(std::string_view body);
-std::optional<Message> parse_message(std::string_view body, size_t n_rails);
+template <class A>
+void fields(A& a, typename A::template Ref<Message> s) {
+  auto& [kind, window, number, rails] = s;
+  a.choice("kind", kind, Message::renewed);
+  XPYD_EACH(a, window, number);
+  a.list("rails", rails, kMaxRails);
+}
 
-}  // namespace xpyd::rdma
+// What must hold between fields, too.
+inline Result<Message> read_message(std::string_view bytes, size_t n_rails) {
+  Result<Message> message = from_bytes<Message>(bytes);
+  if (!message) return message;
+  const auto& [kind, window, number, rails] = message.value();
+  if (kind > Message::closed) return message;
+  if (window.generation == 0) return invalid("generation: expected of a window");
+  if (kind == Message::closed && !window.ranges.empty()) return invalid("ranges: of a window that is no more");
+  uint64_t end = 0;
+  if (window.keys.size() != window.ranges.size() * n_rails)
+    return invalid("keys: expected one for each range and rail");
+  for (const AddressRange& range : window.ranges) {
+    if (range.begin < end || range.bytes == 0 || range.bytes > UINT64_MAX - range.begin)
+      return invalid("ranges: expected sorted, apart and within memory");
+    end = range.begin + range.bytes;
+  }
+  return message;
+}
+
+}  // namespace xpyd::disagg::rdma

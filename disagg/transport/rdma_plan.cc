@@ -2,67 +2,42 @@
 
 #include <algorithm>
 
-namespace xpyd::rdma {
-namespace {
+#include "disagg/transport/window_table.h"
 
-bool inside(const MemoryRange& region, const std::byte* at, size_t bytes) {
-  return at >= region.data() && at + bytes <= region.data() + region.size();
-}
-
-// The first of the regions that holds these bytes; their number: none does.
+namespace xpyd::disagg::rdma {
 size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes) {
-  size_t i = 0;
-  while (i < regions.size() && !inside(regions[i], at, bytes)) ++i;
-  return i;
+  const auto inside = [&](const MemoryRange& region) {
+    return at >= region.data() && at + bytes <= region.data() + region.size();
+  };
+  return size_t(std::ranges::find_if(regions, inside) - regions.begin());
 }
 
-// Joins what lies at most `gap` bytes apart.
-std::vector<Range> join(const std::vector<Range>& sorted, uint64_t gap) {
-  std::vector<Range> joined;
-  for (const Range& range : sorted) {
-    if (!joined.empty() && joined.back().region == range.region && range.begin <= joined.back().end + gap)
-      joined.back().end = std::max(joined.back().end, range.end);
-    else
-      joined.push_back(range);
-  }
-  return joined;
-}
-
-bool holds(const WindowKeys& window, uint32_t range, uint64_t remote) {
-  return range < window.ranges.size() && remote >= window.ranges[range].begin &&
-         remote - window.ranges[range].begin < window.ranges[range].bytes;
-}
-
-// Starts from the range that held the byte before. Their number: none holds this one.
-uint32_t range_of(const WindowKeys& window, uint32_t before, uint64_t remote) {
-  if (holds(window, before, remote)) return before;
-  auto after = std::upper_bound(window.ranges.begin(), window.ranges.end(), remote,
-                                [](uint64_t at, const WindowKeys::Range& r) { return at < r.begin; });
-  const auto i = uint32_t(after - window.ranges.begin());
-  return i > 0 && holds(window, i - 1, remote) ? i - 1 : uint32_t(window.ranges.size());
-}
-
-}  // namespace
-
-Result<std::vector<Range>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions) {
-  std::vector<Range> ranges;
+Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions) {
+  std::vector<std::vector<AddressRange>> of(regions.size());
   for (const MemoryRange& piece : pieces) {
     if (piece.empty()) continue;
     const size_t region = region_of(regions, piece.data(), piece.size());
     if (region == regions.size()) return invalid("window: a range is outside this instance's KV memory");
-    const auto begin = reinterpret_cast<uint64_t>(piece.data());
-    ranges.push_back({begin, begin + piece.size(), region});
+    of[region].push_back({reinterpret_cast<uint64_t>(piece.data()), piece.size()});
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  ranges = join(ranges, 0);
+  const auto join_all = [&of](uint64_t gap) {
+    std::vector<AddressRange> ranges;
+    for (std::vector<AddressRange>& some : of) {
+      some = joined(std::move(some), gap);
+      ranges.insert(ranges.end(), some.begin(), some.end());
+    }
+    std::ranges::sort(ranges, {}, &AddressRange::begin);
+    return ranges;
+  };
+  std::vector<AddressRange> ranges = join_all(0);
   if (ranges.size() <= kMaxKeys) return ranges;
   std::vector<uint64_t> gaps;
-  for (size_t i = 1; i < ranges.size(); ++i)
-    if (ranges[i].region == ranges[i - 1].region) gaps.push_back(ranges[i].begin - ranges[i - 1].end);
+  for (const std::vector<AddressRange>& some : of)
+    for (size_t i = 1; i < some.size(); ++i) gaps.push_back(some[i].begin - some[i - 1].begin - some[i - 1].bytes);
   const size_t n = ranges.size() - kMaxKeys;
   if (n > gaps.size()) return invalid("window: more than 256 regions");
   std::nth_element(gaps.begin(), gaps.begin() + long(n) - 1, gaps.end());
-  return join(ranges, gaps[n - 1]);
+  return join_all(gaps[n - 1]);
 }
 
 bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::span<const MemoryRange> regions,
@@ -81,8 +56,15 @@ bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::
                "the local side of a copy is outside the memory of this transport");
     planned.bytes += copy.bytes;
     for (size_t left = copy.bytes; left > 0;) {
-      range = range_of(window, range, remote);
-      if (range == window.ranges.size()) return false;
+      // Mostly that of the byte before.
+      const auto holds = [&](uint32_t i) {
+        return i < window.ranges.size() && remote - window.ranges[i].begin < window.ranges[i].bytes;
+      };
+      if (!holds(range)) {
+        const AddressRange* found = find_range(window.ranges, remote, 1);
+        if (!found) return false;
+        range = uint32_t(found - window.ranges.data());
+      }
       Request* request = planned.list.empty() ? nullptr : &planned.list.back();
       LocalPiece* piece = planned.pieces.empty() ? nullptr : &planned.pieces.back();
       // Neighbours in address, but of two registrations, are two pieces.
@@ -125,4 +107,4 @@ BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bo
   return size;
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -9,23 +9,18 @@
 #include <vector>
 
 #include "base/status.h"
-#include "disagg/transfer_plan.h"
 #include "disagg/transport/rdma_messages.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
-// A piece of memory with a key of its own.
-struct Range {
-  uint64_t begin, end;
-  size_t region;  // of the instance's regions
-};
+// The first of the regions that holds these bytes; their number: none does.
+size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes);
 
-// What a window of these pieces has keys for: sorted, neighbours joined. More than kMaxKeys are
+// What a window of these pieces has keys for: sorted, neighbours of one region joined. More than kMaxKeys are
 // covered by fewer, longer ranges, over the smallest gaps. Error: a piece is outside the regions.
-Result<std::vector<Range>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions);
+Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions);
 
-// One RDMA request: remote bytes in one range of the window, gathered from (or scattered to) local
-// pieces in order.
+// One RDMA request: remote bytes in one range of the window, gathered from (or scattered to) local pieces in order.
 struct Request {
   uint64_t remote;
   uint32_t range;  // of the window's
@@ -64,4 +59,4 @@ struct BatchSize {
 // what the owner counts may go out.
 BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bool alone);
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 Serving::Serving(std::vector<Rail>& rails, std::vector<MemoryRange> regions)
     : rails_(rails), regions_(std::move(regions)), spare_(rails.size()), used_(rails.size()) {}
@@ -29,7 +29,7 @@ void Serving::disconnect(PeerId peer) {
   auto it = guests_.find(peer);
   if (it == guests_.end()) return;
   drop_queues(peer, it->second);
-  it->second.channel->end();
+  it->second.channel->close("it was disconnected");
   guests_.erase(it);
 }
 
@@ -96,24 +96,24 @@ Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs
   return ok();
 }
 
-size_t Serving::join(const std::shared_ptr<SideChannel>& channel, const Hello& hello) {
+size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Offer& offer) {
   std::lock_guard lock(mutex_);
-  Hello answer;
-  Guest& guest = guests_[hello.from];
+  Offer answer;
+  Guest& guest = guests_[peer];
   if (guest.channel) {
-    drop_queues(hello.from, guest);
-    guest.channel->end();
+    drop_queues(peer, guest);
+    guest.channel->close("it has called again");
   }
   guest.channel = channel;
-  std::vector<RailEnd> theirs = hello.rails;
+  std::vector<RailEnd> theirs = offer.rails;
   if (theirs.size() > rails_.size()) theirs.resize(rails_.size());
   if (auto made = make_queues_for(guest, theirs); made)
     answer.rails = ends_of(guest.queues);
   else
     answer.refusal = made.error().message;
   // Under the lock: the peer expects this answer before the keys of any window.
-  channel->send(frame(answer));
-  if (!answer.rails.empty()) grant_all(hello.from, guest);
+  say(channel, answer);
+  if (!answer.rails.empty()) grant_all(peer, guest);
   return answer.rails.size();
 }
 
@@ -124,13 +124,13 @@ bool Serving::take(PeerId peer, const Message& message) {
   Guest& guest = it->second;
   switch (message.kind) {
     case Message::refused: ++refused_; [[fallthrough]];
-    case Message::sync: guest.channel->send(frame(Message{Message::synced, {}, message.number, {}})); return true;
+    case Message::sync: say(guest.channel, Message{Message::synced, {}, message.number, {}}); return true;
     case Message::renew: {
       if (message.number == 1) ++refused_;
       drop_queues(peer, guest);
       Message answer{Message::renewed, {}, 0, {}};
       if (make_queues_for(guest, message.rails)) answer.rails = ends_of(guest.queues);
-      guest.channel->send(frame(answer));
+      say(guest.channel, answer);
       grant_all(peer, guest);
       return true;
     }
@@ -138,7 +138,7 @@ bool Serving::take(PeerId peer, const Message& message) {
   }
 }
 
-void Serving::left(PeerId peer, const SideChannel* channel) {
+void Serving::left(PeerId peer, const Channel* channel) {
   std::lock_guard lock(mutex_);
   auto it = guests_.find(peer);
   if (it == guests_.end() || it->second.channel.get() != channel) return;
@@ -191,11 +191,11 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
   std::vector<Grant>& grants = window.grants[rail];
   std::vector<ibv_send_wr> requests(n);
   for (size_t i = 0; i < n; ++i) {
-    const Range& range = window.ranges[i];
+    const AddressRange& range = window.ranges[i];
     Grant grant;
     if (!rails_[rail].memory_windows) {
       grant.registration.reset(ibv_reg_mr(rails_[rail].protection.get(), reinterpret_cast<void*>(range.begin),
-                                          range.end - range.begin, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
+                                          range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
       if (!grant.registration)
         return Error{ErrorCode::unavailable,
                      rails_[rail].name + " does not register a window: " + std::strerror(errno)};
@@ -208,7 +208,8 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
       bind.opcode = IBV_WR_BIND_MW;
       bind.bind_mw.mw = grant.window.get();
       bind.bind_mw.rkey = ibv_inc_rkey(grant.window->rkey);
-      bind.bind_mw.bind_info = {rails_[rail].regions[range.region].get(), range.begin, range.end - range.begin,
+      const size_t region = region_of(regions_, reinterpret_cast<std::byte*>(range.begin), range.bytes);
+      bind.bind_mw.bind_info = {rails_[rail].regions[region].get(), range.begin, range.bytes,
                                 unsigned(access_of(window.op))};
     }
     grants.push_back(std::move(grant));
@@ -221,8 +222,7 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
   return ok();
 }
 
-// Afterwards the window has keys, or the link is broken and waits to be renewed. Error: keys have
-// run out.
+// Afterwards the window has keys, or the link is broken and waits to be renewed. Error: keys have run out.
 Status Serving::grant(Window& window, Guest& guest) {
   if (guest.queues.empty()) return ok();
   window.failed = false;
@@ -237,15 +237,11 @@ Status Serving::grant(Window& window, Guest& guest) {
     drop_queues(window.peer, guest);
     return ok();
   }
-  Message message{Message::opened, {window.key.index, window.key.generation, window.op, {}}, 0, {}};
-  for (size_t i = 0; i < window.ranges.size(); ++i) {
-    const Range& range = window.ranges[i];
-    WindowKeys::Range told{range.begin, range.end - range.begin, {}};
+  Message message{Message::opened, {window.key.index, window.key.generation, window.op, window.ranges, {}}, 0, {}};
+  for (size_t i = 0; i < window.ranges.size(); ++i)
     for (const auto& grants : window.grants)
-      told.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].registration->rkey);
-    message.window.ranges.push_back(std::move(told));
-  }
-  guest.channel->send(frame(message));
+      message.window.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].registration->rkey);
+  say(guest.channel, message);
   return ok();
 }
 
@@ -263,8 +259,7 @@ bool Serving::revoke(Window& window) {
     int n = int(window.ranges.size()), under_way = 0;
     for (size_t rail = 0; rail < window.grants.size(); ++rail) under_way = std::max(under_way, guest.in_flight[rail]);
     if (under_way + n > rails_[0].queue_depth) return false;
-    guest.channel->send(
-        frame(Message{Message::closed, {window.key.index, window.key.generation, window.op, {}}, 0, {}}));
+    say(guest.channel, Message{Message::closed, {window.key.index, window.key.generation, window.op, {}, {}}, 0, {}});
     window.closing = true;
     for (size_t rail = 0; rail < window.grants.size() && n > 0; ++rail) {
       if (!rails_[rail].memory_windows) continue;
@@ -355,4 +350,4 @@ void Serving::completed(size_t rail, const ibv_wc& wc) {
     guest->second.in_flight[rail] -= int(window.ranges.size());
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -1,10 +1,9 @@
 // The owner's half of the rdma wire: windows, their keys, and the ends of links that peers post to.
 //
-// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer
-// that it was opened for; closing a window invalidates its keys by a local request, which is in
-// force when it completes. No request of this half waits for a peer, so a peer that is stopped
-// cannot hold up a revocation. Where a device has no such windows a key is a registration of the
-// range, which is removed at the close.
+// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer that it was opened for;
+// closing a window invalidates its keys by a local request, which is in force when it completes. No request of this
+// half waits for a peer, so a peer that is stopped cannot hold up a revocation. Where a device has no such windows a
+// key is a registration of the range, which is removed at the close.
 //
 // A link that broke is renewed by the side that posts: the old queue pairs go, and with them every
 // key of that peer; windows stay, and get new keys, which the peer is told.
@@ -21,9 +20,8 @@
 
 #include "disagg/transport/rdma_plan.h"
 #include "disagg/transport/rdma_verbs.h"
-#include "disagg/transport/side_channel.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 class Serving {
  public:
@@ -40,9 +38,9 @@ class Serving {
 
   // What the peer's side says on its channel.
   // Answers it: number of rails, 0 where it was refused.
-  size_t join(const std::shared_ptr<SideChannel>& channel, const Hello& hello);
+  size_t join(PeerId peer, const ChannelPtr& channel, const Offer& offer);
   bool take(PeerId peer, const Message& message);  // false: nonsense
-  void left(PeerId peer, const SideChannel* channel);
+  void left(PeerId peer, const Channel* channel);
 
  private:
   struct Grant {
@@ -53,7 +51,7 @@ class Serving {
     WindowKey key;
     PeerId peer = -1;
     KvOp op = KvOp::write;
-    std::vector<Range> ranges;
+    std::vector<AddressRange> ranges;
     std::vector<std::vector<Grant>> grants;  // [rails of the link][ranges]; empty: no keys now
     int arrived = 0;
     bool closing = false;
@@ -61,7 +59,7 @@ class Serving {
     bool failed = false;  // one of them did not go through
   };
   struct Guest {  // a peer that has called us
-    std::shared_ptr<SideChannel> channel;
+    ChannelPtr channel;
     std::vector<Queue> queues;  // empty: broken
     std::vector<int> in_flight;
   };
@@ -95,4 +93,4 @@ class Serving {
   int64_t refused_ = 0;
 };
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -1,13 +1,14 @@
 #include "disagg/transport/rdma_verbs.h"
 
-#include <sys/random.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-namespace xpyd::rdma {
+#include "disagg/transport/window_table.h"
+
+namespace xpyd::disagg::rdma {
 namespace {
 
 constexpr int kQueueDepth = 512;   // requests of one queue pair in flight
@@ -218,13 +219,6 @@ Error unavailable(const Rail& rail, const char* what, int error) {
   return {ErrorCode::unavailable, rail.name + ": " + what + ": " + std::strerror(error)};
 }
 
-// Of a connection that no other can be mistaken for.
-uint32_t random_psn() {
-  uint32_t value = 0;
-  XPYD_CHECK(getrandom(&value, sizeof value, 0) == ssize_t(sizeof value));
-  return value & 0xffffff;
-}
-
 ibv_qp* create(Rail& rail, Role role, uint32_t& inline_bytes) {
   ibv_qp_init_attr attributes{};
   ibv_cq* completions = role == Role::post ? rail.sends.get() : rail.serving.get();
@@ -257,7 +251,10 @@ Result<std::vector<Queue>> make_queues(std::vector<Rail>& rails, size_t n_rails,
     queue.pair.reset(create(rail, role, inline_bytes));
     if (!queue.pair) return unavailable(rail, "no queue pair", errno);
     queue.inline_bytes = int(inline_bytes);
-    queue.end = {rail.gid, rail.lid, uint8_t(rail.mtu), rail.reads, queue.pair->qp_num, random_psn()};
+    queue.end = {
+        rail.gid,           rail.lid,
+        uint8_t(rail.mtu),  rail.reads,
+        queue.pair->qp_num, uint32_t(random_secret() & 0xffffff)};  // of a connection that no other can be mistaken for
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_INIT;
     attributes.port_num = rail.port;
@@ -313,4 +310,4 @@ std::vector<RailEnd> ends_of(const std::vector<Queue>& queues) {
   return ends;
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -1,11 +1,9 @@
 // RDMA devices as the rdma wire holds them: owners of libibverbs' objects, and rails. A rail is one
 // port of one device, with the instance's KV memory registered there and nothing else.
 //
-// Registration gives no remote rights: a peer can touch these bytes only through a window's own
-// keys.
+// Registration gives no remote rights: a peer can touch these bytes only through a window's own keys.
 //
-// Thread safety: a rail does not change once it is open; libibverbs' calls on it are safe from any
-// thread.
+// Thread safety: a rail does not change once it is open; libibverbs' calls on it are safe from any thread.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -21,7 +19,7 @@
 #include "disagg/transport/rdma_messages.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 template <auto kDestroy>
 struct Destroy {
@@ -51,9 +49,8 @@ struct Rail {
   std::string name;  // "mlx5_0:1"
   Context context;
   Protection protection;
-  // One of each for all links, and none can run over: requests in flight stay below send_depth, and
-  // all links draw their receives from one queue. sends: of ends that post; serving: arrivals, and
-  // the serving ends' own requests.
+  // One of each for all links, and none can run over: requests in flight stay below send_depth, and all links draw
+  // their receives from one queue. sends: of ends that post; serving: arrivals, and the serving ends' own requests.
   Completions sends, serving;
   SharedReceives arrivals;
   std::vector<Registration> regions;  // as TransportOptions::regions
@@ -78,8 +75,7 @@ struct Rail {
 // Errors say what is missing: a device, a permission, locked memory, a name.
 Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys);
 
-// Empty receives, which is all that a write with immediate data uses up. An errno; 0: they are
-// there.
+// Empty receives, which is all that a write with immediate data uses up. An errno; 0: they are there.
 int post_receives(Rail& rail, int n);
 
 // Queue pairs of a link: reliable connections, rail i of one side to rail i of the other, as many
@@ -103,4 +99,4 @@ Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues, cons
 
 std::vector<RailEnd> ends_of(const std::vector<Queue>& queues);
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

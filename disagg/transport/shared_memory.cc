@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -19,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
 #endif
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -47,8 +45,8 @@ Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
 // By their first byte.
 struct Pools {
   struct Pool {
-    int fd;
-    size_t bytes;
+    Fd file;
+    size_t bytes = 0;
   };
   std::mutex mutex;
   std::map<uintptr_t, Pool> all;
@@ -73,34 +71,30 @@ class SharedDevice final : public Device {
 
 }  // namespace
 
-Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, int& fd) {
+Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, Fd& file) {
   bytes = round_up(std::max<size_t>(bytes, 1), 4096);
-  fd = -1;
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
-  Result<std::shared_ptr<std::byte>> memory = Error{ErrorCode::unavailable, ""};
-  if (ftruncate(fd, off_t(bytes)) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0)
-    memory = Error{ErrorCode::unavailable, "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};
-  else
-    memory = map_touched(fd, bytes);
-  if (!memory.ok()) ::close(fd), fd = -1;
+  Fd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (made.get() < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
+  if (ftruncate(made.get(), off_t(bytes)) != 0 || fcntl(made.get(), F_ADD_SEALS, kSeals) != 0)
+    return Error{ErrorCode::unavailable, "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};
+  auto memory = map_touched(made.get(), bytes);
+  if (memory) file = std::move(made);
   return memory;
 }
 
 Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes) {
-  int fd = -1;
-  auto memory = make_shared_file("xpyd-kv", bytes, fd);
+  Fd file;
+  auto memory = make_shared_file("xpyd-kv", bytes, file);
   if (!memory.ok()) return memory;
   std::byte* data = memory.value().get();
   {
     std::lock_guard lock(pools().mutex);
-    pools().all[reinterpret_cast<uintptr_t>(data)] = {fd, bytes};
+    pools().all[reinterpret_cast<uintptr_t>(data)] = {std::move(file), bytes};
   }
-  return std::shared_ptr<std::byte>(data, [fd, mapped = memory.value()](std::byte* at) {
+  return std::shared_ptr<std::byte>(data, [mapped = memory.value()](std::byte* at) {
     std::lock_guard lock(pools().mutex);
     pools().all.erase(reinterpret_cast<uintptr_t>(at));
-    ::close(fd);
   });
 }
 
@@ -116,7 +110,7 @@ Result<SharedFile> shared_file(MemoryRange range) {
   if (after != pools().all.begin()) {
     const auto& [first, pool] = *std::prev(after);
     const size_t offset = begin - first;
-    if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{pool.fd, offset};
+    if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{pool.file.get(), offset};
   }
   return invalid("this KV memory cannot be shared with other processes: it is not in a memfd");
 }
@@ -130,27 +124,4 @@ Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes) {
   return map_touched(fd, bytes);
 }
 
-}  // namespace xpyd
-
-namespace xpyd::shm {
-
-bool same_user(int socket) {
-  ucred user{};
-  socklen_t length = sizeof user;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &length) == 0 && user.uid == geteuid();
-}
-
-bool hung_up(int socket) {
-  char byte;
-  const ssize_t n = recv(socket, &byte, 1, MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
-  address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  return socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
-
-}  // namespace xpyd::shm
+}  // namespace xpyd::disagg

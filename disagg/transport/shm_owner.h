@@ -1,5 +1,6 @@
-// The owner's half of the shm wire: its windows, which the peers look at by themselves
-// (shm_table.h), and the thread that lets peers in and notices when they end.
+// The owner's half of the shm wire: its windows, which the peers look at by themselves (shm_table.h), and the lines of
+// peers that it has let in. A peer's channel stays open: the kernel closes it when the last thread of the peer has
+// ended, and that is the proof that it writes no more.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -8,23 +9,15 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "disagg/transport/shared_memory.h"
+#include "disagg/transport/meeting.h"
 #include "disagg/transport/shm_table.h"
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::shm {
-
-// A peer that is called; the thread sees when it ends.
-struct Watched {
-  Fd socket;
-  std::atomic<bool> gone{false};
-};
+namespace xpyd::disagg::shm {
 
 // Room for the ranges of windows, behind the table: first fit.
 class RangeRoom {
@@ -37,16 +30,31 @@ class RangeRoom {
   std::map<uint32_t, uint32_t> spare_;  // first, how many
 };
 
+constexpr size_t kMaxRegions = 64;
+
+// What an owner says to whom it lets in, with the descriptors of the table and of the regions.
+struct Welcome {
+  int32_t line = 0;
+  uint64_t n_ranges = 0;              // of the table
+  std::vector<AddressRange> regions;  // in their files
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Welcome> s) {
+  auto& [line, n_ranges, regions] = s;
+  a.number("line", line, 0, kSharedLines - 1);
+  a.number("n_ranges", n_ranges, 0, kMaxRanges);
+  a.list("regions", regions, kMaxRegions);
+}
+
 class Owner {
  public:
   static Result<std::unique_ptr<Owner>> make(const TransportOptions& options);
   ~Owner();
 
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return meeting_.address(); }
   int64_t refused() const { return table_->refused.load(std::memory_order_relaxed); }
   void connect(PeerId peer) { peers_.push_back(peer); }
-  // Until nobody else holds it.
-  void watch(const std::shared_ptr<Watched>& remote);
+  Meeting& meeting() { return meeting_; }
   void disconnect(PeerId peer);
   // As KvTransport says it.
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
@@ -59,23 +67,14 @@ class Owner {
     bool open = false;  // until close() has said true
     uint32_t first_range = 0, n_ranges = 0;
   };
-  struct Line {
-    Fd socket;
-    int number = -1;  // -1: has not said who it is
-  };
-  Owner() = default;
+  explicit Owner(PeerId self);
 
   bool live(const WindowKey& w) const {
     return w.generation != 0 && w.index < own_.size() && own_[w.index].open && own_[w.index].generation == w.generation;
   }
-  // Sorted, neighbours joined.
-  std::vector<SharedRange> places_of(std::span<const MemoryRange> ranges) const;
-  void serve();
-  bool greet(std::vector<Line>& lines);  // false: there are no descriptors left
-  bool hear(Line& line);                 // false: it ended, or is none of ours
-  bool welcome(int socket, int number);
+  std::vector<AddressRange> places_of(std::span<const MemoryRange> ranges) const;
+  ChannelEvents let_in(const ChannelPtr& channel);
 
-  std::string address_;
   std::vector<Fd> fds_;  // the table, then the regions
   std::shared_ptr<std::byte> memory_;
   SharedTable* table_ = nullptr;
@@ -88,13 +87,9 @@ class Owner {
   std::deque<uint32_t> free_;
   std::vector<PeerId> peers_;
 
-  Fd wake_, listener_;
   std::atomic<int> n_lines_{0};                               // that have ever been used
-  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // the thread's
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Watched>> watched_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // the meeting's thread's
+  Meeting meeting_;
 };
 
-}  // namespace xpyd::shm
+}  // namespace xpyd::disagg::shm

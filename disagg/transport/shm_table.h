@@ -8,17 +8,15 @@
 //   peer    line = window; state as in the key?  yes: copy a piece; line = 0
 //                                                no:  line = 0; refused
 //
-// Peers are of one program and one user: one that does not keep to this can write where it likes in
-// the pool.
+// Peers are of one program and one user: one that does not keep to this can write where it likes in the pool.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
-#include "disagg/transport/transport.h"
+#include "disagg/transport/window_table.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct alignas(64) SharedSlot {
   std::atomic<uint64_t> state{0};  // generation << 1 | open
@@ -28,11 +26,8 @@ struct alignas(64) SharedSlot {
   std::atomic<uint32_t> first_range{0}, n_ranges{0};  // of SharedTable::ranges()
 };
 
-// Of an owner's memory, in a form that all processes share: region << 48 | offset. The ranges of a
-// window are sorted and apart from each other.
-struct SharedRange {
-  uint64_t begin = 0, end = 0;
-};
+// Of an owner's memory, in a form that all processes share: region << 48 | offset. A range of a window begins at such a
+// place; they are sorted and apart from each other.
 constexpr int kPlaceBits = 48;
 inline uint64_t shared_place(size_t region, size_t offset) { return uint64_t(region) << kPlaceBits | offset; }
 
@@ -54,8 +49,8 @@ struct SharedTable {
   SharedSlot slots[kSharedSlots];
   uint64_t n_ranges = 0;  // behind the table, of all windows
 
-  static size_t bytes(uint64_t n_ranges) { return sizeof(SharedTable) + n_ranges * sizeof(SharedRange); }
-  SharedRange* ranges() { return reinterpret_cast<SharedRange*>(this + 1); }
+  static size_t bytes(uint64_t n_ranges) { return sizeof(SharedTable) + n_ranges * sizeof(AddressRange); }
+  AddressRange* ranges() { return reinterpret_cast<AddressRange*>(this + 1); }
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -84,10 +79,7 @@ class SharedWindows {
     const uint64_t first = slot.first_range.load(std::memory_order_relaxed);
     const uint64_t n = slot.n_ranges.load(std::memory_order_relaxed);
     if (first + n > table_->n_ranges) return false;
-    const SharedRange* begin = table_->ranges() + first;
-    const SharedRange* after = std::upper_bound(begin, begin + n, place,
-                                                [](uint64_t at, const SharedRange& range) { return at < range.begin; });
-    return after != begin && place <= after[-1].end && bytes <= after[-1].end - place;
+    return find_range({table_->ranges() + first, size_t(n)}, place, bytes);
   }
   void count_arrived(const KvTransfer& transfer) {  // while inside
     table_->slots[transfer.window.index].arrived.fetch_add(1, std::memory_order_release);
@@ -105,4 +97,4 @@ class SharedWindows {
   PeerId self_ = -1;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

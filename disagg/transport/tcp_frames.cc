@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 namespace {
 
 template <class T>
@@ -16,13 +16,6 @@ template <class T>
 void append(std::vector<std::byte>& out, const T& value) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&value);
   out.insert(out.end(), bytes, bytes + sizeof value);
-}
-
-// Takes as long whatever differs.
-bool same_token(const TcpToken& a, const TcpToken& b) {
-  unsigned difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= unsigned(a[i] ^ b[i]);
-  return difference == 0;
 }
 
 }  // namespace
@@ -105,19 +98,7 @@ bool InboundSession::abandoned(const FrameHead& head) {
   return true;
 }
 
-std::shared_ptr<InboundSession> InboundHost::admit(const TcpHello& hello) {
-  if (!same_token(hello.token, token_)) return nullptr;
-  std::lock_guard lock(mutex_);
-  std::erase_if(sessions_, [](const auto& entry) { return entry.second.expired(); });
-  auto& entry = sessions_[hello.session];
-  auto session = entry.lock();
-  if (session) return session->peer() == hello.self ? session : nullptr;
-  entry = session = std::make_shared<InboundSession>(hello.self, windows_);
-  return session;
-}
-
 void InboundReader::on_head(std::span<const std::byte> bytes) {
-  if (!session_) return on_hello(load<TcpHello>(bytes));
   switch (std::exchange(next_, Next::head)) {
     case Next::head: return on_frame(load<FrameHead>(bytes));
     case Next::table: return on_table(bytes);
@@ -125,18 +106,6 @@ void InboundReader::on_head(std::span<const std::byte> bytes) {
       need_head(sizeof(FrameHead));
       return answer(head_, KvOp::write, allowed_ && load<uint64_t>(bytes) == kFrameSeal);
   }
-}
-
-void InboundReader::on_hello(const TcpHello& hello) {
-  if (hello.magic != kTcpMagic) return fail("not this wire, or another version of it");
-  session_ = host_.admit(hello);
-  if (!session_) return fail("the token is wrong");
-  Answer welcome;
-  append(welcome.bytes, TcpWelcome{kTcpMagic, host_.regions().size()});
-  for (const MemoryRange& region : host_.regions())
-    append(welcome.bytes, TcpRange{reinterpret_cast<uintptr_t>(region.data()), region.size()});
-  answers_.push_back(std::move(welcome));
-  need_head(sizeof(FrameHead));
 }
 
 void InboundReader::on_frame(const FrameHead& head) {
@@ -151,7 +120,7 @@ void InboundReader::on_frame(const FrameHead& head) {
   if (head.n_ranges > kFrameRanges || head.bytes > kFrameBytes) return fail("a frame is too large");
   if (head.frame >= head.n_frames) return fail("a frame beyond the last of its post");
   next_ = Next::table;
-  need_head(head.n_ranges * sizeof(TcpRange));
+  need_head(head.n_ranges * sizeof(AddressRange));
 }
 
 void InboundReader::on_table(std::span<const std::byte> bytes) {
@@ -161,18 +130,17 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
   std::vector<iovec> where;
   uint64_t total = 0;
   for (size_t i = 0; i < head_.n_ranges; ++i) {
-    const auto range = load<TcpRange>(bytes, i * sizeof(TcpRange));
+    const auto range = load<AddressRange>(bytes, i * sizeof(AddressRange));
     if (range.bytes == 0 || range.bytes > kFrameBytes) return fail("a range is too large or empty");
     total += range.bytes;
-    auto* at = reinterpret_cast<std::byte*>(uintptr_t(range.address));
+    auto* at = reinterpret_cast<std::byte*>(uintptr_t(range.begin));
     pieces.push_back({at, at, range.bytes});
     where.push_back({at, range.bytes});
   }
   if (total != head_.bytes) return fail("the ranges of a frame are not its bytes");
-  // The window's ranges do not change: later pieces of this frame ask only whether it is still
-  // open.
-  allowed_ = host_.windows().enter(head_.window, session_->peer(), op, pieces);
-  if (allowed_) host_.windows().leave(head_.window, false);
+  // The window's ranges do not change: later pieces of this frame ask only whether it is still open.
+  allowed_ = windows_.enter(head_.window, session_->peer(), op, pieces);
+  if (allowed_) windows_.leave(head_.window, false);
   if (op == KvOp::write) {
     if (!allowed_) where.clear();  // addresses that are not ours
     payload_ = std::move(where);
@@ -192,7 +160,7 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
 }
 
 bool InboundReader::enter_payload() {
-  allowed_ = allowed_ && host_.windows().enter(head_.window, session_->peer(), KvOp::write, std::span<const Copy>());
+  allowed_ = allowed_ && windows_.enter(head_.window, session_->peer(), KvOp::write, std::span<const Copy>());
   return allowed_;
 }
 
@@ -209,4 +177,4 @@ void InboundReader::answer(const FrameHead& asked, KvOp op, bool placed) {
   answers_.push_back(std::move(out));
 }
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -1,8 +1,8 @@
-// The bytes of the tcp wire. Little-endian structs as they lie in memory.
+// The bytes of the tcp wire behind the hello (meeting.h). Little-endian structs as they lie in memory.
 //
-//   poster -> owner   Hello; then frames: write (table, payload, seal), read (table), abandon
-//   owner -> poster   Welcome with its regions; then: data (payload) for a read, and for every
-//                     frame a placed, which says what became of it
+//   poster -> owner   frames: write (table, payload, seal), read (table), abandon
+//   owner -> poster   data (payload) for a read, and for every frame a placed, which says what
+//                     became of it
 //
 // A post is cut into frames of at most kFrameBytes, which any connection of a session carries. The
 // owner counts a post as arrived when it has placed all its frames; abandon says that no more than
@@ -28,30 +28,13 @@
 
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 
-constexpr uint64_t kTcpMagic = 0x3230'7063'7464'7978;  // "xydtcp02": version and byte order
-constexpr size_t kFrameBytes = 1 << 20;                // payload
-constexpr int kFrameRanges = 1024;                     // IOV_MAX
+constexpr uint64_t kTcpVersion = 0x3330'7063'7464'7978;  // "xydtcp03": NodeIdentity::schema
+constexpr size_t kFrameBytes = 1 << 20;                  // payload
+constexpr int kFrameRanges = 1024;                       // IOV_MAX
 
 constexpr uint64_t kFrameSeal = 0x6c61'6573'6c61'6573;  // "sealseal"
-
-using TcpToken = std::array<uint8_t, 16>;
-
-struct TcpHello {
-  uint64_t magic = kTcpMagic;
-  uint64_t session = 0;
-  TcpToken token{};
-  PeerId self = -1;
-  uint32_t unused = 0;
-};
-struct TcpWelcome {
-  uint64_t magic = kTcpMagic;
-  uint64_t n_regions = 0;  // followed by so many TcpRange
-};
-struct TcpRange {
-  uint64_t address = 0, bytes = 0;  // of the owner
-};
 
 enum class FrameType : uint8_t { write = 1, read, abandon, data, placed };
 enum class FrameStatus : uint8_t { placed, arrived, refused };  // arrived: and the post is whole
@@ -68,7 +51,7 @@ struct FrameHead {
   uint32_t number = 0;                             // KvTransfer's
   static constexpr uint32_t kMagic = 0x3276'6b78;  // "xkv2"
 };
-static_assert(sizeof(FrameHead) == 48 && sizeof(TcpHello) == 40 && sizeof(TcpRange) == 16);
+static_assert(sizeof(FrameHead) == 48 && sizeof(AddressRange) == 16);
 
 class TcpReader {
  public:
@@ -82,7 +65,7 @@ class TcpReader {
   const char* reason() const { return reason_; }
 
  protected:
-  explicit TcpReader(size_t first_head) : need_(first_head) {}
+  TcpReader() = default;
   // The next `need` bytes, contiguous. Says how many it needs after these, or sets a payload.
   virtual void on_head(std::span<const std::byte> bytes) = 0;
   // Around each read into payload_: false: it may not go there, and is dropped.
@@ -106,7 +89,7 @@ class TcpReader {
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kBuffer);
   std::vector<std::byte> dropped_;
   std::vector<iovec> where_;
-  size_t begin_ = 0, end_ = 0, need_ = 0;
+  size_t begin_ = 0, end_ = 0, need_ = sizeof(FrameHead);
   bool in_payload_ = false;
   size_t payload_left_ = 0, payload_at_ = 0;  // at: the first of payload_ that is not full
   const char* reason_ = nullptr;
@@ -133,28 +116,11 @@ class InboundSession {
   std::unordered_map<uint64_t, Post> posts_;
 };
 
-// What the owner of memory shares with the connections of its peers.
-class InboundHost {
- public:
-  InboundHost(std::span<const MemoryRange> regions, WindowTable& windows, const TcpToken& token)
-      : regions_(regions), windows_(windows), token_(token) {}
-  // Null: the token is wrong.
-  std::shared_ptr<InboundSession> admit(const TcpHello& hello);
-  std::span<const MemoryRange> regions() const { return regions_; }
-  WindowTable& windows() { return windows_; }
-
- private:
-  const std::span<const MemoryRange> regions_;
-  WindowTable& windows_;
-  const TcpToken token_;
-  std::mutex mutex_;
-  std::unordered_map<uint64_t, std::weak_ptr<InboundSession>> sessions_;
-};
-
 // The owner's reader of one connection. Its answers collect in answers(), in order.
 class InboundReader final : public TcpReader {
  public:
-  explicit InboundReader(InboundHost& host) : TcpReader(sizeof(TcpHello)), host_(host) {}
+  InboundReader(WindowTable& windows, std::shared_ptr<InboundSession> session)
+      : windows_(windows), session_(std::move(session)) {}
 
   // Bytes to send; then, for data, the ranges of the owner's memory that follow them.
   struct Answer {
@@ -164,20 +130,19 @@ class InboundReader final : public TcpReader {
     bool refused = false;       // data: zeros are sent instead
   };
   std::vector<Answer>& answers() { return answers_; }
-  const std::shared_ptr<InboundSession>& session() const { return session_; }  // null: no hello yet
+  PeerId peer() const { return session_->peer(); }
   void answer(const FrameHead& asked, KvOp op, bool placed);
 
  private:
   void on_head(std::span<const std::byte> bytes) override;
-  void on_hello(const TcpHello& hello);
   void on_frame(const FrameHead& head);
   void on_table(std::span<const std::byte> bytes);
   bool enter_payload() override;
-  void leave_payload() override { host_.windows().leave(head_.window, false); }
+  void leave_payload() override { windows_.leave(head_.window, false); }
   void on_payload() override;
 
-  InboundHost& host_;
-  std::shared_ptr<InboundSession> session_;
+  WindowTable& windows_;
+  const std::shared_ptr<InboundSession> session_;
   std::vector<Answer> answers_;
   FrameHead head_;
   enum class Next { head, table, seal } next_ = Next::head;
@@ -230,4 +195,4 @@ TcpReader::Outcome TcpReader::pump(Read read) {
   return obey() ? Outcome::again : Outcome::ended;
 }
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -1,41 +1,110 @@
-// Threads that move the bytes of sockets: each has an epoll set of links and runs those that have
-// something to do, in turn.
+// Threads that move the bytes of the tcp wire's sockets: each has an epoll set of links and runs those that have
+// something to do, in turn; and what both ends do with a socket.
 //
 // Thread safety: Loop's public half from any thread; a link is run by its loop's thread only.
 #pragma once
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/os.h"
 #include "base/status.h"
+#include "disagg/transport/tcp_frames.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
+
+// ---- sockets
+
+// What was moved without blocking; 0: nothing now; -1: the connection has ended.
+inline ssize_t read_now(int fd, iovec* where, int n) {
+  while (true) {
+    const ssize_t got = readv(fd, where, n);
+    if (got > 0) return got;
+    if (got == 0) return -1;
+    if (errno == EAGAIN) return 0;
+    if (errno != EINTR) return -1;
+  }
+}
+
+inline ssize_t send_now(int fd, std::vector<iovec>& from) {
+  msghdr message{};
+  message.msg_iov = from.data(), message.msg_iovlen = std::min<size_t>(from.size(), kFrameRanges);
+  while (true) {
+    const ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) return sent;
+    if (errno == EAGAIN) return 0;
+    if (errno != EINTR) return -1;
+  }
+}
+
+// What of a list of ranges is still to be sent.
+class Sending {
+ public:
+  void set(std::vector<iovec> ranges) { ranges_ = std::move(ranges), at_ = 0; }
+  bool empty() const { return at_ == ranges_.size(); }
+  void append_to(std::vector<iovec>& out) const {
+    out.insert(out.end(), ranges_.begin() + ptrdiff_t(at_), ranges_.end());
+  }
+  void advance(size_t& sent) {
+    while (sent > 0 && !empty()) {
+      iovec& from = ranges_[at_];
+      const size_t n = std::min(sent, from.iov_len);
+      from.iov_base = static_cast<char*>(from.iov_base) + n;
+      from.iov_len -= n, sent -= n;
+      at_ += from.iov_len == 0;
+    }
+  }
+  // As many bytes, none of them ours: the other side was promised a length.
+  void become_zeros() {
+    alignas(64) static const std::byte kZeros[64 << 10] = {};
+    size_t left = 0;
+    for (size_t i = at_; i < ranges_.size(); ++i) left += ranges_[i].iov_len;
+    ranges_.clear(), at_ = 0;
+    for (; left > 0; left -= ranges_.back().iov_len)
+      ranges_.push_back({const_cast<std::byte*>(kZeros), std::min(left, sizeof kZeros)});
+  }
+
+ private:
+  std::vector<iovec> ranges_;
+  size_t at_ = 0;
+};
+
+// ---- links
 
 constexpr int kTurn = 8;  // reads or writes before another link's turn
 
 // A non-blocking socket and what is read from and written to it.
 class Link {
  public:
-  explicit Link(int fd) : fd_(fd) {}
-  virtual ~Link() { ::close(fd_); }
+  explicit Link(Fd socket) : socket_(std::move(socket)) {
+    const int on = 1;
+    setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  }
+  virtual ~Link() = default;
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
-  int fd() const { return fd_; }
+  int fd() const { return socket_.get(); }
   enum class Next { wait, again, close };
   // Reads and writes until it would block (wait), or for its share of time (again).
   virtual Next run() = 0;
 
  private:
   friend class Loop;
-  const int fd_;
+  const Fd socket_;
   bool ready_ = false;
 };
 
@@ -124,4 +193,4 @@ class Loop {
   std::thread thread_;
 };
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -1,20 +1,16 @@
 #include "disagg/transport/tcp_poster.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 namespace {
 
 constexpr size_t kSendRanges = kFrameRanges - 2;
 
 class AnswerReader final : public TcpReader {
  public:
-  explicit AnswerReader(PosterSession& session) : TcpReader(sizeof(FrameHead)), session_(session) {}
+  explicit AnswerReader(PosterSession& session) : session_(session) {}
 
  private:
   void on_head(std::span<const std::byte> bytes) override {
@@ -46,17 +42,12 @@ class AnswerReader final : public TcpReader {
 
 class PosterLink final : public Link {
  public:
-  PosterLink(int fd, std::shared_ptr<PosterSession> session)
-      : Link(fd), session_(std::move(session)), reader_(*session_) {
-    ++session_->links;
-  }
-  ~PosterLink() override {
-    session_->dead = true;  // a session is whole or not at all
-    --session_->links;
-  }
+  PosterLink(Fd socket, std::shared_ptr<PosterSession> session)
+      : Link(std::move(socket)), session_(std::move(session)), reader_(*session_) {}
+  ~PosterLink() override { session_->give_up(); }  // a session is whole or not at all
 
   Next run() override {
-    if (session_->dead) return Next::close;
+    if (session_->dead()) return Next::close;
     bool more = true;
     for (int turn = 0; turn < kTurn && more; ++turn) {
       const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
@@ -118,7 +109,7 @@ class PosterLink final : public Link {
     head_bytes_.assign(bytes, bytes + sizeof head);
     if (head.n_ranges > 0) {
       bytes = reinterpret_cast<const std::byte*>(ranges_.data());
-      head_bytes_.insert(head_bytes_.end(), bytes, bytes + ranges_.size() * sizeof(TcpRange));
+      head_bytes_.insert(head_bytes_.end(), bytes, bytes + ranges_.size() * sizeof(AddressRange));
     }
     head_.set({{head_bytes_.data(), head_bytes_.size()}});
     return true;
@@ -128,7 +119,7 @@ class PosterLink final : public Link {
   AnswerReader reader_;
   std::shared_ptr<Post> post_;  // of which a frame is being sent
   std::vector<std::byte> head_bytes_;
-  std::vector<TcpRange> ranges_;
+  std::vector<AddressRange> ranges_;
   std::vector<iovec> from_;
   uint64_t seal_ = kFrameSeal;
   Sending head_, data_;
@@ -153,76 +144,8 @@ void cut(const TransferPlan& plan, Post& post) {
   }
 }
 
-Dial::~Dial() {
-  if (fd_ >= 0) ::close(fd_);
+std::unique_ptr<Link> make_poster_link(Fd socket, std::shared_ptr<PosterSession> session) {
+  return std::make_unique<PosterLink>(std::move(socket), std::move(session));
 }
 
-Dial::Dial(Dial&& other) noexcept
-    : address_(std::move(other.address_)),
-      hello_(other.hello_),
-      fd_(other.release()),
-      stage_(other.stage_),
-      received_(std::move(other.received_)),
-      regions_(std::move(other.regions_)) {}
-
-Result<bool> Dial::go_on() {
-  constexpr uint64_t kMaxRegions = 4096;
-  const auto error = [](const std::string& why) { return Error{ErrorCode::unavailable, why}; };
-  if (stage_ == fresh) {
-    const AddressInfo at = look_up(address_.host, address_.port, AI_NUMERICHOST);
-    if (!at) return error("no such IP address or port");
-    fd_ = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd_ < 0 || (::connect(fd_, at->ai_addr, at->ai_addrlen) != 0 && errno != EINPROGRESS)) return error(os_text());
-    stage_ = calling;
-  }
-  if (stage_ == calling) {
-    pollfd connected{fd_, POLLOUT, 0};
-    if (::poll(&connected, 1, 0) <= 0) return false;
-    int failed = 0;
-    socklen_t length = sizeof failed;
-    getsockopt(fd_, SOL_SOCKET, SO_ERROR, &failed, &length);
-    if (failed != 0) return error(std::strerror(failed));
-    prepare(fd_);
-    // The first bytes: a socket has room for them.
-    if (send(fd_, &hello_, sizeof hello_, MSG_NOSIGNAL) != ssize_t(sizeof hello_))
-      return error("it does not let us in");
-    stage_ = greeted;
-  }
-  if (stage_ == greeted) {
-    const Result<bool> got = receive(sizeof(TcpWelcome));
-    if (!got || !got.value()) return got;
-    TcpWelcome welcome;
-    std::memcpy(&welcome, received_.data(), sizeof welcome);
-    if (welcome.magic != kTcpMagic || welcome.n_regions > kMaxRegions)
-      return error("it is not this wire, or another version of it");
-    regions_.resize(welcome.n_regions);
-    received_.clear();
-    stage_ = welcomed;
-  }
-  if (stage_ == welcomed) {
-    const Result<bool> got = receive(regions_.size() * sizeof(TcpRange));
-    if (!got || !got.value()) return got;
-    if (!regions_.empty()) std::memcpy(regions_.data(), received_.data(), received_.size());
-    stage_ = let_in;
-  }
-  return true;
-}
-
-// Not a byte more: what follows is the link's.
-Result<bool> Dial::receive(size_t bytes) {
-  while (received_.size() < bytes) {
-    std::byte more[1024];
-    iovec where{more, std::min(sizeof more, bytes - received_.size())};
-    const ssize_t n = read_now(fd_, &where, 1);
-    if (n == 0) return false;
-    if (n < 0) return Error{ErrorCode::unavailable, "it does not let us in"};
-    received_.insert(received_.end(), more, more + n);
-  }
-  return true;
-}
-
-std::unique_ptr<Link> make_poster_link(int fd, std::shared_ptr<PosterSession> session) {
-  return std::make_unique<PosterLink>(fd, std::move(session));
-}
-
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -1,5 +1,4 @@
-// The poster's half of the tcp wire: posts, cut into frames, and the connections to one owner that
-// they go over.
+// The poster's half of the tcp wire: posts, cut into frames, and the connections to one owner that they go over.
 //
 // Thread safety: PosterSession: any thread.
 #pragma once
@@ -14,10 +13,9 @@
 
 #include "disagg/transport/tcp_frames.h"
 #include "disagg/transport/tcp_loop.h"
-#include "disagg/transport/tcp_socket.h"
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 
 struct Frame {
   size_t first = 0, n = 0;  // of Post::copies
@@ -29,8 +27,6 @@ struct Post {
   KvTransfer what;
   std::vector<Copy> copies;  // none is in two frames
   std::vector<Frame> frames;
-  size_t bytes = 0;
-  int64_t descriptors = 0;
   // Guarded by the session's mutex.
   uint32_t begun = 0, answered = 0;  // frames
   int inside = 0;                    // links that are in the local rows at this moment
@@ -41,13 +37,12 @@ void cut(const TransferPlan& plan, Post& post);
 
 class PosterSession {
  public:
-  PosterSession(PeerId peer_, const std::string& address_) : peer(peer_), address(address_) {}
-  const PeerId peer;
+  explicit PosterSession(const std::string& address_) : address(address_) {}
   const std::string address;
-  const uint64_t id = random_secret();
-  std::vector<TcpRange> regions;  // before the first link
-  std::atomic<bool> dead{false};
-  std::atomic<int> links{0};
+  const uint64_t number = random_secret();
+  std::vector<AddressRange> regions;  // of the owner; before the first link
+  bool dead() const { return dead_; }
+  void give_up() { dead_ = true; }
 
   void add(const std::shared_ptr<Post>& post) {
     std::lock_guard lock(mutex_);
@@ -58,7 +53,7 @@ class PosterSession {
   TransferState poll(Post& post, bool give_up) {
     std::lock_guard lock(mutex_);
     const bool done = post.arrived && post.answered == post.frames.size();
-    if (!done && (give_up || post.refused || dead) && !std::exchange(post.given_up, true)) {
+    if (!done && (give_up || post.refused || dead_) && !std::exchange(post.given_up, true)) {
       std::erase_if(unsent_, [&](const auto& other) { return other.get() == &post; });
       if (post.begun > 0 && post.begun < post.frames.size())
         control_.push_back({.type = FrameType::abandon, .post = post.id, .n_frames = post.begun});
@@ -110,33 +105,13 @@ class PosterSession {
   }
 
  private:
+  std::atomic<bool> dead_{false};
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Post>> posts_;  // not settled
   std::deque<std::shared_ptr<Post>> unsent_;                   // frames of them
   std::deque<FrameHead> control_;
 };
 
-// One connection, as far as the Welcome.
-class Dial {
- public:
-  Dial(const Address& address, const TcpHello& hello) : address_(address), hello_(hello) {}
-  ~Dial();
-  Dial(Dial&& other) noexcept;
-  // Goes on as far as it can without waiting. True: it has been let in. The error: why not.
-  Result<bool> go_on();
-  int stage() const { return stage_; }  // grows as the peer answers
-  const std::vector<TcpRange>& regions() const { return regions_; }
-  int release() { return std::exchange(fd_, -1); }  // after a true go_on()
+std::unique_ptr<Link> make_poster_link(Fd socket, std::shared_ptr<PosterSession> session);
 
- private:
-  Result<bool> receive(size_t bytes);  // false: not all of them are there
-  Address address_;
-  TcpHello hello_;
-  int fd_ = -1;
-  enum { fresh, calling, greeted, welcomed, let_in } stage_ = fresh;
-  std::vector<std::byte> received_;
-  std::vector<TcpRange> regions_;
-};
-std::unique_ptr<Link> make_poster_link(int fd, std::shared_ptr<PosterSession> session);
-
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -3,23 +3,20 @@
 // An instance has one transport. It registers the instance's KV memory when it is made (one region
 // per rank), says how peers find it (address), and connects to those it is told of.
 //
-// A window is a permission that the owner of memory gives one peer: write (or read) these bytes,
-// until the window is closed. Its key, a place and a generation of it, is never used twice in the
-// life of a transport, so a write that comes late, from a peer that was given up or stopped and
-// went on, is refused. close() revokes: once it has said true, nobody reads or writes there through
-// this window any more, and the blocks may go to others. False: a piece is on its way into memory
-// at this very moment; ask again (a peer that was stopped in the middle keeps its blocks in
-// quarantine until it goes on or disconnect() says that it is dead).
+// A window is a permission that the owner of memory gives one peer: write (or read) these bytes, until the window is
+// closed. Its key, a place and a generation of it, is never used twice in the life of a transport, so a write that
+// comes late, from a peer that was given up or stopped and went on, is refused. close() revokes: once it has said true,
+// nobody reads or writes there through this window any more, and the blocks may go to others. False: a piece is on its
+// way into memory at this very moment; ask again (a peer that was stopped in the middle keeps its blocks in quarantine
+// until it goes on or disconnect() says that it is dead).
 //
-// post() starts the copies of a plan. Of each copy one side is local, the other is remote: an
-// address that remote() of the peer is the base of. From post until poll says done or failed, the
-// source rows are final and stay where they are, and the destination rows belong to this transfer
-// alone. Transfers may finish in any order. `done`: every byte is in place on the other side, and
-// arrived() of the window there has counted this post, once, by its number. `failed`: an unknown
-// part is, and more may land until the window is closed (what arrived() counts is whole even so);
-// the local side is left alone. poll() does not block. An id is forgotten once poll has said done
-// or failed. cancel() asks to end it early; it still has to be polled. A transfer that is not done
-// by its deadline fails.
+// post() starts the copies of a plan. Of each copy one side is local, the other is remote: an address that remote() of
+// the peer is the base of. From post until poll says done or failed, the source rows are final and stay where they are,
+// and the destination rows belong to this transfer alone. Transfers may finish in any order. `done`: every byte is in
+// place on the other side, and arrived() of the window there has counted this post, once, by its number. `failed`: an
+// unknown part is, and more may land until the window is closed (what arrived() counts is whole even so); the local
+// side is left alone. poll() does not block. An id is forgotten once poll has said done or failed. cancel() asks to end
+// it early; it still has to be polled. A transfer that is not done by its deadline fails.
 //
 // connect() never waits for a peer: it begins, or goes on, and says whether it is done. Its caller
 // asks again, in a loop that has other work, too. What a wire needs of names and of the peer's
@@ -43,18 +40,34 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/device.h"
 #include "base/status.h"
-#include "disagg/transfer_plan.h"
+#include "disagg/net/fields.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 using PeerId = int32_t;  // an instance, as the cluster counts them; never reused
 using TransferId = int64_t;
 enum class TransferState { in_flight, done, failed };
 enum class KvOp : uint8_t { write, read };  // as the poster sees it
+template <>
+inline constexpr KvOp kLast<KvOp> = KvOp::read;
 
 using MemoryRange = std::span<std::byte>;
+
+// Which bytes cross: transfer_plan.h makes it. Its length is the number of descriptors.
+struct TransferPlan {
+  std::vector<Copy> copies;
+  size_t bytes = 0;
+};
+
+// Of an owner's memory, as it and its peers say it to each other.
+struct AddressRange {
+  uint64_t begin = 0, bytes = 0;
+  bool operator==(const AddressRange&) const = default;
+};
+XPYD_FIELDS(AddressRange, begin, bytes)
 
 // Plain value; travels in control messages.
 struct WindowKey {
@@ -63,6 +76,7 @@ struct WindowKey {
   uint64_t secret = 0;      // what else the wire needs (rdma: the remote key)
   bool operator==(const WindowKey&) const = default;
 };
+XPYD_FIELDS(WindowKey, index, generation, secret)
 
 struct KvTransfer {
   PeerId peer = -1;
@@ -131,4 +145,4 @@ struct TransportRow {
 std::span<const TransportRow> transports();
 const TransportRow* find_transport(std::string_view name);  // null: no such wire
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,34 +1,37 @@
 #include "disagg/transport/window_table.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 
-namespace xpyd {
+#include "disagg/net/hello.h"
 
-RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
-  std::vector<Range> sorted;
-  for (const MemoryRange& range : ranges) {
-    const auto begin = reinterpret_cast<uintptr_t>(range.data());
-    if (!range.empty()) sorted.push_back({begin, begin + range.size()});
-  }
-  std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (const Range& range : sorted) {
-    if (!ranges_.empty() && range.begin <= ranges_.back().end)
-      ranges_.back().end = std::max(ranges_.back().end, range.end);
+namespace xpyd::disagg {
+
+std::vector<AddressRange> joined(std::vector<AddressRange> ranges, uint64_t gap) {
+  std::erase_if(ranges, [](const AddressRange& range) { return range.bytes == 0; });
+  if (!std::ranges::is_sorted(ranges, {}, &AddressRange::begin)) std::ranges::sort(ranges, {}, &AddressRange::begin);
+  size_t n = 0;
+  for (const AddressRange& range : ranges) {
+    AddressRange* last = n > 0 ? &ranges[n - 1] : nullptr;
+    if (last && range.begin <= last->begin + last->bytes + gap)
+      last->bytes = std::max(last->bytes, range.begin + range.bytes - last->begin);
     else
-      ranges_.push_back(range);
+      ranges[n++] = range;
   }
+  ranges.resize(n);
+  return ranges;
 }
 
-bool RangeSet::contains(const std::byte* begin, size_t bytes) const {
-  if (bytes == 0) return true;
-  const auto at = reinterpret_cast<uintptr_t>(begin);
-  auto after = std::upper_bound(ranges_.begin(), ranges_.end(), at,
-                                [](uintptr_t value, const Range& r) { return value < r.begin; });
-  if (after == ranges_.begin()) return false;
-  const Range& range = *std::prev(after);
-  return at < range.end && bytes <= range.end - at;
+const AddressRange* find_range(std::span<const AddressRange> ranges, uint64_t begin, uint64_t bytes) {
+  const auto after = std::ranges::upper_bound(ranges, begin, {}, &AddressRange::begin);
+  if (after == ranges.begin()) return nullptr;
+  const AddressRange& range = *std::prev(after);
+  const uint64_t at = begin - range.begin;
+  return at < range.bytes && bytes <= range.bytes - at ? &range : nullptr;
+}
+
+RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
+  for (const MemoryRange& range : ranges) ranges_.push_back({reinterpret_cast<uint64_t>(range.data()), range.size()});
+  ranges_ = joined(std::move(ranges_));
 }
 
 bool PostNumbers::count(uint32_t number) {
@@ -172,8 +175,8 @@ bool WindowTable::leave(const WindowKey& window, bool whole, uint32_t number) {
 
 uint64_t random_secret() {
   uint64_t value = 0;
-  XPYD_CHECK(getrandom(&value, sizeof value, 0) == ssize_t(sizeof value));
+  fill_random(&value, sizeof value);
   return value;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

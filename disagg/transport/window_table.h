@@ -19,20 +19,23 @@
 #include "base/status.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
-// Sorted, neighbours joined: so that "is this piece inside" is one search.
+// Sorted, and what lies at most `gap` bytes apart joined: so that "is this piece inside" is one search.
+std::vector<AddressRange> joined(std::vector<AddressRange> ranges, uint64_t gap = 0);
+// That of the sorted ranges, apart from each other, which holds all these bytes. Null: none does.
+const AddressRange* find_range(std::span<const AddressRange> ranges, uint64_t begin, uint64_t bytes);
+
 class RangeSet {
  public:
   RangeSet() = default;
   explicit RangeSet(std::span<const MemoryRange> ranges);
-  bool contains(const std::byte* begin, size_t bytes) const;  // nothing is inside anything
+  bool contains(const std::byte* begin, size_t bytes) const {  // nothing is inside anything
+    return bytes == 0 || find_range(ranges_, reinterpret_cast<uint64_t>(begin), bytes);
+  }
 
  private:
-  struct Range {
-    uintptr_t begin, end;
-  };
-  std::vector<Range> ranges_;
+  std::vector<AddressRange> ranges_;
 };
 
 // The numbers of posts that one window has counted.
@@ -111,4 +114,4 @@ class WindowTable {
 
 uint64_t random_secret();  // from the system, for keys
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,10 +1,11 @@
-// What makes each wire: the rows of the table in transport.cc. `Error` says why it cannot work
-// here.
+// The wires: what makes each, and the table of them. A new one is its files, and here a line and a row. An `Error` says
+// why a wire cannot work here.
 #pragma once
 
+#include "disagg/transport/shared_memory.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct NcclApi;
 namespace rdma {
@@ -16,12 +17,24 @@ using MadeTransport = Result<std::unique_ptr<KvTransport>>;
 MadeTransport make_local_transport(const TransportOptions& options);
 MadeTransport make_handoff_transport(const TransportOptions& options);
 MadeTransport make_shm_transport(const TransportOptions& options);
-MadeTransport make_nccl_transport(const TransportOptions& options);
-MadeTransport make_rdma_transport(const TransportOptions& options);
 MadeTransport make_tcp_transport(const TransportOptions& options);
+MadeTransport make_rdma_transport(const TransportOptions& options);
+MadeTransport make_nccl_transport(const TransportOptions& options);
+
+inline constexpr TransportRow kTransports[] = {
+    {"local", make_local_transport, false, false, nullptr, "one process, one copy by the poster's queue"},
+    {"handoff", make_handoff_transport, true, true, nullptr,
+     "one pool of the instances of a host, no copy: block ids change hands"},
+    {"shm", make_shm_transport, false, true, shared_memory_device,
+     "processes of one machine, one copy into the peer's memfd"},
+    {"tcp", make_tcp_transport, false, true, nullptr, "sockets, straight out of and into the pools"},
+    {"rdma", make_rdma_transport, false, true, nullptr, "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
+    {"nccl", make_nccl_transport, false, true, nullptr,
+     "CUDA cards: grouped ncclSend and ncclRecv (libnccl.so.2, loaded when asked for)"},
+};
 
 // For tests: over NCCL functions of the caller's; with a choice of keys.
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api);
 MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -17,7 +17,7 @@
 #include "base/random.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kBlockTokens = 16, kPromptBlocks = 256, kPrompts = 4096;
@@ -30,12 +30,11 @@ struct FullCache {
     o.shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1, .dtype = Dtype::bf16};
     o.block_tokens = kBlockTokens;
     o.pool_bytes = (size_t(kPrompts) * kPromptBlocks + 1) * kBlockTokens * o.shape.token_bytes();
-    pool = make_block_pool("paged", o).value();
+    pool = std::dynamic_pointer_cast<BlockPool>(make_block_pool("paged", o).value());
     kv = find_kv_scheme("paged")->make(pool, o);
     Random random(1);
     for (int32_t& t : tokens) t = int32_t(random.below(128'000));
-    // Blocks in random order of sequences: neighbours in the table are not neighbours in the
-    // prompt.
+    // Blocks in random order of sequences: neighbours in the table are not neighbours in the prompt.
     order.resize(kPrompts);
     std::iota(order.begin(), order.end(), 0);
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
@@ -227,4 +226,4 @@ REGISTER_BENCH("kv_step", bench_step);
 REGISTER_BENCH("kv_copy", bench_copy);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -32,13 +32,12 @@
 #include "base/random.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kDim = 128, kLayers = 2, kBatch = 8, kContext = 4096;
 
-// KV of 8 x 4096 tokens, two layers, uniform in [-1, 1): one pool that every layout reads its own
-// way.
+// KV of 8 x 4096 tokens, two layers, uniform in [-1, 1): one pool that every layout reads its own way.
 Buffer random_pool(Dtype dtype) {
   KvShape shape = {kLayers, kKvHeads, kDim, dtype};
   Buffer pool(size_t(kBatch) * kContext * shape.token_bytes());
@@ -139,8 +138,7 @@ struct Kind {
   Limit limit;
 };
 
-// Decode of the same tokens in every dtype, side by side: quantised KV must not be slower than
-// bf16.
+// Decode of the same tokens in every dtype, side by side: quantised KV must not be slower than bf16.
 void compare_dtypes(Bench& bench) {
   constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
   std::vector<Buffer> pools;
@@ -264,4 +262,4 @@ void bench_attention(Bench& bench) {
 REGISTER_BENCH("attention", bench_attention);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

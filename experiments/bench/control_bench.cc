@@ -13,13 +13,13 @@
 
 #include "base/files.h"
 #include "base/stats.h"
-#include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
-#include "disagg/control/hmac.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
+#include "disagg/net/channel.h"
+#include "disagg/net/hello.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 double cpu_seconds() {
@@ -173,4 +173,4 @@ void bench_control(Bench& bench) {
 REGISTER_BENCH("control", bench_control);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -6,7 +6,7 @@
 #include "experiments/bench/gemm_case.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 void bench_gemm(Bench& bench) {
@@ -55,4 +55,4 @@ void bench_gemm(Bench& bench) {
 REGISTER_BENCH("gemm", bench_gemm);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

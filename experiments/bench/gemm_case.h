@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "model/gemm.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 struct GemmCase {
   GemmCase(int m_, int n_, int k_, int groups_, Dtype dtype, size_t footprint, ThreadTeam& team)
@@ -79,4 +79,4 @@ struct GemmCase {
   size_t turn = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

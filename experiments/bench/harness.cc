@@ -17,7 +17,7 @@
 #include "base/stats.h"
 #include "base/version.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 std::map<std::string, BenchGroup>& registry() {
@@ -332,4 +332,4 @@ std::vector<std::string> registered_benches() {
   return names;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

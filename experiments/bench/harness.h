@@ -1,7 +1,6 @@
-// A bench that can be believed: it checks a result before it times it, interleaves the contestants
-// with the machine's own limits in rounds of rotating order, and reports the median of per-round
-// ratios (on a shared machine the medians of separate runs differ by more than the things
-// compared).
+// A bench that can be believed: it checks a result before it times it, interleaves the contestants with the machine's
+// own limits in rounds of rotating order, and reports the median of per-round ratios (on a shared machine the medians
+// of separate runs differ by more than the things compared).
 //
 // Thread safety: one thread, the owner of the teams.
 #pragma once
@@ -15,7 +14,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 // What a case is measured against, within the same round.
 enum class Limit {
@@ -101,8 +100,8 @@ std::vector<std::string> registered_benches();
 #define XPYD_BENCH_CONCAT2(a, b) a##b
 #define XPYD_BENCH_CONCAT(a, b) XPYD_BENCH_CONCAT2(a, b)
 // REGISTER_BENCH("gemm", bench_gemm) at namespace scope in experiments/bench/gemm_bench.cc.
-#define REGISTER_BENCH(name, function)                                                                             \
-  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = ::xpyd::register_bench(name, \
-                                                                                                             function)
+#define REGISTER_BENCH(name, function)                                    \
+  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, \
+                                                       __LINE__) = ::xpyd::experiments::register_bench(name, function)
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

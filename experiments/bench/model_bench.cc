@@ -1,10 +1,9 @@
 // A whole step of a 1-billion-parameter Llama (random weights, bf16): decoding at batch 1 and 8,
 // and a prefill of 512 tokens.
 //
-// Expected: decoding reads every matrix once, 2.47 GB: at 33 GB/s 75 ms, of which the norms, RoPE,
-// SwiGLU and attention at 512 tokens of context (33 MB of KV) should take less than the 12 % that
-// the target leaves. A 512-token prefill is 2 * 0.97e9 * 512 = 1.0 TFLOP less the last layer's rows
-// that nobody asks for (5 %): 5 s at 190 GFLOP/s.
+// Expected: decoding reads every matrix once, 2.47 GB: at 33 GB/s 75 ms, of which the norms, RoPE, SwiGLU and attention
+// at 512 tokens of context (33 MB of KV) should take less than the 12 % that the target leaves. A 512-token prefill is
+// 2 * 0.97e9 * 512 = 1.0 TFLOP less the last layer's rows that nobody asks for (5 %): 5 s at 190 GFLOP/s.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +15,7 @@
 #include "experiments/bench/harness.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kContext = 512, kPrompt = 512, kMaxBatch = 8;
@@ -133,4 +132,4 @@ void bench_model(Bench& bench) {
 REGISTER_BENCH("model", bench_model);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -1,10 +1,9 @@
 // P and D side by side, one core each, against both phases taking turns on both cores.
 //
-// Arithmetic: prefill is bound by FMA, decode by reading weights. Taking turns, each phase has both
-// cores and leaves the other resource idle. Side by side each has one core; decode alone on one
-// core reaches 0.75-0.8 of the two-core bandwidth (25 of 33 GB/s), prefill alone one half of the
-// two-core FMA rate. So the sum of the two fractions is about 0.5 + 0.75 less what they take from
-// each other: 1.07 to 1.18.
+// Arithmetic: prefill is bound by FMA, decode by reading weights. Taking turns, each phase has both cores and leaves
+// the other resource idle. Side by side each has one core; decode alone on one core reaches 0.75-0.8 of the two-core
+// bandwidth (25 of 33 GB/s), prefill alone one half of the two-core FMA rate. So the sum of the two fractions is about
+// 0.5 + 0.75 less what they take from each other: 1.07 to 1.18.
 #include <pthread.h>
 
 #include <algorithm>
@@ -16,7 +15,7 @@
 #include "experiments/bench/harness.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kPromptTokens = 128;  // of one prefill step
@@ -137,4 +136,4 @@ void bench_pd(Bench& bench) {
 REGISTER_BENCH("pd", bench_pd);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -1,14 +1,13 @@
 // What ranks cost and gain: one model on two threads of one rank, on two tensor ranks, on two
 // pipeline stages, and on four ranks that share two cores.
 //
-// Expected, of a step on all cores: two tensor ranks do the same work as two threads of one rank,
-// cut by columns and K-groups instead of by panels. A rank waits for the others twice a layer
-// (behind o and down), where one rank's team waits some ten times, at every operation; each costs
-// about a microsecond while spinning. In return every rank does all norms, adds and the embedding,
-// and reads both halves of the sums: at 512 tokens and hidden 512 that is 2 * 3 * 1 MB a layer, 0.2
-// ms at 30 GB/s, against 15 ms of products a layer at 200 GFLOP/s: 1 to 2 %. Two stages of one
-// prompt work at the same time only on different pieces: with 8 pieces a prefill takes (8 + 1) / 8
-// of its half, 12 % longer, and a decode step, one piece, twice as long.
+// Expected, of a step on all cores: two tensor ranks do the same work as two threads of one rank, cut by columns and
+// K-groups instead of by panels. A rank waits for the others twice a layer (behind o and down), where one rank's team
+// waits some ten times, at every operation; each costs about a microsecond while spinning. In return every rank does
+// all norms, adds and the embedding, and reads both halves of the sums: at 512 tokens and hidden 512 that is 2 * 3 * 1
+// MB a layer, 0.2 ms at 30 GB/s, against 15 ms of products a layer at 200 GFLOP/s: 1 to 2 %. Two stages of one prompt
+// work at the same time only on different pieces: with 8 pieces a prefill takes (8 + 1) / 8 of its half, 12 % longer,
+// and a decode step, one piece, twice as long.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -19,7 +18,7 @@
 #include "experiments/bench/harness.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kContext = 512, kPrompt = 512;
@@ -118,4 +117,4 @@ void bench_ranks(Bench& bench) {
 REGISTER_BENCH("ranks", bench_ranks);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -1,10 +1,9 @@
 // What the cluster adds to a request beside its model: the conductor's processor time, and the time
 // of a zero-copy hand-off against that of the first token.
 //
-// Arithmetic. Router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up per
-// prefill instance as far as its cache goes; a decision, an attempt, five words of the instances
-// and the books of each: some hundred ns a piece. Between processes its words are bytes, too: 8 KiB
-// of prompt, once each way.
+// Arithmetic. Router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up per prefill instance as
+// far as its cache goes; a decision, an attempt, five words of the instances and the books of each: some hundred ns a
+// piece. Between processes its words are bytes, too: 8 KiB of prompt, once each way.
 //
 // Hand-off: after the first token P hands 256 block ids to D, which takes the sequence up: two
 // wake-ups of 50 us and two steps' planning. The first token of 4,096 tokens of a 1B model on a CPU
@@ -19,12 +18,13 @@
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
+#include "experiments/tally.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 double thread_seconds() {
@@ -63,12 +63,6 @@ class Last final : public Post {
   InstanceId to = -1;
 };
 
-class Ends final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { n += event.finish != FinishReason::none; }
-  int n = 0;
-};
-
 constexpr int kTokens = 2048, kPrefixes = 16;
 
 std::vector<int32_t> prompt_of(int i) {  // half of it is one of a few prefixes
@@ -103,7 +97,7 @@ std::vector<double> route(int n_requests, bool bytes) {
     for (int p = i; p < kPrefixes && i < 4; p += 4)
       conductor.receive(info.id, CacheReport{prefix_hashes(prompt_of(p), 16, 0), {}});
   }
-  auto ends = std::make_shared<Ends>();
+  auto ends = std::make_shared<experiments::Tally>();
   std::vector<double> seconds;
   size_t out_bytes = 0;
   for (int i = 0; i < n_requests;) {
@@ -133,7 +127,7 @@ std::vector<double> route(int n_requests, bool bytes) {
     }
     seconds.push_back((thread_seconds() - before) / 100);
   }
-  XPYD_CHECK(ends->n == n_requests && conductor.totals().failed_attempts == 0);
+  XPYD_CHECK(ends->ended == n_requests && conductor.totals().failed_attempts == 0);
   XPYD_CHECK(conductor.wait_idle(0) && (out_bytes > 0) == bytes);
   return seconds;
 }
@@ -145,8 +139,7 @@ void bench_router(Bench& bench) {
   bench.report(at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
 }
 
-// Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is
-// computed.
+// Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is computed.
 std::vector<double> hand_offs(const ModelConfig& config, int n_tokens, int rounds) {
   class Times final : public EventSink {
    public:
@@ -233,4 +226,4 @@ REGISTER_BENCH("control_router", bench_router);
 REGISTER_BENCH("control_hand_off", bench_hand_off);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

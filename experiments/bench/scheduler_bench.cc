@@ -1,7 +1,6 @@
 // What deciding costs: the scheduler per step, and the conductor per request.
 //
-// Goal: at most 15 us per step at 64 sequences (a step of a 1B model takes 75,000 us), conductor
-// included.
+// Goal: at most 15 us per step at 64 sequences (a step of a 1B model takes 75,000 us), conductor included.
 #include <algorithm>
 
 #include "allocator/kv_memory.h"
@@ -12,7 +11,7 @@
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kSequences = 64, kPromptTokens = 512, kSteps = 400;
@@ -198,4 +197,4 @@ REGISTER_BENCH("scheduler", bench_scheduler);
 REGISTER_BENCH("step_arrays", bench_step_arrays);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

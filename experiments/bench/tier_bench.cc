@@ -1,15 +1,13 @@
 // Swapping KV between a pool and the host tier: in, as a share of the copy bandwidth; out, as what
 // it costs those who compute.
 //
-// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. Where both
-// sides are token_major one copy moves a whole run of blocks, and a thread that copies with
-// streaming stores is at the copy peak: what is left is looking up, pinning and 64 polls of a
-// 1024-token prompt, some 100 us of 128 MiB / 15 GB/s = 9 ms. Where the pool is layer_major a piece
-// is one token of one layer's K or V, 2 KiB: 65,536 pieces, and the copy runs at what such pieces
-// allow. (light-vllm's swap_blocks at 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV
-// offloading, E1.) Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP and leaves
-// its KV once; its copy takes memory bandwidth for about 1 us of every few hundred, and half a core
-// where none is idle.
+// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. Where both sides are token_major
+// one copy moves a whole run of blocks, and a thread that copies with streaming stores is at the copy peak: what is
+// left is looking up, pinning and 64 polls of a 1024-token prompt, some 100 us of 128 MiB / 15 GB/s = 9 ms. Where the
+// pool is layer_major a piece is one token of one layer's K or V, 2 KiB: 65,536 pieces, and the copy runs at what such
+// pieces allow. (light-vllm's swap_blocks at 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV offloading,
+// E1.) Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP and leaves its KV once; its copy takes
+// memory bandwidth for about 1 us of every few hundred, and half a core where none is idle.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -21,8 +19,9 @@
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "experiments/bench/harness.h"
+#include "experiments/tally.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kPrompt = 1024;
@@ -41,9 +40,9 @@ struct Swap {
     o.order = order;
     o.prefix_cache = false;
     o.max_sequence_tokens = 2 * kPrompt;
-    o.max_sequences = 2;
+    o.vattention.max_sequences = 2;
     o.pool_bytes = size_t(2 * kPrompt) * shape.token_bytes();
-    o.page_group_bytes = size_t(2) << 20;
+    o.vattention.page_group_bytes = size_t(2) << 20;
     o.tiers.host_bytes = o.pool_bytes;
     auto pool = make_block_pool(scheme, o).value();
     auto tiers = KvTiers::create(shape, o.tiers, cpu_device(), {}).value();
@@ -108,12 +107,6 @@ void bench_swap_in(Bench& bench) {
   bench.measure(cases);
 }
 
-class Ends final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { ended += event.finish != FinishReason::none; }
-  int ended = 0;
-};
-
 // The same prompts with and without tiers, in turn; nothing is ever found again.
 void bench_swap_out(Bench& bench) {
   const std::string dir = "experiments/models/llama-mini";
@@ -149,7 +142,7 @@ void bench_swap_out(Bench& bench) {
     }
     uint64_t id = 0;
     auto run = [&](int on) {
-      auto sink = std::make_shared<Ends>();
+      auto sink = std::make_shared<experiments::Tally>();
       for (int i = 0; i < kRequests; ++i) {
         auto request = std::make_shared<Request>();
         request->id = ++id;
@@ -197,4 +190,4 @@ REGISTER_BENCH("swap_in", bench_swap_in);
 REGISTER_BENCH("swap_out", bench_swap_out);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

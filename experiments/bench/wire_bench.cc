@@ -1,11 +1,10 @@
 // The wires beside what the machine can do.
 //
-// Arithmetic: KV of one token of a 1B Llama (16 layers, 8 heads of 64, bf16) is 32 KiB, so 4,096
-// tokens are 134 MB. One core copies that with non-temporal stores in 8 ms at 17 GB/s, with memcpy
-// in 14 ms; loopback TCP, which copies twice and through the kernel, takes 40 ms at 3.3 GB/s; a
-// hand-off moves 256 block ids. A plan of 64 KiB pieces has 2,048 of them: 0.2 us each is 0.4 ms,
-// 5 % of the copy. A cache line crosses between two cores in 0.05 us; a post adds the window, the
-// line that announces it and the transfer's record.
+// Arithmetic: KV of one token of a 1B Llama (16 layers, 8 heads of 64, bf16) is 32 KiB, so 4,096 tokens are 134 MB. One
+// core copies that with non-temporal stores in 8 ms at 17 GB/s, with memcpy in 14 ms; loopback TCP, which copies twice
+// and through the kernel, takes 40 ms at 3.3 GB/s; a hand-off moves 256 block ids. A plan of 64 KiB pieces has 2,048 of
+// them: 0.2 us each is 0.4 ms, 5 % of the copy. A cache line crosses between two cores in 0.05 us; a post adds the
+// window, the line that announces it and the transfer's record.
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -26,13 +25,14 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/stats.h"
+#include "disagg/transfer_plan.h"
 #include "disagg/transport/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"
 #include "experiments/bench/harness.h"
 #include "experiments/connect_and_wait.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr size_t kPoolBytes = size_t(128) << 20;  // four times the last-level cache
@@ -134,9 +134,9 @@ struct Handoff {
     a->written(handle, tokens);
   }
   void pass() {
-    KvHandover handover = a->hand_over(handle);
-    handle = b->adopt(handover, tokens, 0);
-    if (file) a->discard(std::move(handover));  // D has said that it has taken it
+    KvHandover handover = a->handoff().hand_over(handle);
+    handle = b->handoff().adopt(handover, tokens, 0);
+    if (file) a->handoff().discard(std::move(handover));  // D has said that it has taken it
     std::swap(a, b);
   }
   std::string check() {
@@ -467,4 +467,4 @@ void bench_wires(Bench& bench) {
 REGISTER_BENCH("wires", bench_wires);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

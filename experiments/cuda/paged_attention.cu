@@ -1,18 +1,16 @@
-// paged_attention on a card: vAttention's Figs 2, 3, 7 and 8 without their confounds. Each kernel
-// is one source over both memories; a pool holds the same bytes whatever the block size, and all of
-// them are read.
+// paged_attention on a card: vAttention's Figs 2, 3, 7 and 8 without their confounds. Each kernel is one source over
+// both memories; a pool holds the same bytes whatever the block size, and all of them are read.
 //
 // 32 query heads, 8 KV heads of 128, bf16, blocks in random order; `block` 0 is contiguous.
 //   prefill  a whole prompt (Fig 2: 1K to 32K)
 //   chunk    2,048 tokens behind a long context (Fig 7: up to 128K)
 //   decode   `batch` sequences of 16K (Figs 3 and 8)
 //
-// Arithmetic, H200 at 4.3 TB/s and 700 TFLOP/s: decode of 32 x 16K reads 2.1 GB, 0.5 ms; a row of
-// 256 bytes a head is two to eight sectors, so that from blocks of 16 on a table costs one look-up
-// in 32 KB and nothing else: 1.00 to 1.08 of contiguous (published: equal, against their own paged
-// kernel; 1.9 times between blocks of 16 and 128 with the number of blocks held). Prefill of 32K
-// is 8.8 TFLOP, 13 ms; a row is read for 64 to 128 queries: 1.00 to 1.10 (published: up to 1.37
-// and 1.42).
+// Arithmetic, H200 at 4.3 TB/s and 700 TFLOP/s: decode of 32 x 16K reads 2.1 GB, 0.5 ms; a row of 256 bytes a head is
+// two to eight sectors, so that from blocks of 16 on a table costs one look-up in 32 KB and nothing else: 1.00 to 1.08
+// of contiguous (published: equal, against their own paged kernel; 1.9 times between blocks of 16 and 128 with the
+// number of blocks held). Prefill of 32K is 8.8 TFLOP, 13 ms; a row is read for 64 to 128 queries: 1.00 to 1.10
+// (published: up to 1.37 and 1.42).
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -25,7 +23,6 @@
 #include "base/stats.h"
 #include "experiments/experiment.h"
 #include "model/peak_cuda.h"
-#include "model/random_cuda.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -119,8 +116,7 @@ class Problem {
   }
   const CudaAttentionArgs& args() const { return args_; }
 
-  // The last token, all heads, against double precision: weights rounded to bf16 over values
-  // below 1.
+  // The last token, all heads, against double precision: weights rounded to bf16 over values below 1.
   std::string check() const {
     const size_t width = size_t(kHeads) * kDim, n = size_t(shape_.n_seqs) * size_t(shape_.n_q);
     cuda::Memory got = cuda::Memory::pinned(width * sizeof(bf16));
@@ -152,7 +148,8 @@ class Problem {
     const std::vector<KvView> views(size_t(shape_.n_seqs), KvView{nullptr, &layout, nullptr, 0});
     std::vector<int32_t> offsets, lengths(size_t(shape_.n_seqs), shape_.length);
     for (int i = 0; i <= shape_.n_seqs; ++i) offsets.push_back(i * shape_.n_q);
-    Work w = xpyd::work(AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = kHeads});
+    Work w = attention::work(
+        AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = kHeads});
     w.bytes -= 2 * 2 * double(shape_.n_seqs) * shape_.n_q * kHeads * kDim;  // q and out are bf16 here
     return w;
   }

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/cuda_split.h"
+#include "base/cuda.h"
 #include "base/stats.h"
 #include "experiments/experiment.h"
 #include "model/peak_cuda.h"

@@ -20,9 +20,9 @@
 #include "base/device_cuda.h"
 #include "base/random.h"
 #include "experiments/gpu/rounds.h"
-#include "model/random_cuda.h"
+#include "model/peak_cuda.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 namespace {
 
 constexpr int kDim = 128;
@@ -57,7 +57,8 @@ struct Problem {
     const std::vector<KvView> views(size_t(n_seqs), view);
     std::vector<int32_t> offsets, lengths(size_t(n_seqs), length);
     for (int s = 0; s <= n_seqs; ++s) offsets.push_back(s * n_q);
-    Work w = xpyd::work(AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = n_heads});
+    Work w = attention::work(
+        AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = n_heads});
     w.bytes -= 2 * 2 * double(n_queries());  // q and out have two bytes an element here, not four
     return w;
   }
@@ -308,8 +309,7 @@ std::string shape_name(const Problem& p, const char* phase) {
   return std::string(phase) + " " + (p.n_seqs > 1 ? std::to_string(p.n_seqs) + " x " : "") + std::to_string(p.length);
 }
 
-// One variant after the other, the newest last, and of each all memories: a fault of one leaves the
-// others' rows.
+// One variant after the other, the newest last, and of each all memories: a fault of one leaves the others' rows.
 using Variant = CudaAttentionVariant;
 bool slow(const Variant& v) { return v.name == std::string("naive"); }  // and no contestant
 
@@ -423,4 +423,4 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const 
   rounds.bench().write_files();
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

@@ -1,3 +1,3 @@
 #include "experiments/gpu/rounds.h"
 
-int main(int argc, char** argv) { return xpyd::gpu::run(argc, argv); }
+int main(int argc, char** argv) { return xpyd::experiments::gpu::run(argc, argv); }

@@ -1,5 +1,4 @@
-// Whole steps of a model of an 8-billion-parameter Llama's shape with random weights, alone and
-// through the engine.
+// Whole steps of a model of an 8-billion-parameter Llama's shape with random weights, alone and through the engine.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
@@ -11,7 +10,7 @@
 #include "experiments/gpu/rounds.h"
 #include "model/model_cuda.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 namespace {
 
 constexpr int kBlock = 16;
@@ -81,8 +80,7 @@ void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, con
     Step step(setting.config, layout, pool.data(), shape.n_seqs, shape.n_q, shape.length);
     const std::vector<Draw> greedy(size_t(shape.n_seqs));
     std::vector<Chosen> chosen(size_t(shape.n_seqs));
-    // Decoding: the next step is enqueued, with the tokens that this one will choose, before this
-    // one is waited for.
+    // Decoding: the next step is enqueued, with the tokens that this one will choose, before this one is waited for.
     const bool ahead = shape.n_q == 1;
     int under_way = 0, n_nans = 0;
     auto end = [&] {
@@ -225,4 +223,4 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
   }
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

@@ -1,6 +1,5 @@
-// xpyd_gpu_report: everything that only a GPU can say, in a few minutes: the card's peaks,
-// attention kernels, whole steps. `make gpu-report` runs it after the tests, each part in a process
-// of its own.
+// xpyd_gpu_report: everything that only a GPU can say, in a few minutes: the card's peaks, attention kernels, whole
+// steps. `make gpu-report` runs it after the tests, each part in a process of its own.
 //
 // The arithmetic, on an H200 (4.8 TB/s and 990 TFLOP/s on paper; the shares below use what the run
 // measures):
@@ -16,7 +15,7 @@
 
 #include "experiments/gpu/rounds.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 
 void peaks(Rounds& rounds, const cuda::Card& card, bool tiny) {
   Bench& bench = rounds.bench();
@@ -84,4 +83,4 @@ int run(int argc, char** argv) {
   return rounds.all_right() ? 0 : 1;
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

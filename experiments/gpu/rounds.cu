@@ -3,7 +3,7 @@
 
 #include "experiments/gpu/rounds.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 namespace {
 
 double at(std::vector<double> values, double share) {
@@ -84,4 +84,4 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
   return seconds;
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

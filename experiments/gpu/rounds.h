@@ -12,7 +12,7 @@
 #include "experiments/bench/harness.h"
 #include "model/peak_cuda.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 
 // roofline: the slower of copy and gemm. copy: read and written; gemm: the fastest there is.
 enum class Limit { copy, gemm, roofline, none };
@@ -68,4 +68,4 @@ void virtual_memory(Rounds& rounds, const cuda::Card& card, bool tiny);
 // arguments.
 int run(int argc, char** argv);
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

@@ -1,11 +1,10 @@
 // What each virtual memory call costs on this card, beside what was published: vAttention's Table 3
 // (ASPLOS'25; its column of 2 MiB) and kvcached's benchmarks/bench_vmm (A100, 2 MiB, one thread).
 //
-// The arithmetic: a sequence of an 8B model grows by a row of groups every 1024 tokens in
-// layer_major, 64 groups, each a map and a set_access: 64 * 40 us = 2.6 ms; in token_major every 16
-// tokens by one group: 40 us. KV is written at 128 KiB a token, so that 2 MiB in 40 us are 52 GB/s,
-// against the 0.75 GB/s at which serving was seen to need it (Fig. 4). All of that is only seen
-// when nobody maps ahead.
+// The arithmetic: a sequence of an 8B model grows by a row of groups every 1024 tokens in layer_major, 64 groups, each
+// a map and a set_access: 64 * 40 us = 2.6 ms; in token_major every 16 tokens by one group: 40 us. KV is written at 128
+// KiB a token, so that 2 MiB in 40 us are 52 GB/s, against the 0.75 GB/s at which serving was seen to need it (Fig. 4).
+// All of that is only seen when nobody maps ahead.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
@@ -17,7 +16,7 @@
 #include "base/stats.h"
 #include "experiments/gpu/rounds.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 namespace {
 
 namespace vmm = cuda::vmm;
@@ -39,8 +38,7 @@ class Calls {
     for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
   }
 
-  // Every call, n times, groups in random order; then those of a running server again while the
-  // card works.
+  // Every call, n times, groups in random order; then those of a running server again while the card works.
   void run(bool tiny) {
     const int n = int(order_.size());
     const size_t all = bytes_ * size_t(n);
@@ -188,4 +186,4 @@ void virtual_memory(Rounds& rounds, const cuda::Card&, bool tiny) {
   rounds.bench().write_files();
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

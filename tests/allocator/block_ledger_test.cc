@@ -21,7 +21,7 @@ TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][
   SharedBlocks blocks(100, 0);
   auto a = blocks.join(), b = blocks.join();
   auto watch = blocks.join(As::observer);
-  CHECK(a->slot() != b->slot());
+  CHECK(a->member() != b->member());
   CHECK(watch->count_free() == 100);
   std::vector<int32_t> of_a, of_b;
   CHECK(a->claim(60, of_a) == 60);
@@ -35,11 +35,11 @@ TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][
   const int32_t block = of_a[7];
   const uint32_t generation = a->generation(block);
   CHECK(generation == 1);
-  CHECK_FALSE(b->share(block, generation + 1, a->slot()));  // another content
-  CHECK_FALSE(b->share(block, generation, b->slot()));      // whose it never was
+  CHECK_FALSE(b->share(block, generation + 1, a->member()));  // another content
+  CHECK_FALSE(b->share(block, generation, b->member()));      // whose it never was
   CHECK_FALSE(b->holds(block));
-  CHECK(b->share(block, generation, a->slot()));
-  CHECK(b->share(block, generation, a->slot()));  // once is enough
+  CHECK(b->share(block, generation, a->member()));
+  CHECK(b->share(block, generation, a->member()));  // once is enough
   CHECK(b->holds(block));
   CHECK_FALSE(a->recycle(block));  // b reads it
   CHECK_FALSE(a->holds(block));
@@ -47,7 +47,7 @@ TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][
   CHECK(b->generation(block) == generation + 1);
   b->release(block);
   CHECK(watch->count_free() == 1);
-  CHECK_FALSE(b->share(block, generation + 1, a->slot()));
+  CHECK_FALSE(b->share(block, generation + 1, a->member()));
   of_a.clear();
   CHECK(a->claim(1, of_a) == 1);
   CHECK(a->generation(block) == generation + 2);
@@ -91,7 +91,7 @@ TEST_CASE("BlockLedger: who has lost its lock, and has not ended yet, keeps its 
   CHECK(watch->count_free() == 11);
   kill(pid, SIGSTOP);
   auto other = blocks.join();  // at another place
-  CHECK(other->slot() == 1);
+  CHECK(other->member() == 1);
   CHECK(watch->count_free() == 11);
   kill(pid, SIGKILL);
   siginfo_t info;
@@ -163,7 +163,7 @@ uint64_t content_of(int32_t block, uint32_t generation) {
       case 4: {
         if (held.empty()) break;
         Arena::Offer& offer = arena.offers[random.below(Arena::kOffers)];
-        const uint64_t what = uint64_t(held[which].block) << 8 | uint64_t(ledger->slot());
+        const uint64_t what = uint64_t(held[which].block) << 8 | uint64_t(ledger->member());
         offer.block_and_slot = what;
         offer.generation = held[which].generation;
         offer.check = content_of(int32_t(what), held[which].generation);

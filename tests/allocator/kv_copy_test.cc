@@ -7,9 +7,9 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_copy_test {
+namespace xpyd::testing::kv_copy_test {
 
-TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[allocator]") {
+TEST_CASE("add_copies: these tokens of this block and no other byte", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
     for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       KvLayout src{{3, 2, 5, dtype}, order, 7, 4}, dst = src;
@@ -27,7 +27,7 @@ TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[al
                 std::copy_n(from.begin() + ptrdiff_t(src.offset(2, layer, kv, t, head)), src.shape.row_bytes(),
                             expected.begin() + ptrdiff_t(dst.offset(5, layer, kv, t, head)));
         std::vector<Copy> copies;
-        add_block_copies(to.data(), dst, 5, from.data(), src, 2, begin, end, copies);
+        add_copies({from.data(), &src, nullptr, 2}, {to.data(), &dst, nullptr, 5}, {begin, end, 0, 3}, copies);
         cpu_queue().copy(copies, true);
         REQUIRE(to == expected);
       }
@@ -131,4 +131,4 @@ TEST_CASE("add_copies: pieces of a block, by orders and by what is whole", "[all
   }
 }
 
-}  // namespace xpyd::kv_copy_test
+}  // namespace xpyd::testing::kv_copy_test

@@ -72,7 +72,7 @@ struct Memory {
   explicit Memory(const KvOptions& o, const char* scheme = "paged")
       : options(o), pool(make_block_pool(scheme, o).value()), kv(find_kv_scheme(scheme)->make(pool, o)) {}
   KvOptions options;
-  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<KvPool> pool;
   std::unique_ptr<KvMemory> kv;
 };
 

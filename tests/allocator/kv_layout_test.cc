@@ -7,7 +7,7 @@
 #include "allocator/kv_plan.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_layout_test {
+namespace xpyd::testing::kv_layout_test {
 
 namespace {
 
@@ -129,4 +129,4 @@ TEST_CASE("KvRows: the rows of KvView, for every block size, order and head", "[
     }
 }
 
-}  // namespace xpyd::kv_layout_test
+}  // namespace xpyd::testing::kv_layout_test

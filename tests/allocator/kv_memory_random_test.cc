@@ -9,9 +9,7 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_memory_random_test {
-
-using namespace testing;
+namespace xpyd::testing::kv_memory_random_test {
 
 namespace {
 
@@ -32,8 +30,9 @@ class Trial {
     paged_ = std::string(config.scheme) == "paged";
     KvOptions options = tiny_options(config.block_tokens, config.n_blocks, config.prefix_cache, config.order,
                                      paged_ ? 0 : config.block_tokens);
-    pool_ = std::make_shared<BlockPool>(plan_of(options), cpu_device().allocate(options.pool_bytes).value(),
-                                        config.prefix_cache && paged_, config.hash_mask);
+    pool_ = std::make_shared<BlockPool>(KvPlaces(plan_of(options), cpu_device().allocate(options.pool_bytes).value()),
+                                        config.prefix_cache && paged_, std::make_unique<FreeList>(config.n_blocks),
+                                        INT_MAX, config.hash_mask);
     pool_->poison_new_blocks(true);
     for (int m = 0; m < config.memories; ++m) memories_.push_back(find_kv_scheme(config.scheme)->make(pool_, options));
   }
@@ -44,7 +43,7 @@ class Trial {
       check(i % 64 == 0);
     }
     // Everything can be given back.
-    for (Flying& f : handovers_) memories_[0]->discard(f.handover);
+    for (Flying& f : handovers_) memories_[0]->handoff().discard(f.handover);
     handovers_.clear();
     for (Lease& l : leases_) memories_[l.memory]->unpin(l.lease);
     leases_.clear();
@@ -219,7 +218,7 @@ class Trial {
 
   void hand_over(size_t i) {
     if (handovers_.size() >= 2) return land();
-    handovers_.push_back({of(live_[i]).hand_over(live_[i].handle), live_[i].salt, live_[i].tokens});
+    handovers_.push_back({of(live_[i]).handoff().hand_over(live_[i].handle), live_[i].salt, live_[i].tokens});
     REQUIRE(handovers_.back().handover.tokens == int(live_[i].tokens.size()));
     live_.erase(live_.begin() + ptrdiff_t(i));
   }
@@ -229,8 +228,8 @@ class Trial {
     Flying f = handovers_[i];
     handovers_.erase(handovers_.begin() + ptrdiff_t(i));
     size_t memory = random_.below(memories_.size());
-    if (random_.below(4) == 0) return memories_[memory]->discard(f.handover);
-    KvHandle handle = memories_[memory]->adopt(f.handover, f.tokens, f.salt);
+    if (random_.below(4) == 0) return memories_[memory]->handoff().discard(f.handover);
+    KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, f.salt);
     live_.push_back({memory, handle, f.salt, f.tokens, {}});
   }
 
@@ -302,4 +301,4 @@ TEST_CASE("KvMemory: random operations against a model, colliding hashes", "[all
     Trial({.block_tokens = 2, .n_blocks = 40, .memories = 2, .hash_mask = mask}, 9 + mask).run();
 }
 
-}  // namespace xpyd::kv_memory_random_test
+}  // namespace xpyd::testing::kv_memory_random_test

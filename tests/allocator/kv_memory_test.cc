@@ -5,15 +5,13 @@
 #include <set>
 #include <vector>
 
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_memory_test {
-
-using namespace testing;
+namespace xpyd::testing::kv_memory_test {
 
 namespace {
 
@@ -31,10 +29,10 @@ TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
   CHECK(kv_schemes().size() >= 2);
   for (const KvScheme& scheme : kv_schemes()) {
     KvOptions options = tiny_options(16, 8, true, KvOrder::layer_major, 64);
-    options.max_sequences = 4;
-    options.page_group_bytes = 4096;
+    options.vattention.max_sequences = 4;
+    options.vattention.page_group_bytes = 4096;
     options.keep_idle = false;
-    options.map_ahead = false;
+    options.vattention.map_ahead = false;
     options.pool_bytes = std::max(options.pool_bytes, size_t(1) << 16);
     auto pool = make_block_pool(scheme.name, options).value();
     auto kv = scheme.make(pool, options);
@@ -94,8 +92,9 @@ TEST_CASE("paged: salts isolate", "[allocator]") {
 
 TEST_CASE("paged: a thousand forced collisions never give foreign KV", "[allocator]") {
   KvOptions options = tiny_options(4, 4096);
-  auto pool = std::make_shared<BlockPool>(KvLayout{options.shape, options.order, 4, 4096},
-                                          cpu_device().allocate(options.pool_bytes).value(), true, 0xff);
+  auto pool = std::make_shared<BlockPool>(
+      KvPlaces({options.shape, options.order, 4, 4096}, cpu_device().allocate(options.pool_bytes).value()), true,
+      std::make_unique<FreeList>(4096), INT_MAX, 0xff);
   auto kv = find_kv_scheme("paged")->make(pool, options);
   Random random(3);
   int hits = 0;
@@ -221,7 +220,7 @@ TEST_CASE("a pool in page groups is as good as one allocation", "[allocator]") {
     for (size_t group : {size_t{4096}, size_t{2} << 20}) {
       KvOptions o = tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
       o.pool_in_groups = true;
-      o.page_group_bytes = group;
+      o.vattention.page_group_bytes = group;
       Memory m(o, scheme);
       if (group > 4096) CHECK(reinterpret_cast<uintptr_t>(m.pool->data()) % group == 0);
       std::vector<std::pair<KvHandle, int32_t>> live;
@@ -269,12 +268,12 @@ TEST_CASE("pin: of a range, blocks that hold none of it go with their sequence",
     CAPTURE(row.scheme);
     const std::string scheme = row.scheme;
     KvOptions o = tiny_options(scheme == "token" ? 1 : 4, 0, false, KvOrder::layer_major, 24);
-    o.max_sequences = 2;
-    o.map_ahead = o.keep_idle = false;
+    o.vattention.max_sequences = 2;
+    o.vattention.map_ahead = o.keep_idle = false;
     o.pool_bytes = 2 * 24 * o.shape.token_bytes();
     if (scheme == "vattention") {  // rows of 256 tokens
       o.max_sequence_tokens = 24 * 64;
-      o.page_group_bytes = 4096;
+      o.vattention.page_group_bytes = 4096;
       o.pool_bytes = 8 * vattention_row_bytes(o);
     }
     const int scale = scheme == "vattention" ? 64 : 1;
@@ -319,11 +318,11 @@ TEST_CASE("hand_over: blocks travel between two memories of one pool, no byte mo
     KvHandle source = fill(*p.kv, tokens, 5).handle;
     std::byte* row = p.kv->view(source).row(1, 1, 9, 1);
     int n = int(p.kv->blocks(source).size());
-    KvHandover handover = p.kv->hand_over(source);
+    KvHandover handover = p.kv->handoff().hand_over(source);
     CHECK((handover.tokens == 10 && int(handover.blocks.size()) == n));
     CHECK((p.kv->stats().in_transfer == n && p.kv->stats().active == 0));
     p.kv->check_invariants(true);
-    KvHandle target = d->adopt(handover, tokens, 5);
+    KvHandle target = d->handoff().adopt(handover, tokens, 5);
     CHECK((d->stats().in_transfer == 0 && d->stats().active == n));
     CHECK(d->view(target).row(1, 1, 9, 1) == row);
     CHECK(wrong_rows(d->view(target), tokens, 5) == 0);
@@ -334,8 +333,8 @@ TEST_CASE("hand_over: blocks travel between two memories of one pool, no byte mo
     write_rows(d->view(target), longer, 5, 10);
     d->written(target, std::span(longer).subspan(10));
     if (paged) CHECK(p.kv->probe(longer, 5) == 12);
-    KvHandover lost = d->hand_over(target);
-    d->discard(lost);
+    KvHandover lost = d->handoff().hand_over(target);
+    d->handoff().discard(lost);
     CHECK((sums(d->stats()) && d->stats().in_transfer == 0 && d->stats().active == 0));
     CHECK(d->stats().cached == (paged ? 3 : 0));
     d->check_invariants(true);
@@ -349,12 +348,12 @@ TEST_CASE("hand_over: a forked sibling keeps its tail", "[allocator]") {
   theirs[6] = 1;
   KvHandle a = fill(*p.kv, tokens, 0).handle;
   KvHandle b = p.kv->fork(a).value();
-  KvHandover handover = p.kv->hand_over(b);
+  KvHandover handover = p.kv->handoff().hand_over(b);
   CHECK(p.kv->tail_shared(a));  // with what is under way
   REQUIRE(p.kv->append(a, 1));
   write_rows(p.kv->view(a), mine, 0, 6);
   p.kv->written(a, {&mine[6], 1});
-  KvHandle c = d->adopt(handover, tokens, 0);
+  KvHandle c = d->handoff().adopt(handover, tokens, 0);
   REQUIRE(d->append(c, 1));
   write_rows(d->view(c), theirs, 0, 6);
   d->written(c, {&theirs[6], 1});
@@ -401,7 +400,7 @@ TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adopt
   m.kv->free(a);
   m.kv->clear_prefix_cache();
   CHECK(m.kv->probe(counting(9), 0) == 0);
-  KvHandle c = m.kv->adopt(m.kv->hand_over(b), tokens, 0);
+  KvHandle c = m.kv->handoff().adopt(m.kv->handoff().hand_over(b), tokens, 0);
   CHECK(m.kv->probe(counting(9), 0) == 8);
   m.kv->check_invariants();
   m.kv->free(c);
@@ -452,4 +451,4 @@ TEST_CASE("KvMemory: what its owner forgets is given back to a shared pool", "[a
   m.kv->check_invariants();
 }
 
-}  // namespace xpyd::kv_memory_test
+}  // namespace xpyd::testing::kv_memory_test

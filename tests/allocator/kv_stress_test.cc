@@ -7,9 +7,7 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_stress_test {
-
-using namespace testing;
+namespace xpyd::testing::kv_stress_test {
 
 namespace {
 
@@ -56,7 +54,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
         p->free(r.handle);
       } else {
         KvHandle sibling = random.below(2) ? p->fork(r.handle).value() : kNoKv;
-        KvHandover handover = p->hand_over(r.handle);
+        KvHandover handover = p->handoff().hand_over(r.handle);
         ++sent;
         {
           std::lock_guard lock(mutex);
@@ -90,11 +88,11 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
       if (parcels.empty()) std::this_thread::yield();
       for (Parcel& parcel : parcels) {
         if (random.below(8) == 0) {
-          d->discard(parcel.handover);
+          d->handoff().discard(parcel.handover);
           ++received;
           continue;
         }
-        KvHandle h = d->adopt(parcel.handover, parcel.tokens, 0);
+        KvHandle h = d->handoff().adopt(parcel.handover, parcel.tokens, 0);
         wrong += wrong_rows(d->view(h), parcel.tokens, 0);
         KvLease lease = d->pin(h);
         for (int step = 0; step < 5; ++step) {
@@ -138,4 +136,4 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
   CHECK(p->stats().active + p->stats().in_transfer == 0);
 }
 
-}  // namespace xpyd::kv_stress_test
+}  // namespace xpyd::testing::kv_stress_test

@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::prefix_index_test {
+namespace xpyd::testing::prefix_index_test {
 
 namespace {
 
@@ -51,8 +51,7 @@ TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
   index.advance(chain, seq[0], 2);
   index.hash_batch(chain.hash, chain.first(), tokens.data() + 16, 2, later);
   CHECK((later[0] == seq[1] && later[1] == seq[2]));
-  // A value computed once and written down: the hash of a build must not drift from that of
-  // another.
+  // A value computed once and written down: the hash of a build must not drift from that of another.
   int32_t one[1] = {0};
   TestIndex tiny(1, 1, ~uint64_t{0});
   CHECK(seq_hash(tiny, {}, one) == XXH3_64bits("\0\0\0\0", 4));
@@ -134,4 +133,4 @@ TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[
   index.check_invariants();
 }
 
-}  // namespace xpyd::prefix_index_test
+}  // namespace xpyd::testing::prefix_index_test

@@ -1,11 +1,10 @@
 // One memory on several ranks: every rank holds its rectangle of every sequence, whatever the
 // scheme, and all of them the same blocks.
-#include "allocator/sharded.h"
-
 #include <algorithm>
 #include <map>
 #include <thread>
 
+#include "allocator/kv_plan.h"
 #include "allocator/tiered.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -27,8 +26,8 @@ KvOptions options_of(const std::string& scheme, KvOrder order, int n_ranks, int 
   o.order = order;
   o.block_tokens = 4;
   o.max_sequence_tokens = kMaxTokens;
-  o.max_sequences = 8;
-  o.page_group_bytes = 4096;
+  o.vattention.max_sequences = 8;
+  o.vattention.page_group_bytes = 4096;
   if (scheme == "vattention") {
     o.max_sequence_tokens = 600;
     o.pool_bytes = size_t(n_ranks) * 40 * 4096;
@@ -47,7 +46,7 @@ void each_row_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int3
   const std::vector<uint64_t> prefix = prefixes(tokens, salt);
   for (int rank = 0; rank < kv.n_ranks(); ++rank) {
     const KvRect own = kv.shards() ? kv.shards()->rect(rank) : KvRect{{0, 3}, {0, 2}};
-    const KvView view = kv.rank_view(handle, rank);
+    const KvView view = kv.view(handle, rank);
     for (int t = begin; t < int(tokens.size()); ++t)
       for (int l = own.layers.begin; l < own.layers.end; ++l)
         for (int v = 0; v < 2; ++v)
@@ -74,11 +73,11 @@ struct Case {
 
 std::unique_ptr<KvMemory> make(const Case& c, const KvShards& s) {
   KvOptions o = options_of(c.scheme, c.order, s.n_ranks());
-  o.share = c.share;
-  Result<ShardedPlan> plan = plan_sharded(c.scheme, o, s);
+  o.vattention.share = c.share;
+  Result<PoolPlan> plan = plan_ranks(c.scheme, o, s);
   INFO(c.scheme << ": " << (plan ? "" : plan.error().message));
   REQUIRE(plan.ok());
-  std::unique_ptr<KvMemory> kv = make_sharded(c.scheme, o, s).value();
+  std::unique_ptr<KvMemory> kv = make_ranked_memory(c.scheme, o, s).value();
   if (!c.tiers) return kv;
   o.tiers.host_bytes = 40 * 4 * kWhole.token_bytes();
   o.tiers.block_tokens = 4;
@@ -211,8 +210,8 @@ TEST_CASE("sharded memory: decides as one memory with as many blocks", "[shards]
       KvOptions one = options_of(scheme, KvOrder::layer_major, 1), many = one;
       many.pool_bytes *= size_t(s.replicas());
       INFO(scheme << " tp " << tp << " pp " << pp);
-      const auto a = make_sharded(scheme, one, shards(1, 1)).value();
-      const auto b = make_sharded(scheme, many, s).value();
+      const auto a = make_ranked_memory(scheme, one, shards(1, 1)).value();
+      const auto b = make_ranked_memory(scheme, many, s).value();
       REQUIRE(a->stats().capacity == b->stats().capacity);
       const Run expected = random_run(*a, 4, 500);
       CHECK(random_run(*b, 4, 500).log == expected.log);
@@ -231,12 +230,12 @@ TEST_CASE("sharded memory: hand-over and adoption go through every rank", "[shar
   REQUIRE(kv->append(handle, 17));
   compute(*kv, handle, tokens, 0, 0);
   kv->written(handle, tokens);
-  KvHandover travels = kv->hand_over(handle);
-  const KvHandle arrived = kv->adopt(std::move(travels), tokens, 0);
+  KvHandover travels = kv->handoff().hand_over(handle);
+  const KvHandle arrived = kv->handoff().adopt(std::move(travels), tokens, 0);
   REQUIRE(arrived != kNoKv);
   CHECK(wrong(*kv, arrived, tokens, 0) == 0);
   kv->check_invariants(true);
-  kv->discard(kv->hand_over(arrived));
+  kv->handoff().discard(kv->handoff().hand_over(arrived));
   kv->check_invariants(true);
   CHECK(kv->stats().active + kv->stats().in_transfer == 0);
 }
@@ -245,7 +244,7 @@ TEST_CASE("sharded memory: a pool on ranks has the bytes of its blocks, and no m
   const KvShards s = shards(2, 3);
   KvOptions o = options_of("paged", KvOrder::layer_major, s.n_ranks());
   o.pool_bytes += 7;
-  const KvStats stats = make_sharded("paged", o, s).value()->stats();
+  const KvStats stats = make_ranked_memory("paged", o, s).value()->stats();
   const int64_t bytes = stats.capacity * 4 * int64_t(kWhole.token_bytes());
   CHECK(bytes == int64_t(o.pool_bytes) - 7);
   CHECK(stats.capacity_bytes == bytes);
@@ -255,7 +254,7 @@ TEST_CASE("sharded memory: a pool on ranks has the bytes of its blocks, and no m
 
 TEST_CASE("sharded memory: what cannot be is refused before anything is allocated", "[shards][allocator]") {
   auto message = [](const char* scheme, KvOptions o, const KvShards& s) {
-    Result<ShardedPlan> plan = plan_sharded(scheme, o, s);
+    Result<PoolPlan> plan = plan_ranks(scheme, o, s);
     return plan ? std::string() : plan.error().message;
   };
   // Stages of 1 and 2 layers: a page group holds twice as many tokens of one as of the other.

@@ -37,8 +37,8 @@ class SharedBlocks {
   // One process's pool over them.
   std::shared_ptr<BlockPool> pool(const KvOptions& options, int n_sharing) const {
     const KvLayout layout = plan_pool("paged", options).value();
-    return std::make_shared<BlockPool>(layout, std::shared_ptr<std::byte>(memory_, data()), options.prefix_cache,
-                                       join(), n_blocks_ / n_sharing);
+    return std::make_shared<BlockPool>(KvPlaces(layout, {memory_, data()}), options.prefix_cache, join(),
+                                       n_blocks_ / n_sharing);
   }
 
  private:

@@ -30,16 +30,16 @@ TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay
   Member p(blocks, options, 2), d(blocks, options, 2);
   const Tokens prompt = counted(10);
   const KvHandle source = fill(*p.kv, prompt, 0).handle;
-  const KvHandover handover = p.kv->hand_over(source);
+  const KvHandover handover = p.kv->handoff().hand_over(source);
   REQUIRE(handover.between_processes());
   CHECK(p.kv->stats().in_transfer == 3);
   CHECK(d.kv->stats().elsewhere == 3);
   CHECK(d.kv->stats().capacity == 13);
-  const KvHandle here = d.kv->adopt(handover, prompt, 0);
+  const KvHandle here = d.kv->handoff().adopt(handover, prompt, 0);
   REQUIRE(here != kNoKv);
   CHECK(wrong_rows(d.kv->view(here), prompt, 0) == 0);
   CHECK(d.kv->stats().active == 3);
-  p.kv->discard(handover);
+  p.kv->handoff().discard(handover);
   // Both have the full blocks, and may read them; the last one is the taker's.
   CHECK(p.kv->stats().cached == 2);
   CHECK(p.kv->stats().elsewhere == 1);
@@ -67,19 +67,19 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   SharedBlocks blocks(8, options.pool_bytes);
   Member p(blocks, options, 2), d(blocks, options, 2);
   const Tokens prompt = counted(10);
-  const KvHandover late = p.kv->hand_over(fill(*p.kv, prompt, 0).handle);
-  p.kv->discard(late);  // the last block is free now, the others are cached
-  CHECK(d.kv->adopt(late, prompt, 0) == kNoKv);
+  const KvHandover late = p.kv->handoff().hand_over(fill(*p.kv, prompt, 0).handle);
+  p.kv->handoff().discard(late);  // the last block is free now, the others are cached
+  CHECK(d.kv->handoff().adopt(late, prompt, 0) == kNoKv);
   CHECK(d.kv->stats().active + d.kv->stats().cached == 0);
   // The same blocks with another content.
   const Tokens other = counted(30, 100);
   const KvHandle taken = fill(*p.kv, other, 0).handle;
-  CHECK(d.kv->adopt(late, prompt, 0) == kNoKv);
-  const KvHandover good = p.kv->hand_over(taken);
+  CHECK(d.kv->handoff().adopt(late, prompt, 0) == kNoKv);
+  const KvHandover good = p.kv->handoff().hand_over(taken);
   auto refused = [&](auto change) {
     KvHandover bad = good;
     change(bad);
-    CHECK(d.kv->adopt(bad, other, 0) == kNoKv);
+    CHECK(d.kv->handoff().adopt(bad, other, 0) == kNoKv);
     d.kv->check_invariants(true);
   };
   refused([](KvHandover& h) { h.generations.pop_back(); });
@@ -91,10 +91,10 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   refused([](KvHandover& h) { h.tokens = 3; });
   refused([](KvHandover& h) { h.giver = -1; });
   refused([](KvHandover& h) { h.giver = 32; });
-  refused([&](KvHandover& h) { h.giver = d.pool->ledger()->slot(); });
+  refused([&](KvHandover& h) { h.giver = d.pool->source().member(); });
   CHECK(d.kv->stats().active + d.kv->stats().cached == 0);
-  CHECK(d.kv->adopt(good, other, 0) != kNoKv);
-  p.kv->discard(good);
+  CHECK(d.kv->handoff().adopt(good, other, 0) != kNoKv);
+  p.kv->handoff().discard(good);
   p.kv->check_invariants(true);
   d.kv->check_invariants(true);
 }
@@ -175,7 +175,7 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
         case 5:
         case 6: {
           if (p.live.empty() || kv.tail_shared(p.live[which].handle)) break;
-          KvHandover handover = kv.hand_over(p.live[which].handle);
+          KvHandover handover = kv.handoff().hand_over(p.live[which].handle);
           mail.push_back({handover, p.live[which].tokens});
           p.given.push_back(mail.back());
           p.live.erase(p.live.begin() + long(which));
@@ -183,17 +183,17 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
         }
         case 7:
         case 8: {  // possibly late, possibly of one that is dead
-          if (mail.empty() || mail.front().first.giver == p.member->pool->ledger()->slot()) break;
+          if (mail.empty() || mail.front().first.giver == p.member->pool->source().member()) break;
           auto [handover, tokens] = mail.front();
           mail.pop_front();
-          const KvHandle handle = kv.adopt(handover, tokens, 0);
+          const KvHandle handle = kv.handoff().adopt(handover, tokens, 0);
           (handle == kNoKv ? refused : adopted)++;
           if (handle != kNoKv) p.live.push_back({handle, tokens});
           break;
         }
         case 9:  // acknowledged, or given up
           if (p.given.empty()) break;
-          kv.discard(p.given.front().first);
+          kv.handoff().discard(p.given.front().first);
           p.given.erase(p.given.begin());
           break;
         case 10:

@@ -4,14 +4,12 @@
 #include <algorithm>
 #include <string>
 
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::sharing_random_test {
-
-using namespace testing;
+namespace xpyd::testing::sharing_random_test {
 
 namespace {
 
@@ -32,12 +30,12 @@ class Trial {
     o_.shape = kTinyShape;
     o_.shape.head_dim = config.head_dim;
     o_.order = config.order;
-    o_.share = config.share;
-    o_.map_ahead = config.map_ahead;
+    o_.vattention.share = config.share;
+    o_.vattention.map_ahead = config.map_ahead;
     o_.keep_idle = config.memories == 1;
-    o_.page_group_bytes = 4096;
-    o_.max_sequences = 7;
-    o_.guard = true;
+    o_.vattention.page_group_bytes = 4096;
+    o_.vattention.max_sequences = 7;
+    o_.vattention.guard = true;
     o_.block_tokens = 16;
     paged_ = config.scheme == std::string("paged") || config.scheme == std::string("token");
     const bool vattention = config.scheme == std::string("vattention");
@@ -57,7 +55,7 @@ class Trial {
     }
     for (auto& [memory, lease] : leases_) memories_[memory]->unpin(lease);
     leases_.clear();
-    for (Flying& f : flying_) memories_[0]->discard(f.handover);
+    for (Flying& f : flying_) memories_[0]->handoff().discard(f.handover);
     flying_.clear();
     while (!live_.empty()) release(0);
     check(true);
@@ -116,7 +114,7 @@ class Trial {
                 end = begin + 1 + int(random_.below(s.tokens.size() + 1));
       leases_.push_back({s.memory, kv.pin(s.handle, begin, end)}), ++s.pins;
     } else if (what < 83 && flying_.size() < 2 && s.pins == 0) {
-      flying_.push_back({kv.hand_over(s.handle), s.salt, s.tokens});
+      flying_.push_back({kv.handoff().hand_over(s.handle), s.salt, s.tokens});
       live_.erase(live_.begin() + (&s - live_.data()));
     } else if (what < 96) {
       release(size_t(&s - live_.data()));
@@ -192,8 +190,8 @@ class Trial {
     Flying f = std::move(flying_.back());
     flying_.pop_back();
     const size_t memory = random_.below(memories_.size());
-    if (random_.below(8) == 0) return memories_[memory]->discard(f.handover);
-    const KvHandle handle = memories_[memory]->adopt(f.handover, f.tokens, f.salt);
+    if (random_.below(8) == 0) return memories_[memory]->handoff().discard(f.handover);
+    const KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, f.salt);
     if (handle == kNoKv) return;
     live_.push_back({memory, handle, f.salt, f.tokens, {}});
     ++adopted;
@@ -242,7 +240,7 @@ class Trial {
   Random random_;
   KvOptions o_;
   bool paged_;
-  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   std::vector<int32_t> documents_[2];
   std::vector<Live> live_;
@@ -279,4 +277,4 @@ TEST_CASE("sharing: random operations, vattention, page groups that end inside a
   for (KvShare share : {KvShare::alias, KvShare::takeover, KvShare::copy}) run({.share = share, .head_dim = 6});
 }
 
-}  // namespace xpyd::sharing_random_test
+}  // namespace xpyd::testing::sharing_random_test

@@ -2,25 +2,23 @@
 #include <algorithm>
 #include <string>
 
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "allocator/slot_contents.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::sharing_test {
-
-using namespace testing;
+namespace xpyd::testing::sharing_test {
 
 namespace {
 
 KvOptions options_of(KvShare share, int n_rows = 64, int max_sequences = 4) {
   KvOptions o;
   o.shape = kTinyShape;  // a page is 256 tokens of one plane
-  o.page_group_bytes = 4096;
-  o.max_sequences = max_sequences;
+  o.vattention.page_group_bytes = 4096;
+  o.vattention.max_sequences = max_sequences;
   o.max_sequence_tokens = 2048;
-  o.map_ahead = false;
-  o.share = share;
+  o.vattention.map_ahead = false;
+  o.vattention.share = share;
   o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
   return o;
 }
@@ -90,7 +88,8 @@ TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copie
   KvStats after = m.kv->stats();
   CHECK(after.active - before.active == 1);
   CHECK(after.written_bytes - before.written_bytes == 50 * int64_t(kTinyShape.token_bytes()));
-  CHECK(after.map_calls - before.map_calls == 2 * kPlanes);  // the two rows as one, and the tail's
+  CHECK(after.vattention.map_calls - before.vattention.map_calls ==
+        2 * kPlanes);  // the two rows as one, and the tail's
   CHECK((after.prefix_hit_tokens == 2 * kRow + 50 && after.prefix_query_tokens == int(a.size() + b.size())));
   REQUIRE(m.kv->append(r.handle, int(b.size()) - r.cached_tokens));
   write_rows(m.kv->view(r.handle), b, 5, r.cached_tokens);
@@ -146,11 +145,11 @@ TEST_CASE("takeover: the ended sequence's slot goes on, without a map", "[alloca
   CHECK(m.kv->probe(b, 0) == 0);  // it lives
   m.kv->free(donor);
   CHECK(m.kv->probe(b, 0) == 2 * kRow + 7);
-  const int64_t maps = m.kv->stats().map_calls;
+  const int64_t maps = m.kv->stats().vattention.map_calls;
   const KvReservation r = fill(*m.kv, b, 0);
   CHECK(r.cached_tokens == 2 * kRow + 7);
   CHECK(m.kv->view(r.handle).slot == slot);
-  CHECK(m.kv->stats().map_calls == maps);
+  CHECK(m.kv->stats().vattention.map_calls == maps);
   CHECK(wrong_rows(m.kv->view(r.handle), b, 0) == 0);
   CHECK(m.kv->probe(a, 0) == 0);
   m.kv->check_invariants();
@@ -217,13 +216,13 @@ TEST_CASE("sharing: a sequence travels with rows that others share", "[allocator
   KvOptions o = options_of(KvShare::alias);
   o.keep_idle = false;
   Memory p(o, "vattention");
-  auto d = make_vattention(p.pool, o);
+  auto d = find_kv_scheme("vattention")->make(p.pool, o);
   const auto a = tokens_of(2 * kRow + 10, 1), b = like(a, 2 * kRow, 10, 2);
   const KvHandle stays = fill(*p.kv, a, 0).handle, goes = fill(*p.kv, b, 0).handle;
   CHECK(p.kv->stats().active == 4);
-  KvHandover handover = p.kv->hand_over(goes);
+  KvHandover handover = p.kv->handoff().hand_over(goes);
   p.kv->check_invariants(false);
-  const KvHandle there = d->adopt(handover, b, 0);
+  const KvHandle there = d->handoff().adopt(handover, b, 0);
   CHECK(wrong_rows(d->view(there), b, 0) == 0);
   CHECK(d->probe(like(b, kRow, 5, 4), 0) == kRow);  // D knows what it holds
   p.kv->free(stays);
@@ -304,9 +303,9 @@ TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
     o.block_tokens = 20;
     const int64_t token = int64_t(o.shape.token_bytes());
     o.pool_bytes = size_t(650 * token);
-    o.page_group_bytes = 4096;
-    o.max_sequences = 3;
-    o.map_ahead = false;
+    o.vattention.page_group_bytes = 4096;
+    o.vattention.max_sequences = 3;
+    o.vattention.map_ahead = false;
     if (row.scheme == std::string("vattention")) o.pool_bytes = 4 * vattention_row_bytes(o);
     Memory m(o, row.scheme);
     auto expect = [&](int64_t written, int64_t reserved, int64_t internal) {
@@ -333,4 +332,4 @@ TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
   }
 }
 
-}  // namespace xpyd::sharing_test
+}  // namespace xpyd::testing::sharing_test

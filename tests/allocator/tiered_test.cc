@@ -1,5 +1,4 @@
-// Tiers below a pool, over every scheme: what comes back is what went out, or it does not come
-// back.
+// Tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
 #include "allocator/tiered.h"
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "base/clock.h"
 #include "base/device.h"
 #include "base/random.h"
+#include "base/table.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 #include "tests/late_copies.h"
@@ -38,12 +38,12 @@ struct Setup {
 
 KvOptions kv_options(const Setup& s) {
   KvOptions o = tiny_options(4, s.pool_tokens / 4, s.prefix_cache, s.order, s.max_tokens);
-  o.max_sequences = 12;
-  o.page_group_bytes = 4096;
+  o.vattention.max_sequences = 12;
+  o.vattention.page_group_bytes = 4096;
   if (s.scheme == "vattention") {  // a row of 4096-byte groups is 64 or 256 tokens of this shape
     o.max_sequence_tokens = 4 * s.max_tokens;
     o.pool_bytes = 24 * 4096;
-    o.share = s.share;
+    o.vattention.share = s.share;
     o.prefix_cache = s.share != KvShare::off;
   }
   return o;
@@ -86,7 +86,7 @@ class Tiered {
   TempDir dir;
   KvOptions options;
   RealClock clock;
-  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<KvPool> pool;
   std::unique_ptr<TieredMemory> kv;
 };
 
@@ -156,17 +156,17 @@ TEST_CASE("tiers: eviction policies", "[tiers]") {
   const BlockUse old_deep{.last_use = 1, .uses = 9, .position = 7},
       new_shallow{.last_use = 5, .uses = 1, .position = 0};
   auto first = [&](const char* name) {
-    const EvictionPolicy& p = *find_eviction_policy(name);
+    const EvictionPolicy& p = *find_row(kEvictionPolicies, name);
     return p.rank(old_deep) < p.rank(new_shallow) ? 1 : 2;
   };
   CHECK(first("lru") == 1);
   CHECK(first("lfu") == 2);
   CHECK(first("length_aware") == 1);
-  CHECK(find_eviction_policy("fifo") == nullptr);
+  CHECK(find_row(kEvictionPolicies, "fifo") == nullptr);
 }
 
 TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "[tiers]") {
-  for (const EvictionPolicy& policy : eviction_policies()) {
+  for (const EvictionPolicy& policy : kEvictionPolicies) {
     INFO(policy.name);
     Tiered t({.pool_tokens = 256, .max_tokens = 128, .host_blocks = 8, .host_eviction = policy.name});
     const auto tokens = tokens_of(1, 100);
@@ -662,9 +662,9 @@ class Trial {
   }
 
   void pass_on(Live& s) {
-    KvHandover handover = kv().hand_over(s.handle);
+    KvHandover handover = kv().handoff().hand_over(s.handle);
     REQUIRE(handover.tokens == int(s.tokens.size()));
-    const KvHandle handle = kv().adopt(std::move(handover), s.tokens, s.salt);
+    const KvHandle handle = kv().handoff().adopt(std::move(handover), s.tokens, s.salt);
     s.handle = handle;
     if (handle == kNoKv) {
       std::swap(s, live_.back());
@@ -702,7 +702,7 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
                   .host_blocks = disk ? 10 : 16,
                   .disk_blocks = disk},
                  faults};
-        c.setup.host_eviction = c.setup.disk_eviction = eviction_policies()[seed % 3].name;
+        c.setup.host_eviction = c.setup.disk_eviction = kEvictionPolicies[seed % 3].name;
         if (seed % 2) c.setup.seams.key_mask = 0x7;  // collisions
         if (std::string(scheme) == "contiguous") c.setup.pool_tokens = 8 * 32;
         INFO(scheme << " disk " << disk << " faults " << faults << " seed " << seed);

@@ -1,5 +1,4 @@
-// token: paging with a block of one token. No block is ever partly used, and a hit ends where the
-// prompts differ.
+// token: paging with a block of one token. No block is ever partly used, and a hit ends where the prompts differ.
 #include <algorithm>
 
 #include "base/random.h"

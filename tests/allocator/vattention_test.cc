@@ -1,5 +1,4 @@
-// vattention: contiguous addresses with memory behind what is used, against what each sequence
-// wrote.
+// vattention: contiguous addresses with memory behind what is used, against what each sequence wrote.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -10,15 +9,13 @@
 #include <thread>
 
 #include "allocator/kv_plan.h"
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "base/page_groups.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::vattention_test {
-
-using namespace testing;
+namespace xpyd::testing::vattention_test {
 
 namespace {
 
@@ -32,8 +29,8 @@ KvOptions options_of(KvOrder order, int n_rows, int max_sequences, int max_token
   KvOptions o;
   o.shape = kTinyShape;  // a page is 256 tokens of one plane, or 64 of all
   o.order = order;
-  o.page_group_bytes = 4096;
-  o.max_sequences = max_sequences;
+  o.vattention.page_group_bytes = 4096;
+  o.vattention.max_sequences = max_sequences;
   o.max_sequence_tokens = max_tokens;
   o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
   return o;
@@ -84,7 +81,7 @@ class Trial {
  public:
   Trial(const KvOptions& options, int n_memories, uint64_t seed) : o_(options), random_(seed) {
     pool_ = make_block_pool("vattention", o_).value();
-    for (int i = 0; i < n_memories; ++i) memories_.push_back(make_vattention(pool_, o_));
+    for (int i = 0; i < n_memories; ++i) memories_.push_back(find_kv_scheme("vattention")->make(pool_, o_));
   }
   void run(int operations) {
     for (int i = 0; i < operations; ++i) {
@@ -93,7 +90,7 @@ class Trial {
     }
     for (auto& [memory, lease] : leases_) memories_[memory]->unpin(lease);
     leases_.clear();
-    for (Flying& f : flying_) memories_[0]->discard(f.handover);
+    for (Flying& f : flying_) memories_[0]->handoff().discard(f.handover);
     flying_.clear();
     while (!live_.empty()) release(0);
     check(true);
@@ -141,7 +138,7 @@ class Trial {
                 end = begin + 1 + int(random_.below(s.tokens.size() + 1));
       leases_.push_back({s.memory, kv.pin(s.handle, begin, end)}), ++s.pins;
     } else if (what < 84 && flying_.size() < 2 && s.pins == 0) {
-      flying_.push_back({kv.hand_over(s.handle), s.tokens});
+      flying_.push_back({kv.handoff().hand_over(s.handle), s.tokens});
       live_.erase(live_.begin() + (&s - live_.data()));
     } else if (what < 96) {
       release(size_t(&s - live_.data()));
@@ -187,8 +184,8 @@ class Trial {
     const size_t memory = random_.below(memories_.size());
     size_t mine = leases_.size();  // slots that a lease may keep
     for (const Live& s : live_) mine += s.memory == memory;
-    if (int(mine) >= o_.max_sequences) return memories_[memory]->discard(f.handover);
-    const KvHandle handle = memories_[memory]->adopt(f.handover, f.tokens, 0);
+    if (int(mine) >= o_.vattention.max_sequences) return memories_[memory]->handoff().discard(f.handover);
+    const KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, 0);
     live_.push_back({memory, handle, f.tokens, 0});
     ++adopted;
   }
@@ -212,7 +209,7 @@ class Trial {
 
   const KvOptions o_;
   Random random_;
-  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   std::vector<Live> live_;
   std::vector<Flying> flying_;
@@ -226,8 +223,8 @@ TEST_CASE("vattention: random operations against a model", "[allocator][vattenti
         for (int memories : {1, 2}) {
           CAPTURE(int(order), ahead, guard, memories);
           KvOptions o = options_of(order, 24, 7, order == KvOrder::layer_major ? 1500 : 500);
-          o.map_ahead = ahead;
-          o.guard = guard;
+          o.vattention.map_ahead = ahead;
+          o.vattention.guard = guard;
           o.keep_idle = memories == 1;
           Trial(o, memories, uint64_t(memories) + 2 * ahead + 4 * guard).run(kOperations);
         }
@@ -236,13 +233,13 @@ TEST_CASE("vattention: random operations against a model", "[allocator][vattenti
 TEST_CASE("vattention: a later sequence takes the best fitting slot and maps only what is missing",
           "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 4, 2048);
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o), planes = 2 * kTinyShape.n_layers;
   KvReservation a = fill(*m.kv, tokens_of(row, 1), 0), b = fill(*m.kv, tokens_of(4 * row, 2), 0),
                 c = fill(*m.kv, tokens_of(2 * row, 3), 0);
   // Neighbours in the pool: one call per plane, whatever the length.
-  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(m.kv->stats().vattention.map_calls == 3 * planes);
   const KvView of_b = m.kv->view(b.handle), of_c = m.kv->view(c.handle);
   m.kv->free(a.handle);
   m.kv->free(b.handle);
@@ -250,30 +247,30 @@ TEST_CASE("vattention: a later sequence takes the best fitting slot and maps onl
   KvStats idle = m.kv->stats();
   CHECK(idle.cached == 7);
   CHECK(idle.available() == idle.capacity);
-  CHECK(idle.unmap_calls == 0);
+  CHECK(idle.vattention.unmap_calls == 0);
   // The first idle slot has too few rows and must not win (vattention's alloc_new_batch_idx).
   KvReservation d = fill(*m.kv, tokens_of(2 * row, 4), 0);
   CHECK(m.kv->view(d.handle).slot == of_c.slot);
-  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(m.kv->stats().vattention.map_calls == 3 * planes);
   KvReservation e = fill(*m.kv, tokens_of(3 * row, 5), 0);
   CHECK(m.kv->view(e.handle).slot == of_b.slot);
-  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(m.kv->stats().vattention.map_calls == 3 * planes);
   CHECK(wrong_rows(m.kv->view(d.handle), tokens_of(2 * row, 4), 0) == 0);
   m.kv->check_invariants();
 }
 
 TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest first", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o);
   KvReservation a = fill(*m.kv, tokens_of(4 * row, 1), 0), b = fill(*m.kv, tokens_of(3 * row, 2), 0);
   m.kv->free(a.handle);
   KvReservation c = m.kv->reserve(tokens_of(row, 1), 0).value();  // takes a's slot with its 4 rows
   CHECK(m.kv->stats().cached == 4);
-  const int64_t maps = m.kv->stats().map_calls;
+  const int64_t maps = m.kv->stats().vattention.map_calls;
   CHECK(m.kv->append(c.handle, 4 * row));
-  CHECK(m.kv->stats().map_calls == maps);
+  CHECK(m.kv->stats().vattention.map_calls == maps);
   m.kv->free(c.handle);
   KvReservation d = m.kv->reserve(tokens_of(5 * row, 3), 0).value();
   CHECK(m.kv->append(d.handle, 5 * row));
@@ -297,8 +294,8 @@ TEST_CASE("vattention: decoding maps in the background and does not wait", "[all
     if (i % 4 == 0) m.kv->check_invariants();  // a step takes longer than a map
   }
   const KvStats after = m.kv->stats();
-  CHECK(after.map_calls - before.map_calls >= 5 * 2 * kTinyShape.n_layers);
-  CHECK(after.waited_jobs == before.waited_jobs);
+  CHECK(after.vattention.map_calls - before.vattention.map_calls >= 5 * 2 * kTinyShape.n_layers);
+  CHECK(after.vattention.waited_jobs == before.vattention.waited_jobs);
 }
 
 // Page groups that tell the owner's maps from the mapper's, and can hold the mapper's up.
@@ -350,18 +347,19 @@ class Watched final : public PageGroups {
   bool open_ = true;
 };
 
-std::shared_ptr<BlockPool> watched_pool(const KvOptions& o, std::shared_ptr<Watched>& watched) {
+std::shared_ptr<KvPool> watched_pool(const KvOptions& o, std::shared_ptr<Watched>& watched) {
   const KvLayout layout = plan_pool("vattention", o).value();
-  const int planes = int(vattention_row_bytes(o) / o.page_group_bytes);
-  watched = std::make_shared<Watched>(make_host_page_groups({o.page_group_bytes, layout.n_blocks * planes}).value());
-  return std::make_shared<BlockPool>(layout, watched);
+  const int planes = int(vattention_row_bytes(o) / o.vattention.page_group_bytes);
+  watched = std::make_shared<Watched>(
+      make_host_page_groups({o.vattention.page_group_bytes, layout.n_blocks * planes}).value());
+  return std::make_shared<RowPool>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{watched});
 }
 
 TEST_CASE("vattention: steady-state decode makes no map call on the critical path", "[allocator][vattention]") {
   constexpr int kSequences = 64, kSteps = 2400;
   KvOptions o = options_of(KvOrder::layer_major, 64 * 16, kSequences, 4096);
   std::shared_ptr<Watched> watched;
-  auto kv = make_vattention(watched_pool(o, watched), o);
+  auto kv = find_kv_scheme("vattention")->make(watched_pool(o, watched), o);
   std::vector<KvHandle> handles;
   for (int i = 0; i < kSequences; ++i)  // ragged, so that rows end in different steps
     handles.push_back(fill(*kv, tokens_of(100 + 17 * i, i), 0).handle);
@@ -378,7 +376,7 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
     if (step % 4 == 0) kv->check_invariants();  // a step takes longer than its maps
   }
   const KvStats after = kv->stats();
-  CHECK(after.waited_jobs == before.waited_jobs);
+  CHECK(after.vattention.waited_jobs == before.vattention.waited_jobs);
   CHECK(watched->by_owner == 0);
   const int rows = kSequences * kSteps / vattention_row_tokens(o);
   CHECK(watched->by_mapper >= (rows - before.cached - kSequences) * 2 * kTinyShape.n_layers);
@@ -387,18 +385,18 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
 TEST_CASE("vattention: who maps for itself waits for nobody else's rows", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 4, 4096);
   std::shared_ptr<Watched> watched;
-  auto kv = make_vattention(watched_pool(o, watched), o);
+  auto kv = find_kv_scheme("vattention")->make(watched_pool(o, watched), o);
   const int row = vattention_row_tokens(o);
   KvReservation a = kv->reserve(tokens_of(row, 1), 0).value();
   kv->check_invariants();
   watched->close();
   REQUIRE(kv->append(a.handle, 3 * row));  // and asks the mapper for the next rows, in vain
-  const int64_t jobs = kv->stats().waited_jobs;
+  const int64_t jobs = kv->stats().vattention.waited_jobs;
   KvReservation b = kv->reserve(tokens_of(row, 2), 0).value();
   REQUIRE(kv->append(b.handle, 4 * row));  // would never come back
   const auto tokens = tokens_of(4 * row, 2);
   write_rows(kv->view(b.handle), tokens, 0, 0);
-  CHECK(kv->stats().waited_jobs == jobs + 1);
+  CHECK(kv->stats().vattention.waited_jobs == jobs + 1);
   watched->open();
   kv->written(b.handle, tokens);
   CHECK(wrong_rows(kv->view(b.handle), tokens, 0) == 0);
@@ -407,7 +405,7 @@ TEST_CASE("vattention: who maps for itself waits for nobody else's rows", "[allo
 
 TEST_CASE("vattention: rows that a sequence does not need yet are there for others", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o);
   m.kv->free(fill(*m.kv, tokens_of(6 * row, 1), 0).handle);
@@ -434,7 +432,7 @@ int64_t counted_mappings() {
 
 TEST_CASE("vattention: the mappings are those that the system counts", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 6, 8 * 256 + 1);
-  o.share = KvShare::alias;
+  o.vattention.share = KvShare::alias;
   REQUIRE(counted_mappings() == 0);
   Memory m(o, "vattention");
   auto same = [&] {
@@ -456,7 +454,7 @@ TEST_CASE("vattention: the mappings are those that the system counts", "[allocat
   same();
   m.kv->free(handles[1]);
   same();
-  m.kv->discard(m.kv->hand_over(handles[0]));
+  m.kv->handoff().discard(m.kv->handoff().hand_over(handles[0]));
   same();
 }
 
@@ -469,10 +467,10 @@ TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the li
 #endif
   KvOptions o;
   o.shape = {.n_layers = kTensors / 2, .n_kv_heads = 1, .head_dim = 64};  // 16 tokens in a page
-  o.page_group_bytes = 4096;
-  o.max_sequences = 64;
+  o.vattention.page_group_bytes = 4096;
+  o.vattention.max_sequences = 64;
   o.max_sequence_tokens = 65 * 16;
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   o.pool_bytes = size_t(64 * 64) * vattention_row_bytes(o);
   const long limit = max_mappings();
   if (limit < 65530) SKIP_TEST("vm.max_map_count is below its default");
@@ -500,12 +498,12 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
     for (int fail = 0; fail < 14; ++fail) {
       CAPTURE(ahead, fail);
       KvOptions o = options_of(KvOrder::layer_major, 32, 4, 4096);
-      o.map_ahead = ahead;
+      o.vattention.map_ahead = ahead;
       KvLayout layout = plan_pool("vattention", o).value();
       const int planes = 2 * kTinyShape.n_layers;
       auto faulty = std::make_shared<Faulty>(make_host_page_groups({4096, layout.n_blocks * planes}).value());
-      auto pool = std::make_shared<BlockPool>(layout, faulty);
-      auto kv = make_vattention(pool, o);
+      auto pool = std::make_shared<RowPool>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{faulty});
+      auto kv = find_kv_scheme("vattention")->make(pool, o);
       const int row = layout.block_tokens;
       auto tokens = tokens_of(3 * row, 1);
       KvReservation a = fill(*kv, tokens, 0);
@@ -555,16 +553,16 @@ TEST_CASE("vattention: who has no addresses for a sequence does not adopt it", "
   const KvLayout layout = plan_pool("vattention", o).value();
   auto faulty = std::make_shared<Faulty>(
       make_host_page_groups({4096, layout.n_blocks * 2 * kTinyShape.n_layers}).value());
-  auto pool = std::make_shared<BlockPool>(layout, faulty);
-  auto p = make_vattention(pool, o), d = make_vattention(pool, o);
+  auto pool = std::make_shared<RowPool>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{faulty});
+  auto p = find_kv_scheme("vattention")->make(pool, o), d = find_kv_scheme("vattention")->make(pool, o);
   const auto tokens = tokens_of(300, 1);
-  auto hand_over = [&] { return p->hand_over(fill(*p, tokens, 0).handle); };
+  auto hand_over = [&] { return p->handoff().hand_over(fill(*p, tokens, 0).handle); };
   KvHandover one = hand_over();
   faulty->fail_after = 1;
-  CHECK(d->adopt(one, tokens, 0) == kNoKv);
-  const KvHandle two = d->adopt(hand_over(), tokens, 0), three = d->adopt(hand_over(), tokens, 0);
+  CHECK(d->handoff().adopt(one, tokens, 0) == kNoKv);
+  const KvHandle two = d->handoff().adopt(hand_over(), tokens, 0), three = d->handoff().adopt(hand_over(), tokens, 0);
   REQUIRE((two != kNoKv && three != kNoKv));
-  CHECK(d->adopt(hand_over(), tokens, 0) == kNoKv);  // both slots are taken
+  CHECK(d->handoff().adopt(hand_over(), tokens, 0) == kNoKv);  // both slots are taken
   CHECK(wrong_rows(d->view(two), tokens, 0) == 0);
   CHECK(wrong_rows(d->view(three), tokens, 0) == 0);
   p.reset();
@@ -582,36 +580,36 @@ TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][va
   };
   KvOptions good = options_of(KvOrder::layer_major, 8, 4, 2048), o = good;
   CHECK(plan_pool("vattention", good).ok());
-  o.page_group_bytes = 5000;
+  o.vattention.page_group_bytes = 5000;
   refuse(o, "multiple of the page");
   o = good;
   o.pool_bytes = 4096;
   refuse(o, "too small for one row of page groups");
   o = good;
-  o.max_sequences = 100000;
+  o.vattention.max_sequences = 100000;
   o.pool_bytes = size_t(1) << 31;
   refuse(o, "vm.max_map_count");
   // Eight instances of what one may have.
   o = good;
-  o.max_sequences = 2500;
+  o.vattention.max_sequences = 2500;
   o.pool_bytes = 2500 * vattention_row_bytes(o);
   CHECK(plan_pool("vattention", o).ok());
   o.n_memories = 8;
   refuse(o, "8 instances of 2500 sequences");
   o = good;
   o.max_sequence_tokens = 1 << 24;
-  o.max_sequences = 64;
+  o.vattention.max_sequences = 64;
   CHECK(plan_pool("vattention", o).ok());  // addresses suffice
-  o.on_card = true;
+  o.vattention.on_card = true;
   refuse(o, "fewer than 4294967296");
-  o.on_card = false;
-  o.max_sequences = 1 << 24;
+  o.vattention.on_card = false;
+  o.vattention.max_sequences = 1 << 24;
   refuse(o, "a process has 2^47");
   // A card's mappings are none of the host's.
   o = good;
-  o.max_sequences = 100000;
+  o.vattention.max_sequences = 100000;
   o.pool_bytes = size_t(1) << 31;
-  o.on_card = true;
+  o.vattention.on_card = true;
   o.max_sequence_tokens = 64;
   CHECK(plan_pool("vattention", o).ok());
   o = good;
@@ -625,7 +623,7 @@ TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[all
   std::vector<std::vector<int32_t>> tables(8);
   // Eight sequences grow in turn, row by row.
   for (int i = 0; i < 48; ++i)
-    for (auto& table : tables) REQUIRE(pool->allocate_run(1, table));
+    for (auto& table : tables) REQUIRE(dynamic_cast<RowPool&>(*pool).allocate(1, table));
   int runs = 0;
   for (const auto& table : tables)
     for (size_t i = 0; i < table.size(); ++i) runs += i == 0 || table[i] != table[i - 1] + 1;
@@ -634,4 +632,4 @@ TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[all
 
 }  // namespace
 
-}  // namespace xpyd::vattention_test
+}  // namespace xpyd::testing::vattention_test

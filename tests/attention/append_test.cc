@@ -2,8 +2,7 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd::append_test {
-using namespace testing;
+namespace xpyd::testing::append_test {
 
 TEST_CASE("append: every row lands in its place and nothing else changes", "[attention]") {
   std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};
@@ -76,4 +75,4 @@ TEST_CASE("append: bf16 rounds to nearest, ties to even, and keeps NaN and infin
   }
 }
 
-}  // namespace xpyd::append_test
+}  // namespace xpyd::testing::append_test

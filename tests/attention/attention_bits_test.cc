@@ -1,12 +1,9 @@
-// One addition order: the bits of an output depend on its q and on its K and V, and on nothing
-// else.
+// One addition order: the bits of an output depend on its q and on its K and V, and on nothing else.
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd::attention_bits_test {
+namespace xpyd::testing::attention_bits_test {
 namespace {
-
-using namespace testing;
 
 // Outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. `mates`:
 // other sequences of the same cache decode in the same steps.
@@ -136,4 +133,4 @@ TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
   if (outs.size() < 2) SKIP_TEST("no AVX2 here: only the portable variant was compared");
 }
 
-}  // namespace xpyd::attention_bits_test
+}  // namespace xpyd::testing::attention_bits_test

@@ -1,6 +1,5 @@
-// Shared by the tests of attention/: a cache whose contents are a function of (sequence, layer, K
-// or V, token, head, dim), so that any layout, chunking and batch can hold the same numbers, and
-// steps over it.
+// Shared by the tests of attention/: a cache whose contents are a function of (sequence, layer, K or V, token, head,
+// dim), so that any layout, chunking and batch can hold the same numbers, and steps over it.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,5 @@
-// Append and every row of cuda_attention_variants(), every element against double precision, and
-// bit for bit across memories, batches and chunks. Host views over a host pool hold the truth; the
-// device gets a copy.
+// Append and every row of cuda_attention_variants(), every element against double precision, and bit for bit across
+// memories, batches and chunks. Host views over a host pool hold the truth; the device gets a copy.
 #include <algorithm>
 #include <set>
 
@@ -10,10 +9,9 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
-using namespace testing;
 using Variant = CudaAttentionVariant;
 
 template <class T>
@@ -104,8 +102,7 @@ struct DeviceStep {
   }
 };
 
-// All of one call on the device. The out of a padding sequence does not exist; that of all others
-// starts as NaN.
+// All of one call on the device. The out of a padding sequence does not exist; that of all others starts as NaN.
 struct DeviceCall {
   cuda::Stream stream;
   DeviceStep tables;
@@ -473,8 +470,7 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
     for (float& q : step.q) q = 1000.0f;
     std::vector<float> got = run(variant, cache, {{0, 1, 700}}, step, Dtype::bf16);
     INFO(variant.name);
-    // The one weight is 2^rounding rather than 1 on tensor cores: its bf16 in the numerator, itself
-    // below.
+    // The one weight is 2^rounding rather than 1 on tensor cores: its bf16 in the numerator, itself below.
     double bound = needs_mma(variant) ? 0x1.02p-7 : 0;
     for (int d = 0; d < 64; ++d) {
       float want = to_f32(to_bf16(v_number(0, 0, 333, 0, d)));
@@ -486,7 +482,7 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
 // Banks: 32 of 4 bytes; a quarter of a warp reads or writes 8 pieces of 16 bytes at once.
 template <int kDim>
 void check_banks() {
-  using cuda::attention::in_step, cuda::attention::swizzled;
+  using attention::cuda_kernels::in_step, attention::cuda_kernels::swizzled;
   constexpr int kPieces = kDim / 8;
   auto group = [](int element) { return element / 8 % 8; };
   std::set<int> places;
@@ -595,4 +591,4 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::testing

@@ -1,15 +1,12 @@
-// Every element of every variant against double precision, with a bound derived from the
-// arithmetic.
+// Every element of every variant against double precision, with a bound derived from the arithmetic.
 #include <set>
 
 #include "attention/attention_reference.h"
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd::attention_truth_test {
+namespace xpyd::testing::attention_truth_test {
 namespace {
-
-using namespace testing;
 
 double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   const KvView& view = args.views[size_t(s)];
@@ -120,8 +117,7 @@ TEST_CASE("attention: the reference gives what can be worked out by hand", "[att
 }
 
 TEST_CASE("attention: every length at an edge agrees with double precision", "[attention]") {
-  // Block, panel, tile and split boundaries, plus and minus one; decode and a few tokens of
-  // prefill.
+  // Block, panel, tile and split boundaries, plus and minus one; decode and a few tokens of prefill.
   for (int length : {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1025})
     for (int n_q : {1, 3, 40}) {
       if (n_q > length) continue;
@@ -213,4 +209,4 @@ TEST_CASE("attention: work() is what the reference touches", "[attention]") {
     }
 }
 
-}  // namespace xpyd::attention_truth_test
+}  // namespace xpyd::testing::attention_truth_test

@@ -8,7 +8,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 template <class T>
@@ -161,4 +161,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

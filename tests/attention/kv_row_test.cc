@@ -1,5 +1,4 @@
-// Rows of int8 and int4: what is stored, how far it is from what was given, and what attention over
-// it makes of that.
+// Rows of int8 and int4: what is stored, how far it is from what was given, and what attention over it makes of that.
 #include "attention/kv_row.h"
 
 #include <limits>
@@ -8,10 +7,8 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_row_test {
+namespace xpyd::testing::kv_row_test {
 namespace {
-
-using namespace testing;
 
 struct Row {
   Dtype dtype;
@@ -196,4 +193,4 @@ TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' s
     }
 }
 
-}  // namespace xpyd::kv_row_test
+}  // namespace xpyd::testing::kv_row_test

@@ -6,7 +6,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::bench_test {
+namespace xpyd::testing::bench_test {
 namespace {
 
 void group_for_test(Bench& bench) {
@@ -104,4 +104,4 @@ TEST_CASE("a registered group runs by name and its rows reach the files", "[base
   REQUIRE(text.find("bench_test,\"a case\",1,3,") != std::string::npos);
 }
 
-}  // namespace xpyd::bench_test
+}  // namespace xpyd::testing::bench_test

@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::copy_test {
+namespace xpyd::testing::copy_test {
 
 TEST_CASE("copy_streaming: every alignment and length", "[base]") {
   std::vector<std::byte> src(1 << 13), before(1 << 13);
@@ -33,4 +33,4 @@ TEST_CASE("copy_streaming: every alignment and length", "[base]") {
   CHECK(dst == expected);
 }
 
-}  // namespace xpyd::copy_test
+}  // namespace xpyd::testing::copy_test

@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 const testing::DeviceOfTests kCard("cuda", [] {
@@ -44,9 +44,8 @@ bf16 small_integer(Random& random) { return to_bf16(float(int(random.below(17)) 
 
 // --- Tensor cores.
 
-// One warp: c[16, 8] = a[16, 16] b[16, 8], all row-major. `how`: 0 fills fragments from PTX's
-// formulas, 1 loads them with ldmatrix, b as stored (transposing), 2 the same with b given as its
-// transpose [8, 16].
+// One warp: c[16, 8] = a[16, 16] b[16, 8], all row-major. `how`: 0 fills fragments from PTX's formulas, 1 loads them
+// with ldmatrix, b as stored (transposing), 2 the same with b given as its transpose [8, 16].
 __global__ void multiply_tile(const bf16* a, const bf16* b, float* c, int how) {
   cuda::Carver carver;
   auto a_tile = carver.take<bf16>(16 * 16);
@@ -404,4 +403,4 @@ TEST_CASE("device memory that is not there is an error", "[cuda]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

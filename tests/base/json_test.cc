@@ -7,7 +7,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::json_test {
+namespace xpyd::testing::json_test {
 
 using nlohmann::json;
 
@@ -179,4 +179,4 @@ TEST_CASE("json: files that are absent, too long or not files", "[base]") {
   contains(parse_json_file(dir.path + "/fifo").error().message, "not a regular file");
 }
 
-}  // namespace xpyd::json_test
+}  // namespace xpyd::testing::json_test

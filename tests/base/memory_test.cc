@@ -4,7 +4,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::memory_test {
+namespace xpyd::testing::memory_test {
 
 TEST_CASE("a buffer is zeroed, page aligned, writable to its last byte and does not move", "[base][memory]") {
   for (size_t bytes : {size_t(1), size_t(4096), size_t(4097), size_t(3) << 20}) {
@@ -35,4 +35,4 @@ TEST_CASE("assigning a buffer frees the old one once", "[base][memory]") {
   REQUIRE(Buffer(0).data() == nullptr);
 }
 
-}  // namespace xpyd::memory_test
+}  // namespace xpyd::testing::memory_test

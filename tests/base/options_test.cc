@@ -5,7 +5,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::options_test {
+namespace xpyd::testing::options_test {
 namespace {
 
 using enum OptionKind;
@@ -263,4 +263,4 @@ TEST_CASE("options: the nearest name", "[options]") {
 }
 
 }  // namespace
-}  // namespace xpyd::options_test
+}  // namespace xpyd::testing::options_test

@@ -5,7 +5,7 @@
 #include "base/device_cuda.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 using cuda::vmm::granularity;
@@ -87,4 +87,4 @@ TEST_CASE("cuda page groups: more than the card has is an error, and all is give
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

@@ -5,7 +5,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::peak_test {
+namespace xpyd::testing::peak_test {
 namespace {
 
 Peak example() {
@@ -88,4 +88,4 @@ TEST_CASE("the kept peak is used on this machine and replaced when it is another
   REQUIRE(cached_peak(team).one.copy_gbps != 123456);
 }
 
-}  // namespace xpyd::peak_test
+}  // namespace xpyd::testing::peak_test

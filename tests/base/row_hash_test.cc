@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::row_hash_test {
+namespace xpyd::testing::row_hash_test {
 namespace {
 
 TEST_CASE("row hash: a sum over pairs that sees every bit, place and length", "[base]") {
@@ -45,4 +45,4 @@ TEST_CASE("row hash: one value on every machine; the chain keeps the order", "[b
 }
 
 }  // namespace
-}  // namespace xpyd::row_hash_test
+}  // namespace xpyd::testing::row_hash_test

@@ -7,7 +7,7 @@
 #include "base/progress.h"
 #include "tests/catch.h"
 
-namespace xpyd::stats_test {
+namespace xpyd::testing::stats_test {
 namespace {
 
 TEST_CASE("stats: percentiles are numpy's", "[stats]") {
@@ -71,4 +71,4 @@ TEST_CASE("progress: silent where there is no terminal", "[stats]") {
 }
 
 }  // namespace
-}  // namespace xpyd::stats_test
+}  // namespace xpyd::testing::stats_test

@@ -10,7 +10,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::thread_team_test {
+namespace xpyd::testing::thread_team_test {
 
 TEST_CASE("run calls the body once for each rank and waits for all", "[base][thread_team]") {
   for (int n : {1, 2, 3, 8}) {
@@ -111,4 +111,4 @@ TEST_CASE("share cuts n into ranges that cover it once, in multiples of the grai
       }
 }
 
-}  // namespace xpyd::thread_team_test
+}  // namespace xpyd::testing::thread_team_test

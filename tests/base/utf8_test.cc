@@ -2,7 +2,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::utf8_test {
+namespace xpyd::testing::utf8_test {
 
 TEST_CASE("utf8: every code point comes back", "[base]") {
   int wrong = 0;
@@ -51,4 +51,4 @@ TEST_CASE("utf8: bad sequences are replaced as Python replaces them", "[base]") 
   CHECK(unfinished_utf8_suffix("\xf0\x9f\x98\xf0\x9f") == 2);
 }
 
-}  // namespace xpyd::utf8_test
+}  // namespace xpyd::testing::utf8_test

@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/null_model.h"
+#include "experiments/tally.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
@@ -142,12 +143,6 @@ TEST_CASE("longest holds everybody's longest output, prompt only prompts", "[bat
   CHECK(find_admission_rule("longest")->admits(view) == 1);
 }
 
-class Discard final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { ended += event.finish == FinishReason::length; }
-  int ended = 0;
-};
-
 struct Outcome {
   int64_t preemptions = 0, steps = 0;
 };
@@ -170,7 +165,7 @@ Outcome serve(const std::string& scheme, const std::string& policy, const std::s
                  .step_tokens = step_tokens},
                 clock, nullptr);
   Random random(seed);
-  auto sink = std::make_shared<Discard>();
+  auto sink = std::make_shared<experiments::Tally>();
   int choices = 0;
   for (int id = 0; id < 120; ++id) {
     auto request = std::make_shared<Request>();
@@ -188,7 +183,7 @@ Outcome serve(const std::string& scheme, const std::string& policy, const std::s
   }
   while (!engine.idle()) REQUIRE(engine.step());
   memory->check_invariants();
-  REQUIRE(sink->ended == choices);
+  REQUIRE(sink->ended_by(FinishReason::length) == choices);
   return {engine.stats().preemptions, engine.stats().steps};
 }
 

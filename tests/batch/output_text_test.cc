@@ -2,12 +2,11 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::output_text_test {
+namespace xpyd::testing::output_text_test {
 namespace {
 
-// One token per byte, id = byte: byte-level BPE without merges, the smallest tokenizer that can
-// split UTF-8 and stop strings anywhere. Byte-level vocabularies write byte b as a printable
-// character (GPT-2's table).
+// One token per byte, id = byte: byte-level BPE without merges, the smallest tokenizer that can split UTF-8 and stop
+// strings anywhere. Byte-level vocabularies write byte b as a printable character (GPT-2's table).
 const Tokenizer& byte_tokenizer() {
   static const auto tokenizer = [] {
     std::string vocab;
@@ -85,4 +84,4 @@ TEST_CASE("stop strings that overlap themselves and each other", "[batch]") {
 }
 
 }  // namespace
-}  // namespace xpyd::output_text_test
+}  // namespace xpyd::testing::output_text_test

@@ -4,7 +4,7 @@
 #include "batch/admission.h"
 #include "tests/catch.h"
 
-namespace xpyd::policy_test {
+namespace xpyd::testing::policy_test {
 namespace {
 
 struct Scene {
@@ -189,4 +189,4 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
 }
 
 }  // namespace
-}  // namespace xpyd::policy_test
+}  // namespace xpyd::testing::policy_test

@@ -1,8 +1,7 @@
-// CuTe's layouts as the oracle of what attention kernels take from the PTX ISA: fragments of mma
-// and wgmma, rows of ldmatrix, the 128-byte swizzle, matrix descriptors. The kernels' own code runs
-// on the interpreter over operands that lie as CuTe says, and what it leaves is read as CuTe says;
-// so the interpreter is checked with it. A wrong constant makes a wrong product (`Plant`: for
-// each).
+// CuTe's layouts as the oracle of what attention kernels take from the PTX ISA: fragments of mma and wgmma, rows of
+// ldmatrix, the 128-byte swizzle, matrix descriptors. The kernels' own code runs on the interpreter over operands that
+// lie as CuTe says, and what it leaves is read as CuTe says; so the interpreter is checked with it. A wrong constant
+// makes a wrong product (`Plant`: for each).
 #include <random>
 
 #include "base/cuda_kernel_sm90.h"
@@ -38,7 +37,7 @@ void recorded_registers(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t
 
 #include "attention/attention_mma.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 namespace cute = cute_oracle;
@@ -384,4 +383,4 @@ TEST_CASE("cute: mma's fragments and ldmatrix's rows are CuTe's", "[cute]") {
 }
 
 }  // namespace
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

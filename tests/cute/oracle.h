@@ -1,7 +1,6 @@
-// What CuTe's layouts (NVIDIA CUTLASS, evaluated on the host) say of the instructions that
-// attention kernels use: where a fragment's elements are, where a matrix's elements lie in shared
-// memory, and which descriptor names it. Its own object file, for CuTe's headers and the
-// interpreter's both define CUDA's words.
+// What CuTe's layouts (NVIDIA CUTLASS, evaluated on the host) say of the instructions that attention kernels use: where
+// a fragment's elements are, where a matrix's elements lie in shared memory, and which descriptor names it. Its own
+// object file, for CuTe's headers and the interpreter's both define CUDA's words.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,7 @@ At mma_c(int lane, int i);
 // wgmma m64nNk16, by thread of the warpgroup; a is that of registers. n: 64 or 128.
 At wgmma_a(int thread, int i);
 At wgmma_c(int n, int thread, int i);
-// ldmatrix x4: lane l gives elements 8 l to 8 l + 7; which of those 256 is half i of a lane's four
-// registers.
+// ldmatrix x4: lane l gives elements 8 l to 8 l + 7; which of those 256 is half i of a lane's four registers.
 int ldmatrix(bool transposed, int lane, int i);
 
 // A matrix in shared memory with the 128-byte swizzle. Its rows are queries or tokens, its columns

@@ -1,11 +1,12 @@
-// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a
-// virtual clock. A seed decides the cluster, the load and the faults: messages that are late,
-// instances that crash, stop and come back as zombies, join, drain and leave, partitions, transfers
-// that fail, arrive short or are changed, clients that go away. The model's KV is checksums
-// (checksum_model.h), so a token from foreign or stale KV is a wrong token.
+// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a virtual clock. A seed
+// decides the cluster, the load and the faults: messages that are late, instances that crash, stop and come back as
+// zombies, join, drain and leave, partitions, transfers that fail, arrive short or are changed, clients that go away.
+// The model's KV is checksums (checksum_model.h), so a token from foreign or stale KV is a wrong token.
 //
 //   make chaos SEEDS=2000          seeds 1..2000
 //   make chaos SEED=77             that one alone, telling what happens
+//   TRANSCRIPTS=1 make chaos       a hash of each seed's messages and events: two builds that should do
+//                                  the same are compared so
 
 #include <algorithm>
 #include <cstdarg>
@@ -40,11 +41,11 @@ struct WireFaults {
 // are, whatever becomes of its poster: it arrives when advance() says that its time has come.
 class FaultyWire final : public WrappedTransport {
  public:
-  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random, std::set<FaultyWire*>& all)
+  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random, std::map<PeerId, FaultyWire*>& all)
       : WrappedTransport("local", options), clock_(*options.clock), faults_(faults), random_(random), all_(all) {
-    all_.insert(this);
+    all_[self_ = options.self] = this;
   }
-  ~FaultyWire() override { all_.erase(this); }
+  ~FaultyWire() override { all_.erase(self_); }
 
   Result<bool> connect(PeerId peer, const std::string& address) override {
     const double reached_s = clock_.now() + faults_.reach_s * random_.uniform();
@@ -120,7 +121,8 @@ class FaultyWire final : public WrappedTransport {
   Clock& clock_;
   const WireFaults faults_;
   Random& random_;
-  std::set<FaultyWire*>& all_;
+  std::map<PeerId, FaultyWire*>& all_;
+  PeerId self_;
   std::map<PeerId, double> reached_s_;
   std::map<TransferId, Flight> flights_;
   std::vector<std::pair<Flight, double>> again_;  // that come twice, and when
@@ -132,6 +134,7 @@ class Sim final : public SimCluster {
   explicit Sim(uint64_t seed) : random_(seed * 7919 + 13) {}
   // What went wrong; empty: nothing.
   std::string run();
+  uint64_t transcript() const { return transcript_; }
 
  private:
   struct Expected {
@@ -152,6 +155,9 @@ class Sim final : public SimCluster {
   double when(InstanceId from, InstanceId to, const Message& message);
   void tell(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void wrong(const std::string& what);
+  void note(std::initializer_list<uint64_t> what) {
+    for (const uint64_t x : what) transcript_ = (transcript_ ^ x) * 0x100000001b3u + uint64_t(clock.seconds * 1e6);
+  }
   bool chance(double p) { return random_.uniform() < p; }
   int up_to(int n) { return 1 + int(random_.below(uint64_t(n))); }
   void configure();
@@ -165,7 +171,7 @@ class Sim final : public SimCluster {
 
   Random random_;
   WireFaults wire_;
-  std::set<FaultyWire*> wires_;
+  std::map<PeerId, FaultyWire*> wires_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
   double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0,
@@ -178,6 +184,7 @@ class Sim final : public SimCluster {
   uint64_t expected_choices_ = 0;
   int ended_ = 0, to_submit_ = 0;
   std::string wrong_;
+  uint64_t transcript_ = 0;  // a hash of all messages and events, in order
 };
 
 void Sim::tell(const char* format, ...) {
@@ -200,13 +207,15 @@ double Sim::when(InstanceId from, InstanceId to, const Message& message) {
   double at = clock.seconds + late_s_ * random_.uniform();
   auto cut = cut_until_s_.find(std::minmax(from, to));
   if (cut != cut_until_s_.end()) at = std::max(at, cut->second);
-  if (telling())
-    std::visit(
-        [&](const auto& m) {
-          if constexpr (requires { m.attempt; })
-            tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message), int(m.attempt), at);
-        },
-        message);
+  note({uint64_t(from), uint64_t(to), message.index()});
+  std::visit(
+      [&](const auto& m) {
+        if constexpr (requires { m.attempt; }) {
+          note({m.attempt});
+          tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message), int(m.attempt), at);
+        }
+      },
+      message);
   return at;
 }
 
@@ -379,6 +388,7 @@ void Sim::submit() {
 }
 
 void Sim::on_event(const TokenEvent& event) {
+  note({event.request_id, uint64_t(event.choice), uint64_t(event.token), uint64_t(event.finish)});
   auto found = expected_.find(event.request_id);
   if (found == expected_.end()) return wrong("an event of a request that nobody sent");
   Expected& e = found->second;
@@ -412,7 +422,7 @@ std::string Sim::run() {
     if (!calm) disturb();
     notice_gone();
     if (n % 50 == 0) keep_staffed();
-    for (FaultyWire* wire : wires_) wire->advance();
+    for (auto& [id, wire] : wires_) wire->advance();
     tick();
     if (n % 100 == 0) check_memory(false);
     if (!calm || !all_ended()) continue;
@@ -450,7 +460,9 @@ TEST_CASE("chaos: each request ends once with the right tokens, and nothing leak
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
-    CHECK(Sim(uint64_t(seed)).run() == "");
+    Sim sim{uint64_t(seed)};
+    CHECK(sim.run() == "");
+    if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
 }
 

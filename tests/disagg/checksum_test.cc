@@ -1,5 +1,3 @@
-#include "disagg/checksum.h"
-
 #include <algorithm>
 
 #include "base/memory.h"
@@ -7,7 +5,7 @@
 #include "disagg/transfer_plan.h"
 #include "tests/catch.h"
 
-namespace xpyd::checksum_test {
+namespace xpyd::testing::checksum_test {
 namespace {
 
 TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[disagg]") {
@@ -54,4 +52,4 @@ TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[di
 }
 
 }  // namespace
-}  // namespace xpyd::checksum_test
+}  // namespace xpyd::testing::checksum_test

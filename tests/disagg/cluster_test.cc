@@ -1,5 +1,4 @@
-// The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a
-// request.
+// The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a request.
 
 #include "disagg/cluster.h"
 
@@ -45,8 +44,7 @@ void check_quiescent(TinyCluster& tiny) {
   }
 }
 
-// The local wire, whose transfers are seen to be done some polls later, in another order, and may
-// fail.
+// The local wire, whose transfers are seen to be done some polls later, in another order, and may fail.
 class SlowWire final : public WrappedTransport {
  public:
   static inline int fail_every = 0;  // of the transfers, 0 = none
@@ -221,8 +219,7 @@ TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluste
           CHECK(choice.ends == 1);
           CHECK(choice.tokens.size() == 9);
           ++distinct[choice.tokens];
-          // Also where contiguous memory has no slot to fork into and choices compute the prompt
-          // again.
+          // Also where contiguous memory has no slot to fork into and choices compute the prompt again.
           CHECK(tight->recorder->choice(1, c).tokens == choice.tokens);
         }
         CHECK(distinct.size() == 5);

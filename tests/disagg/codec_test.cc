@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "base/random.h"
-#include "disagg/control/channel.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
+#include "disagg/net/channel.h"
 #include "tests/catch.h"
 #include "tests/disagg/full_messages.h"
 
@@ -74,9 +74,6 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
     CHECK(print_message(same.value().message) == print_message(message));
     CHECK(same.value().from == 7);
     CHECK(same.value().to == 9);
-    auto to = destination(bytes);
-    REQUIRE(to.ok());
-    CHECK(to.value() == 9);
     // And the filler has left no default, which could not be told from a field that was forgotten.
     Message blank = std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
@@ -133,7 +130,7 @@ TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][contr
     CHECK(!decode(frame_type(message), bytes + '\0', kSender).ok());
   }
   std::string bytes = encode(1, 2, AbortAttempt{5}, 0);
-  for (int type : {0, 15, 16 + int(std::variant_size_v<Message::variant>), 65535}) {
+  for (int type : {0, 15, 16 + int(std::variant_size_v<Message>), 65535}) {
     auto got = decode(uint16_t(type), bytes, 0);
     REQUIRE(!got.ok());
     CHECK(got.error().message.find("unknown type") != std::string::npos);
@@ -242,8 +239,7 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
   CHECK(taken > 1000);
 }
 
-// Hidden: after a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes fuzz_wire's
-// seeds.
+// Hidden: after a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes fuzz_wire's seeds.
 TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
   if (!std::getenv("WRITE_SEEDS")) SKIP_TEST("WRITE_SEEDS is not set");
   const std::string dir = "tests/fuzz/corpus/wire/";

@@ -1,6 +1,5 @@
-// Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other
-// work, towards peers that let us in and say nothing, or do not even let us in, and fails by its
-// deadline.
+// Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other work, towards peers
+// that let us in and say nothing, or do not even let us in, and fails by its deadline.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -34,15 +33,14 @@ class SilentPeer {
       const std::string name = address.substr(5);
       std::memcpy(at.sun_path + 1, name.data(), name.size());
       length_ = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-      listen(AF_UNIX, SOCK_SEQPACKET, full);
+      listen(AF_UNIX, SOCK_STREAM, full);
     } else {
       auto& at = reinterpret_cast<sockaddr_in&>(at_);
       at.sin_family = AF_INET;
       at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
       length_ = sizeof at;
       listen(AF_INET, SOCK_STREAM, full);
-      // KIND:HOST:PORT:… or KIND,HOST,PORT,…
-      const char separator = like.find(',') == like.npos ? ':' : ',';
+      const char separator = ',';  // KIND,HOST,PORT,…
       const size_t host = like.find(separator) + 1, port = like.find(separator, host) + 1;
       address = like;
       address.replace(port, like.find(separator, port) - port, std::to_string(ntohs(at.sin_port)));
@@ -168,8 +166,7 @@ TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cl
     RealClock real;
     for (const double start = real.now(); ended() < 4 && real.now() < start + 30;) {
       if (sim.clock.seconds < 4) sim.tick();
-      // The wires' threads live in real time: an instant of the sockets is not a lease of the
-      // clock.
+      // The wires' threads live in real time: an instant of the sockets is not a lease of the clock.
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     CHECK(ended() >= 4);

@@ -2,8 +2,8 @@
 
 #include <fstream>
 
-#include "disagg/control/hmac.h"
-#include "disagg/control/wire.h"
+#include "disagg/net/bytes.h"
+#include "disagg/net/hello.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::control_bytes_test {

@@ -1,6 +1,7 @@
 // Channels over real sockets of this host.
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,9 +9,10 @@
 #include <atomic>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <thread>
 
-#include "disagg/control/address.h"
+#include "disagg/net/address.h"
 #include "tests/disagg/control_end.h"
 
 namespace xpyd::testing::control_channel_test {
@@ -193,8 +195,7 @@ TEST_CASE("a stranger has five seconds, and strangers have little room", "[disag
   Rig rig("127.0.0.1:0", limits);
   {
     Stranger silent(rig.client.address);
-    // The accept must have happened before the clock moves: one that came later is in the queue's
-    // way.
+    // The accept must have happened before the clock moves: one that came later is in the queue's way.
     rig.connect();
     rig.clock.advance(5.01);
     CHECK(silent.hear() == "");
@@ -267,7 +268,7 @@ TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][
 
 TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg][control]") {
   ChannelLimits limits;
-  limits.max_queue_bytes = 4 << 20;
+  limits.max_unsent_bytes = 4 << 20;
   Rig rig("127.0.0.1:0", limits);
   ChannelPtr near = rig.connect();
   std::promise<void> stopped, go_on;
@@ -279,7 +280,7 @@ TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg
   const std::string megabyte(1 << 20, 'm');
   int sent = 0;
   while (near->send(16, megabyte)) {
-    REQUIRE(near->queued_bytes() <= limits.max_queue_bytes);
+    REQUIRE(near->queued_bytes() <= limits.max_unsent_bytes);
     REQUIRE(++sent < 1000);
   }
   rig.near.wait_closed();
@@ -288,6 +289,73 @@ TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg
   CHECK(near->queued_bytes() == 0);
   go_on.set_value();
   rig.far.wait_closed();
+}
+
+// Held up, each would take until the next look at deadlines, if there is one: on a wire's channel there is none.
+TEST_CASE("a long message from another thread is not held up", "[disagg][control]") {
+  ChannelLimits limits;
+  limits.heartbeat_s = limits.silence_timeout_s = std::numeric_limits<double>::infinity();
+  Rig rig("127.0.0.1:0", limits);
+  ChannelPtr near = rig.connect();
+  rig.far.reply = [](End&, std::string_view payload) {
+    if (payload.size() == 2) usleep(100000);  // the socket fills
+  };
+  usleep(50000);  // both threads sleep
+  near->send(16, "go");
+  usleep(10000);
+  near->send(16, std::string(16 << 20, 'x'));
+  rig.far.wait([&] { return rig.far.frames.size() == 2; });
+  CHECK(rig.far.frames[1].second.size() == 16 << 20);
+}
+
+TEST_CASE("a Unix socket carries descriptors, and to no stranger", "[disagg][control]") {
+  ChannelLimits limits;
+  limits.max_files = 2;
+  Rig rig("unix:@xpyd-test-" + std::to_string(getpid()), limits);
+  ChannelPtr near = rig.connect();
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  std::vector<Fd> came;
+  rig.far.reply = [&](End& end, std::string_view) {
+    for (Fd& file : end.channel->take_files()) came.push_back(std::move(file));
+  };
+  // More than are taken at a time are closed, and those that come go with their frame.
+  REQUIRE(near->send(16, std::string(1 << 20, 'x')));
+  REQUIRE(near->send_files(16, "one", std::vector<int>{ends[1]}));
+  rig.far.wait([&] { return rig.far.frames.size() == 2; });
+  REQUIRE(came.size() == 1);
+  REQUIRE(near->send_files(16, "three", std::vector<int>{ends[1], ends[1], ends[1]}));
+  rig.far.wait([&] { return rig.far.frames.size() == 3; });
+  CHECK(came.size() == 3);
+  close(ends[1]);
+  CHECK(write(came[0].get(), "!", 1) == 1);
+  came.clear();
+  char bytes[2];
+  CHECK(read(ends[0], bytes, 2) == 1);
+  CHECK(read(ends[0], bytes, 2) == 0);  // every copy is closed
+  close(ends[0]);
+}
+
+TEST_CASE("a socket may be taken over behind its hello", "[disagg][control]") {
+  Rig rig;
+  std::promise<int> near_fd, far_fd;
+  ControlLoop loop(rig.clock);
+  const auto take = [](std::promise<int>& fd) {
+    return [&fd](const ChannelPtr&) {
+      return ChannelEvents{.take_over = [&fd](Fd socket) { fd.set_value(dup(socket.get())); }};
+    };
+  };
+  auto bound = loop.listen(rig.server, take(far_fd));
+  REQUIRE(bound.ok());
+  REQUIRE(loop.connect({bound.value(), rig.key, rig.client.self}, 30, take(near_fd)).ok());
+  const int near = near_fd.get_future().get(), far = far_fd.get_future().get();
+  CHECK(write(near, "raw", 3) == 3);
+  pollfd ready{far, POLLIN, 0};
+  CHECK(poll(&ready, 1, 60000) == 1);
+  char bytes[4];
+  CHECK(read(far, bytes, sizeof bytes) == 3);
+  close(near);
+  close(far);
 }
 
 TEST_CASE("a forged frame ends the channel", "[disagg][control]") {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "disagg/control/channel.h"
+#include "disagg/net/channel.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {

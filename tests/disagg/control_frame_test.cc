@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "base/random.h"
-#include "disagg/control/frame.h"
-#include "disagg/control/handshake.h"
+#include "disagg/net/frames.h"
+#include "disagg/net/hello.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::control_frame_test {

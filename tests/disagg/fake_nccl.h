@@ -1,9 +1,8 @@
-// NCCL's point-to-point calls without a card: bytes go over a socket between two ranks, in one
-// process or in two, on streams that are threads. As strict as NCCL is careless: what the library
-// answers with a hang or with wrong bytes (sizes that do not match in order, a call on a
-// communicator that is aborted, not ready or still enqueueing, calls outside of a group) aborts the
-// program here. An operation whose peer does not come, or has died, waits until it is aborted; a
-// communicator is not ready, and a group not enqueued, before it has been asked for its state.
+// NCCL's point-to-point calls without a card: bytes go over a socket between two ranks, in one process or in two, on
+// streams that are threads. As strict as NCCL is careless: what the library answers with a hang or with wrong bytes
+// (sizes that do not match in order, a call on a communicator that is aborted, not ready or still enqueueing, calls
+// outside of a group) aborts the program here. An operation whose peer does not come, or has died, waits until it is
+// aborted; a communicator is not ready, and a group not enqueued, before it has been asked for its state.
 #pragma once
 
 #include <memory>

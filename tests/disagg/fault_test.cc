@@ -10,7 +10,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
 
-namespace xpyd::fault_test {
+namespace xpyd::testing::fault_test {
 namespace {
 
 // Two ends over local, under a virtual clock; the poster's is faulty.
@@ -246,4 +246,4 @@ TEST_CASE("--transport: a wire, or faults around one; errors say what was expect
 }
 
 }  // namespace
-}  // namespace xpyd::fault_test
+}  // namespace xpyd::testing::fault_test

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "tests/fields.h"
 
 namespace xpyd::testing {
@@ -70,7 +70,7 @@ void make_sound(M& m) {
 
 template <size_t I = 0, class F>
 void for_each_kind(F f) {
-  if constexpr (I < std::variant_size_v<Message::variant>) {
+  if constexpr (I < std::variant_size_v<Message>) {
     f(std::in_place_index<I>);
     for_each_kind<I + 1>(f);
   }

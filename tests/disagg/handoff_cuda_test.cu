@@ -21,10 +21,10 @@ TEST_CASE("cuda handoff: members with a mapping each of one exported pool hand a
   auto p_kv = find_kv_scheme("paged")->make(p.pool, options);
   auto d_kv = find_kv_scheme("paged")->make(d.pool, options);
   std::vector<int32_t> prompt(11, 7);
-  const KvHandover handover = p_kv->hand_over(fill_on_card(*p_kv, prompt));
-  const KvHandle here = d_kv->adopt(handover, prompt, 0);
+  const KvHandover handover = p_kv->handoff().hand_over(fill_on_card(*p_kv, prompt));
+  const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
   REQUIRE(here != kNoKv);
-  p_kv->discard(handover);
+  p_kv->handoff().discard(handover);
   made.reset();  // the memory stays with who has it mapped
   CHECK(rows_on_card(*d_kv, here, prompt, 0, false) == 0);
   p_kv.reset(), p.pool.reset();

@@ -1,6 +1,5 @@
-// The nccl wire beside the suite (transport_test.cc, over functions of ours in NCCL's place): what
-// it says where it cannot work, what comes from outside as bytes, how posts are cut, and links
-// whose communicators break.
+// The nccl wire beside the suite (transport_test.cc, over functions of ours in NCCL's place): what it says where it
+// cannot work, what comes from outside as bytes, how posts are cut, and links whose communicators break.
 
 #include <sched.h>
 #include <signal.h>
@@ -13,7 +12,6 @@
 
 #include "base/random.h"
 #include "disagg/transport/nccl_link.h"
-#include "disagg/transport/nccl_messages.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
@@ -32,21 +30,6 @@ const Wire& fake_wire() {
   for (const Wire& wire : wires())
     if (wire.name == "nccl") return wire;
   throw std::runtime_error("the suite has no nccl wire");
-}
-
-std::string body(const std::string& frame) { return frame.substr(4); }
-
-// A SideCall to its end: there is somebody who answers, or hangs up.
-Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame, SideLimits limits,
-                              std::shared_ptr<SideChannel>& channel) {
-  auto call = SideCall::begin(host, port, frame, limits);
-  if (!call) return call.error();
-  channel = call.value().channel();
-  for (;; sched_yield()) {
-    auto answer = call.value().answer();
-    if (!answer) return answer.error();
-    if (answer.value()) return *std::move(answer).value();
-  }
 }
 
 TEST_CASE("nccl: over memory of the host it is refused, with what it takes", "[nccl]") {
@@ -77,51 +60,50 @@ TEST_CASE("nccl: a library that is not there, or is none, is named", "[nccl]") {
 
 Message some_ask() {
   Message message{.kind = Message::ask, .seq = 77};
-  message.asked = {5, 1, 3, 6, {7, 9, 0x1234567890abcdefu}, KvOp::read, {{4096, 100}, {8192, 1}}};
+  message.asked = Ask{5, 1, 3, 6, {7, 9, 0x1234567890abcdefu}, KvOp::read, {{4096, 100}, {8192, 1}}};
   return message;
 }
 
 TEST_CASE("nccl: messages come through whole or not at all", "[nccl]") {
-  Hello hello{.from = 4, .token = 0xfeedfacecafebeefu};
-  hello.id.internal[0] = 'x', hello.id.internal[127] = 'y';
-  hello.refusal = "no room";
-  auto greeted = parse_hello(body(frame(hello)));
-  REQUIRE(greeted);
-  CHECK(greeted->from == 4);
-  CHECK(greeted->token == hello.token);
-  CHECK(std::memcmp(greeted->id.internal, hello.id.internal, 128) == 0);
-  CHECK(greeted->refusal == "no room");
-
-  const std::string asked = body(frame(some_ask()));
-  auto ask = parse_message(asked);
-  REQUIRE(ask);
-  CHECK(ask->seq == 77);
-  CHECK(ask->asked.post == 5);
-  CHECK(ask->asked.group == 1);
-  CHECK(ask->asked.n_groups == 3);
-  CHECK(ask->asked.window == WindowKey{7, 9, 0x1234567890abcdefu});
-  CHECK(ask->asked.op == KvOp::read);
-  CHECK(ask->asked.ranges == some_ask().asked.ranges);
-  for (size_t n = 0; n < asked.size(); ++n)  // 16 and 32 fewer are asks of fewer ranges
-    CHECK(bool(parse_message(asked.substr(0, n))) == (n + 16 == asked.size() || n + 32 == asked.size()));
-  CHECK(!parse_message(asked + "x"));
+  const std::string asked = to_bytes(some_ask());
+  const auto read = read_message(asked);
+  REQUIRE(read);
+  CHECK(read.value().seq == 77);
+  const Ask& ask = *read.value().asked;
+  CHECK(ask.post == 5);
+  CHECK(ask.group == 1);
+  CHECK(ask.n_groups == 3);
+  CHECK(ask.window == WindowKey{7, 9, 0x1234567890abcdefu});
+  CHECK(ask.op == KvOp::read);
+  CHECK(ask.ranges == some_ask().asked->ranges);
+  for (size_t n = 0; n < asked.size(); ++n) CHECK(!read_message(asked.substr(0, n)));
+  CHECK(!read_message(asked + "x"));
   for (auto kind : {Message::accepted, Message::refused, Message::go, Message::drop, Message::placed, Message::lost,
                     Message::renew}) {
-    const std::string text = body(frame(Message{.kind = kind, .seq = 3}));
-    auto message = parse_message(text);
+    Message told{.kind = kind, .seq = 3};
+    if (kind == Message::renew) {
+      CHECK(!read_message(to_bytes(told)));  // of no communicator
+      told.id.emplace();
+      told.id->internal[0] = 'x', told.id->internal[127] = 'y';
+    }
+    const std::string text = to_bytes(told);
+    auto message = read_message(text);
     REQUIRE(message);
-    CHECK(message->kind == kind);
-    CHECK(message->seq == 3);
-    for (size_t n = 0; n < text.size(); ++n) CHECK(!parse_message(text.substr(0, n)));
-    CHECK(!parse_message(text + "x"));
+    CHECK(message.value().kind == kind);
+    CHECK(message.value().seq == 3);
+    if (told.id) CHECK(std::memcmp(message.value().id->internal, told.id->internal, 128) == 0);
+    for (size_t n = 0; n < text.size(); ++n) CHECK(!read_message(text.substr(0, n)));
+    CHECK(!read_message(text + "x"));
+    told.asked = some_ask().asked;
+    CHECK(!read_message(to_bytes(told)));
   }
 }
 
 TEST_CASE("nccl: asks that no poster makes are refused", "[nccl]") {
   const auto parses = [](auto change) {
     Message message = some_ask();
-    change(message.asked);
-    return bool(parse_message(body(frame(message))));
+    change(*message.asked);
+    return bool(read_message(to_bytes(message)));
   };
   CHECK(parses([](Ask&) {}));
   CHECK(parses([](Ask& a) { a.ranges.clear(); }));
@@ -131,9 +113,17 @@ TEST_CASE("nccl: asks that no poster makes are refused", "[nccl]") {
   CHECK(!parses([](Ask& a) { a.ranges = {{UINT64_MAX - 5, 10}}; }));
   CHECK(!parses([](Ask& a) { a.ranges = {{100, 0}}; }));
   CHECK(parses([](Ask& a) { a.ranges.assign(kGroupParts, {1, 1}); }));
-  CHECK(!parses([](Ask& a) { a.ranges.assign(kGroupParts + 1, {1, 1}); }));
   CHECK(!parses([](Ask& a) { a.group = a.n_groups; }));
   CHECK(!parses([](Ask& a) { a.op = KvOp(2); }));
+  // More ranges than there may be, which no writer writes.
+  Message message = some_ask();
+  message.asked->ranges.assign(kGroupParts, {1, 1});
+  std::string bytes = to_bytes(message);
+  const size_t count_at = bytes.size() - 1 - 16 * kGroupParts - 4;
+  const auto n = uint32_t(kGroupParts + 1);
+  std::memcpy(bytes.data() + count_at, &n, sizeof n);
+  bytes.insert(bytes.size() - 1, 16, 'x');
+  CHECK(read_message(bytes).error().message.find("ranges: 257 elements") == 0);
 }
 
 TEST_CASE("nccl: a post is cut into groups that NCCL takes", "[nccl]") {
@@ -292,56 +282,6 @@ TEST_CASE("nccl: an owner that is stopped in the middle of a group", "[nccl]") {
   CHECK(owner->differing(MiB, 15 * MiB, 2, MiB) == 0);
 }
 
-// Seconds until a long message has come to one that begins to read it late, over a new channel.
-double seconds_of_long_message() {
-  std::shared_ptr<SideChannel> caller;
-  std::atomic<size_t> got = 0;
-  constexpr SideLimits kLimits{.hello = 64, .frame = 4 * MiB};
-  const auto whole = [](size_t bytes) {
-    std::string text(4 + bytes, 'x');
-    for (int i = 0; i < 4; ++i) text[size_t(i)] = char(bytes >> (8 * i));
-    return text;
-  };
-  SideChannels there(kLimits, [&](const std::shared_ptr<SideChannel>& channel) {
-    channel->frame = [&, weak = std::weak_ptr(channel)](std::string_view text) {
-      auto self = weak.lock();
-      if (!std::exchange(self->trusted, true)) self->send(whole(1));
-      if (text.size() == 2) usleep(100000);  // the socket fills
-      got += text.size();
-      return true;
-    };
-    channel->left = [] {};
-  });
-  SideChannels here(kLimits, {});
-  REQUIRE(there.listen("127.0.0.1").ok());
-  there.start();
-  here.start();
-  REQUIRE(call_side(there.host(), there.port(), whole(1), kLimits, caller).ok());
-  caller->trusted = true;
-  caller->frame = [](std::string_view) { return true; };
-  caller->left = [] {};
-  here.add(caller);
-  usleep(50000);  // the thread sleeps in poll
-  RealClock clock;
-  const double start = clock.now();
-  caller->send(whole(2));
-  usleep(10000);
-  caller->send(whole(4 * MiB - 64));
-  while (got < 4 * MiB - 61 && clock.now() < start + 10) usleep(100);
-  CHECK(got == 4 * MiB - 61);
-  here.stop();
-  there.stop();
-  return clock.now() - start;
-}
-
-TEST_CASE("side channel: a long message from another thread is not held up", "[nccl]") {
-  // Held up, each takes until the next look, a second; otherwise one in twenty is at once even
-  // where the machine is busy.
-  int tries = 0;
-  while (seconds_of_long_message() > 0.5 && tries < 20) ++tries;
-  CHECK(tries < 20);
-}
-
 // A peer that knows the token and then says anything at all: refused, and no byte moves.
 TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
   auto owner = make_side_here(fake_wire(), kOwner), poster = make_side_here(fake_wire(), kPoster);
@@ -349,28 +289,37 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
   REQUIRE(owner->connect(kPoster, poster->address()) == "");
   owner->fill(0, kSideBytes, 2);
   const WindowKey key = owner->open(kPoster, KvOp::write, {{0, MiB}});
-  const auto address = parse_side_address("nccl1", owner->address()).value();
-  const auto call = [&](const Hello& hello, std::shared_ptr<SideChannel>& channel) {
-    return call_side(address.host, address.port, frame(hello), kSideLimits, channel);
+  const auto address = parse_wire_address("nccl", owner->address()).value();
+  RealClock clock;
+  std::atomic<int> hung_up = 0;
+  ControlLoop stranger(clock, wire_limits(kMaxMessageBytes));
+  const auto call = [&](const std::string& token, const OnOpen& on_open) {
+    const NodeIdentity self{NodeRole::wire, "7", 0, schema_of<Message>()};
+    const std::string at = address.host + ":" + std::to_string(address.port);
+    return stranger.connect({at, ClusterKey::of(token), self}, 30, on_open);
   };
-  std::shared_ptr<SideChannel> stranger;
-  CHECK(!call({.from = 7, .token = address.token + 1}, stranger));
+  CHECK(!call(std::string(32, '0'), [](const ChannelPtr&) { return ChannelEvents(); }));
   Random random(9);
   for (int round = 0; round < 60; ++round) {
-    Hello hello{.from = 7, .token = address.token};
-    REQUIRE(fake_nccl().get_unique_id(&hello.id) == kNcclSuccess);
-    std::shared_ptr<SideChannel> channel;
-    auto answer = call(hello, channel);
-    REQUIRE(answer);
-    Message message{.kind = Message::Kind(2 + random.below(8)), .seq = random.below(3)};
-    message.asked = some_ask().asked;
-    message.asked.window = key;  // stolen: it is another peer's
-    message.asked.op = KvOp::write;
-    message.asked.ranges = {{address.regions[0].base, 4096}};
-    std::string bytes = frame(message);
+    auto channel = call(address.token, [&](const ChannelPtr&) {
+      return ChannelEvents{.on_closed = [&](const std::string&) { ++hung_up; }};
+    });
+    REQUIRE(channel);
+    if (round % 2) {
+      Message first{.kind = Message::renew, .seq = 1, .id = NcclUniqueId()};
+      REQUIRE(fake_nccl().get_unique_id(&*first.id) == kNcclSuccess);
+      say(channel.value(), first);
+    }
+    Message message{.kind = Message::Kind(random.below(8)), .seq = random.below(3)};
+    if (message.kind == Message::ask) message.asked = some_ask().asked;
+    if (message.kind == Message::ask) message.asked->window = key;  // stolen: it is another peer's
+    if (message.kind == Message::ask) message.asked->op = KvOp::write;
+    if (message.kind == Message::ask) message.asked->ranges = {{address.regions[0].begin, 4096}};
+    std::string bytes = to_bytes(message);
     for (uint64_t n = random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = char(random.below(256));
-    channel->send(bytes);
-    channel->end();
+    channel.value()->send(kFirstFrameType, bytes);
+    channel.value()->send(kFirstFrameType, "nonsense");
+    for (const double start = clock.now(); hung_up <= round; sched_yield()) REQUIRE(clock.now() < start + 30);
   }
   CHECK(owner->arrived(key) == 0);
   CHECK(owner->differing(0, kSideBytes, 2) == 0);

@@ -5,7 +5,7 @@
 #include "disagg/cluster.h"
 #include "tests/catch.h"
 
-namespace xpyd::placement_test {
+namespace xpyd::testing::placement_test {
 namespace {
 
 Placement place(const char* policy, const std::vector<InstanceView>& instances, uint64_t random = 0) {
@@ -62,4 +62,4 @@ TEST_CASE("prefix_aware trades a hit against a queue", "[disagg]") {
 }
 
 }  // namespace
-}  // namespace xpyd::placement_test
+}  // namespace xpyd::testing::placement_test

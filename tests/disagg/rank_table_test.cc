@@ -6,10 +6,10 @@
 #include <set>
 #include <vector>
 
-#include "disagg/shard_plan.h"
+#include "disagg/transfer_plan.h"
 #include "tests/catch.h"
 
-namespace xpyd::rank_table_test {
+namespace xpyd::testing::rank_table_test {
 namespace {
 
 TEST_CASE("rank table: the worked case, PS = DS = 1, PTP 2, DTP 4", "[shards]") {
@@ -155,4 +155,4 @@ TEST_CASE("erratum 9: 4P4D and the two TP 8 runs did not have one workload", "[s
 // Erratum 10 (TP8PP2 against TP16 with MTP) is about a comparison of two engines, no formula.
 
 }  // namespace
-}  // namespace xpyd::rank_table_test
+}  // namespace xpyd::testing::rank_table_test

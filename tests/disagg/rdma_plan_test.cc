@@ -12,7 +12,6 @@ namespace xpyd::testing::rdma_plan_test {
 namespace {
 
 using namespace rdma;
-using rdma::Range;
 using rdma::Request;
 
 // Memory that is only counted in.
@@ -23,7 +22,7 @@ constexpr uint64_t kHere = 1 << 20, kThere = 1 << 30;
 
 WindowKeys window_of(KvOp op, std::initializer_list<std::pair<uint64_t, uint64_t>> ranges) {
   WindowKeys window{1, 1, op, {}};
-  for (auto [begin, bytes] : ranges) window.ranges.push_back({begin, bytes, {}});
+  for (auto [begin, bytes] : ranges) window.ranges.push_back({begin, bytes});
   return window;
 }
 
@@ -33,11 +32,11 @@ TEST_CASE("rdma: a window's ranges are its pieces, joined where they touch", "[r
                                            piece(kHere + 300, 0), piece(kHere + 990, 10), piece(kHere + 1000, 5)};
   auto covered = cover(pieces, regions);
   REQUIRE(covered);
-  const std::vector<Range>& ranges = covered.value();
+  const std::vector<AddressRange>& ranges = covered.value();
   REQUIRE(ranges.size() == 3);  // the last two touch, but are of two registrations
-  CHECK((ranges[0].begin == kHere && ranges[0].end == kHere + 110 && ranges[0].region == 0));
-  CHECK((ranges[1].begin == kHere + 990 && ranges[1].end == kHere + 1000));
-  CHECK((ranges[2].begin == kHere + 1000 && ranges[2].region == 1));
+  CHECK((ranges[0].begin == kHere && ranges[0].bytes == 110));
+  CHECK((ranges[1].begin == kHere + 990 && ranges[1].bytes == 10));
+  CHECK(ranges[2].begin == kHere + 1000);
   for (const MemoryRange& stray : {piece(kHere - 1, 2), piece(kHere + 1999, 2), piece(kHere + 999, 2)}) {
     auto refused = cover(std::span(&stray, 1), regions);
     REQUIRE(!refused);
@@ -62,13 +61,13 @@ TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest
     for (size_t i = n; i > 1; --i) std::swap(shuffled[i - 1], shuffled[random.below(i)]);
     auto covered = cover(shuffled, regions);
     REQUIRE(covered);
-    const std::vector<Range>& ranges = covered.value();
+    const std::vector<AddressRange>& ranges = covered.value();
     CHECK(ranges.size() <= kMaxKeys);
     if (n <= kMaxKeys) CHECK(ranges.size() == n);
     size_t r = 0;
     for (const MemoryRange& p : pieces) {
       const auto begin = reinterpret_cast<uint64_t>(p.data());
-      while (r < ranges.size() && ranges[r].end < begin + p.size()) ++r;
+      while (r < ranges.size() && ranges[r].begin + ranges[r].bytes < begin + p.size()) ++r;
       REQUIRE(r < ranges.size());
       CHECK(ranges[r].begin <= begin);
     }
@@ -78,7 +77,8 @@ TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest
     size_t open = 0;
     for (uint64_t gap : gaps) open += gap > most;
     CHECK(ranges.size() == open + 1);
-    for (size_t i = 1; i < ranges.size(); ++i) CHECK(ranges[i].begin - ranges[i - 1].end > most);
+    for (size_t i = 1; i < ranges.size(); ++i)
+      CHECK(ranges[i].begin - ranges[i - 1].begin - ranges[i - 1].bytes > most);
   }
   // Regions cannot be bridged.
   std::vector<MemoryRange> many;
@@ -93,7 +93,7 @@ std::map<uint64_t, uint64_t> moved(const Requests& planned, const WindowKeys& wi
   size_t next_piece = 0, total = 0;
   for (const Request& request : planned.list) {
     REQUIRE(request.range < window.ranges.size());
-    const WindowKeys::Range& range = window.ranges[request.range];
+    const AddressRange& range = window.ranges[request.range];
     CHECK((request.remote >= range.begin && request.remote + request.bytes <= range.begin + range.bytes));
     CHECK((request.bytes > 0 && request.bytes <= limits.bytes));
     CHECK((request.n_pieces > 0 && request.n_pieces <= limits.pieces));
@@ -124,14 +124,14 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
     WindowKeys window = window_of(op, {});
     for (uint64_t at = kThere; window.ranges.size() < 8;) {
       const uint64_t bytes = 1 + random.below(600);
-      window.ranges.push_back({at, bytes, {}});
+      window.ranges.push_back({at, bytes});
       at += bytes + (random.below(2) ? 0 : random.below(50));
     }
     const RequestLimits limits{1 + random.below(700), uint32_t(1 + random.below(5))};
     std::vector<Copy> copies;
     std::map<uint64_t, uint64_t> expected;
     uint64_t local = kHere;
-    for (const WindowKeys::Range& range : window.ranges) {
+    for (const AddressRange& range : window.ranges) {
       for (uint64_t from = 0; from < range.bytes;) {
         const uint64_t bytes = std::min(random.below(200), range.bytes - from);
         if (random.below(3) == 0) local += random.below(40);

@@ -1,4 +1,4 @@
-#include "disagg/shard_plan.h"
+#include "disagg/transfer_plan.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,7 +11,7 @@
 #include "experiments/shard_traffic.h"
 #include "tests/catch.h"
 
-namespace xpyd::shard_plan_test {
+namespace xpyd::testing::shard_plan_test {
 namespace {
 
 KvShards shards(int n_layers, int n_kv_heads, int tp, int pp = 1) {
@@ -321,8 +321,7 @@ TEST_CASE("vllm#19691: P and D of different tp divide the heads alike", "[shards
 }
 
 TEST_CASE("vllm#43366: unequal pp: layers go by their number in the model", "[shards]") {
-  // 7 layers: P stages of 2, 2 and 3, D stages of 3 and 4. Layer 2 is P's stage 1, first, and D's
-  // stage 0, last.
+  // 7 layers: P stages of 2, 2 and 3, D stages of 3 and 4. Layer 2 is P's stage 1, first, and D's stage 0, last.
   const ShardMap map = map_shards(shards(7, 1, 1, 3), shards(7, 1, 1, 2));
   std::vector<std::pair<int, int>> edges;
   std::vector<KvRange> layers;
@@ -371,4 +370,4 @@ TEST_CASE("dynamo: one block less when ISL = k * block + 1", "[shards]") {
 }
 
 }  // namespace
-}  // namespace xpyd::shard_plan_test
+}  // namespace xpyd::testing::shard_plan_test

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "allocator/block_pool.h"
+#include "allocator/kv_pool.h"
+#include "allocator/prefix_log.h"
 
 namespace xpyd::testing {
 
@@ -31,9 +32,9 @@ void SimCluster::open(SimOptions options) {
   o.kv.shape = kv_shape(checksum_config(), Dtype::f32);
   if (o.kv.max_sequence_tokens == 0) o.kv.max_sequence_tokens = 160;
   if (o.kv.pool_bytes == 0) o.kv.pool_bytes = 640 * o.kv.shape.token_bytes();
-  o.kv.max_sequences = max_sequences(o.max_batch);
-  o.kv.page_group_bytes = 4096;
-  o.kv.map_ahead = false;  // no thread of its own here
+  o.kv.vattention.max_sequences = max_sequences(o.max_batch);
+  o.kv.vattention.page_group_bytes = 4096;
+  o.kv.vattention.map_ahead = false;  // no thread of its own here
   if (!o.conductor.placement) o.conductor.placement = find_placement_policy("least_loaded");
   if (!o.conductor.disagg) o.conductor.disagg = find_disagg_policy("prefill_first");
   o.conductor.max_model_len = o.kv.max_sequence_tokens;
@@ -131,10 +132,8 @@ void SimCluster::tick() {
   for (auto& node : now) {
     if (clock.seconds < node->stopped_until_s) continue;
     if (node->zombie_turns > 0) --node->zombie_turns;
-    if (clock.seconds < node->busy_until_s) {
-      node->instance->beat();
-      continue;
-    }
+    node->instance->renew_leases();
+    if (clock.seconds < node->busy_until_s) continue;
     const int64_t steps = node->instance->stats().steps;
     node->instance->turn();
     if (node->instance->stats().steps > steps) node->busy_until_s = clock.seconds + node->step_s;
@@ -188,7 +187,7 @@ const char* message_name(const Message& message) {
                                        "Joined",
                                        "LeaveRequest",
                                        "CacheReport"};
-  static_assert(std::size(kNames) == std::variant_size_v<Message::variant>);
+  static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }
 

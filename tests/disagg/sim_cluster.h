@@ -12,7 +12,7 @@
 
 #include "disagg/cluster.h"
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "tests/disagg/checksum_model.h"
 #include "tests/tiny_model.h"
 
@@ -48,8 +48,7 @@ class SimCluster : public Post {
   using NodePtr = std::shared_ptr<Node>;
 
   ~SimCluster() override { close(); }
-  // Ends every instance, while there is a conductor to hear of it (and what a derived class has
-  // made them of).
+  // Ends every instance, while there is a conductor to hear of it (and what a derived class has made them of).
   void close() {
     due = nullptr;
     for (auto& [id, node] : nodes) node->instance.reset();

@@ -28,10 +28,10 @@ int call(const std::string& address) {
     at.sun_family = AF_UNIX;
     std::memcpy(at.sun_path + 1, name.data(), name.size());
     length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  } else {  // KIND:HOST:PORT:… or KIND,HOST,PORT,…
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  } else {  // KIND,HOST,PORT,…
     auto& at = reinterpret_cast<sockaddr_in&>(storage);
-    const char separator = address.find(',') == address.npos ? ':' : ',';
+    const char separator = ',';
     const size_t host = address.find(separator) + 1, port = address.find(separator, host) + 1;
     at.sin_family = AF_INET;
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

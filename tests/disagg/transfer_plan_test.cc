@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::transfer_plan_test {
+namespace xpyd::testing::transfer_plan_test {
 namespace {
 
 struct Side {
@@ -87,4 +87,4 @@ TEST_CASE("descriptors: 2 * layers * blocks for layer_major, blocks for token_ma
 }
 
 }  // namespace
-}  // namespace xpyd::transfer_plan_test
+}  // namespace xpyd::testing::transfer_plan_test

@@ -14,8 +14,7 @@
 
 namespace xpyd::testing {
 
-// A wire as the suite sees it. Registered by a static object; the suite (transport_test.cc) runs
-// over all of them.
+// A wire as the suite sees it. Registered by a static object; the suite (transport_test.cc) runs over all of them.
 struct Wire {
   std::string name;
   std::function<Result<std::unique_ptr<KvTransport>>(const TransportOptions&)> make;
@@ -56,8 +55,7 @@ class Side {
   virtual void cancel(TransferId id) = 0;
   virtual TransportStats stats() = 0;
   virtual double now() = 0;
-  // Bytes `at`, `at` + 1, … become those of the pattern `seed` from `from` on; and: how many
-  // differ.
+  // Bytes `at`, `at` + 1, … become those of the pattern `seed` from `from` on; and: how many differ.
   virtual void fill(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
   virtual size_t differing(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
   // Posts writes of `pieces` one after another, until end_storm() says how many were done and how

@@ -1,5 +1,4 @@
-// What comes to a wire's door from those who are no peers: closed, counted, and nobody else
-// notices.
+// What comes to a wire's door from those who are no peers: closed, counted, and nobody else notices.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -12,6 +11,8 @@
 #include <cstring>
 
 #include "base/random.h"
+#include "disagg/net/hello.h"
+#include "disagg/transport/meeting.h"
 #include "disagg/transport/tcp_frames.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
@@ -31,11 +32,25 @@ void append(std::string& out, const T& value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// Sends, says that no more will come, and reads until the other side closes; what it said.
-std::string say(const sockaddr* address, socklen_t length, int type, const std::string& bytes, bool end = true) {
-  const int fd = socket(address->sa_family, type | SOCK_CLOEXEC, 0);
+// Sends, says that no more will come, and reads until the other side closes; what it said. A `hello` goes before: what
+// is sent then comes from one who is let in, if the key is right.
+std::string say(const sockaddr* address, socklen_t length, Handshake* hello, const std::string& bytes,
+                bool end = true) {
+  const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   REQUIRE(connect(fd, address, length) == 0);
-  std::string heard;
+  std::string heard, out;
+  std::string_view none;
+  if (hello) REQUIRE(hello->feed(none, out).ok());
+  while (hello && !hello->done()) {
+    char buffer[1024];
+    if (send(fd, out.data(), out.size(), MSG_NOSIGNAL) < 0) break;
+    const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
+    if (n <= 0) break;
+    std::string_view more(buffer, size_t(n));
+    out.clear();
+    if (!hello->feed(more, out)) break;
+    heard += more;
+  }
   if (!bytes.empty()) send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   if (end) {
     shutdown(fd, SHUT_WR);
@@ -73,81 +88,91 @@ struct Door {
 
 TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and counted", "[transport]") {
   Door door("tcp");
-  const std::string address = door.owner->address();  // tcp:127.0.0.1:PORT:TOKEN
-  const size_t port_at = address.find(':', 4) + 1, token_at = address.find(':', port_at) + 1;
+  const auto address = parse_wire_address("tcp", door.owner->address()).value();
   sockaddr_in at{};
   at.sin_family = AF_INET;
-  at.sin_port = htons(uint16_t(std::stoi(address.substr(port_at))));
+  at.sin_port = htons(address.port);
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   using namespace tcp;
-  TcpHello hello;
-  hello.session = 99, hello.self = 1;
-  for (size_t i = 0; i < 16; ++i) hello.token[i] = uint8_t(std::stoi(address.substr(token_at + 2 * i, 2), nullptr, 16));
-  std::string good, wrong_token, wrong_magic;
-  append(good, hello);
-  hello.token[15] ^= 1;
-  append(wrong_token, hello);
-  hello.token[15] ^= 1, hello.magic ^= 1;
-  append(wrong_magic, hello);
   const auto tell = [&](const std::string& bytes, bool end = true) {
-    return say(reinterpret_cast<const sockaddr*>(&at), sizeof at, SOCK_STREAM, bytes, end);
+    return say(reinterpret_cast<const sockaddr*>(&at), sizeof at, nullptr, bytes, end);
   };
-  const size_t welcome = sizeof(TcpWelcome) + 2 * sizeof(TcpRange);
+  const auto hello_of = [](const std::string& token, const std::string& id, uint64_t version) {
+    return Handshake(Handshake::Side::initiator, ClusterKey::of(token), {NodeRole::wire, id, 99, version});
+  };
+  const auto tell_after = [&](Handshake hello, const std::string& bytes, bool end = true) {
+    return say(reinterpret_cast<const sockaddr*>(&at), sizeof at, &hello, bytes, end);
+  };
+  const auto tell_let_in = [&](const std::string& bytes, bool end = true) {
+    return tell_after(hello_of(address.token, "1", kTcpVersion), bytes, end);
+  };
+  std::string said;
+  {
+    Handshake hello = hello_of(address.token, "1", kTcpVersion);
+    std::string_view none;
+    REQUIRE(hello.feed(none, said).ok());
+  }
+  std::string wrong_magic = said, wrong_token = address.token;
+  wrong_magic[2] ^= 1, wrong_token[31] = wrong_token[31] == '0' ? '1' : '0';
 
   int64_t refused = 0;
   CHECK(tell("") == "");
   CHECK(tell("x") == "");
-  CHECK(tell(good.substr(0, 39)) == "");  // half of a hello: nothing to refuse
+  CHECK(tell(said.substr(0, 39)) == "");  // half of a hello: nothing to refuse
   CHECK(tell("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n        ") == "");
   door.wait_refused(++refused);
-  CHECK(tell(wrong_token) == "");
+  CHECK(tell_after(hello_of(wrong_token, "1", kTcpVersion), "") == "");
   door.wait_refused(++refused);
   CHECK(tell(wrong_magic) == "");
   door.wait_refused(++refused);
-  CHECK(tell(good).size() == welcome);
-  CHECK(tell(good.substr(0, 20), false) == "");
+  CHECK(tell_after(hello_of(address.token, "1", kTcpVersion + 1), "") == "");
+  door.wait_refused(++refused);
+  tell_after(hello_of(address.token, "one", kTcpVersion), "");  // a name that no instance has
+  CHECK(tell_let_in("") == "");
+  CHECK(tell(said.substr(0, 20), false) == "");
 
   const auto frame = [&](auto change) {
     FrameHead head{.type = FrameType::write, .n_ranges = 1, .post = 1, .n_frames = 1, .window = door.key, .bytes = 64};
-    TcpRange range{1, 64};
+    AddressRange range{1, 64};
     change(head, range);
-    std::string bytes = good;
+    std::string bytes;
     append(bytes, head);
     append(bytes, range);
     return bytes + std::string(64, 'x') + std::string(8, 's');
   };
   // Against the rules: the connection ends.
   for (const std::string& bytes :
-       {frame([](FrameHead&h, TcpRange&) { h.magic = 0; }),
-        frame([](FrameHead&h, TcpRange&) { h.type = FrameType(77); }),
-        frame([](FrameHead&h, TcpRange&) { h.type = FrameType::data; }),
-        frame([](FrameHead&h, TcpRange&) { h.type = FrameType::placed; }),
-        frame([](FrameHead&h, TcpRange&) { h.n_ranges = 65535; }),
-        frame([](FrameHead&h, TcpRange&) { h.bytes = uint32_t(1) << 31; }),
-        frame([](FrameHead&h, TcpRange&) { h.bytes = 65; }), frame([](FrameHead&, TcpRange&r) { r.bytes = 0; }),
-        frame([](FrameHead&, TcpRange&r) { r.bytes = UINT64_MAX; }), frame([](FrameHead&h, TcpRange&) { h.frame = 1; }),
-        frame([](FrameHead&h, TcpRange&) { h.n_frames = 0; })}) {
-    CHECK(tell(bytes).size() == welcome);
+       {frame([](FrameHead&h, AddressRange&) { h.magic = 0; }),
+        frame([](FrameHead&h, AddressRange&) { h.type = FrameType(77); }),
+        frame([](FrameHead&h, AddressRange&) { h.type = FrameType::data; }),
+        frame([](FrameHead&h, AddressRange&) { h.type = FrameType::placed; }),
+        frame([](FrameHead&h, AddressRange&) { h.n_ranges = 65535; }),
+        frame([](FrameHead&h, AddressRange&) { h.bytes = uint32_t(1) << 31; }),
+        frame([](FrameHead&h, AddressRange&) { h.bytes = 65; }), frame([](FrameHead&, AddressRange&r) { r.bytes = 0; }),
+        frame([](FrameHead&, AddressRange&r) { r.bytes = UINT64_MAX; }),
+        frame([](FrameHead&h, AddressRange&) { h.frame = 1; }),
+        frame([](FrameHead&h, AddressRange&) { h.n_frames = 0; })}) {
+    CHECK(tell_let_in(bytes) == "");
     door.wait_refused(++refused);
   }
   // Within the rules, but not allowed: read, dropped, answered.
   for (const std::string& bytes :
-       {frame([](FrameHead&, TcpRange&) {}), frame([](FrameHead&, TcpRange&r) { r.address = UINT64_MAX - 10; }),
-        frame([](FrameHead&h, TcpRange&) { h.window.secret ^= 1; }),
-        frame([](FrameHead&h, TcpRange&) { h.window.generation += 1; })}) {
-    CHECK(tell(bytes).size() == welcome + sizeof(FrameHead));
+       {frame([](FrameHead&, AddressRange&) {}), frame([](FrameHead&, AddressRange&r) { r.begin = UINT64_MAX - 10; }),
+        frame([](FrameHead&h, AddressRange&) { h.window.secret ^= 1; }),
+        frame([](FrameHead&h, AddressRange&) { h.window.generation += 1; })}) {
+    CHECK(tell_let_in(bytes).size() == sizeof(FrameHead));
     door.wait_refused(++refused);
   }
   // A seal that is none: the bytes came, the post did not.
   const int arrived = door.owner->arrived(door.key);
-  for (size_t cut : {size_t(41), size_t(88), size_t(104), size_t(130), size_t(170)})
-    CHECK(tell(frame([](FrameHead&, TcpRange&) {}).substr(0, cut)).size() == welcome);
+  for (size_t cut : {size_t(1), size_t(48), size_t(64), size_t(90), size_t(130)})
+    CHECK(tell_let_in(frame([](FrameHead&, AddressRange&) {}).substr(0, cut)) == "");
   CHECK(door.owner->arrived(door.key) == arrived);
   Random random(6);
   for (int round = 0; round < 200; ++round) {  // noise, with and without a hello
-    std::string bytes = round % 2 ? good : "";
+    std::string bytes;
     for (uint64_t i = random.below(3000); i > 0; --i) bytes.push_back(char(random.next()));
-    tell(bytes, round % 5 != 0);
+    round % 2 ? tell_let_in(bytes, round % 5 != 0) : tell(bytes, round % 5 != 0);
   }
   door.still_works();
 }
@@ -160,11 +185,12 @@ TEST_CASE("shm: garbage at its door is closed and counted", "[transport]") {
   std::memcpy(at.sun_path + 1, name.data(), name.size());
   const auto length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   const auto tell = [&](const std::string& bytes, bool end = true) {
-    return say(reinterpret_cast<const sockaddr*>(&at), length, SOCK_SEQPACKET, bytes, end);
+    return say(reinterpret_cast<const sockaddr*>(&at), length, nullptr, bytes, end);
   };
   int64_t refused = 0;
   CHECK(tell("") == "");
-  for (const std::string& bytes : {std::string("x"), std::string(16, 'y'), std::string(5000, 'z')}) {
+  CHECK(tell("x") == "");  // the beginning of a hello: nothing to refuse
+  for (const std::string& bytes : {std::string(16, 'y'), std::string(5000, 'z')}) {
     CHECK(tell(bytes) == "");
     door.wait_refused(++refused);
   }

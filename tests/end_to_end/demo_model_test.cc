@@ -1,9 +1,9 @@
-// The demo model inside the binary answers from its context alone, so a wrong byte of KV is a wrong
-// answer.
+// The demo model inside the binary answers from its context alone, so a wrong byte of KV is a wrong answer.
 
 #include <cstring>
 #include <filesystem>
 
+#include "experiments/tally.h"
 #include "model/chat_template.h"
 #include "model/folder.h"
 #include "model/safetensors.h"
@@ -38,16 +38,6 @@ Demo& demo() {
   return demo;
 }
 
-class TextSink final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    text += event.text;
-    finish = event.finish;
-  }
-  std::string text;
-  FinishReason finish = FinishReason::none;
-};
-
 struct Answer {
   std::string text;
   uint64_t hash = 0;
@@ -76,7 +66,7 @@ Answer ask(const std::vector<int32_t>& prompt, const char* topology, const Trans
   request->prompt = prompt;
   request->sampling.temperature = 0;
   request->max_tokens = 24;
-  auto sink = std::make_shared<TextSink>();
+  auto sink = std::make_shared<experiments::Tally>();
   REQUIRE(cluster->submit(request, sink).ok());
   while (cluster->turn()) {
   }

@@ -9,7 +9,7 @@
 #include "experiments/load.h"
 #include "tests/catch.h"
 
-namespace xpyd::experiments::experiments_test {
+namespace xpyd::testing::experiments_test {
 namespace {
 
 std::vector<std::string> columns(const Values& row) {
@@ -21,8 +21,8 @@ std::vector<std::string> columns(const Values& row) {
 }  // namespace
 
 TEST_CASE("experiments: every point of every one runs, small", "[experiments]") {
-  REQUIRE(experiments().size() >= 13);
-  for (const Experiment& e : experiments()) {
+  REQUIRE(all_experiments().size() >= 13);
+  for (const Experiment& e : all_experiments()) {
     Setting setting{.device = e.device == std::string("cuda") ? "cuda" : "cpu",
                     .tiny = true,
                     .traces = testing::shared_path("traces")};
@@ -82,7 +82,7 @@ TEST_CASE("experiments: generated lengths have the published means", "[experimen
 
 TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once", "[experiments]") {
   const Setting setting{.tiny = true, .traces = testing::shared_path("traces")};
-  for (const Experiment& e : experiments()) {
+  for (const Experiment& e : all_experiments()) {
     if (e.name != std::string("waste") && e.name != std::string("admission") &&
         e.name != std::string("block_latency") && e.name != std::string("kv_dtype") &&
         e.name != std::string("kv_dtype_logits") && e.name != std::string("max_batch"))
@@ -109,4 +109,4 @@ TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {
                     "{ cat build/tmp/test_run.log; false; }") == 0);
 }
 
-}  // namespace xpyd::experiments::experiments_test
+}  // namespace xpyd::testing::experiments_test

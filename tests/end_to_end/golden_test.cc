@@ -2,6 +2,7 @@
 
 #include <fstream>
 
+#include "experiments/tally.h"
 #include "model/tokenizer.h"
 #include "tests/catch.h"
 #include "tests/json.h"
@@ -9,12 +10,6 @@
 
 namespace xpyd::testing::golden_test {
 namespace {
-
-class TextSink final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { text += event.text; }
-  std::string text;
-};
 
 TEST_CASE("stories260k says what llama2.c says", "[golden]") {
   std::string dir = shared_path("models/stories260k");
@@ -46,7 +41,7 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
       options.make_model = [&](int, DeviceQueue&) { return make_llama(weights, team, 16, 8); };
       options.kv.shape = kv_shape(config, Dtype::f32);
       auto cluster = Cluster::create(std::move(options), clock).value();
-      std::vector<std::shared_ptr<TextSink>> sinks;
+      std::vector<std::shared_ptr<experiments::Tally>> sinks;
       for (const auto& c : cases) {
         auto request = std::make_shared<Request>();
         request->id = sinks.size();
@@ -54,7 +49,7 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
         request->sampling.temperature = 0;
         // llama2.c's n steps end after n tokens behind BOS.
         request->max_tokens = c["steps"].get<int>() + 1 - int(request->prompt.size());
-        sinks.push_back(std::make_shared<TextSink>());
+        sinks.push_back(std::make_shared<experiments::Tally>());
         REQUIRE(cluster->submit(request, sinks.back()).ok());
       }
       while (cluster->turn()) {

@@ -1,5 +1,4 @@
-// The spine of the project: one logits hash, whatever manages memory, schedules, splits
-// and moves.
+// The spine of the project: one logits hash, whatever manages memory, schedules, splits and moves.
 
 #include <cstdio>
 

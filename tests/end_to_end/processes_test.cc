@@ -21,7 +21,6 @@
 
 #include "disagg/process_cluster.h"
 #include "server/metrics.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
@@ -358,7 +357,7 @@ TEST_CASE("processes: a step that takes longer than a lease is nobody's death", 
   REQUIRE(bed.cluster().wait_members(1, 60));
   bed.ask(100, 1, 2);
   bed.check_answers();
-  const auto waited = [&] { return bed.cluster().stats().instances.at(0).kv.map_wait_seconds; };
+  const auto waited = [&] { return bed.cluster().stats().instances.at(0).kv.vattention.map_wait_seconds; };
   const double until = bed.clock().now() + 60;
   while (waited() <= kShortLease && bed.clock().now() < until)  // told by the next sign of life
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -6,8 +6,7 @@
 #include <sys/wait.h>
 
 #include "disagg/process_cluster.h"
-#include "server/etcd_registry.h"
-#include "server/options.h"
+#include "server/local_workers.h"
 #include "server/stack.h"
 #include "tests/server/etcd_fixture.h"
 

@@ -1,5 +1,4 @@
-// The server as a user starts it: a process, a port, signals. XPYD_BIN names it; `make test` sets
-// that.
+// The server as a user starts it: a process, a port, signals. XPYD_BIN names it; `make test` sets that.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -183,8 +182,7 @@ TEST_CASE("serve: what cannot work is said before anything listens", "[serve]") 
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Of a 1P1D server with --allocator contiguous: weights once, and of each instance pool and
-// scratch.
+// Of a 1P1D server with --allocator contiguous: weights once, and of each instance pool and scratch.
 long planned_bytes(const std::string& dir, const std::string& kv_bytes) {
   std::string json = dir + "/info.json";
   std::string command = std::getenv("XPYD_BIN") + (" info " + dir) + " --kv-bytes " + kv_bytes + " --json " + json +

@@ -1,10 +1,10 @@
-// Nothing grows: resident memory and blocks after many requests are what they were after the first
-// ones.
+// Nothing grows: resident memory and blocks after many requests are what they were after the first ones.
 
 #include <unistd.h>
 
 #include <fstream>
 
+#include "experiments/tally.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
@@ -17,18 +17,12 @@ long resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-class Discard final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { ended += event.finish != FinishReason::none; }
-  int ended = 0;
-};
-
 TEST_CASE("no growth over 2,000 requests", "[soak]") {
   for (const char* transport : {"local", "handoff"}) {
     TinySetup setup{.topology = "1P1D", .transport = transport};
     setup.pool_bytes = 256 * 256;
     TinyCluster tiny(setup);
-    auto sink = std::make_shared<Discard>();
+    auto sink = std::make_shared<experiments::Tally>();
     long before = 0;
     for (int i = 0; i < 2000; ++i) {
       std::vector<int32_t> prompt;

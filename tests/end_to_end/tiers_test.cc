@@ -168,8 +168,7 @@ TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps 
   }
 }
 
-// Quantised rows carry their scales wherever they go: to a tier and back, into another's slot,
-// behind a second mapping.
+// Quantised rows carry their scales wherever they go: to a tier and back, into another's slot, behind a second mapping.
 TEST_CASE("KV of fewer bits has one hash over tiers, slots and ways of sharing", "[tiers][kv_dtype][parity]") {
   struct Memory {
     const char* scheme;

@@ -1,5 +1,4 @@
-// `xpyd tour`, the page to read first, as a user runs it. XPYD_BIN names the program; `make test`
-// sets it.
+// `xpyd tour`, the page to read first, as a user runs it. XPYD_BIN names the program; `make test` sets it.
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -67,8 +66,7 @@ TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpy
   REQUIRE((prompt.size() == 2 && answer.size() == 2 && hash.size() == 2));
   CHECK(answer[1] == " The key of box 17 is amber.");
 
-  // 1P1D, and one instance that does both: threads, mailboxes and a conductor around the same
-  // steps.
+  // 1P1D, and one instance that does both: threads, mailboxes and a conductor around the same steps.
   for (const char* topology : {"1P1D", "1C"}) {
     const std::string generate = program() + " generate --topology " + topology + " --prompt '" + prompt[1] +
                                  "' --kv-bytes 16MiB ";

@@ -1,6 +1,5 @@
-// Bytes as they may come from the network -> HttpParser -> Api, without sockets: no input may
-// crash, hang, or leave a request without exactly one answer. The first byte chooses how the input
-// is cut.
+// Bytes as they may come from the network -> HttpParser -> Api, without sockets: no input may crash, hang, or leave a
+// request without exactly one answer. The first byte chooses how the input is cut.
 //
 // Seeds worth giving: the requests of tests/server/http_test.cc. `make fuzz` runs it for a minute.
 
@@ -13,12 +12,12 @@
 #include <mutex>
 #include <string>
 
+#include "base/json.h"
 #include "base/utf8.h"
 #include "server/api.h"
-#include "server/http_parser.h"
-#include "server/json_text.h"
+#include "server/http.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 // Answers every request at once: two tokens, one of them half a UTF-8 sequence's worth of trouble.
@@ -76,10 +75,10 @@ class CountingExchange final : public HttpExchange {
 
 std::string tokenizer_json() {
   JsonText vocab;
-  vocab.open('{').key("<unk>").integer(0);
+  vocab.open('{').key("<unk>").value(0);
   for (int i = 0; i < 95; ++i) {
     char c = static_cast<char>(' ' + i);
-    vocab.key(std::string_view(&c, 1)).integer(i + 1);
+    vocab.key(std::string_view(&c, 1)).value(i + 1);
   }
   vocab.close('}');
   return R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","unk_token":"<unk>","merges":[],)"
@@ -105,7 +104,7 @@ struct Fixture {
     XPYD_CHECK(made.ok(), made.error().message);
     tokenizer = std::move(made).value();
     ServerOptions options;
-    options.model_name = "m";
+    options.name = "m";
     options.max_model_len = 512;
     options.dev_endpoints = true;
     options.allowed_hosts = {"*"};
@@ -140,17 +139,17 @@ void serve(Fixture& fixture, HttpRequest request) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static auto* fixture = new xpyd::Fixture();
+  static auto* fixture = new xpyd::testing::Fixture();
   if (size == 0) return 0;
   size_t step = data[0] % 4 == 0 ? size : data[0];
   std::string_view input(reinterpret_cast<const char*>(data + 1), size - 1);
   // Every other input is a JSON body as such: the fuzzer need not find out about Content-Length.
   if (data[0] & 1) {
     for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
-      xpyd::HttpRequest request;
+      xpyd::testing::HttpRequest request;
       request.method = "POST";
       request.path = path;
       request.headers.emplace_back("content-type", "application/json");
@@ -159,7 +158,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     return 0;
   }
-  xpyd::HttpParser parser({});
+  xpyd::testing::HttpParser parser({});
   std::string waiting;
   while (!input.empty()) {
     size_t n = std::min(step, input.size());
@@ -170,12 +169,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       XPYD_CHECK(used <= waiting.size());
       waiting.erase(0, used);
       parser.wants_continue();
-      if (parser.state() == xpyd::HttpParser::State::failed) {
+      if (parser.state() == xpyd::testing::HttpParser::State::failed) {
         XPYD_CHECK(parser.error_status() >= 400 && !parser.error().empty());
         fixture->api->refuse(parser.error_status(), parser.error());
         return 0;
       }
-      if (parser.state() == xpyd::HttpParser::State::done)
+      if (parser.state() == xpyd::testing::HttpParser::State::done)
         serve(*fixture, parser.take());
       else if (used == 0 || waiting.empty())
         break;

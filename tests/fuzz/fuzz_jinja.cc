@@ -9,6 +9,7 @@
 #include "model/jinja.h"
 
 using namespace xpyd;
+using namespace xpyd::testing;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view input(reinterpret_cast<const char*>(data), size);

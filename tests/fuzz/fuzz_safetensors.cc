@@ -11,7 +11,7 @@
 
 namespace {
 
-void check_tiling(const xpyd::TensorMap& tensors, uint64_t data_bytes) {
+void check_tiling(const xpyd::model::TensorMap& tensors, uint64_t data_bytes) {
   uint64_t covered = 0;
   for (const auto& [name, tensor] : tensors) {
     XPYD_CHECK(tensor.begin <= tensor.end && tensor.end <= data_bytes);
@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       static const std::string path = "/proc/self/fd/" + std::to_string(fd);
       XPYD_CHECK(ftruncate(fd, 0) == 0);
       XPYD_CHECK(pwrite(fd, bytes.data(), bytes.size(), 0) == ssize_t(bytes.size()));
-      auto file = xpyd::SafetensorsFile::open(path);
+      auto file = xpyd::model::SafetensorsFile::open(path);
       if (!file) break;
       for (const auto& [name, tensor] : file.value()->tensors()) {
         if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16") continue;
@@ -44,21 +44,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 1: {
       if (bytes.size() < 4) break;
       const uint64_t data_bytes = uint64_t(uint8_t(bytes[0])) | uint64_t(uint8_t(bytes[1])) << 8;
-      auto tensors = xpyd::parse_safetensors_header(bytes.substr(2), data_bytes, "fuzz");
+      auto tensors = xpyd::model::parse_safetensors_header(bytes.substr(2), data_bytes, "fuzz");
       if (tensors) check_tiling(tensors.value(), data_bytes);
       break;
     }
     case 2: {
-      auto index = xpyd::parse_safetensors_index(bytes, "fuzz");
+      auto index = xpyd::model::parse_safetensors_index(bytes, "fuzz");
       if (index)
         for (const auto& [tensor, shard] : index.value())
           XPYD_CHECK(!shard.empty() && shard.find('/') == std::string::npos && shard[0] != '.');
       break;
     }
     default: {
-      auto config = xpyd::parse_model_config(std::string(bytes), "fuzz");
+      auto config = xpyd::model::parse_model_config(std::string(bytes), "fuzz");
       if (!config) break;
-      const xpyd::ModelConfig& c = config.value();
+      const xpyd::model::ModelConfig& c = config.value();
       XPYD_CHECK(c.n_layers > 0 && c.hidden > 0 && c.intermediate > 0 && c.head_dim > 0 && c.head_dim % 2 == 0);
       XPYD_CHECK(c.n_kv_heads > 0 && c.n_heads % c.n_kv_heads == 0 && c.vocab > 0 && c.max_position > 0);
       XPYD_CHECK(c.parameters() > 0 && c.parameters() < (long{1} << 43));

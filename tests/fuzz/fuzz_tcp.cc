@@ -1,15 +1,17 @@
-// Bytes as they may come from the network -> the owner's half of the tcp wire, without sockets: no
+// Bytes as they may come from a peer that was let in -> the owner's half of the tcp wire, without sockets: no
 // input may crash, allocate without bound, or change a byte outside the one open window. The first
 // byte chooses how the input is cut.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "disagg/transport/tcp_frames.h"
 
-namespace xpyd::tcp {
+namespace xpyd::testing {
+using namespace tcp;
 namespace {
 
 constexpr size_t kMemory = 1 << 16, kBegin = 4096, kBytes = 8192;
@@ -27,31 +29,25 @@ int run(const uint8_t* data, size_t size) {
   const MemoryRange range = region.subspan(kBegin, kBytes);
   const WindowKey key = windows.open(1, KvOp::write, {&range, 1}).value();
   XPYD_CHECK(key.index == 0 && key.generation == 1);
-  InboundHost host({&region, 1}, windows, TcpToken{});
-  InboundReader reader(host);
+  InboundReader reader(windows, std::make_shared<InboundSession>(1, windows));
 
   // The input as it is, but for addresses: offsets of the memory become addresses in it.
   std::vector<uint8_t> bytes(data, data + size);
-  if (size >= sizeof(TcpHello)) {
-    TcpHello hello;
-    hello.self = 1;
-    std::memcpy(bytes.data(), &hello, sizeof hello);
-    for (size_t at = sizeof hello; at + sizeof(FrameHead) <= size;) {
-      FrameHead head;
-      std::memcpy(&head, bytes.data() + at, sizeof head);
-      if (head.magic != FrameHead::kMagic) break;
-      at += sizeof head;
-      if (head.type == FrameType::abandon) continue;
-      for (int i = 0; i < head.n_ranges && at + sizeof(TcpRange) <= size; ++i) {
-        TcpRange there;
-        std::memcpy(&there, bytes.data() + at, sizeof there);
-        there.address += reinterpret_cast<uintptr_t>(memory);
-        std::memcpy(bytes.data() + at, &there, sizeof there);
-        at += sizeof there;
-      }
-      if (head.type == FrameType::write) at += head.bytes + sizeof kFrameSeal;
-      if (at < sizeof hello || head.bytes > size) break;
+  for (size_t at = 0; at + sizeof(FrameHead) <= size;) {
+    FrameHead head;
+    std::memcpy(&head, bytes.data() + at, sizeof head);
+    if (head.magic != FrameHead::kMagic) break;
+    at += sizeof head;
+    if (head.type == FrameType::abandon) continue;
+    for (int i = 0; i < head.n_ranges && at + sizeof(AddressRange) <= size; ++i) {
+      AddressRange there;
+      std::memcpy(&there, bytes.data() + at, sizeof there);
+      there.begin += reinterpret_cast<uintptr_t>(memory);
+      std::memcpy(bytes.data() + at, &there, sizeof there);
+      at += sizeof there;
     }
+    if (head.type == FrameType::write) at += head.bytes + sizeof kFrameSeal;
+    if (head.bytes > size) break;
   }
   size_t read = 0, answered = 0;
   const auto feed = [&](iovec* where, int n) -> ssize_t {
@@ -79,6 +75,6 @@ int run(const uint8_t* data, size_t size) {
 }
 
 }  // namespace
-}  // namespace xpyd::tcp
+}  // namespace xpyd::testing
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return xpyd::tcp::run(data, size); }
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return xpyd::testing::run(data, size); }

@@ -7,6 +7,7 @@
 #include "model/tokenizer.h"
 
 using namespace xpyd;
+using namespace xpyd::testing;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view input(reinterpret_cast<const char*>(data), size);

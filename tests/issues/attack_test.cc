@@ -14,9 +14,9 @@
 #include <thread>
 
 #include "base/files.h"
-#include "disagg/control/channel.h"
-#include "server/access.h"
-#include "server/limits.h"
+#include "base/os.h"
+#include "disagg/net/channel.h"
+#include "server/api.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
@@ -53,6 +53,7 @@ std::pair<int, std::string> run_without_memory(std::vector<std::string> words, c
     setenv("FAULT_IN", name.c_str(), 1);
     setenv("FAULT_KIND", "alloc", 1);
     setenv("FAULT_AT", at, 1);
+    alarm(50);  // outlives exec
     execv(argv[0], argv.data());
     _exit(127);
   }

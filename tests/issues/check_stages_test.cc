@@ -47,8 +47,7 @@ TEST_CASE("make check: counts tests of stages, and fails when one of them fails"
   CHECK(one.last_line() == "1 passed, 0 failed, 0 skipped");
   CHECK(check(dir, good, "nowhere").code == 2);
 
-  // By its exit code alone, by its own count alone (an exit code that a pipe has lost), by
-  // neither's middle.
+  // By its exit code alone, by its own count alone (an exit code that a pipe has lost), by neither's middle.
   Outcome code = check(dir, "a | 1 | - | echo the reason; exit 3\n" + good, "");
   CHECK(code.code == 1);
   CHECK(code.says("the reason"));
@@ -67,8 +66,7 @@ TEST_CASE("make check: counts tests of stages, and fails when one of them fails"
 
 TEST_CASE("make check: a stage that cannot end in time, or at all here, is left out by name", "[issues][check]") {
   TempDir dir;
-  // The test row says one minute and takes a second: the machine counts as twice as quick, not
-  // more.
+  // The test row says one minute and takes a second: the machine counts as twice as quick, not more.
   const std::string table =
       "test   | 1 | -     | echo 1 passed, 0 failed, 0 skipped\n"
       "long   | 6 | -     | echo must not run; false\n"

@@ -1,6 +1,5 @@
-// What instances of one process owe each other when a wire loses what it was given; what a D makes
-// of its tiers; what is counted of what it pulls; and how the order of P and D is chosen while
-// nobody has been measured.
+// What instances of one process owe each other when a wire loses what it was given; what a D makes of its tiers; what
+// is counted of what it pulls; and how the order of P and D is chosen while nobody has been measured.
 
 #include <cmath>
 #include <cstdlib>
@@ -9,7 +8,6 @@
 
 #include "disagg/transport/fault.h"
 #include "disagg/transport/forwarding.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"

@@ -4,7 +4,7 @@
 #include "experiments/values.h"
 #include "tests/catch.h"
 
-namespace xpyd::experiments::evidence_test {
+namespace xpyd::testing::evidence_test {
 
 TEST_CASE("issues: a P99 of 20 requests, or of 1,999, is none", "[issues][experiments][evidence]") {
   for (auto [n, p, there] : {std::tuple{20, 99., false},
@@ -28,4 +28,4 @@ TEST_CASE("issues: a P99 of 20 requests, or of 1,999, is none", "[issues][experi
   }
 }
 
-}  // namespace xpyd::experiments::evidence_test
+}  // namespace xpyd::testing::evidence_test

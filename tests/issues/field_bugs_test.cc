@@ -1,6 +1,5 @@
-// Bugs that others had in the field, replayed under their names (reference: the projects' issue
-// trackers). Each is a moment at which the other side's word, or the other side itself, does not
-// come.
+// Bugs that others had in the field, replayed under their names (reference: the projects' issue trackers). Each is a
+// moment at which the other side's word, or the other side itself, does not come.
 
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"

@@ -12,7 +12,7 @@
 #include "model/folder.h"
 #include "model/tokenizer.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/server/api_fixture.h"
 #include "tests/server/fake_server.h"
@@ -164,7 +164,7 @@ TEST_CASE("the demo model's folder in the cache: written once, whole, and over n
 
 TEST_CASE("the model's folder and every served name are names; the first is in answers", "[server][api]") {
   TestServer server([](ServerOptions& o) {
-    o.more_names = {"small", "org/tiny"};
+    o.names = {"tiny", "small", "org/tiny"};
     o.other_names = {"models/tiny"};
   });
   const json list = parsed(server.get("/v1/models").body)["data"];

@@ -11,16 +11,12 @@
 #include <fstream>
 #include <future>
 
-#include "server/access.h"
-#include "server/body_threads.h"
-#include "server/limits.h"
+#include "server/api.h"
 #include "server/sessions.h"
 #include "tests/server/api_fixture.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::front_end_test {
-
-using namespace testing;
+namespace xpyd::testing::front_end_test {
 
 namespace {
 
@@ -485,8 +481,7 @@ TEST_CASE("issue: a body waited until all those of another address were parsed",
 }
 
 TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
-  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for
-  // ever.
+  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for ever.
   static std::promise<void> gate;
   static std::shared_future<void> go_on = gate.get_future().share();
   static std::atomic<int> stopped{0};
@@ -579,4 +574,4 @@ TEST_CASE("cluster: the queue's bytes come back, however its requests leave it",
   }
 }
 
-}  // namespace xpyd::front_end_test
+}  // namespace xpyd::testing::front_end_test

@@ -13,7 +13,6 @@
 #include "disagg/control/codec_fields.h"
 #include "disagg/process_cluster.h"
 #include "disagg/worker.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/control_end.h"
@@ -53,11 +52,11 @@ struct Spoiler {
     set(name, value, {1.001 * double(b.least) - 1, 1.001 * double(b.most) + 1});
   }
   template <class T>
-  void real(const char* name, T& value, double min, double max) {
+  void number(const char* name, T& value, double min, double max) {
     set(name, value, {min - 1, 2 * max + 1, std::nan("")});
   }
   template <class T>
-  void bits(const char*, T&) {}
+  void number(const char*, T&) {}
   void flag(const char*, bool&) {}
   void time(const char* name, double& value) { set(name, value, {1e15, std::nan("")}); }
   template <class E>
@@ -72,20 +71,20 @@ struct Spoiler {
   void numbers(const char* name, std::vector<int32_t>& values, Number kind) { number(name, values.back(), kind); }
   template <class T>
   void list(const char* name, std::vector<T>& values, size_t max) {
-    if constexpr (!std::is_same_v<T, std::string>) codec::fields(*this, values.back());
+    if constexpr (!std::is_same_v<T, std::string>) fields(*this, values.back());
     (void)name, (void)max;
   }
   template <class T>
   void maybe(const char*, std::optional<T>& value) {
-    codec::fields(*this, *value);
+    fields(*this, *value);
   }
   template <class T>
   void part(const char*, T& value) {
-    codec::fields(*this, value);
+    fields(*this, value);
   }
   void request(const char*, std::shared_ptr<const Request>& value) {
     Request copy = *value;
-    codec::fields(*this, copy);
+    fields(*this, copy);
     value = std::make_shared<Request>(copy);
   }
 };
@@ -103,7 +102,7 @@ std::vector<Lie> lies(const Limits& limits) {
     for (int n = 0;; ++n) {
       Message wrong = message;
       Spoiler spoiler{limits, n, ""};
-      std::visit([&](auto& m) { codec::fields(spoiler, m); }, wrong);
+      std::visit([&](auto& m) { fields(spoiler, m); }, wrong);
       if (spoiler.what.empty()) break;
       all.push_back({std::move(wrong), spoiler.what});
     }
@@ -177,7 +176,7 @@ class Bed {
         "1",           "--transport", "tcp",  "--kv-bytes",      "1MiB"};
     const Options options = Options::parse(option_table(), "serve", words, 0).value();
     stack_ = prepare_stack(options).value();
-    REQUIRE(open_backend(*stack_, options).ok());
+    REQUIRE(open_backend(*stack_).ok());
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
@@ -215,7 +214,7 @@ class Bed {
   ProcessCluster& cluster() { return *cluster_; }
   Stack& stack() { return *stack_; }
   const std::string& folder() const { return dir_.path; }
-  Limits limits() const { return xpyd::limits(stack_->options); }
+  Limits limits() const { return disagg::limits(stack_->options); }
 
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 

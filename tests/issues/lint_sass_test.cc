@@ -1,5 +1,4 @@
-// tools/lint-sass over small disassemblies: each fault that it looks for, planted, and the sound
-// ones beside it.
+// tools/lint-sass over small disassemblies: each fault that it looks for, planted, and the sound ones beside it.
 #include <sys/wait.h>
 
 #include <cstdio>

@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "base/files.h"
-#include "server/access.h"
-#include "server/options.h"
+#include "server/api.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 

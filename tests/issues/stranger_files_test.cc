@@ -17,8 +17,8 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/peak.h"
-#include "disagg/control/address.h"
-#include "disagg/control/channel.h"
+#include "disagg/net/address.h"
+#include "disagg/net/channel.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::stranger_files_test {
@@ -101,8 +101,7 @@ TEST_CASE("files: another user's socket stays, though nobody answers there", "[i
   CHECK(std::filesystem::is_socket(path));
 }
 
-// One takes the dead socket away and listens; the other, who has found it dead too, must not take
-// away the new one.
+// One takes the dead socket away and listens; the other, who has found it dead too, must not take away the new one.
 TEST_CASE("files: of many who find a dead socket one listens, and is not robbed of its name", "[issues][files]") {
   TempDir dir;
   for (int round = 0; round < 100; ++round) {

@@ -1,15 +1,14 @@
-// `xpyd info` refused the vAttention paper's own example (Yi-34B: 60 layers, 8 KV heads of 128, a
-// context of 200,000 tokens, batch 500: 120 buffers of 100 GB): it counted twice the batch, and
-// addresses in 2^32 rows of one head.
+// `xpyd info` refused the vAttention paper's own example (Yi-34B: 60 layers, 8 KV heads of 128, a context of 200,000
+// tokens, batch 500: 120 buffers of 100 GB): it counted twice the batch, and addresses in 2^32 rows of one head.
 #include <cstring>
 #include <fstream>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
 #include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
 #include "base/json.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
@@ -43,7 +42,7 @@ json vattention_of(const std::vector<std::string>& more) {
 
 TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattention]") {
   const json one = vattention_of({});
-  INFO(one.dump());
+  INFO(as_text(one));
   CHECK_FALSE(one.contains("error"));
   CHECK(one["addresses"]["buffers"] == 120);
   CHECK(one["addresses"]["token_bytes"] == 8 * 128 * 2);
@@ -63,14 +62,14 @@ TEST_CASE("a card's kernels refused the paper's Yi-34B example, whose layers the
   KvOptions o;
   o.shape = {60, 8, 128, Dtype::bf16};
   o.max_sequence_tokens = 200000;
-  o.max_sequences = 1000;
+  o.vattention.max_sequences = 1000;
   o.pool_bytes = size_t(512) << 20;
-  o.page_group_bytes = size_t(2) << 20;
-  o.on_card = true;
+  o.vattention.page_group_bytes = size_t(2) << 20;
+  o.vattention.on_card = true;
   const auto plan = plan_pool("vattention", o);
   INFO((plan ? "" : plan.error().message));
   CHECK(plan);
-  o.max_sequences = 2000;
+  o.vattention.max_sequences = 2000;
   const auto more = plan_pool("vattention", o);
   REQUIRE(!more);
   CHECK(more.error().message.find(" rows of addresses of a layer, ") != std::string::npos);
@@ -84,9 +83,9 @@ TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a tho
   KvOptions o;
   o.shape = {60, 4, 128, Dtype::bf16};
   o.max_sequence_tokens = 200000;
-  o.max_sequences = 1000;  // twice the batch
+  o.vattention.max_sequences = 1000;  // twice the batch
   o.pool_bytes = size_t(64) << 20;
-  o.share = KvShare::off;
+  o.vattention.share = KvShare::off;
   auto pool = make_block_pool("vattention", o);
   INFO((pool ? "" : pool.error().message));
   REQUIRE(pool);

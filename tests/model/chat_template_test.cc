@@ -9,7 +9,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::chat_template_test {
+namespace xpyd::testing::chat_template_test {
 
 using testing::data_path;
 using ordered = nlohmann::ordered_json;
@@ -285,4 +285,4 @@ TEST_CASE("chat template: roles, contents, tools and more variables", "[model][c
   CHECK(joined(only->render({parts, {"user", "c"}}, true)) == "[a][b][c]");
 }
 
-}  // namespace xpyd::chat_template_test
+}  // namespace xpyd::testing::chat_template_test

@@ -6,7 +6,7 @@
 #include "model/llama_step.h"
 #include "tests/catch.h"
 
-namespace xpyd::cost_model_test {
+namespace xpyd::testing::cost_model_test {
 namespace {
 
 // The work of the same step, counted sequence by sequence and position by position.
@@ -90,4 +90,4 @@ TEST_CASE("cost_model: a step takes the slower of its two bounds", "[model][cost
   CHECK(seconds({.bytes = 1000, .flops = 100}, {.flops_per_s = 100, .bytes_per_s = 100}) == 10);
 }
 
-}  // namespace xpyd::cost_model_test
+}  // namespace xpyd::testing::cost_model_test

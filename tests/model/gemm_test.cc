@@ -11,7 +11,7 @@
 #include "model/sum_tree.h"
 #include "tests/catch.h"
 
-namespace xpyd::gemm_test {
+namespace xpyd::testing::gemm_test {
 namespace {
 
 struct Problem {
@@ -73,9 +73,8 @@ std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::
   return out;
 }
 
-// Largest distance from the double reference, as a share of the bound: an element is a chain of at
-// most ceil(k / groups) additions, log2(groups) of the tree, and one of the bias; each rounds once
-// with FMA and twice without.
+// Largest distance from the double reference, as a share of the bound: an element is a chain of at most ceil(k /
+// groups) additions, log2(groups) of the tree, and one of the bias; each rounds once with FMA and twice without.
 double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride, bool with_bias,
                    const std::vector<float>& y, bool fused) {
   std::vector<float> expected(y.size());
@@ -197,8 +196,7 @@ static void tree_sum(float* const* parts, int n_parts, size_t n) {
 }
 
 TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
-  // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the
-  // whole.
+  // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the whole.
   ThreadTeam team(2);
   for (const GemmVariant* variant : runnable())
     for (int ranks : {2, 4, 8}) {
@@ -363,4 +361,4 @@ TEST_CASE("gemm counts its compulsory bytes and useful operations", "[gemm][mode
   REQUIRE(biased.bytes == plain.bytes + 4 * 20);
 }
 
-}  // namespace xpyd::gemm_test
+}  // namespace xpyd::testing::gemm_test

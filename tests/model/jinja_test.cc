@@ -1,6 +1,5 @@
-// The template language against what jinja2 makes of the same templates
-// (tests/data/jinja_cases.json, by make_jinja_fixtures.py), its bounds, and what it knows about who
-// wrote a byte.
+// The template language against what jinja2 makes of the same templates (tests/data/jinja_cases.json, by
+// make_jinja_fixtures.py), its bounds, and what it knows about who wrote a byte.
 #include "model/jinja.h"
 
 #include <ctime>
@@ -9,7 +8,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::jinja_test {
+namespace xpyd::testing::jinja_test {
 
 using nlohmann::json;
 using testing::data_path;
@@ -63,7 +62,7 @@ TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
   tzset();
   auto text = read_small_file(data_path("jinja_cases.json"), 1 << 20);
   REQUIRE(text.ok());
-  const json file = json::parse(text.value());
+  const json file = parsed(text.value());
   const Variables variables = variables_of(raw_object(text.value(), "variables"));
   int rendered = 0, errors = 0;
   for (const json& one : file["cases"]) {
@@ -235,4 +234,4 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
         "<{\"k\": \"v\"}> [\"a\"] <{'k': 'v'}> <['ab cd']>");
 }
 
-}  // namespace xpyd::jinja_test
+}  // namespace xpyd::testing::jinja_test

@@ -1,6 +1,5 @@
-// The forward pass on CUDA against the CPU's, and against itself: the same bits however the tokens
-// are cut into steps, wherever their KV lies, whoever shares the step, and whether it ran as a
-// graph.
+// The forward pass on CUDA against the CPU's, and against itself: the same bits however the tokens are cut into steps,
+// wherever their KV lies, whoever shares the step, and whether it ran as a graph.
 #include <cmath>
 #include <cstring>
 
@@ -74,10 +73,9 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
     const auto prompt = some_tokens(24, loaded.host.config.vocab);
     CudaKv kv(*loaded.model, loaded.stream, 32, 1, 4, KvOrder::layer_major, Dtype::bf16);
     const auto got = prompt_logits(*loaded.model, kv, prompt, 5), want = run_prompt(*loaded.host.model, prompt, 64);
-    // The weights are the same. An activation is off by up to 2^-8 of itself, 0.17 % rms, at each
-    // of about ten places on its way through a layer, the residual stream nowhere: added in
-    // squares, 1 % of the logits' size after three layers; the steeper softmax and norms of some
-    // double it (measured 0.6 % to 2.2 %).
+    // The weights are the same. An activation is off by up to 2^-8 of itself, 0.17 % rms, at each of about ten places
+    // on its way through a layer, the residual stream nowhere: added in squares, 1 % of the logits' size after three
+    // layers; the steeper softmax and norms of some double it (measured 0.6 % to 2.2 %).
     double error = 0, size = 0;
     for (size_t i = 0; i < got.size(); ++i) {
       error += std::pow(double(got[i]) - double(want[i]), 2);
@@ -309,8 +307,7 @@ TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {
              theirs = loaded.host.model->work({ids, offsets, lengths, views, rows});
   CHECK(mine.bytes == theirs.bytes);  // in f32 both move the same
   CHECK(mine.flops == theirs.flops);
-  // Tied embeddings are there once. Beside the parameters: the table of RoPE's turns, padding of
-  // rows and parts.
+  // Tied embeddings are there once. Beside the parameters: the table of RoPE's turns, padding of rows and parts.
   const ModelConfig& c = tied.host.config;
   const size_t turns = size_t(c.max_position) * size_t(c.head_dim / 2) * sizeof(Turn);
   CHECK(tied.weights->embedding.data == tied.weights->lm_head.data);

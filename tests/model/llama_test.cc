@@ -1,6 +1,5 @@
-// The forward pass against Hugging Face transformers (fixtures of
-// tests/data/make_model_fixtures.py), and against itself: the same bits however the tokens are cut
-// into steps.
+// The forward pass against Hugging Face transformers (fixtures of tests/data/make_model_fixtures.py), and against
+// itself: the same bits however the tokens are cut into steps.
 #include <cmath>
 #include <cstring>
 
@@ -204,8 +203,7 @@ TEST_CASE("llama: work counts weights once and logits for wanted rows only", "[m
   const Work without = loaded.model->work({ids, offsets, lengths, views, none});
   const Work with = loaded.model->work({ids, offsets, lengths, views, one});
   CHECK(with.flops - without.flops >= 2.0 * c.vocab * c.hidden);
-  // The last layer's o_proj and MLP run for wanted rows only: here for one token of two, or for
-  // none.
+  // The last layer's o_proj and MLP run for wanted rows only: here for one token of two, or for none.
   const double one_token = 2.0 * c.hidden * (c.n_heads * c.head_dim + 3.0 * c.intermediate);
   CHECK(with.flops - without.flops < 2.0 * c.vocab * c.hidden + 1.1 * one_token);
   CHECK(with.bytes - without.bytes > 4.0 * c.vocab * c.hidden);

@@ -7,7 +7,7 @@
 
 #include "attention/kv_row.h"
 #include "base/random.h"
-#include "model/gemv_cuda.h"
+#include "model/gemm_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/sampler.h"
 #include "model/sampler_cuda.h"
@@ -36,9 +36,8 @@ std::vector<float> random_floats(size_t n, Random& random, Dtype dtype = Dtype::
 
 bool near(double got, double want, double bound) { return std::fabs(got - want) <= bound; }
 
-// A row of width n adds n / (its threads) <= 32 squares one after the other, then 5 + 32 partial
-// sums: a sum of positive terms is off by at most 69 u of itself, its root by half of that; the
-// rest is rounded a few times.
+// A row of width n adds n / (its threads) <= 32 squares one after the other, then 5 + 32 partial sums: a sum of
+// positive terms is off by at most 69 u of itself, its root by half of that; the rest is rounded a few times.
 constexpr double kNormError = 40 * kU;
 
 std::vector<double> normed(const std::vector<double>& x, const std::vector<float>& weight) {
@@ -172,8 +171,7 @@ TEST_CASE("cuda ops: norm of chosen rows; rows gathered", "[cuda][model]") {
   }
 }
 
-// Two sequences and padding: tokens 0..2 of a sequence at positions 4..6, one token of another at
-// position 0.
+// Two sequences and padding: tokens 0..2 of a sequence at positions 4..6, one token of another at position 0.
 struct TurnCase {
   Dtype dtype, kv_dtype;
   KvOrder order;
@@ -638,8 +636,7 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
   CHECK_FALSE(cuda_gemv_takes(more));
 }
 
-// Each takes what the one before it gives. On the interpreter it comes to its wait before that one
-// has begun.
+// Each takes what the one before it gives. On the interpreter it comes to its wait before that one has begun.
 TEST_CASE("cuda gemv: a row of them that start early gives what those give that do not", "[cuda][model][gemm]") {
 #ifdef XPYD_SIMT
   cuda::simt::Late late(true);

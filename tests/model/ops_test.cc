@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::ops_test {
+namespace xpyd::testing::ops_test {
 namespace {
 
 std::vector<float> random_row(int n, Random& random, double scale = 1) {
@@ -152,4 +152,4 @@ TEST_CASE("ops: NaN is not hidden", "[model][ops]") {
 }
 
 }  // namespace
-}  // namespace xpyd::ops_test
+}  // namespace xpyd::testing::ops_test

@@ -5,7 +5,7 @@
 #include "model/plan_cuda.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 constexpr int kBlock = 16;
@@ -150,4 +150,4 @@ TEST_CASE("cuda plan: splits that no query sees are not listed", "[cuda][model]"
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::testing

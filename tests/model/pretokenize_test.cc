@@ -2,7 +2,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::pretokenize_test {
+namespace xpyd::testing::pretokenize_test {
 
 namespace {
 
@@ -92,4 +92,4 @@ TEST_CASE("pretokenize: replace_all", "[model][tokenizer]") {
   }
 }
 
-}  // namespace xpyd::pretokenize_test
+}  // namespace xpyd::testing::pretokenize_test

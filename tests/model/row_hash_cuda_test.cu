@@ -2,7 +2,7 @@
 
 #include "base/random.h"
 #include "base/row_hash.h"
-#include "model/row_hash_cuda.h"
+#include "model/sampler_cuda.h"
 #include "tests/model/cuda_fixture.h"
 
 namespace xpyd::testing {

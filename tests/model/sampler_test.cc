@@ -9,7 +9,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::sampler_test {
+namespace xpyd::testing::sampler_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -262,4 +262,4 @@ TEST_CASE("sampler: seeds, choices and moving the state", "[model][sampler]") {
 }
 
 }  // namespace
-}  // namespace xpyd::sampler_test
+}  // namespace xpyd::testing::sampler_test

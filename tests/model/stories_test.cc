@@ -11,9 +11,8 @@
 namespace xpyd::testing::stories_test {
 namespace {
 
-// The continuation after `steps` forward passes over one position each (as the other program counts
-// them, the first being BOS), or up to the end token. The prompt is taken in
-// chunks of `chunk` tokens.
+// The continuation after `steps` forward passes over one position each (as the other program counts them, the first
+// being BOS), or up to the end token. The prompt is taken in chunks of `chunk` tokens.
 std::vector<int32_t> greedy(Model& model, std::vector<int32_t> tokens, int steps, int chunk) {
   ContiguousKv kv(model, steps + 1);
   const SamplingParams params{.temperature = 0};

@@ -8,7 +8,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::tokenizer_load_test {
+namespace xpyd::testing::tokenizer_load_test {
 
 using testing::as_text;
 using testing::data_path;
@@ -233,4 +233,4 @@ TEST_CASE("tokenizer: merges make no special token in text that may have none", 
   }
 }
 
-}  // namespace xpyd::tokenizer_load_test
+}  // namespace xpyd::testing::tokenizer_load_test

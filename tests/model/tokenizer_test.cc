@@ -11,7 +11,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::tokenizer_test {
+namespace xpyd::testing::tokenizer_test {
 
 using testing::as_text;
 using testing::data_path;
@@ -233,8 +233,7 @@ TEST_CASE("detokenizer: equals decode for random ids of every tokenizer", "[mode
 }
 
 TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
-  // Under a second in release, even where the whole text is one word; with n^2 this would take
-  // hours.
+  // Under a second in release, even where the whole text is one word; with n^2 this would take hours.
   for (const char* name : {"llama3", "llama2", "gpt2"}) {
     auto tokenizer = open_named(name);
     for (std::string unit : {"a", " ", "\n", "\u0301", "ab ", "0", "<", "\xff"}) {
@@ -290,4 +289,4 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text", 
   }
 }
 
-}  // namespace xpyd::tokenizer_test
+}  // namespace xpyd::testing::tokenizer_test

@@ -3,7 +3,7 @@
 #include "base/utf8.h"
 #include "tests/catch.h"
 
-namespace xpyd::unicode_test {
+namespace xpyd::testing::unicode_test {
 
 TEST_CASE("unicode: classes at their edges", "[model][unicode]") {
   struct Row {
@@ -86,4 +86,4 @@ TEST_CASE("unicode: normalization form C", "[model][unicode]") {
   CHECK(sorted.ends_with("\u0301\u0301"));
 }
 
-}  // namespace xpyd::unicode_test
+}  // namespace xpyd::testing::unicode_test

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "disagg/transport/rdma_verbs.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 constexpr int kRounds = 1000, kWarm = 200;
@@ -30,8 +30,7 @@ void need(bool good, const char* what) {
   std::exit(1);
 }
 
-// Of one who spins: the other process may have ended. The clock is read so seldom that it costs
-// nothing.
+// Of one who spins: the other process may have ended. The clock is read so seldom that it costs nothing.
 class Patience {
  public:
   void spin() {
@@ -121,4 +120,4 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   std::printf("%.2f %.2f\n", halves[halves.size() / 2], halves[0]);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::testing

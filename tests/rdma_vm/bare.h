@@ -3,11 +3,11 @@
 
 #include <string>
 
-namespace xpyd {
+namespace xpyd::testing {
 
 // Half of a round of two writes of 8 bytes, median and least in us, on stdout. notice: with
 // immediate data, seen as a completion of a shared receive queue, as the rdma wire does it; else
 // seen in memory, as ib_write_lat does it. One of two processes; `socket` leads to the other.
 void bare_latency(const std::string& device, int socket, bool poster, bool notice);
 
-}  // namespace xpyd
+}  // namespace xpyd::testing

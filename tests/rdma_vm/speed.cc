@@ -17,7 +17,7 @@
 #include "experiments/connect_and_wait.h"
 #include "tests/rdma_vm/bare.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 constexpr size_t kBlock = 64 << 10;
@@ -121,8 +121,7 @@ void print(std::vector<double> times) {
   std::printf("%.2f %.2f\n", times[times.size() / 2], times[0]);
 }
 
-// MiB/s of blocks of 64 KiB, kPosts posts ahead: what was posted before the clock starts is
-// through.
+// MiB/s of blocks of 64 KiB, kPosts posts ahead: what was posted before the clock starts is through.
 double stream(Side& side, KvOp op) {
   constexpr size_t kPosts = kBlocks / kBlocksOfPost;
   std::vector<TransferId> ids;
@@ -167,8 +166,7 @@ void read_bw(Side& side, bool poster) {
   side.exchange(side.ours);
 }
 
-// Half of a round of two small writes, each seen by arrived(), in us. The clock is read
-// once a round, as perftest does.
+// Half of a round of two small writes, each seen by arrived(), in us. The clock is read once a round, as perftest does.
 void write_lat(Side& side, bool poster) {
   std::vector<double> halves;
   side.fill(poster ? 1 : 2);
@@ -236,10 +234,10 @@ int run(const std::string& what, const std::string& device) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing
 
 int main(int argc, char** argv) {
-  if (argc == 3) return xpyd::run(argv[1], argv[2]);
+  if (argc == 3) return xpyd::testing::run(argv[1], argv[2]);
   std::fprintf(stderr, "rdma_speed write_bw|read_bw|write_lat|read_lat|bare_write|bare_notice DEVICE\n");
   return 2;
 }

@@ -4,9 +4,7 @@
 #include "server/api.h"
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::api_input_test {
-
-using namespace testing;
+namespace xpyd::testing::api_input_test {
 
 TEST_CASE("api: every integer field at its edges", "[server][api]") {
   TestServer server;
@@ -217,4 +215,4 @@ TEST_CASE("api: unknown fields are accepted and named in the log", "[server][api
             .starts_with("cmpl-"));
 }
 
-}  // namespace xpyd::api_input_test
+}  // namespace xpyd::testing::api_input_test

@@ -2,12 +2,9 @@
 #include <set>
 
 #include "server/api.h"
-#include "server/api_format.h"
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::api_routes_test {
-
-using namespace testing;
+namespace xpyd::testing::api_routes_test {
 
 TEST_CASE("api: routes, methods and types", "[server][api]") {
   TestServer server;
@@ -176,4 +173,4 @@ TEST_CASE("api: 2,000 requests leave nothing behind", "[server][api]") {
   CHECK(server.service.in_flight() == 0);
 }
 
-}  // namespace xpyd::api_routes_test
+}  // namespace xpyd::testing::api_routes_test

@@ -4,9 +4,7 @@
 #include "server/api.h"
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::api_stream_test {
-
-using namespace testing;
+namespace xpyd::testing::api_stream_test {
 
 TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
   TestServer server;
@@ -138,12 +136,11 @@ TEST_CASE("api: a failure before the first token is a status, after it an event"
 }
 
 TEST_CASE("api: a cluster that never answers does not hold its client for ever", "[server][api]") {
-  // The frontend's own limit comes five seconds after the deadline that the cluster should have
-  // kept.
+  // The frontend's own limit comes five seconds after the deadline that the cluster should have kept.
   TestServer server([](ServerOptions& o) { o.request_timeout_s = 0.1; });
   server.service.hold(true);
   check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");
   CHECK(server.service.aborted().size() == 1);
 }
 
-}  // namespace xpyd::api_stream_test
+}  // namespace xpyd::testing::api_stream_test

@@ -5,9 +5,7 @@
 
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::api_test {
-
-using namespace testing;
+namespace xpyd::testing::api_test {
 
 // ---- whole answers
 // --------------------------------------------------------------------------------
@@ -232,4 +230,4 @@ TEST_CASE("api: logprobs in both formats", "[server][api]") {
       "token_logprobs":[-0.25],"top_logprobs":[{"l":-0.25}],"text_offset":[2]})"));
 }
 
-}  // namespace xpyd::api_test
+}  // namespace xpyd::testing::api_test

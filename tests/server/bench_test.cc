@@ -8,16 +8,15 @@
 #include <utility>
 
 #include "base/json.h"
-#include "server/bench_client.h"
-#include "server/bench_result.h"
+#include "server/bench.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/fake_server.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd::bench_test {
+namespace xpyd::testing::bench_test {
 namespace {
 
 using nlohmann::json;
@@ -427,4 +426,4 @@ TEST_CASE("bench: an interrupt gives partial results", "[bench]") {
 }
 
 }  // namespace
-}  // namespace xpyd::bench_test
+}  // namespace xpyd::testing::bench_test

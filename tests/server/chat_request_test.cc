@@ -2,13 +2,11 @@
 // calls, parts, more variables; and what is refused.
 
 #include "model/chat_template.h"
-#include "server/api_parse.h"
+#include "server/api.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::chat_request_test {
-
-using namespace testing;
+namespace xpyd::testing::chat_request_test {
 
 namespace {
 
@@ -114,4 +112,4 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
 }
 
-}  // namespace xpyd::chat_request_test
+}  // namespace xpyd::testing::chat_request_test

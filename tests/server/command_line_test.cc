@@ -9,10 +9,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 
-namespace xpyd::command_line_test {
+namespace xpyd::testing::command_line_test {
 namespace {
 
 struct Ran {
@@ -333,4 +333,4 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV", "[
 }
 
 }  // namespace
-}  // namespace xpyd::command_line_test
+}  // namespace xpyd::testing::command_line_test

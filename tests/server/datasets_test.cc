@@ -7,7 +7,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::datasets_test {
+namespace xpyd::testing::datasets_test {
 namespace {
 
 std::string write_file(const testing::TempDir& dir, const std::string& content) {
@@ -286,4 +286,4 @@ TEST_CASE("datasets: arrivals", "[datasets]") {
 }
 
 }  // namespace
-}  // namespace xpyd::datasets_test
+}  // namespace xpyd::testing::datasets_test

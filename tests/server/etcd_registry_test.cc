@@ -1,4 +1,4 @@
-#include "server/etcd_registry.h"
+#include "server/local_workers.h"
 
 #include <condition_variable>
 #include <mutex>
@@ -51,10 +51,9 @@ std::unique_ptr<Registry> open(const Etcd& etcd, double ttl_s = 2) {
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server")
 
 struct EtcdByHand {
-  RealClock clock;
   std::unique_ptr<HttpClient> http;
   explicit EtcdByHand(const Etcd& etcd) {
-    auto made = HttpClient::create({"127.0.0.1", etcd.port(), ""}, {}, clock);
+    auto made = HttpClient::create({"127.0.0.1", etcd.port(), ""}, {});
     REQUIRE(made.ok());
     http = std::move(made).value();
   }

@@ -1,9 +1,10 @@
 #include "server/http_client.h"
 
+#include "server/http.h"
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
 
-namespace xpyd::http_client_test {
+namespace xpyd::testing::http_client_test {
 namespace {
 
 using testing::FakeRequest;
@@ -135,10 +136,9 @@ TEST_CASE("http client: calls against a server", "[http_client]") {
     if (request.target == "/base/cut") FakeServer::send_all(fd, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc");
     if (request.target == "/base/slow") std::this_thread::sleep_for(std::chrono::milliseconds(600));
   });
-  RealClock clock;
   auto url = parse_http_url(server.url() + "/base");
   REQUIRE(url);
-  auto client = HttpClient::create(url.value(), {{"Authorization", "Bearer k"}}, clock);
+  auto client = HttpClient::create(url.value(), {{"Authorization", "Bearer k"}});
   REQUIRE(client);
   auto body = client.value()->fetch({.method = "GET", .target = "/ok", .body = ""});
   REQUIRE(body);
@@ -190,16 +190,15 @@ TEST_CASE("http client: nobody listens", "[http_client]") {
   {
     port = FakeServer([](int, const FakeRequest&) {}).port;
   }
-  RealClock clock;
   HttpUrl url{"127.0.0.1", port, ""};
-  auto client = HttpClient::create(url, {}, clock);
+  auto client = HttpClient::create(url, {});
   REQUIRE(client);
   auto body = client.value()->fetch({.method = "GET", .target = "/", .body = ""});
   REQUIRE_FALSE(body);
   CHECK(body.error().message.find("Connection refused") != std::string::npos);
-  CHECK_FALSE(HttpClient::create(url, {{"A", "b\r\nEvil: 1"}}, clock));
-  CHECK_FALSE(HttpClient::create({"no.such.host.invalid", 1, ""}, {}, clock));
+  CHECK_FALSE(HttpClient::create(url, {{"A", "b\r\nEvil: 1"}}));
+  CHECK_FALSE(HttpClient::create({"no.such.host.invalid", 1, ""}, {}));
 }
 
 }  // namespace
-}  // namespace xpyd::http_client_test
+}  // namespace xpyd::testing::http_client_test

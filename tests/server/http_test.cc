@@ -8,20 +8,16 @@
 #include <atomic>
 #include <chrono>
 
-#include "server/http_parser.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::http_test {
-
-using namespace testing;
+namespace xpyd::testing::http_test {
 
 namespace {
 
 const std::string kGet = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
 
-// Feeds `text` in pieces of `step` bytes and says how it ended: "done METHOD PATH BODY" or
-// "STATUS".
+// Feeds `text` in pieces of `step` bytes and says how it ended: "done METHOD PATH BODY" or "STATUS".
 std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits limits = {}) {
   HttpParser parser(limits);
   std::string waiting;
@@ -504,4 +500,4 @@ TEST_CASE("http: stop drops every connection", "[server][http]") {
   CHECK(seconds_since(start) < 20);
 }
 
-}  // namespace xpyd::http_test
+}  // namespace xpyd::testing::http_test

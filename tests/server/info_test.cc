@@ -5,12 +5,12 @@
 #include "model/folder.h"
 #include "model/weights.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd::info_test {
+namespace xpyd::testing::info_test {
 namespace {
 
 using nlohmann::json;
@@ -177,4 +177,4 @@ TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
 }
 
 }  // namespace
-}  // namespace xpyd::info_test
+}  // namespace xpyd::testing::info_test

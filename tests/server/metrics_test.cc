@@ -9,9 +9,7 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::metrics_test {
-
-using namespace testing;
+namespace xpyd::testing::metrics_test {
 
 namespace {
 
@@ -438,4 +436,4 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
         0.25);
 }
 
-}  // namespace xpyd::metrics_test
+}  // namespace xpyd::testing::metrics_test

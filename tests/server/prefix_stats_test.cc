@@ -6,12 +6,12 @@
 #include "base/json.h"
 #include "base/random.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd::prefix_stats_test {
+namespace xpyd::testing::prefix_stats_test {
 namespace {
 
 PrefixInput texts(std::vector<std::string> prompts) {
@@ -177,4 +177,4 @@ TEST_CASE("prefix-stats: the command writes its figures as JSON", "[prefix-stats
   CHECK_FALSE(Options::parse(option_table(), "prefix-stats", {file, "--min-count", "1"}, 1));
 }
 
-}  // namespace xpyd::prefix_stats_test
+}  // namespace xpyd::testing::prefix_stats_test

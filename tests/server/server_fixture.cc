@@ -11,7 +11,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "server/json_text.h"
+#include "base/json.h"
 
 namespace xpyd::testing {
 namespace {
@@ -27,7 +27,7 @@ std::string byte_tokenizer_json() {
   unsigned next = 0x100;
   for (unsigned b = 0; b < 256; ++b) {
     bool self = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-    vocab.key(utf8(self ? b : next++)).integer(b);
+    vocab.key(utf8(self ? b : next++)).value(b);
   }
   vocab.close('}');
   return R"({"added_tokens":[{"id":256,"content":"<|end|>","special":true}],)"
@@ -390,7 +390,7 @@ std::string request_text(const std::string& method, const std::string& path, con
 TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tokenizer) {
   ServerOptions options;
   options.port = 0;
-  options.model_name = "tiny";
+  options.name = "tiny";
   options.model_root = "models/tiny";
   options.version = "1.2.3";
   options.max_model_len = 256;

@@ -1,5 +1,4 @@
-// A server with a scripted cluster behind it, and a client that sends exactly the bytes it is told
-// to.
+// A server with a scripted cluster behind it, and a client that sends exactly the bytes it is told to.
 #pragma once
 
 #include <atomic>

@@ -1,9 +1,8 @@
-// The endpoints (Api, Generation, Sessions) and the supervisor before the simulated cluster, under
-// a virtual clock: clients hold conversations, whole and as streams, while instances crash, hang
-// and cannot be started, requests take too long, clients leave, replies get lost, strangers push
-// conversations out and the server is started anew. A checker that knows only what clients sent and
-// got back decides whether each answer follows from a history that its client can believe in, and
-// whether each refusal may be.
+// The endpoints (Api, Generation, Sessions) and the supervisor before the simulated cluster, under a virtual clock:
+// clients hold conversations, whole and as streams, while instances crash, hang and cannot be started, requests take
+// too long, clients leave, replies get lost, strangers push conversations out and the server is started anew. A checker
+// that knows only what clients sent and got back decides whether each answer follows from a history that its client can
+// believe in, and whether each refusal may be.
 //
 //   make test TESTS='[history]'     SEEDS=2000 or SEED=77 as with make chaos
 
@@ -17,8 +16,7 @@
 #include <set>
 
 #include "server/api.h"
-#include "server/generation.h"
-#include "server/supervisor.h"
+#include "server/local_workers.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/json.h"
@@ -37,8 +35,7 @@ Tokens joined(Tokens first, const Tokens& second) {
 // What clients of one name may believe to be its history. Turns of a name exclude one another.
 class Believed {
  public:
-  // A turn was answered: the history was one of those that may be, or this one is not to be
-  // explained.
+  // A turn was answered: the history was one of those that may be, or this one is not to be explained.
   bool answered(const Tokens& brought, const Tokens& output) {
     std::set<Tokens> after;
     for (const Tokens& history : may_be_) {
@@ -127,10 +124,10 @@ class Exchange final : public HttpExchange {
   // Of a whole answer one, of a stream all events.
   std::vector<json> parts() const {
     std::vector<json> found;
-    if (!body.starts_with("data: ")) return {json::parse(body, nullptr, false)};
+    if (!body.starts_with("data: ")) return {parsed(body)};
     for (size_t at = 0; (at = body.find("data: {", at)) != body.npos;) {
       const size_t end = body.find("\n\n", at);
-      found.push_back(json::parse(body.substr(at + 6, end - at - 6), nullptr, false));
+      found.push_back(parsed(body.substr(at + 6, end - at - 6)));
       at = end;
     }
     return found;

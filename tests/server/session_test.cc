@@ -2,9 +2,7 @@
 #include "server/sessions.h"
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::session_test {
-
-using namespace testing;
+namespace xpyd::testing::session_test {
 
 namespace {
 
@@ -343,4 +341,4 @@ TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][ses
   CHECK(busy > 100);
 }
 
-}  // namespace xpyd::session_test
+}  // namespace xpyd::testing::session_test

@@ -1,5 +1,5 @@
 // When children are started, started again and killed: the policy alone, on a clock of the test.
-#include "server/supervisor.h"
+#include "server/local_workers.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,6 +1,5 @@
-// base/cuda.h over the interpreter. Work on a stream is done when the call that enqueues it
-// returns, except inside a capture, where it is kept for Graph::launch, and on late streams, where
-// it waits to be waited for.
+// base/cuda.h over the interpreter. Work on a stream is done when the call that enqueues it returns, except inside a
+// capture, where it is kept for Graph::launch, and on late streams, where it waits to be waited for.
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -11,14 +10,13 @@
 #include <vector>
 
 #include "base/cuda.h"
-#include "base/cuda_early.h"
 #include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
 struct Work {
   std::function<void()> run;
   bool kernel = false;
-  bool early = false;  // and one that may start early (base/cuda_early.h)
+  bool early = false;  // and one that may start early (base/cuda.h)
 };
 using Recording = std::vector<Work>;
 
@@ -71,8 +69,7 @@ struct Registry {
     used -= bytes;
   }
 
-  // Mappings that lie behind one another are one to who uses them. begin, range_bytes: of the
-  // first.
+  // Mappings that lie behind one another are one to who uses them. begin, range_bytes: of the first.
   bool contains(const void* at, size_t bytes, const std::byte** begin = nullptr, size_t* range_bytes = nullptr) {
     auto p = static_cast<const std::byte*>(at);
     std::lock_guard lock(mutex);

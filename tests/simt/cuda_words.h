@@ -132,8 +132,7 @@ inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst
 inline void __threadfence_block() {}
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// Atomics on global memory; two host threads may run kernels at once. Those on shared memory are in
-// simt.h.
+// Atomics on global memory; two host threads may run kernels at once. Those on shared memory are in simt.h.
 #define XPYD_SIMT_ATOMIC(name, T, expression)                       \
   inline T name(T* p, T value) {                                    \
     auto place = ::xpyd::cuda::simt::global(p);                     \

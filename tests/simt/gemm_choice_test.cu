@@ -2,12 +2,11 @@
 // (cublasLt.h beside this).
 #include <cstring>
 
-#include "base/cuda_split.h"
+#include "base/cuda.h"
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 
-// Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of
-// tests.
+// Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of tests.
 #define CudaGemm LibraryGemm
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"  // one file
 #include "model/gemm_cuda.cu"
@@ -74,6 +73,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t
                               const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo, void*,
                               size_t, cudaStream_t stream) {
   using namespace xpyd;
+  using namespace xpyd::server;
   const cublas::Algorithm a = *cublas::find(algo->id);
   if (std::count(cublas::broken.begin(), cublas::broken.end(), a.id) ||
       (a.only_bf16 && y_layout->dtype == CUDA_R_32F) || int(x_layout->columns) < a.least_m)

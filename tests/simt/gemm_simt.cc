@@ -6,7 +6,7 @@
 
 #include "model/gemm_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 float load(const void* p, Dtype dtype, size_t i) {
@@ -71,4 +71,4 @@ std::string CudaGemm::describe() const {
   return lines;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

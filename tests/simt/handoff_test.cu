@@ -14,13 +14,12 @@
 #include "disagg/process_cluster.h"
 #include "disagg/transport/handoff_pool.h"
 #include "disagg/worker.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/card_rows.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::handoff_test {
 namespace {
 
 using cuda::simt::SmallPages;
@@ -28,6 +27,9 @@ using cuda::simt::vmm_use;
 using cuda::simt::VmmUse;
 
 TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays", "[simt][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   SmallPages pages;
   auto device = make_cuda_device();
   {
@@ -38,7 +40,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
     JoinedPool p = join_handoff_pool(made->address(), "paged", options).value();
     auto p_kv = find_kv_scheme("paged")->make(p.pool, options);
     std::vector<int32_t> prompt(11, 7);
-    const KvHandover handover = p_kv->hand_over(fill_on_card(*p_kv, prompt));
+    const KvHandover handover = p_kv->handoff().hand_over(fill_on_card(*p_kv, prompt));
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -46,7 +48,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
       if (!joined) ::_exit(2);
       auto d_kv = find_kv_scheme("paged")->make(joined.value().pool, options);
       if (joined.value().pool->data() == p.pool->data()) ::_exit(3);
-      const KvHandle here = d_kv->adopt(handover, prompt, 0);
+      const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
       if (here == kNoKv || rows_on_card(*d_kv, here, prompt, 0, false) != 0) ::_exit(4);
       prompt.push_back(9);
       if (!d_kv->append(here, 1)) ::_exit(5);
@@ -64,7 +66,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
              [&](std::byte* row, uint64_t pattern) { wrong += std::memcmp(row, &pattern, sizeof pattern) != 0; });
     CHECK(wrong == 0);
     made->reap();
-    p_kv->discard(handover);
+    p_kv->handoff().discard(handover);
     p_kv->clear_prefix_cache();
     CHECK(made->ledger().count_free() == 16);
     // Who made it goes; who joined keeps it.
@@ -185,7 +187,7 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
       words.insert(words.end(), {"--role", role, "--join", cluster->address()});
       const Options own = parse("worker", words);
       stacks.push_back(prepare_stack(own).value());
-      REQUIRE(open_backend(*stacks.back(), own).ok());
+      REQUIRE(open_backend(*stacks.back()).ok());
       workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
                                                                .role = role_of(role),
                                                                .join = cluster->address(),
@@ -220,4 +222,4 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::handoff_test

@@ -1,5 +1,4 @@
-// The inside of the interpreter: one Machine per host thread, with its fibres and the block that
-// runs.
+// The inside of the interpreter: one Machine per host thread, with its fibres and the block that runs.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>

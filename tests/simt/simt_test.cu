@@ -1,17 +1,15 @@
-// The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs
-// clean.
+// The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs clean.
 #include <algorithm>
 #include <functional>
 #include <optional>
 #include <thread>
 
 #include "base/cuda.h"
-#include "base/cuda_early.h"
 #include "base/cuda_kernel.h"
 #include "base/device_cuda.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing::simt_test {
 namespace {
 
 using cuda::simt::FaultCatcher;
@@ -74,8 +72,7 @@ __global__ void share(int planted, float* out) {
   out[t] = a[t];
 }
 
-// All read one place, then one thread writes it. Values pass between lanes, so that they all have
-// read.
+// All read one place, then one thread writes it. Values pass between lanes, so that they all have read.
 __global__ void read_then_write(int planted, float* out) {
   cuda::Carver carver;
   auto a = carver.take<float>(1);
@@ -303,7 +300,9 @@ TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
 
 TEST_CASE("a fault names kernel, block, thread and line", "[simt]") {
   std::string faults = run({"planted", index_past_end, 1, ""}, 1, 64);
-  CHECK(faults.find("block (0,0,0), thread (63,0,0) at tests/simt/simt_test.cu:") != std::string::npos);
+  const size_t where = faults.find("block (0,0,0), thread (63,0,0) at ");
+  REQUIRE(where != std::string::npos);
+  CHECK(faults.find("tests/simt/simt_test.cu:", where) != std::string::npos);
 }
 
 __global__ void one(float* out) { out[threadIdx.x] = 1; }
@@ -570,4 +569,4 @@ TEST_CASE("two host threads launch side by side", "[simt]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing::simt_test

@@ -7,7 +7,7 @@
 #include <array>
 #include <map>
 
-#include "base/cuda_tensor_map.h"
+#include "base/cuda.h"
 #include "machine.h"
 
 namespace xpyd::cuda {

@@ -5,7 +5,7 @@
 #include "base/cuda_kernel_sm90.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 using namespace cuda;
@@ -117,8 +117,7 @@ const Planted plants[] = {
     {"arrivals left over", "ends with arrivals at barrier 2"},
 };
 
-// The faults of four launches (both orders of blocks and of threads), and whether results were
-// right.
+// The faults of four launches (both orders of blocks and of threads), and whether results were right.
 std::pair<std::string, bool> run(int planted, const char* name) {
   Stream stream;
   auto device = [](size_t bytes) { return std::move(Memory::device(bytes).value()); };
@@ -209,4 +208,4 @@ TEST_CASE("a bulk copy gives zeros outside of its matrix", "[simt]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

@@ -1,9 +1,8 @@
-// base/cuda_split.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and
-// ordinary streams.
+// base/cuda.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and ordinary streams.
 #include <map>
 #include <mutex>
 
-#include "base/cuda_split.h"
+#include "base/cuda.h"
 
 namespace xpyd::cuda {
 namespace {

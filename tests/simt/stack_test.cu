@@ -4,12 +4,11 @@
 
 #include "base/cuda.h"
 #include "device_memory.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::stack_test {
 namespace {
 
 constexpr const char* kConfig =
@@ -83,8 +82,7 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
             .size() == expected.size());
 }
 
-// Of two kernels in a row the second begins before the first (README.md): each of them waits for
-// what it reads.
+// Of two kernels in a row the second begins before the first (README.md): each of them waits for what it reads.
 TEST_CASE("--device cuda: kernels that start early see what came before them", "[simt][server]") {
   ModelDir model;
   cuda::simt::Late late(true);
@@ -144,4 +142,4 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::stack_test

@@ -1,12 +1,11 @@
-// KV tiers under a pool on the card: what comes back from host memory gives the same logits, over
-// every memory, and with streams that do their work late, so that a copy that nobody waited for is
-// wrong data.
+// KV tiers under a pool on the card: what comes back from host memory gives the same logits, over every memory, and
+// with streams that do their work late, so that a copy that nobody waited for is wrong data.
 #include "base/device_cuda.h"
 #include "device_memory.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::tiers_test {
 namespace {
 
 using cuda::simt::Late;
@@ -134,4 +133,4 @@ TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::tiers_test

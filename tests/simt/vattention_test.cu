@@ -7,7 +7,7 @@
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::vattention_test {
 namespace {
 
 using cuda::simt::Late;
@@ -49,9 +49,8 @@ TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][
           }
 }
 
-// With planning ahead, the step after a sequence's last token has begun when that token is known;
-// its kernels still read and write the sequence's rows, which a shared pool unmaps as soon as it is
-// freed.
+// With planning ahead, the step after a sequence's last token has begun when that token is known; its kernels still
+// read and write the sequence's rows, which a shared pool unmaps as soon as it is freed.
 TEST_CASE("simt vattention: who stops keeps its rows until the step under way has ended", "[simt][vattention]") {
   SmallPages pages;
   OnCuda cuda;
@@ -86,4 +85,4 @@ TEST_CASE("simt vattention: who stops keeps its rows until the step under way ha
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::vattention_test

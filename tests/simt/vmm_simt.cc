@@ -1,8 +1,7 @@
-// base/cuda_vmm.h on the CPU: physical memory is a memfd (one for all of it; what can be exported
-// has its own, which is what other processes get), addresses are PROT_NONE until memory is mapped
-// there and made accessible, and every rule of the driver is kept. So a touch of addresses
-// without memory, or of memory that was unmapped too early, is a segmentation fault here as it is
-// an illegal access on a card; copies and cp.async report it before (cuda_simt.cc).
+// base/cuda_vmm.h on the CPU: physical memory is a memfd (one for all of it; what can be exported has its own, which is
+// what other processes get), addresses are PROT_NONE until memory is mapped there and made accessible, and every rule
+// of the driver is kept. So a touch of addresses without memory, or of memory that was unmapped too early, is a
+// segmentation fault here as it is an illegal access on a card; copies and cp.async report it before (cuda_simt.cc).
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -116,8 +115,7 @@ void protect(Address address, size_t bytes) {
   XPYD_CHECK(at != MAP_FAILED);
 }
 
-// A kernel that touches what is not there has no one to catch it: it says where, and the program
-// ends. Locks nothing.
+// A kernel that touches what is not there has no one to catch it: it says where, and the program ends. Locks nothing.
 struct sigaction before;
 void name_fault(int signal, siginfo_t* info, void*) {
   if (simt::self) {

@@ -51,8 +51,7 @@ uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, in
             case Collective::shuffle_down: from = l + s.argument; break;
             default: from = l ^ s.argument; break;
           }
-          // Outside its part of the warp a lane keeps its own value; xor may read the parts before
-          // it.
+          // Outside its part of the warp a lane keeps its own value; xor may read the parts before it.
           bool outside = fibre.kind == Collective::shuffle_xor ? from < 0 || from >= end : from < first || from >= end;
           if (outside) from = l;
           if (!(lanes >> from & 1))

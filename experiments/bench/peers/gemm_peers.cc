@@ -1,5 +1,4 @@
-// Our GEMM beside Debian's OpenBLAS, BLIS and oneDNN, interleaved in one process. `make
-// bench-peers`.
+// Our GEMM beside Debian's OpenBLAS, BLIS and oneDNN, interleaved in one process. `make bench-peers`.
 //
 // What it takes to be fair to them:
 // - OpenBLAS and BLIS export the same names: each is opened with RTLD_LOCAL.
@@ -24,7 +23,7 @@
 #include "experiments/bench/gemm_case.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 void* open_library(std::initializer_list<const char*> names) {
@@ -209,8 +208,7 @@ int run_peers(BenchOptions options) {
   }
   Bench bench(options);
   bench.print_conditions();
-  // All threads first: a smaller team would make the OpenMP runtime end threads that are pinned
-  // now.
+  // All threads first: a smaller team would make the OpenMP runtime end threads that are pinned now.
   for (int threads : n_threads > 1 ? std::vector<int>{n_threads, 1} : std::vector<int>{1}) {
     libraries.set_threads(threads);
     std::printf("\n%d thread%s\n", threads, threads > 1 ? "s" : "");
@@ -223,13 +221,13 @@ int run_peers(BenchOptions options) {
   return bench.exit_code();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments
 
 int main(int argc, char** argv) {
-  auto options = xpyd::parse_bench_options(argc, argv);
+  auto options = xpyd::experiments::parse_bench_options(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "bench-peers: %s\n", options.error().message.c_str());
     return 2;
   }
-  return xpyd::run_peers(options.value());
+  return xpyd::experiments::run_peers(options.value());
 }

@@ -1,0 +1,66 @@
+// What an owner of a memory may ask beside what an engine does: to hand sequences over (KvHandoff: every memory), to
+// bring back what lies in a tier (KvLoader: those that have tiers).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace xpyd::allocator {
+
+using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
+inline constexpr KvHandle kNoKv = -1;
+
+// A sequence on its way between two memories over one pool: block ids and the references that they
+// carry. A plain value that owns references: it must be adopted or discarded exactly once.
+//
+// Between processes (block_ledger.h) it owns the giver's references alone, and travels as a copy:
+// the giver discards its own once it knows that the other one has adopted, or will not. Until then
+// the taker can adopt; later it is refused.
+struct KvHandover {
+  std::vector<int32_t> blocks;
+  int tokens = 0;  // written
+  // Between processes:
+  std::vector<uint32_t> generations;  // of the blocks
+  int giver = -1;                     // its slot in the ledger
+  bool between_processes() const { return giver >= 0; }
+};
+
+// Zero-copy hand-off: a sequence goes from one memory to another over the same pool, and no byte moves. Both memories
+// must be of the same scheme over the same pool.
+class KvHandoff {
+ public:
+  // Gives the sequence up without giving up its blocks.
+  virtual KvHandover hand_over(KvHandle handle) = 0;
+  // Takes one over. kNoKv where there are no addresses for it now (vattention: no slot, or no mappings left), or where
+  // the giver, another process, does not hold those blocks any more; the KV is given up then.
+  virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
+  // Ends a hand-over that nobody adopts; between processes the giver's, and nobody else's.
+  virtual void discard(KvHandover handover) = 0;
+
+ protected:
+  ~KvHandoff() = default;
+};
+
+// What a memory with tiers below it (tiered.h) can do beside: a prompt's KV that is not there may be on its way.
+class KvLoader {
+ public:
+  // Whether what reserve() found is in place. Once it says so, written_tokens() is what there is: a
+  // failed read leaves less than reserve() promised. Until then: free() or wait.
+  virtual bool ready(KvHandle handle) = 0;
+  // Cached tokens that reserve() would promise: more than probe() where it would load some from a
+  // tier. Any thread may call it.
+  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+  // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
+  // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
+  // something was under way, so that memory may have come free.
+  virtual bool poll() = 0;
+  // free() of a sequence that will be reserved again: what of it a tier has not is kept there
+  // first, and waited for, since somebody wants the blocks now.
+  virtual void set_aside(KvHandle handle) = 0;
+
+ protected:
+  ~KvLoader() = default;
+};
+
+}  // namespace xpyd::allocator

@@ -1,0 +1,30 @@
+// The rooms: a namespace each, which sees the names of the rooms before it (base/ is xpyd itself;
+// `make layers` keeps the files to the same order). Two rooms may give one name to two things.
+#pragma once
+
+namespace xpyd {
+
+namespace allocator {}
+namespace attention {
+using namespace allocator;
+}
+namespace model {
+using namespace attention;
+}
+namespace batch {
+using namespace model;
+}
+namespace disagg {
+using namespace batch;
+}
+namespace server {
+using namespace disagg;
+}
+namespace experiments {
+using namespace server;
+}
+namespace testing {
+using namespace experiments;
+}
+
+}  // namespace xpyd

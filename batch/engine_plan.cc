@@ -1,0 +1,259 @@
+// The engine's plan: what a policy sees of its sequences, and what becomes of what the policy wants: who runs, who
+// starts, who gives its memory up.
+#include <algorithm>
+#include <numeric>
+
+#include "batch/engine.h"
+
+namespace xpyd::batch {
+
+SequenceView Engine::view_of(const Sequence& s) const {
+  SequenceView view;
+  view.n_tokens = int(s.tokens.size());
+  view.n_computed = s.kv == kNoKv && !s.scheduled ? s.cached_tokens : s.computed;
+  view.n_limit = s.leaves ? s.given + 1 : s.n_prompt() + s.request->max_tokens;
+  view.n_output = s.n_output();
+  view.choices = s.stands_for;
+  if (s.kv != kNoKv) {
+    view.n_blocks = int(memory_.blocks(s.kv).size());
+    view.tail_shared = memory_.tail_shared(s.kv);
+  }
+  return view;
+}
+
+void Engine::make_plan() {
+  running_views_.clear();
+  waiting_views_.clear();
+  runnable_.clear();
+  admissible_.clear();
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Sequence& s = *running_[i];
+    // Its last token here is being chosen: it takes part in no further step.
+    if (s.tokens.back() < 0 && (s.leaves || s.n_output() >= s.request->max_tokens)) continue;
+    runnable_.push_back(int(i));
+    running_views_.push_back(view_of(s));
+  }
+  // No policy can start more than the free places; the rest of the queue need not be looked at.
+  size_t startable = size_t(std::max(0, options_.max_batch - int(runnable_.size())));
+  for (size_t i = 0; i < waiting_.size() && i < startable; ++i) {
+    Sequence& s = *waiting_[i];
+    if (!s.probed) {
+      const int cached = memory_.probe(s.tokens, s.salt());
+      if (!s.scheduled) s.cached_tokens = cached;
+      s.probed = true;
+      load_early(s, cached);
+    }
+    if (s.loading) continue;  // others run meanwhile
+    admissible_.push_back(int(i));
+    waiting_views_.push_back(view_of(s));
+  }
+  if (admission_->looks_ahead && !waiting_views_.empty()) charge_shared_blocks();
+  KvStats kv = memory_.stats();
+  BatchView view{.running = running_views_,
+                 .waiting = waiting_views_,
+                 .available_blocks = kv.available(),
+                 .capacity_blocks = kv.capacity,
+                 .block_tokens = kv.block_tokens,
+                 .max_batch = options_.max_batch,
+                 .step_tokens = options_.step_tokens,
+                 .admission = admission_};
+  plan_.clear();
+  options_.policy->plan(view, plan_);
+}
+
+// A block that several sequences hold is charged to the one of them that will hold it longest.
+void Engine::charge_shared_blocks() {
+  by_output_left_.resize(running_views_.size());
+  std::iota(by_output_left_.begin(), by_output_left_.end(), 0);
+  auto left = [&](int i) {
+    const SequenceView& view = running_views_[size_t(i)];
+    return view.n_limit - view.n_tokens;
+  };
+  std::stable_sort(by_output_left_.begin(), by_output_left_.end(), [&](int a, int b) { return left(a) > left(b); });
+  ++charge_;
+  for (int i : by_output_left_) {
+    SequenceView& view = running_views_[size_t(i)];
+    for (int32_t block : memory_.blocks(running_[size_t(runnable_[size_t(i)])]->kv)) {
+      if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
+      view.n_shared_blocks += std::exchange(charged_[size_t(block)], charge_) == charge_;
+    }
+  }
+}
+
+// Whether the plan does what may not be done to sequences that are under way: preempt, or choose
+// from logits that the CPU sees.
+bool Engine::needs_settling() const {
+  auto by_cpu = [](const Sequence& s) {
+    return s.stands_for > 1 || more_than_a_draw(s.request->sampling) || s.wants_prompt_logprobs();
+  };
+  return !plan_.preempts.empty() || std::any_of(plan_.runs.begin(), plan_.runs.end(), [&](const ScheduledRun& run) {
+    const Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
+    return by_cpu(s) && (run.n_tokens == s.pending() || s.wants_prompt_logprobs());
+  }) || std::any_of(plan_.admits.begin(), plan_.admits.end(), [&](const ScheduledRun& run) {
+    return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]);
+  });
+}
+
+// Room for n_tokens beyond those computed or under way.
+bool Engine::append(const Sequence& s, int n_tokens) {
+  return memory_.append(s.kv, s.computed - memory_.written_tokens(s.kv) + n_tokens);
+}
+
+// ---- KV that comes from a tier.
+
+// A sequence that waits and whose KV a tier has gets its memory before its turn, where nobody
+// misses it, so that the KV is there when its turn comes. `cached_tokens`: here already.
+void Engine::load_early(Sequence& s, int cached_tokens) {
+  if (s.kv != kNoKv || memory_.promise(s.tokens, s.salt()) <= cached_tokens) return;
+  const KvStats kv = memory_.stats();
+  auto blocks = [&kv](int tokens) { return (tokens + kv.block_tokens - 1) / kv.block_tokens; };
+  int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;
+  for (const SequenceView& view : running_views_) need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
+  for (const SequenceView& ahead : waiting_views_)
+    need += std::max(0, blocks(ahead.n_tokens) - std::max(ahead.n_blocks, ahead.n_computed / kv.block_tokens));
+  if (need <= kv.available() && reserve(s)) s.early = true;
+}
+
+void Engine::poll_loads() {
+  if (loading_ == 0) return;
+  loading_ = 0;
+  for (const SequencePtr& s : waiting_) {
+    if (!s->loading) continue;
+    if (!memory_.ready(s->kv)) {
+      ++loading_;
+      continue;
+    }
+    s->loading = false;
+    s->computed = memory_.written_tokens(s->kv);
+  }
+}
+
+// The last of those who got memory before their turn gives it up. False: nobody has any that could be had now.
+bool Engine::give_up_early() {
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
+                                 [](const SequencePtr& s) { return s->early && !s->loading; });
+  if (last == waiting_.rend()) return false;
+  Sequence& s = **last;
+  release(s);
+  s.early = false;
+  s.computed = 0;
+  return true;
+}
+
+// Takes memory for a waiting sequence. False: there is none. Its KV may be `loading`.
+bool Engine::reserve(Sequence& s) {
+  const Result<KvReservation> reserved = memory_.reserve(s.tokens, s.salt());
+  if (!reserved) return false;
+  s.kv = reserved.value().handle;
+  s.computed = reserved.value().cached_tokens;
+  s.early = s.loading = reserved.value().loading;
+  loading_ += int(s.loading);
+  return true;
+}
+
+// The sequence's next n_tokens in a step.
+StepEntry Engine::entry_of(Sequence& s, int n_tokens) {
+  const int end = s.computed + n_tokens;
+  Entry entry{.sequence = &s, .first = s.computed, .n_tokens = n_tokens};
+  entry.wants_logits = end == int(s.tokens.size());
+  if (s.wants_prompt_logprobs()) entry.n_prompt_rows = std::min(end, s.n_prompt() - 1) - s.computed;
+  return entry;
+}
+
+// Gets memory for the next n_tokens of a waiting sequence. False: it does not run now.
+bool Engine::place(SequencePtr& s, int n_tokens, double now) {
+  if (s->kv == kNoKv) {
+    if (!reserve(*s) || s->loading) return false;
+    n_tokens = std::min(n_tokens, s->pending());
+    if (!append(*s, n_tokens)) {
+      release(*s);
+      s->computed = 0;
+      return false;
+    }
+  } else if (!append(*s, n_tokens)) {
+    return false;
+  }
+  s->early = false;
+  if (!s->scheduled) {
+    s->cached_tokens = s->computed;
+    stats_.prompt_tokens += s->n_prompt();
+    if (s->leaves) hooks_->prefill_started(*s);
+  }
+  if (s->leaves && s->computed > 0) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);
+  if (!s->scheduled) s->scheduled_s = now;
+  s->scheduled = true;
+  s->queue_ticket.reset();
+  next_.entries.push_back(entry_of(*s, n_tokens));
+  return true;
+}
+
+// False: nothing runs, and nothing was changed either.
+bool Engine::apply_plan(double now) {
+  next_.entries.clear();
+  std::sort(plan_.preempts.begin(), plan_.preempts.end());
+  for (auto i = plan_.preempts.rbegin(); i != plan_.preempts.rend(); ++i) {
+    preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first: the oldest waits in front
+  }
+  // A step has max_batch rows of logits: one for each sequence, and what is left is for prompts
+  // whose logprobs are wanted, which take more steps therefore.
+  int spare_rows = options_.max_batch - int(plan_.runs.size() + plan_.admits.size());
+  auto tokens_of = [&spare_rows](const Sequence& s, const ScheduledRun& run) {
+    if (!s.wants_prompt_logprobs()) return run.n_tokens;
+    const int n = std::min(run.n_tokens, 1 + spare_rows);
+    spare_rows -= n - 1;
+    return n;
+  };
+  for (const ScheduledRun& run : plan_.runs) {
+    Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
+    const int n_tokens = tokens_of(s, run);
+    if (!append(s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    next_.entries.push_back(entry_of(s, n_tokens));
+  }
+  std::erase(running_, nullptr);
+  // A refusal stops admission: whoever comes later waits too.
+  size_t admitted = 0;
+  for (const ScheduledRun& run : plan_.admits) {
+    SequencePtr& s = waiting_[size_t(admissible_[size_t(run.index)])];
+    if (!plan_.preempts.empty() || !place(s, tokens_of(*s, run), now)) break;
+    running_.push_back(std::move(s));
+    ++admitted;
+  }
+  if (admitted > 0) std::erase(waiting_, nullptr);
+  if (options_.policy->keeps_rows) arrays_.arrange(next_.entries);
+
+  if (next_.entries.empty() && plan_.preempts.empty()) return !under_way_.begun && loading_ == 0 && make_room();
+  return true;
+}
+
+// Nothing fits: the youngest of those who hold memory gives it up. One alone fits, because no
+// request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that
+// others hold have arrived here, too). False: there is nobody to ask.
+bool Engine::make_room() {
+  const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
+  if ((!running_.empty() || waiting_with_kv() > 1 || head_waits) && give_up_early()) return true;
+  if (running_.size() > 1) {
+    SequencePtr victim = std::move(running_.back());
+    running_.pop_back();
+    preempt(std::move(victim));
+    return true;
+  }
+  if (!running_.empty() || waiting_with_kv() < 2) return false;
+  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->kv != kNoKv; });
+  SequencePtr victim = std::move(*last);
+  waiting_.erase(std::next(last).base());
+  preempt(std::move(victim));
+  return true;
+}
+
+void Engine::preempt(SequencePtr s) {
+  if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
+  s->computed = 0;
+  s->early = s->probed = false;
+  ++stats_.preemptions;
+  ++s->preemptions;
+  auto place = std::find_if(waiting_.begin(), waiting_.end(),
+                            [](const SequencePtr& other) { return other->kv == kNoKv; });
+  waiting_.insert(place, std::move(s));
+}
+
+}  // namespace xpyd::batch

@@ -1,0 +1,227 @@
+#include "disagg/handover/receiver.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "disagg/messages.h"
+
+namespace xpyd::disagg::handover {
+
+void Receiver::on(Incoming& in, Event event, With with) {
+  const auto& step = kReceiverTable.step(in.state, event, parts_.visits ? &parts_.visits->receiver : nullptr);
+  if (kFinished.has(step.next) && !kFinished.has(in.state)) finished_prefills_.push_back(in.attempt);
+  in.state = step.next;
+  gone_ += in.state == State::gone;
+  switch (step.action) {
+    case Action::nothing: return;
+    case Action::promise:
+      if (in.from < 0) in.from = with.from;
+      return promise(in);
+    case Action::read: return read(in);
+    case Action::hand_out:
+      return parts_.tell(kConductor, PrefillJob{in.attempt, in.request, in.choices[0], parts_.self});
+    case Action::accept: return accept(in, *with.delivered);
+    case Action::give_back: return give_back(with.from, in.attempt, with.delivered->handover);
+    case Action::adopt: return adopt(in, parts_.wire.zero_copy() || is_whole(in));
+    case Action::recompute: return adopt(in, false);
+    case Action::drop: break;
+    case Action::end: end(in); break;
+    case Action::give_up:
+      // The prefill instance could not: of its own requests the conductor knows.
+      if (in.order != DisaggOrder::decode_first) break;
+      parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
+      break;
+    case Action::expire:
+      ++stats_.expired;
+      parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
+      break;
+    case Action::refuse: give_back(with.from, in.attempt, with.delivered->handover); [[fallthrough]];
+    case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)}); break;
+  }
+  // The reservation is broken.
+  give_back(in.from, in.attempt, in.handover);
+  give_up(in.place);
+  sweep();
+}
+
+Receiver::Incoming* Receiver::find(InstanceId from, AttemptId attempt) {
+  auto found = incoming_.find(attempt);
+  return found == incoming_.end() || found->second.from != from ? nullptr : &found->second;
+}
+
+// Forgets those that are gone.
+bool Receiver::tidy() {
+  if (std::exchange(gone_, 0) == 0) return false;
+  const auto gone = [this](AttemptId attempt) { return incoming_.at(attempt).state == State::gone; };
+  std::erase_if(remote_prefilling_, gone);
+  std::erase_if(finished_prefills_, gone);
+  std::erase_if(incoming_, [](const auto& entry) { return entry.second.state == State::gone; });
+  return true;
+}
+
+// ---- What comes in.
+
+void Receiver::expect(Incoming in) {
+  remote_prefilling_.push_back(in.attempt);
+  incoming_.emplace(in.attempt, std::move(in));
+}
+
+void Receiver::start(StartRequest message) {
+  Incoming in{.attempt = message.attempt, .order = DisaggOrder::decode_first, .request = message.request};
+  in.choices.push_back(message.state);
+  in.sequence = attempts_.begin(message.attempt, std::move(message.request), message.state);
+  in.sequence->queue_ticket = attempts_.ticket(message.attempt, AttemptProgress::started);
+  in.tokens = in.sequence->tokens;
+  in.deadline_s = std::numeric_limits<double>::infinity();  // until somebody has taken it
+  expect(std::move(in));
+}
+
+// Whether something new of the peer's is of use; it is told where not.
+bool Receiver::is_welcome(InstanceId from, AttemptId attempt) {
+  if (parts_.peers.contains(from) && !attempts_.aborted(attempt)) return true;
+  parts_.tell(from, ReservationCancelled{attempt});
+  return false;
+}
+
+void Receiver::handle(InstanceId from, ReserveKv message) {
+  auto found = incoming_.find(message.attempt);
+  if (found != incoming_.end()) {  // decode_first: the room is there, or nobody was told of it
+    on(found->second, Event::claimed, {.from = from});
+    tidy();
+    return;
+  }
+  if (!is_welcome(from, message.attempt)) return;
+  Incoming in{.attempt = message.attempt, .from = from, .request = std::move(message.request)};
+  in.tokens = in.request->prompt;
+  in.tokens.insert(in.tokens.end(), message.state.output.begin(), message.state.output.end());
+  in.deadline_s = parts_.new_deadline();
+  expect(std::move(in));
+}
+
+void Receiver::handle(InstanceId from, KvOffered message) {
+  if (has(message.attempt) || !is_welcome(from, message.attempt)) return;
+  Incoming in{.attempt = message.attempt, .order = DisaggOrder::pull, .from = from};
+  in.request = std::move(message.request);
+  in.tokens = in.request->prompt;  // each choice's last token was sampled there, and has no KV yet
+  const std::vector<int32_t>& output = message.choices[0].output;
+  in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
+  if (Status fits = parts_.peers.check_place(from, message.source, int(in.tokens.size())); !fits) {
+    parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused, fits.error().message});
+    return parts_.tell(from, ReservationCancelled{message.attempt});
+  }
+  in.choices = std::move(message.choices);
+  in.source = std::move(message.source);
+  in.deadline_s = parts_.new_deadline();
+  expect(std::move(in));
+}
+
+void Receiver::handle(InstanceId from, KvDelivered message) {
+  if (!parts_.wire.zero_copy()) message.handover.reset();  // it comes from another process
+  Incoming* in = find(from, message.attempt);
+  if (!in) return give_back(from, message.attempt, message.handover);  // given up meanwhile
+  Event event = Event::delivered;
+  if (in->state == State::granted && !message.kv_arrived) event = Event::delivered_short;
+  if (in->state == State::granted && !fits(*in, message.choices)) event = Event::misdelivered;
+  on(*in, event, {AttemptFailure::refused, "its delivery does not fit the request", from, &message});
+  tidy();
+}
+
+// It comes from another process: each choice is one token further than the prompt's KV.
+// (decode_first: the sequence is here.)
+bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices) const {
+  const size_t next = in.tokens.size() + 1 - in.request->prompt.size();
+  return in.order != DisaggOrder::push ||
+         (!choices.empty() && std::ranges::all_of(choices, [&](const ChoiceState& state) {
+           return state.output.size() == next && next < size_t(in.request->max_tokens) &&
+                  state.choice + state.stands_for <= in.request->n;
+         }));
+}
+
+void Receiver::accept(Incoming& in, KvDelivered& delivered) {
+  if (in.order == DisaggOrder::push) in.choices = std::move(delivered.choices);
+  in.deadline_s = parts_.new_deadline();
+  in.posts = delivered.posts;
+  in.checksums = std::move(delivered.checksums);
+  in.handover = std::move(delivered.handover);
+}
+
+void Receiver::handle(InstanceId from, const ReservationCancelled& message) {
+  Incoming* in = find(from, message.attempt);
+  if (!in) return;
+  if (in->order == DisaggOrder::decode_first && request_over(*in))
+    on(*in, Event::request_over);  // it was this instance's abort
+  else
+    on(*in, Event::cancelled, {AttemptFailure::given_up, "its prefill was given up"});
+  tidy();
+}
+
+void Receiver::renewed(InstanceId from, AttemptId attempt) {
+  if (Incoming* in = find(from, attempt)) in->deadline_s = parts_.new_deadline();
+}
+
+void Receiver::peer_gone(InstanceId peer, const std::string& why) {
+  for (auto& [attempt, in] : incoming_) {
+    if (in.from != peer) continue;
+    if (in.state == State::finished_prefills && all_arrived(in)) on(in, Event::counted);
+    on(in, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
+  }
+  tidy();
+}
+
+// ---- Time.
+
+bool Receiver::tick() {
+  bool moved = sweep();
+  for (auto& [attempt, in] : incoming_) {
+    if (request_over(in))
+      on(in, Event::request_over);
+    else if (kLeased.has(in.state) && parts_.clock.now() > in.deadline_s)
+      on(in, Event::silent, {AttemptFailure::peer_silent, "its prefill instance is silent"});
+  }
+  moved |= tidy();
+  // Who came later waits, too.
+  for (; !remote_prefilling_.empty() && grant(incoming_.at(remote_prefilling_.front())); moved = true)
+    remote_prefilling_.pop_front();
+  for (AttemptId attempt : finished_prefills_) look(incoming_.at(attempt));
+  moved |= tidy();
+  return moved;
+}
+
+// Who waits here for a prefill instance, or to read from one, can end here. (push: P ends it.)
+bool Receiver::request_over(const Incoming& in) const {
+  const bool gone = attempts_.aborted(in.attempt);
+  if (in.order == DisaggOrder::pull) return gone && kUngranted.has(in.state);
+  return in.order == DisaggOrder::decode_first && kUndelivered.has(in.state) && (gone || is_late(in));
+}
+
+bool Receiver::is_late(const Incoming& in) const {
+  return in.request->deadline_s > 0 && parts_.clock.now() > in.request->deadline_s;
+}
+
+void Receiver::end(Incoming& in) {
+  if (in.sequence)
+    emit_end(*in.sequence, attempts_.aborted(in.attempt) ? FinishReason::abort : FinishReason::timeout, "",
+             parts_.clock.now());
+  if (in.from >= 0) parts_.tell(in.from, ReservationCancelled{in.attempt});
+}
+
+void Receiver::add_shared(SharedAttempts& of_peer) const {
+  for (const auto& [attempt, in] : incoming_)
+    if (in.from >= 0) of_peer[in.from].push_back(attempt);
+}
+
+void Receiver::clear(FinishReason reason, const std::string& error) {
+  const double now = parts_.clock.now();
+  for (auto& [attempt, in] : incoming_) {
+    if (in.sequence) {
+      emit_end(*in.sequence, reason, error, now);
+    } else if (kFinished.has(in.state) && in.order == DisaggOrder::push) {
+      for (const ChoiceState& state : in.choices)
+        emit_end(*attempts_.begin(attempt, in.request, state), reason, error, now);
+    }
+    on(in, Event::shut_down);
+  }
+  tidy();
+}
+
+}  // namespace xpyd::disagg::handover

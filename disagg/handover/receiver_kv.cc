@@ -1,0 +1,225 @@
+// Receiver: room for KV that comes, and what becomes of it when it has come, or has not.
+#include <algorithm>
+
+#include "disagg/handover/receiver.h"
+#include "disagg/messages.h"
+
+namespace xpyd::disagg::handover {
+
+// ---- Room.
+
+// In the batch, for the choices of those who have it.
+int Receiver::promised() const {
+  int n = 0;
+  for (const auto& [attempt, in] : incoming_)
+    if (!kUngranted.has(in.state) && in.state != State::gone) n += in.request->n;
+  return n;
+}
+
+// Preempted sequences take no place: they wait for memory, and with a shared pool that memory may
+// be what the prompts to be handed over hold.
+//
+// A place in the batch for all choices beside those of the engine and what is promised, and where bytes are to be
+// copied blocks for all tokens, less what is cached. `loading`: what a tier has of it comes meanwhile, and no more is
+// held; to be asked again.
+Receiver::Room Receiver::take_room(Incoming& in) {
+  Place& place = in.place;
+  const std::vector<int32_t>& tokens = in.tokens;
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
+  const int sequences = engine_.running() + engine_.waiting_with_kv() + promised();
+  bool loading = place.kv != kNoKv;
+  const Room held = loading ? Room::loading : Room::none;
+  if (sequences > 0 && sequences + in.request->n > parts_.max_batch) return held;
+  if (parts_.wire.zero_copy()) return Room::all;
+  KvMemory& memory = parts_.memory;
+  if (!loading) {
+    const KvStats kv = memory.stats();
+    const int spare = sequences == 0 ? 0 : kv.capacity / 100;
+    const int need = (int(tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
+                     memory.probe(tokens, salt) / kv.block_tokens;
+    if (need + spare > kv.available()) return Room::none;
+    const Result<KvReservation> reserved = memory.reserve(tokens, salt);
+    if (!reserved) return Room::none;
+    place.kv = reserved.value().handle;
+    loading = reserved.value().loading;
+  }
+  // What a tier of this instance has need not cross: it is loaded while the other one computes.
+  // Until it is there those who came later wait, too.
+  if (!memory.ready(place.kv)) return Room::loading;
+  place.cached_tokens = memory.written_tokens(place.kv);
+  if (!memory.append(place.kv, int(tokens.size()) - place.cached_tokens)) {
+    if (loading) return Room::loading;
+    memory.free(std::exchange(place.kv, kNoKv));
+    return Room::none;
+  }
+  place.lease = memory.pin(place.kv);
+  return Room::all;
+}
+
+bool Receiver::grant(Incoming& in) {
+  const Room room = take_room(in);
+  if (room == Room::loading && in.state == State::remote_prefilling) on(in, Event::loads);
+  if (room != Room::all) return false;
+  const bool elsewhere = in.place.cached_tokens < in.n_computed();  // or all of its KV is here
+  switch (in.order) {
+    case DisaggOrder::push: on(in, Event::room_to_write); break;
+    case DisaggOrder::pull: on(in, elsewhere ? Event::room_to_read : Event::room_for_all); break;
+    default: on(in, elsewhere ? Event::room_to_claim : Event::room_for_all);
+  }
+  return true;
+}
+
+// Tells the prefill instance where to write.
+void Receiver::promise(Incoming& in) {
+  KvReserved answer{.attempt = in.attempt};
+  if (!parts_.wire.zero_copy()) {
+    Place& place = in.place;
+    Result<WindowKey> window = parts_.wire.open(
+        in.from, KvOp::write, rows_of(parts_.memory, place.kv, place.cached_tokens, int(in.tokens.size())));
+    if (!window)
+      return on(in, Event::no_window, {AttemptFailure::refused, "no window for it: " + window.error().message});
+    place.window = window.value();
+    answer.destination = place_of(parts_.memory, place.kv, place.window, place.cached_tokens);
+  }
+  in.deadline_s = parts_.new_deadline();
+  parts_.tell(in.from, std::move(answer));
+}
+
+void Receiver::read(Incoming& in) {
+  const double start = parts_.clock.now();
+  const int n_tokens = int(in.tokens.size());
+  parts_.peers.plan_read(in.from, in.source, in.place.kv, {in.place.cached_tokens, n_tokens, 0, parts_.n_layers},
+                         plan_);
+  in.checksums = in.source.checksums;
+  in.read_s = parts_.clock.now();
+  in.read_bytes = plan_.bytes;
+  in.place.reading = parts_.wire.post(
+      {in.from, KvOp::read, in.source.window, parts_.post_deadline(in.request->deadline_s, plan_.bytes)}, plan_);
+  ++parts_.posted.transfers;
+  parts_.posted.bytes += int64_t(plan_.bytes);
+  parts_.posted.descriptors += int64_t(plan_.copies.size());
+  parts_.posted.seconds += parts_.clock.now() - start;
+}
+
+// ---- KV that comes.
+
+bool Receiver::all_arrived(const Incoming& in) const {
+  return in.place.window == WindowKey{} || parts_.wire.arrived(in.place.window) >= in.posts;
+}
+
+// How far what was delivered, or is read, has come.
+void Receiver::look(Incoming& in) {
+  if (in.state == State::reading) {
+    const TransferState read = parts_.wire.poll(in.place.reading);
+    if (read == TransferState::in_flight) return;
+    in.place.reading = kNoTransfer;
+    if (read == TransferState::done) parts_.rate.done(in.read_s, parts_.clock.now(), in.read_bytes);
+    on(in, read == TransferState::done ? Event::read_done : Event::read_failed);
+  }
+  if (in.state == State::finished_prefills && all_arrived(in)) on(in, Event::counted);
+  // (A window that is being closed need not count any more.)
+  if (in.state == State::closing && close(in.place)) on(in, Event::closed);
+  const bool worth_the_wait = parts_.clock.now() <= in.deadline_s && !is_late(in) && !attempts_.aborted(in.attempt);
+  if (kCounting.has(in.state) && !worth_the_wait) on(in, Event::late);
+  if (kHere.has(in.state)) on(in, Event::adopted);
+}
+
+bool Receiver::is_whole(const Incoming& in) const {
+  if (in.checksums.empty()) return true;
+  // What was read was computed from token 0 on: so is this, with what was here before.
+  const int from = in.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
+  return checksums_are(parts_.memory, in.place.kv, from, in.n_computed(), in.checksums);
+}
+
+// `whole`: with the KV that came; else it is computed here, in other blocks.
+void Receiver::adopt(Incoming& in, bool whole) {
+  KvMemory& memory = parts_.memory;
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
+  const int n_tokens = in.n_computed();
+  const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
+  if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
+  if (!whole) {
+    ++stats_.refused_kv;
+    give_up(in.place);
+  }
+  KvHandle kv = std::exchange(in.place.kv, kNoKv);
+  if (in.handover) {
+    const bool elsewhere = in.handover->between_processes();
+    // What another process says is no more than a claim.
+    if (!elsewhere || in.handover->tokens == n_tokens)
+      kv = memory.handoff().adopt(std::move(*in.handover), tokens, salt);
+    if (elsewhere) {
+      if (kv == kNoKv) ++stats_.refused_kv;
+      parts_.tell(in.from, KvTaken{in.attempt});
+    }
+  } else if (kv != kNoKv) {
+    memory.unpin(in.place.lease);
+    memory.written(kv, tokens.subspan(size_t(std::min(in.place.cached_tokens, n_tokens))));
+  }
+  std::vector<SequencePtr> sequences;
+  if (in.sequence) {
+    sequences.push_back(std::move(in.sequence));
+  } else {
+    for (const ChoiceState& state : in.choices) sequences.push_back(attempts_.begin(in.attempt, in.request, state));
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& s = *sequences[i];
+    if (in.order == DisaggOrder::decode_first) {
+      s.cached_tokens = in.place.cached_tokens;
+      s.scheduled_s = parts_.clock.now();
+    }
+    const Result<KvHandle> own = i == 0 || kv == kNoKv ? Result<KvHandle>(kv) : memory.fork(kv);
+    if (own) s.kv = own.value();
+    if (s.kv == kNoKv) {
+      s.probed = s.scheduled = true;  // begun elsewhere
+      engine_.submit(std::move(sequences[i]));
+    } else {
+      s.computed = n_tokens;
+      engine_.adopt(std::move(sequences[i]));
+    }
+  }
+}
+
+// Nobody here adopts it. Another process's is that one's to discard.
+void Receiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover) {
+  if (!handover) return;
+  if (handover->between_processes())
+    parts_.tell(from, KvTaken{attempt});
+  else
+    parts_.memory.handoff().discard(std::move(*handover));
+  handover.reset();
+}
+
+// ---- Room that is given back.
+
+// True: nobody writes there any more.
+bool Receiver::close(Place& place) {
+  if (place.window == WindowKey{}) return true;
+  if (!parts_.wire.close(place.window)) return false;
+  place.window = {};
+  return true;
+}
+
+// The KV is not wanted. Its blocks come back once nobody can touch them any more.
+void Receiver::give_up(Place& place) {
+  if (place.kv == kNoKv) return;
+  const bool somebody_inside = place.window != WindowKey{} || place.reading != kNoTransfer;
+  if (place.reading != kNoTransfer) parts_.wire.cancel(place.reading);
+  if (!somebody_inside && place.lease != kNoLease) parts_.memory.unpin(place.lease);
+  parts_.memory.free(place.kv);
+  place.kv = kNoKv;
+  if (somebody_inside) quarantine_.push_back(place);
+}
+
+bool Receiver::sweep() {
+  return std::erase_if(quarantine_, [this](Place& place) {
+           if (place.reading != kNoTransfer && parts_.wire.poll(place.reading) == TransferState::in_flight)
+             return false;
+           place.reading = kNoTransfer;
+           if (!close(place)) return false;
+           parts_.memory.unpin(place.lease);
+           return true;
+         }) > 0;
+}
+
+}  // namespace xpyd::disagg::handover

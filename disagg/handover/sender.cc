@@ -1,0 +1,256 @@
+#include "disagg/handover/sender.h"
+
+#include <algorithm>
+
+#include "disagg/messages.h"
+
+namespace xpyd::disagg::handover {
+
+void Sender::on(Outgoing& out, Event event, With with) {
+  const auto& step = kSenderTable.step(out.state, event, parts_.visits ? &parts_.visits->sender : nullptr);
+  out.state = step.next;
+  switch (step.action) {
+    case Action::nothing: break;
+    case Action::ask:
+      out.deadline_s = parts_.new_deadline();
+      parts_.tell(out.peer, ReserveKv{out.attempt, with.sequence->request, state_of(*with.sequence)});
+      leases_.add(out.peer, out.attempt);
+      break;
+    case Action::take_place:
+      out.destination = std::move(*with.place);
+      out.deadline_s = parts_.new_deadline();
+      std::fill(out.sent.begin(), out.sent.end(), out.destination.cached_tokens);
+      if (out.choices.empty()) break;  // the next layer's end
+      send_rest(out);
+      on(out, Event::prompt_done);
+      break;
+    case Action::deliver: deliver(out); break;
+    case Action::offer: offer(out); break;
+    case Action::end_or_fail:
+      if (is_over(out)) return end(out);
+      [[fallthrough]];
+    case Action::fail: parts_.tell(kConductor, AttemptFailed{out.attempt, with.reason, std::move(with.why)}); break;
+    case Action::end: end(out); break;
+    case Action::cancel_posts:
+      for (const Flight& flight : out.in_flight) parts_.wire.cancel(flight.id);
+      break;
+    case Action::free: free(out); break;
+    case Action::free_and_tell: free(out); [[fallthrough]];
+    case Action::tell: parts_.tell(out.peer, ReservationCancelled{out.attempt}); break;
+  }
+}
+
+Sender::Outgoing* Sender::find(InstanceId peer, AttemptId attempt) {
+  auto found = outgoing_.find(attempt);
+  return found == outgoing_.end() || found->second.peer != peer ? nullptr : &found->second;
+}
+
+// ---- What comes in.
+
+void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
+  Outgoing& out = outgoing_[attempt];
+  out.attempt = attempt;
+  out.order = order;
+  out.peer = decode;
+  out.sent.assign(size_t(parts_.n_layers), 0);
+  if (!parts_.peers.contains(decode))
+    on(out, Event::connection_lost, {AttemptFailure::peer_unknown, "its decode instance is gone"});
+}
+
+// P itself asks for room, so that both directions are in order: D hears of a request before it hears of its end, and P
+// knows it before D answers. It asks when the prompt starts, so that D grants room in the order in which P can use it.
+// (decode_first: D has the room, and learns who will write.)
+void Sender::prefill_started(const Sequence& sequence) {
+  Outgoing& out = outgoing_.at(sequence.attempt);
+  if (out.order == DisaggOrder::pull) return;
+  out.n_tokens = sequence.given;
+  out.until_s = sequence.request->deadline_s;
+  on(out, Event::started, {.sequence = &sequence});
+}
+
+// D's answer comes while the first step runs: the layers that are left need not wait for the step's
+// end. Nor need what has left in an earlier step.
+void Sender::layer_ended() {
+  if (outgoing_.empty()) return;
+  for (auto& [from, reserved] : leases_.take_reserved()) handle(from, std::move(reserved));
+  tick();
+}
+
+// What was computed before the destination was known goes with the first call after it is.
+void Sender::kv_written(Sequence& sequence, int layer_begin, int layer_end, int, int token_end) {
+  Outgoing& out = outgoing_.at(sequence.attempt);
+  if (stream_ != StreamKv::request && kWriting.has(out.state))
+    send(out, sequence.kv, layer_begin, layer_end, token_end);
+}
+
+void Sender::prefill_done(std::vector<SequencePtr> choices) {
+  Outgoing& out = outgoing_.at(choices[0]->attempt);
+  out.kv = std::exchange(choices[0]->kv, kNoKv);
+  out.choices = std::move(choices);
+  if (kWriting.has(out.state)) send_rest(out);
+  on(out, Event::prompt_done);
+}
+
+void Sender::handle(InstanceId from, KvReserved message) {
+  Outgoing* out = find(from, message.attempt);
+  if (!out) return;  // over, and the other side has been told
+  if (Any{State::asked, State::waiting}.has(out->state))
+    if (Status fits = parts_.peers.check_place(out->peer, message.destination, out->n_tokens); !fits)
+      return on(*out, Event::misplaced, {AttemptFailure::refused, fits.error().message});
+  on(*out, Event::reserved, {.place = &message.destination});
+}
+
+void Sender::handle(InstanceId from, const KvTaken& message) {
+  if (Outgoing* out = find(from, message.attempt)) on(*out, Event::taken);
+}
+
+void Sender::handle(InstanceId from, const ReservationCancelled& message) {
+  if (Outgoing* out = find(from, message.attempt))
+    on(*out, Event::cancelled, {AttemptFailure::given_up, "its decode instance has given it up"});
+}
+
+void Sender::renewed(InstanceId from, AttemptId attempt) {
+  if (Outgoing* out = find(from, attempt)) out->deadline_s = parts_.new_deadline();
+}
+
+void Sender::peer_gone(InstanceId peer, const std::string& why) {
+  for (auto& [attempt, out] : outgoing_)
+    if (out.peer == peer)
+      on(out, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
+}
+
+// ---- What is done.
+
+void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end) {
+  if (parts_.wire.zero_copy()) return;
+  const double start = parts_.clock.now();
+  for (int layer = layer_begin; layer < layer_end;) {
+    const int token_begin = out.sent[size_t(layer)];
+    int end = layer + 1;
+    while (end < layer_end && out.sent[size_t(end)] == token_begin) ++end;
+    if (token_begin < token_end) {
+      parts_.peers.plan_write(kv, out.peer, out.destination, {token_begin, token_end, layer, end}, plan_);
+      parts_.posted.bytes += int64_t(plan_.bytes);
+      parts_.posted.descriptors += int64_t(plan_.copies.size());
+      const double post_s = parts_.clock.now();
+      const TransferId id = parts_.wire.post({out.peer, KvOp::write, out.destination.window,
+                                              parts_.post_deadline(out.until_s, plan_.bytes), uint32_t(++out.posts)},
+                                             plan_);
+      const TransferState state = parts_.wire.poll(id);
+      if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
+      if (state == TransferState::done) parts_.rate.done(post_s, parts_.clock.now(), plan_.bytes);
+      if (state == TransferState::failed) on(out, Event::post_failed);
+      std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
+    }
+    layer = end;
+  }
+  parts_.posted.seconds += parts_.clock.now() - start;
+}
+
+void Sender::offer(Outgoing& out) {
+  const Sequence& first = *out.choices[0];
+  Result<WindowKey> window = parts_.wire.open(out.peer, KvOp::read, rows_of(parts_.memory, out.kv, 0, first.given));
+  if (!window) return on(out, Event::no_window, {AttemptFailure::refused, window.error().message});
+  out.window = window.value();
+  KvPlace source = place_of(parts_.memory, out.kv, out.window, 0);
+  if (parts_.checksum) source.checksums = kv_checksums(parts_.memory, out.kv, 0, first.given);
+  KvOffered offered{out.attempt, first.request, {}, std::move(source)};
+  for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));
+  out.deadline_s = parts_.new_deadline();
+  parts_.tell(out.peer, std::move(offered));
+}
+
+// As soon as the last post is posted, not when it is done: between the layers of the next prompt this instance looks
+// late, while the peer can count at once. The source rows are pinned until then.
+void Sender::deliver(Outgoing& out) {
+  const bool whole = out.state == State::prefill_sending;
+  KvDelivered delivered{.attempt = out.attempt, .kv_arrived = whole, .posts = out.posts};
+  if (out.order != DisaggOrder::decode_first)
+    for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
+  if (parts_.wire.zero_copy()) {
+    delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
+    if (delivered.handover->between_processes()) {
+      out.given = *delivered.handover;
+      out.deadline_s = parts_.new_deadline();
+      on(out, Event::lends);
+    }
+  } else if (parts_.checksum) {
+    delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
+  }
+  out.choices.clear();
+  ++parts_.posted.transfers;
+  parts_.tell(out.peer, std::move(delivered));
+}
+
+// Who has gone away, or is late, need not wait for room on the other side.
+bool Sender::is_over(const Outgoing& out) const {
+  const Sequence& first = *out.choices[0];
+  const double until_s = first.request->deadline_s;
+  return (first.cancelled && first.cancelled->load()) || (until_s > 0 && parts_.clock.now() > until_s);
+}
+
+void Sender::end(Outgoing& out) {
+  const bool aborted = out.choices[0]->cancelled && out.choices[0]->cancelled->load();
+  for (const SequencePtr& choice : out.choices)
+    emit_end(*choice, aborted ? FinishReason::abort : FinishReason::timeout, "", parts_.clock.now());
+}
+
+void Sender::free(Outgoing& out) {
+  if (out.kv != kNoKv) parts_.memory.free(std::exchange(out.kv, kNoKv));
+  // The attempt is the peer's: one that is silent adopts what it finds, or computes.
+  if (out.given.between_processes()) parts_.memory.handoff().discard(std::move(out.given));
+}
+
+// ---- Time.
+
+bool Sender::tick() {
+  bool moved = false;
+  for (auto i = outgoing_.begin(); i != outgoing_.end();) {
+    Outgoing& out = i->second;
+    if (kShared.has(out.state) && parts_.clock.now() > out.deadline_s)
+      on(out, Event::silent, {AttemptFailure::peer_silent, "its decode instance is silent"});
+    moved |= poll(out);
+    if (kHolding.has(out.state) && is_over(out)) on(out, Event::request_over);
+    // (A peer may be reading.)
+    if (kQuiet.has(out.state) && out.in_flight.empty() && (out.window == WindowKey{} || parts_.wire.close(out.window)))
+      on(out, Event::quiet);
+    const bool finished = out.state == State::gone;
+    moved |= finished;
+    i = finished ? outgoing_.erase(i) : std::next(i);
+  }
+  return moved;
+}
+
+bool Sender::poll(Outgoing& out) {
+  if (kOver.has(out.state))
+    for (const Flight& flight : out.in_flight) parts_.wire.cancel(flight.id);
+  return std::erase_if(out.in_flight, [&](const Flight& flight) {
+           const TransferState state = parts_.wire.poll(flight.id);
+           if (state == TransferState::in_flight) return false;
+           if (state == TransferState::failed) on(out, Event::post_failed);
+           if (state == TransferState::done) parts_.rate.done(flight.post_s, parts_.clock.now(), flight.bytes);
+           parts_.memory.unpin(flight.lease);
+           return true;
+         }) > 0;
+}
+
+void Sender::clear(FinishReason reason, const std::string& error) {
+  for (auto& [attempt, out] : outgoing_) {
+    if (kHolding.has(out.state))
+      for (const SequencePtr& choice : out.choices) emit_end(*choice, reason, error, parts_.clock.now());
+    on(out, Event::shut_down);
+  }
+}
+
+void Sender::add_shared(SharedAttempts& of_peer) const {
+  for (const auto& [attempt, out] : outgoing_)
+    if (kShared.has(out.state)) of_peer[out.peer].push_back(attempt);
+}
+
+int Sender::sending() const {
+  constexpr Any<State> kHeld = kHolding | State::prefill_sending;
+  return int(std::ranges::count_if(
+      outgoing_, [&](const auto& entry) { return kHeld.has(entry.second.state) && entry.second.kv != kNoKv; }));
+}
+
+}  // namespace xpyd::disagg::handover

@@ -1,0 +1,180 @@
+#include "disagg/net/address.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+namespace xpyd::disagg {
+namespace {
+
+Error failed(const ControlAddress& address, const std::string& what, int error) {
+  return {ErrorCode::io, address.text + ": " + what + ": " + std::strerror(error)};
+}
+
+const sockaddr* of(const ControlAddress& address) { return reinterpret_cast<const sockaddr*>(&address.storage); }
+
+std::string text_of(int fd, const ControlAddress& asked) {
+  if (asked.is_unix()) return asked.text;
+  sockaddr_storage storage{};
+  socklen_t bytes = sizeof storage;
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &bytes) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&storage), bytes, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return asked.text;
+  std::string name = host;
+  return (name.find(':') == name.npos ? name : "[" + name + "]") + ":" + port;
+}
+
+// Takes away the name of a Unix socket of this user's at which nobody answers any more, and never
+// anything else: connect() says ECONNREFUSED of regular files, too.
+void remove_left_over(const ControlAddress& address, const std::string& path) {
+  struct stat file;
+  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid()) return;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const bool refused = fd >= 0 && connect(fd, of(address), address.bytes) != 0 && errno == ECONNREFUSED;
+  if (fd >= 0) close(fd);
+  if (refused) unlink(path.c_str());
+}
+
+// Makes way for a Unix socket and gives its folder, locked; -1 and errno: it cannot be. Whoever binds or removes one
+// there has the lock, so none is met between bind and listen, where it looks dead.
+int make_way(const ControlAddress& address) {
+  constexpr int kTries = 100;  // for 2 s: the lock is held for a few system calls
+  const std::string path = address.text.substr(std::strlen("unix:"));
+  const std::string folder = std::filesystem::path(path).parent_path();
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  for (int tries = 0; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (tries == kTries) {
+      close(fd);
+      errno = EWOULDBLOCK;
+      return -1;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  if (fd >= 0) remove_left_over(address, path);
+  return fd;
+}
+
+}  // namespace
+
+bool ControlAddress::is_local() const {
+  if (storage.ss_family == AF_UNIX) return true;
+  if (storage.ss_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr) >> 24 == 127;
+  if (storage.ss_family == AF_INET6) {
+    const in6_addr& a = reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(&a) || (IN6_IS_ADDR_V4MAPPED(&a) && a.s6_addr[12] == 127);
+  }
+  return false;
+}
+
+Result<ControlAddress> parse_control_address(const std::string& text, bool numeric) {
+  auto bad = [&](const std::string& why) {
+    return invalid("address '" + text + "': " + why + "; expected HOST:PORT or unix:/PATH");
+  };
+  ControlAddress address;
+  address.text = text;
+  if (text.find('\0') != text.npos) return bad("a zero byte");
+  if (text.starts_with("unix:")) {
+    std::string path = text.substr(5);
+    sockaddr_un un{};
+    if (path.empty()) return bad("no path");
+    if (path.size() >= sizeof un.sun_path)
+      return bad("a path of " + std::to_string(path.size()) + " bytes, at most " +
+                 std::to_string(sizeof un.sun_path - 1));
+    un.sun_family = AF_UNIX;
+    address.storage.ss_family = AF_UNIX;
+    std::memcpy(un.sun_path, path.data(), path.size());
+    address.bytes = sizeof un;
+    if (!address.is_file()) {  // the first byte of the name is 0 for the system, '@' for people
+      un.sun_path[0] = 0;
+      address.bytes = socklen_t(offsetof(sockaddr_un, sun_path) + path.size());
+    }
+    std::memcpy(&address.storage, &un, sizeof un);
+    return address;
+  }
+  size_t colon = text.rfind(':');
+  if (colon == text.npos) return bad("no port");
+  std::string host = text.substr(0, colon), port = text.substr(colon + 1);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
+    host = host.substr(1, host.size() - 2);
+  else if (host.find(':') != host.npos)
+    return bad("an IPv6 address without brackets");
+  if (host.empty()) return bad("no host");
+  if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != port.npos || std::stoi(port) > 65535)
+    return bad("a port is from 0 to 65535");
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = numeric ? AI_NUMERICHOST | AI_NUMERICSERV : 0;
+  if (int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found))
+    return Error{ErrorCode::io, "address '" + text + "': " + gai_strerror(error)};
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.bytes = found->ai_addrlen;
+  freeaddrinfo(found);
+  return address;
+}
+
+Result<int> listen_at(const ControlAddress& address, std::string* bound) {
+  int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return failed(address, "socket", errno);
+  int folder = -1;
+  auto fail = [&](const char* what) {
+    Error error = failed(address, what, errno);
+    close(fd);
+    if (folder >= 0) close(folder);
+    return error;
+  };
+  if (address.is_file()) {
+    // Before the bind, so that there is no moment at which others could connect.
+    if (fchmod(fd, 0600) != 0) return fail("fchmod");
+    if ((folder = make_way(address)) < 0) return fail("its folder cannot be locked");
+  } else if (!address.is_unix()) {
+    int one = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  }
+  if (bind(fd, of(address), address.bytes) != 0) return fail("bind");
+  if (listen(fd, 128) != 0) return fail("listen");
+  if (folder >= 0) close(folder);
+  if (bound) *bound = text_of(fd, address);
+  return fd;
+}
+
+void close_listener(int fd, const std::string& address) {
+  close(fd);
+  Result<ControlAddress> at = parse_control_address(address);
+  const int folder = at && at.value().is_file() ? make_way(at.value()) : -1;
+  if (folder >= 0) close(folder);
+}
+
+Result<int> connect_to(const ControlAddress& address) {
+  int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return failed(address, "socket", errno);
+  if (connect(fd, of(address), address.bytes) != 0 && errno != EINPROGRESS) {
+    Error error = failed(address, "connect", errno);
+    if (errno == EAGAIN) error.code = ErrorCode::unavailable;
+    close(fd);
+    return error;
+  }
+  return fd;
+}
+
+bool of_user(int fd, bool or_root) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
+  return peer.uid == geteuid() || (or_root && peer.uid == 0);
+}
+
+}  // namespace xpyd::disagg

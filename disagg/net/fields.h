@@ -1,0 +1,268 @@
+// Structs <-> bytes, field by field: of control messages (disagg/control/codec_fields.h) and of what the ends of a wire
+// tell each other. A struct that crosses has its fields listed once beside it, and the list reads as the format:
+//
+//   XPYD_FIELDS(Name, id, text)             where their types say all (field(), below)
+//
+//   template <class A>
+//   void fields(A& a, typename A::template Ref<Point> s) {
+//     auto& [x, name, flag] = s;
+//     a.number("x", x, 0, 99);
+//     XPYD_EACH(a, name, flag);
+//   }
+//
+// The structured binding names all members, so that a new one does not compile until it is there. An archive writes,
+// reads (each number, count and enumerator is then in its range, or the error names the field), or describes:
+//   number(name, x, min, max)   number(name, x): any value of its type
+//   flag(name, x)               choice(name, e, last): enumerator      bytes(name, x): an array, as it lies
+//   text(name, x): UTF-8        numbers(name, v, max)                  list(name, v, max): of structs (or texts)
+//   maybe(name, optional)       part(name, x): a struct
+// What has no limit of its own is limited by its frame. Other archives are made of these: Self has what they add.
+//
+// Thread safety: plain functions and values.
+#pragma once
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/siphash.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "disagg/net/bytes.h"
+#include "disagg/net/frames.h"
+
+namespace xpyd::disagg {
+
+// The last enumerator of an enum whose values are 0 to that.
+template <class E>
+inline constexpr E kLast;
+
+// A field whose type says all: numbers without a sign, flags, enums that have a kLast, texts, structs, lists of
+// numbers.
+template <class A, class T>
+void field(A& a, const char* name, T& value) {
+  using V = std::remove_const_t<T>;
+  if constexpr (std::is_same_v<V, bool>)
+    a.flag(name, value);
+  else if constexpr (std::is_enum_v<V>)
+    a.choice(name, value, kLast<V>);
+  else if constexpr (std::is_unsigned_v<V>)
+    a.number(name, value);
+  else if constexpr (std::is_same_v<V, std::string>)
+    a.text(name, value);
+  else if constexpr (std::is_array_v<V>)
+    a.bytes(name, value);
+  else if constexpr (requires { value.data(); })
+    a.numbers(name, value);
+  else if constexpr (requires { value.has_value(); })
+    a.maybe(name, value);
+  else if constexpr (requires { value.use_count(); })
+    a.request(name, value);
+  else
+    a.part(name, value);
+  static_assert(std::is_class_v<V> || !std::is_signed_v<V>, "expected a range beside it");
+}
+
+// Names of fields, as the arguments of a macro are spelled, each with a zero behind it.
+template <size_t n>
+struct FieldNames {
+  char text[n];
+  constexpr FieldNames(const char (&spelled)[n]) {
+    for (size_t i = 0; i < n; ++i) text[i] = spelled[i] == ',' || spelled[i] == ' ' ? '\0' : spelled[i];
+  }
+};
+template <FieldNames names, class F, class... T>
+void each_field(F f, T&... values) {
+  const char* name = names.text;
+  const auto one = [&](auto& value) {
+    f(name, value);
+    name += std::strlen(name) + std::strlen(", ");
+  };
+  (one(values), ...);
+}
+#define XPYD_EACH(a, ...)                   \
+  ::xpyd::disagg::each_field<#__VA_ARGS__>( \
+      [&](const char* name_, auto& value_) { ::xpyd::disagg::field(a, name_, value_); }, __VA_ARGS__)
+#define XPYD_FIELDS(Struct, ...)                                           \
+  template <class A>                                                       \
+  void fields([[maybe_unused]] A& a, typename A::template Ref<Struct> s) { \
+    (void)s;                                                               \
+    __VA_OPT__(auto& [__VA_ARGS__] = s; XPYD_EACH(a, __VA_ARGS__);)        \
+  }
+
+template <class Self>
+struct FieldWriter {
+  template <class T>
+  using Ref = const T&;
+
+  ByteWriter& to;
+  Self& self() { return static_cast<Self&>(*this); }
+
+  template <class T, class... Range>
+  void number(const char*, T value, Range...) {
+    to.number(value);
+  }
+  void flag(const char*, bool value) { to.boolean(value); }
+  template <class E>
+  void choice(const char*, E value, E) {
+    to.number(uint8_t(value));
+  }
+  template <class T>
+  void bytes(const char*, const T& value) {
+    to.raw({reinterpret_cast<const char*>(&value), sizeof value});
+  }
+  // An explanation may quote bytes from anywhere.
+  void text(const char*, const std::string& value) { to.text(is_utf8(value) ? value : replace_invalid_utf8(value)); }
+  template <class T, class... Range>
+  void numbers(const char*, const std::vector<T>& values, Range...) {
+    to.numbers(values);
+  }
+  template <class T>
+  void list(const char*, const std::vector<T>& values, size_t max) {
+    XPYD_CHECK(values.size() <= max);
+    to.count(values.size());
+    for (const T& value : values) field(self(), "", value);
+  }
+  template <class T>
+  void maybe(const char*, const std::optional<T>& value) {
+    to.boolean(value.has_value());
+    if (value) fields(self(), *value);
+  }
+  template <class T>
+  void part(const char*, const T& value) {
+    fields(self(), value);
+  }
+};
+
+template <class Self>
+struct FieldReader {
+  template <class T>
+  using Ref = T&;
+
+  ByteReader& from;
+  Self& self() { return static_cast<Self&>(*this); }
+
+  template <class T>
+  void number(const char* name, T& value) {
+    value = from.number<T>(name);
+  }
+  template <class T, class Min, class Max>
+  void number(const char* name, T& value, Min min, Max max) {
+    value = from.number<T>(name, T(min), T(max));
+  }
+  void flag(const char* name, bool& value) { value = from.boolean(name); }
+  template <class E>
+  void choice(const char* name, E& value, E last) {
+    value = E(from.number<uint8_t>(name, 0, uint8_t(last)));
+  }
+  template <class T>
+  void bytes(const char* name, T& value) {
+    from.take_into(&value, sizeof value, name);
+  }
+  void text(const char* name, std::string& value) { value = from.utf8(name, kMaxFramePayloadBytes); }
+  template <class T>
+  void numbers(const char* name, std::vector<T>& values, size_t max = kMaxFramePayloadBytes) {
+    values = from.numbers<T>(name, max);
+  }
+  // One by one: an element in memory is larger than its bytes here may be.
+  template <class T>
+  void list(const char* name, std::vector<T>& values, size_t max) {
+    size_t n = from.count(name, max, 1);
+    for (size_t i = 0; i < n && !from.failed(); ++i) field(self(), name, values.emplace_back());
+  }
+  template <class T>
+  void maybe(const char* name, std::optional<T>& value) {
+    if (from.boolean(name)) fields(self(), value.emplace());
+  }
+  template <class T>
+  void part(const char*, T& value) {
+    fields(self(), value);
+  }
+};
+
+// Names, types and limits as text, which schemas are hashes of.
+template <class Self>
+struct FieldDescriber {
+  template <class T>
+  using Ref = T&;
+
+  std::string out;
+  Self& self() { return static_cast<Self&>(*this); }
+
+  void add(const char* kind, const char* name, size_t bytes, double a = 0, double b = 0) {
+    out += std::string(kind) + " " + name + " " + std::to_string(bytes) + " " + std::to_string(a) + " " +
+           std::to_string(b) + "\n";
+  }
+  template <class T, class... Range>
+  void number(const char* name, T&, Range... range) {
+    add(std::is_integral_v<T> ? "integer" : "float", name, sizeof(T), double(range)...);
+  }
+  void flag(const char* name, bool&) { add("flag", name, 1); }
+  template <class E>
+  void choice(const char* name, E&, E last) {
+    add("choice", name, 1, double(last));
+  }
+  template <class T>
+  void bytes(const char* name, T&) {
+    add("bytes", name, sizeof(T));
+  }
+  void text(const char* name, std::string&) { add("text", name, 1); }
+  template <class T, class... Range>
+  void numbers(const char* name, std::vector<T>&, Range... range) {
+    add("numbers", name, sizeof(T), double(range)...);
+  }
+  template <class T>
+  void list(const char* name, std::vector<T>&, size_t max) {
+    add("list", name, 0, double(max));
+    T one{};
+    field(self(), name, one);
+  }
+  template <class T>
+  void maybe(const char* name, std::optional<T>&) {
+    add("maybe", name, 1);
+    T one{};
+    fields(self(), one);
+  }
+  template <class T>
+  void part(const char* name, T& value) {
+    add("part", name, 0);
+    fields(self(), value);
+  }
+};
+
+struct WriteFields : FieldWriter<WriteFields> {};
+struct ReadFields : FieldReader<ReadFields> {};
+struct DescribeFields : FieldDescriber<DescribeFields> {};
+
+template <class T>
+std::string to_bytes(const T& value) {
+  ByteWriter writer;
+  WriteFields archive{{writer}};
+  fields(archive, value);
+  return writer.take();
+}
+
+// Whatever the bytes are: a value whose fields are in their ranges, or an error that names one.
+template <class T>
+Result<T> from_bytes(std::string_view bytes) {
+  ByteReader reader(bytes);
+  ReadFields archive{{reader}};
+  T value;
+  fields(archive, value);
+  if (Status status = reader.finish(); !status) return status.error();
+  return value;
+}
+
+// Of the messages of a wire: both ends must have the same (NodeIdentity::schema).
+template <class T>
+uint64_t schema_of() {
+  DescribeFields archive;
+  T one{};
+  fields(archive, one);
+  return siphash({0, 0}, archive.out);
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,146 @@
+// What channel.h hides: the state of a channel and of the loop that serves them.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/utf8.h"
+#include "disagg/net/address.h"
+#include "disagg/net/channel.h"
+
+namespace xpyd::disagg {
+
+inline constexpr uint16_t kPing = 0, kGoodbye = 1;
+inline constexpr size_t kReadBytes = 64u << 10;
+inline constexpr uint64_t kWakeId = 0;
+inline constexpr size_t kMaxReasonBytes = 256;  // of a goodbye
+
+inline std::string shown_reason(std::string_view text) { return printable(text.substr(0, kMaxReasonBytes)); }
+
+// One connection, from its first byte to its last.
+struct Channel::Impl {
+  enum class Stage { connecting, handshake, open, lingering, gone };
+
+  ControlLoop::Impl* loop = nullptr;  // valid until the channel is gone
+  uint64_t id = 0;
+  std::string address;
+  NodeIdentity peer;  // set before the channel opens
+  ControlAddress to;  // of one that we connect
+
+  // The I/O thread's.
+  Stage stage = Stage::handshake;
+  std::optional<Handshake> handshake;
+  std::optional<FrameReader> reader;
+  OnOpen on_open;
+  ChannelEvents events;
+  std::function<void(Result<ChannelPtr>)> on_connected;  // of a connect(), until it is answered
+  double deadline_s = 0;                                 // of connect and handshake; of lingering
+  std::atomic<double> heard_s{0};
+  double heartbeat_s = 0;
+  bool accepted = false, shut = false;
+  bool no_room = false;   // connecting: at the door of a Unix socket; it is tried again
+  std::vector<Fd> files;  // that have come
+
+  std::atomic<bool> open{false};  // written under the mutex
+
+  std::mutex mutex;  // guards what follows
+  int fd = -1;
+  std::optional<FrameWriter> writer;
+  std::string out;
+  size_t out_at = 0;
+  std::vector<int> files_out;  // go with the next byte
+  bool blocked = false;        // the kernel is full; EPOLLOUT goes on
+  bool sent_since = false;     // something was sent since the last heartbeat
+  bool hopeless = false;       // closed at once, whatever waits
+  std::string reason;          // why it was closed from this side
+
+  size_t queued() const { return out.size() - out_at; }
+
+  // Asked for only while the kernel is full: a Unix socket tells of room after every read.
+  void watch_output(bool wanted);
+
+  // Under the mutex. False: the connection is broken.
+  bool write_some();
+};
+
+struct ControlLoop::Impl {
+  using Stage = Channel::Impl::Stage;
+
+  struct Listening {
+    int fd;
+    ControlEndpoint endpoint;
+    OnOpen on_open;
+    bool tcp;
+    bool retry = false;  // accept() ran out of descriptors
+  };
+
+  Clock& clock;
+  ChannelLimits limits;
+  std::function<void(const std::string&)> log;
+  std::function<bool()> work;
+  int epoll = -1, wake = -1;
+  Status begun = ok();  // an error: there is no thread, and nothing to listen with
+  std::thread thread;
+  std::atomic<std::thread::id> io_thread;
+
+  // The I/O thread's.
+  std::unordered_map<uint64_t, ChannelPtr> channels;
+  std::unordered_map<uint64_t, Listening> listeners;
+  std::deque<uint64_t> unknown;  // accepted, in their handshake, oldest first
+  std::vector<uint64_t> unread;  // has more to read than its turn allowed
+  uint64_t next_id = kWakeId + 1;
+  int n_open = 0;
+  double next_check_s = 0, next_log_s = 0;
+  bool waits = false;  // something here has a deadline
+  std::string scratch = std::string(kReadBytes, '\0');
+
+  std::mutex mutex;  // guards the next four
+  std::vector<std::function<void()>> inbox;
+  std::vector<uint64_t> woken;  // closed by one of our threads
+  bool signalled = false, stopping = false;
+
+  std::atomic<int64_t> opened{0}, closed{0}, refused{0}, garbage{0}, forged{0}, silent{0}, stalled{0};
+
+  Impl(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log,
+       std::function<bool()> work);
+  ~Impl();
+
+  bool on_io_thread() const { return std::this_thread::get_id() == io_thread; }
+  void watch(int fd, uint64_t id, uint32_t what, int operation = EPOLL_CTL_ADD);
+  void signal();  // under the mutex
+  void attend(uint64_t id);
+
+  void run();
+  int wait(bool soon, epoll_event* events, int most, bool poll);
+  void run_inbox();
+  void accept_all(uint64_t listener_id);
+  void check(double now);
+  void drop_everything();
+
+  void add(ChannelPtr channel, double timeout_s);
+  void watch(const ChannelPtr& channel, int fd);
+  void try_connect(const ChannelPtr& channel);
+  void start_connect(const ControlAddress& address, const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
+                     std::function<void(Result<ChannelPtr>)> done);
+  void on_event(uint64_t id, uint32_t happened);
+  void read_some(const ChannelPtr& channel, bool to_the_end);
+  void take(const ChannelPtr& channel, std::string_view bytes);
+  bool take_handshake(const ChannelPtr& channel, std::string_view& bytes);
+  void take_frames(const ChannelPtr& channel, std::string_view bytes);
+  void become_open(const ChannelPtr& channel);
+  void hand_over(const ChannelPtr& channel);
+  void linger(const ChannelPtr& channel);
+  void shut_when_sent(Channel::Impl& c);
+  void fail(const ChannelPtr& channel, const std::string& reason);
+  void end(const ChannelPtr& channel, const std::string& reason);
+  void tell_closed(Channel::Impl& c, const std::string& reason);
+};
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,151 @@
+#include "disagg/transport/meeting.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <limits>
+
+namespace xpyd::disagg {
+namespace {
+
+constexpr size_t kMaxRegions = 1024, kTokenDigits = 32;
+constexpr double kHelloSeconds = 10;
+constexpr double kCallSeconds = 120;  // who calls has given up long before, by its own clock
+
+template <class T>
+bool number(std::string_view text, T& value, int base) {
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string random_digits() {
+  uint64_t random[2];
+  fill_random(random, sizeof random);
+  char text[kTokenDigits + 1];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(random[0]),
+                static_cast<unsigned long long>(random[1]));
+  return text;
+}
+
+// The text up to the next `separator`, which is taken as well.
+std::string_view next(std::string_view& text, char separator) {
+  const size_t at = std::min(text.find(separator), text.size());
+  std::string_view taken = text.substr(0, at);
+  text.remove_prefix(std::min(at + 1, text.size()));
+  return taken;
+}
+
+std::string place(const std::string& host, uint16_t port) {
+  return (host.find(':') == host.npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+std::string to_text(const std::string& kind, const WireAddress& address) {
+  std::string text = kind + "," + address.host + "," + std::to_string(address.port) + "," + address.token;
+  for (const AddressRange& region : address.regions) text += "," + hex(region.begin) + "+" + hex(region.bytes);
+  return text;
+}
+
+Result<WireAddress> parse_wire_address(const std::string& kind, const std::string& text) {
+  auto wrong = [&](const std::string& what) { return invalid("address of a " + kind + " transport: " + what); };
+  std::string_view rest = text;
+  if (next(rest, ',') != kind) return wrong("it does not begin with " + kind);
+  WireAddress address;
+  address.host = next(rest, ',');
+  if (address.host.empty()) return wrong("expected a host");
+  if (!number(next(rest, ','), address.port, 10) || address.port == 0) return wrong("expected a port, 1 to 65535");
+  address.token = next(rest, ',');
+  if (address.token.size() != kTokenDigits || address.token.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return wrong("expected a token, 32 hexadecimal digits");
+  while (!rest.empty()) {
+    std::string_view part = next(rest, ',');
+    AddressRange region;
+    if (!number(next(part, '+'), region.begin, 16) || !number(part, region.bytes, 16) ||
+        region.bytes > UINT64_MAX - region.begin)
+      return wrong("expected regions, base+bytes, hexadecimal");
+    if (address.regions.size() == kMaxRegions) return wrong("more than 1024 regions");
+    address.regions.push_back(region);
+  }
+  return address;
+}
+
+ChannelLimits wire_limits(size_t max_frame_bytes, size_t max_files) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  return {.handshake_timeout_s = kHelloSeconds,
+          .heartbeat_s = kNever,
+          .silence_timeout_s = kNever,
+          .max_unsent_bytes = 4 << 20,  // a peer that is stopped does not read
+          .max_channels = 4096,
+          .max_frame_bytes = max_frame_bytes,
+          .max_files = max_files};
+}
+
+Meeting::Meeting(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
+                 std::function<bool()> work, std::function<void(const std::string&)> log)
+    : kind_(kind),
+      self_{NodeRole::wire, std::to_string(self), 0, schema},
+      loop_(std::make_unique<ControlLoop>(clock_, limits, std::move(log), std::move(work))) {}
+
+Result<std::string> Meeting::listen_at(const std::string& at, const std::string& token, Accepted accepted) {
+  return loop_->listen({at, ClusterKey::of(token), self_, true},
+                       [accepted = std::move(accepted)](const ChannelPtr& channel) -> ChannelEvents {
+                         PeerId peer = -1;
+                         if (number(std::string_view(channel->peer().id), peer, 10)) return accepted(channel, peer);
+                         channel->close("an instance has a number");
+                         return {};
+                       });
+}
+
+Status Meeting::listen(const TransportOptions& options, Accepted accepted) {
+  WireAddress address{options.host, 0, random_digits(), {}};
+  for (const MemoryRange& region : options.regions)
+    address.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
+  auto bound = listen_at(place(options.host, 0), address.token, std::move(accepted));
+  if (!bound) return Error{ErrorCode::unavailable, kind_ + ": --host " + options.host + ": " + bound.error().message};
+  const std::string& text = bound.value();
+  const bool listens = number(std::string_view(text).substr(text.rfind(':') + 1), address.port, 10);
+  XPYD_CHECK(listens, text);
+  address_ = to_text(kind_, address);
+  return ok();
+}
+
+Status Meeting::listen_here(Accepted accepted) {
+  const std::string name = "@xpyd-" + kind_ + "-" + random_digits();
+  auto bound = listen_at("unix:" + name, "", std::move(accepted));
+  if (!bound) return Error{ErrorCode::unavailable, kind_ + ": a Unix socket: " + bound.error().message};
+  address_ = kind_ + ":" + name;
+  return ok();
+}
+
+Status Meeting::dial(const std::string& address, uint64_t session, OnOpen on_open,
+                     std::function<void(Result<ChannelPtr>)> done) {
+  NodeIdentity self = self_;
+  self.fingerprint = session;
+  std::string at, token;
+  if (address.starts_with(kind_ + ":@") && address.size() > kind_.size() + 2) {
+    at = "unix:" + address.substr(kind_.size() + 1);
+  } else {
+    const auto to = parse_wire_address(kind_, address);
+    if (!to) return to.error();
+    at = place(to.value().host, to.value().port), token = to.value().token;
+  }
+  loop_->dial({at, ClusterKey::of(token), self, true}, kCallSeconds, std::move(on_open), std::move(done));
+  return ok();
+}
+
+ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_view)> take, std::function<void()> left) {
+  auto on_frame = [channel, take = std::move(take)](uint16_t, std::string_view bytes) {
+    if (!take(bytes)) channel->close("it talks nonsense");
+  };
+  return {.on_frame = std::move(on_frame),
+          .on_closed = [left = std::move(left)](const std::string&) { left(); }};
+}
+
+}  // namespace xpyd::disagg

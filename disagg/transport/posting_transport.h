@@ -1,0 +1,121 @@
+// What the transport of a wire keeps, whichever the wire: the peers that it is connected to, and the transfers that
+// were posted and have not been polled to their end. A wire adds how a peer is met, how a transfer begins, and how far
+// it is.
+//
+// Of a Peer it needs address, regions (ranges of memory) and dead(): its transfers fail, and it may be connected anew.
+// Of the Windows that it opens to peers open(), close(), arrived() and refused().
+//
+// Thread safety: its owner's thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "disagg/transport/window_table.h"
+
+namespace xpyd::disagg {
+
+template <class Peer, class Transfer, class Windows = WindowTable>
+class PostingTransport : public KvTransport {
+ public:
+  Result<bool> connect(PeerId peer, const std::string& address) final {
+    if (auto known = peers_.find(peer); known != peers_.end() && !known->second->dead()) {
+      if (known->second->address == address) return true;
+      return invalid(std::string(wire_) + ": instance " + std::to_string(peer) + " has another address already");
+    }
+    auto met = connect_peer(peer, address);
+    if (!met) return met.error();
+    if (!met.value()) return false;
+    peers_[peer] = std::move(met).value();
+    return true;
+  }
+  void disconnect(PeerId peer) final {
+    std::shared_ptr<Peer> gone;
+    if (auto at = peers_.find(peer); at != peers_.end()) {
+      gone = std::move(at->second);
+      peers_.erase(at);
+    }
+    leave(peer, gone);
+  }
+  std::byte* remote(PeerId peer, int region) const final {
+    auto found = peers_.find(peer);
+    if (found == peers_.end() || size_t(region) >= found->second->regions.size()) return nullptr;
+    return begin_of(found->second->regions[size_t(region)]);
+  }
+
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) final {
+    return windows().open(peer, op, ranges);
+  }
+  bool close(const WindowKey& window) final { return windows().close(window); }
+  int arrived(const WindowKey& window) const final { return windows().arrived(window); }
+
+  TransferId post(const KvTransfer& what, const TransferPlan& plan) final {
+    const TransferId id = ++last_id_;
+    ++stats_.posts;
+    Posted& posted = transfers_[id];
+    posted = {what, int64_t(plan.bytes), int64_t(plan.copies.size()), nullptr};
+    auto peer = peers_.find(what.peer);
+    if (peer != peers_.end() && !peer->second->dead() && !late(what))
+      posted.transfer = begin(id, peer->second, what, plan);
+    return id;
+  }
+  TransferState poll(TransferId id) final {
+    auto at = transfers_.find(id);
+    XPYD_CHECK(at != transfers_.end(), "poll of a transfer that is not known");
+    Posted& posted = at->second;
+    const bool unwanted = posted.cancelled || late(posted.what);
+    const TransferState state = posted.transfer ? progress(*posted.transfer, unwanted) : TransferState::failed;
+    if (state == TransferState::in_flight) return state;
+    if (state == TransferState::done)
+      stats_.bytes += posted.bytes, stats_.descriptors += posted.descriptors;
+    else
+      ++stats_.failed;
+    transfers_.erase(at);
+    return state;
+  }
+  void cancel(TransferId id) final {
+    if (auto at = transfers_.find(id); at != transfers_.end()) at->second.cancelled = true;
+  }
+  TransportStats stats() const final {
+    TransportStats stats = stats_;
+    stats.refused = windows().refused() + strangers();
+    return stats;
+  }
+
+ protected:
+  PostingTransport(const char* wire, const TransportOptions& options) : options_(options), wire_(wire) {}
+
+  const TransportOptions options_;
+  struct Posted {
+    KvTransfer what;
+    int64_t bytes = 0, descriptors = 0;
+    std::shared_ptr<Transfer> transfer;  // null: it failed at once
+    bool cancelled = false;
+  };
+  std::unordered_map<PeerId, std::shared_ptr<Peer>> peers_;
+  std::unordered_map<TransferId, Posted> transfers_;
+
+ private:
+  // Null: not yet. Afterwards the peer is known, and windows can be opened for it.
+  virtual Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) = 0;
+  // `known` is null where it was not connected.
+  virtual void leave(PeerId peer, const std::shared_ptr<Peer>& known) = 0;
+  // Null: the owner lets nobody in.
+  virtual std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
+                                          const TransferPlan& plan) = 0;
+  // `unwanted`: it is to end early.
+  virtual TransferState progress(Transfer& transfer, bool unwanted) = 0;
+  virtual Windows& windows() const = 0;
+  virtual int64_t strangers() const { return 0; }  // who called, and was refused
+
+  static std::byte* begin_of(const MemoryRange& range) { return range.data(); }
+  static std::byte* begin_of(const AddressRange& range) { return reinterpret_cast<std::byte*>(uintptr_t(range.begin)); }
+  bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
+
+  const char* const wire_;
+  TransferId last_id_ = 0;
+  TransportStats stats_;
+};
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,43 @@
+// What all requests that have this sink got together: sums for experiments, benches and tests, which
+// look at a run's outcome and not at its events.
+//
+// Thread safety: one thread, the engine's or the cluster's.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "batch/request.h"
+
+namespace xpyd::experiments {
+
+class Tally final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override {
+    tokens += event.token >= 0;
+    text += event.text;
+    finish = event.finish;
+    if (finish == FinishReason::none) return;
+    ++ended;
+    ++by_reason[size_t(finish)];
+    if (finish != FinishReason::length)
+      wrong = std::string("a request ended by ") + finish_reason_name(finish) + " " + event.error;
+    cached_tokens += event.cached_tokens;
+    logits_hash += event.logits_hash;
+    latency_s += event.time_s - event.queued_s;
+    if (event.request_id < end_s.size()) end_s[event.request_id] = event.time_s;
+  }
+  int ended_by(FinishReason reason) const { return by_reason[size_t(reason)]; }
+
+  int64_t tokens = 0, cached_tokens = 0;
+  int ended = 0;  // choices
+  std::array<int, 6> by_reason{};
+  double latency_s = 0;       // since they came
+  uint64_t logits_hash = 0;   // of all choices, in any order
+  std::vector<double> end_s;  // by request, as far as whoever asks has made room
+  std::string text, wrong;
+  FinishReason finish = FinishReason::none;  // of the last event
+};
+
+}  // namespace xpyd::experiments

@@ -1,0 +1,563 @@
+// The two state machines of a hand-over (disagg/handover/states.h): that disagg/README.md shows what
+// the tables say, and that a random walk of both sides, over a wire and a network that lose, double
+// and reorder, goes through every pair that can be, and leaves nothing behind.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "base/random.h"
+#include "disagg/handover/receiver.h"
+#include "disagg/handover/sender.h"
+#include "disagg/handover/states.h"
+#include "disagg/messages.h"
+#include "disagg/transport/handoff_pool.h"
+#include "tests/catch.h"
+#include "tests/disagg/checksum_model.h"
+#include "tests/tiny_model.h"
+#include "tests/wrapped_transport.h"
+
+namespace xpyd::testing::handover_test {
+namespace {
+
+using namespace handover;
+
+// ---- The README's tables.
+
+using Words = std::vector<std::string>;
+
+// "| `a` `b` | `c` | `d` | words |" -> {{a, b}, {c}, {d}, {}}
+std::vector<Words> cells(const std::string& line) {
+  std::vector<Words> row;
+  std::istringstream in(line.substr(1));
+  for (std::string cell; std::getline(in, cell, '|');) {
+    row.emplace_back();
+    std::istringstream parts(cell);
+    for (std::string word; parts >> word;)
+      if (word.size() > 2 && word.front() == '`' && word.back() == '`')
+        row.back().push_back(word.substr(1, word.size() - 2));
+  }
+  return row;
+}
+
+template <class Enum>
+Enum named(const std::string& word, int n) {
+  for (int i = 0; i < n; ++i)
+    if (word == name(Enum(i))) return Enum(i);
+  FAIL("README: there is no " << word);
+  return Enum(0);
+}
+
+template <class State, class Event, class Action>
+void check_readme(const Machine<State, Event, Action>& machine, const std::string& heading) {
+  using M = Machine<State, Event, Action>;
+  std::ifstream file("disagg/README.md");
+  std::string line;
+  while (std::getline(file, line) && line != heading) continue;
+  REQUIRE(file);
+  auto unseen = machine.steps;
+  while (std::getline(file, line) && !line.starts_with("#")) {
+    if (!line.starts_with("| `")) continue;
+    INFO(line);
+    const std::vector<Words> row = cells(line);
+    REQUIRE(row.size() >= 4);
+    REQUIRE(row[2].size() <= 1);  // none: it stays
+    for (const std::string& in : row[0])
+      for (const std::string& when : row[1]) {
+        const State state = named<State>(in, M::kStates);
+        const Event event = named<Event>(when, M::kEvents);
+        INFO(in << ", " << when);
+        auto& step = unseen[size_t(state)][size_t(event)];
+        REQUIRE(step.can_be);  // or it is in two rows
+        step.can_be = false;
+        CHECK(name(step.next) == (row[2].empty() ? in : row[2][0]));
+        CHECK(name(step.action) == (row[3].empty() ? "nothing" : row[3][0]));
+      }
+  }
+  for (size_t s = 0; s < M::kStates; ++s)
+    for (size_t e = 0; e < M::kEvents; ++e) {
+      INFO("not in the README: " << name(State(s)) << ", " << name(Event(e)));
+      CHECK(!unseen[s][e].can_be);
+    }
+}
+
+// By any events.
+bool leads_to(const auto& machine, auto from, auto to) {
+  std::vector<decltype(from)> seen{from};
+  for (size_t i = 0; i < seen.size(); ++i)
+    for (size_t e = 0; size_t(seen[i]) < machine.kStates && e < machine.kEvents; ++e) {
+      const auto& step = machine.steps[size_t(seen[i])][e];
+      if (!step.can_be || std::ranges::count(seen, step.next) > 0) continue;
+      if (step.next == to) return true;
+      seen.push_back(step.next);
+    }
+  return false;
+}
+
+TEST_CASE("handover: the README's drawing and tables are those of the code", "[disagg][handover]") {
+  std::ifstream file("disagg/README.md");
+  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = readme.find("```\n            conductor"), end = readme.find("```", begin + 3);
+  REQUIRE(end != readme.npos);
+  const std::string drawing = readme.substr(begin, end - begin);
+  // One under another, and each is reached from the one before.
+  size_t at = 0;
+  std::optional<ReceiverState> before;
+  for (ReceiverState state : {ReceiverState::remote_prefilling, ReceiverState::granted,
+                              ReceiverState::finished_prefills, ReceiverState::finished_transfers}) {
+    at = drawing.find(name(state), at);
+    REQUIRE(at != drawing.npos);
+    if (before) CHECK(leads_to(kReceiverTable, *before, state));
+    if (before) CHECK_FALSE(leads_to(kReceiverTable, state, *before));
+    before = state;
+  }
+  CHECK(drawing.find(name(SenderState::prefill_sending)) != drawing.npos);
+  CHECK(leads_to(kSenderTable, SenderState::writing, SenderState::prefill_sending));
+  CHECK_FALSE(leads_to(kSenderTable, SenderState::prefill_sending, SenderState::writing));
+  check_readme(kSenderTable, "### P: a prompt whose KV leaves");
+  check_readme(kReceiverTable, "### D: KV that comes");
+}
+
+template <class M>
+int impossible(const M& machine, auto begin, auto first) {
+  int n = 0;
+  for (size_t s = 0; s < M::kStates; ++s)
+    for (size_t e = 0; e < M::kEvents; ++e) {
+      const auto state = decltype(begin)(s);
+      const auto event = decltype(first)(e);
+      if (machine.steps[s][e].can_be) {
+        CHECK(&machine.step(state, event, nullptr) == &machine.steps[s][e]);
+        continue;
+      }
+      ++n;
+      const pid_t child = fork();  // a process for each CHECK
+      if (child == 0) {
+        fclose(stderr);
+        signal(SIGABRT, SIG_DFL);
+        machine.step(state, event, nullptr);
+        _exit(0);
+      }
+      int status = 0;
+      waitpid(child, &status, 0);
+      INFO(name(state) << ", " << name(event));
+      CHECK(WIFSIGNALED(status));
+    }
+  return n;
+}
+
+TEST_CASE("handover: each pair of a state and an event is in the table, or ends in a CHECK", "[disagg][handover]") {
+  CHECK(impossible(kSenderTable, SenderState{}, SenderEvent{}) > 0);
+  CHECK(impossible(kReceiverTable, ReceiverState{}, ReceiverEvent{}) > 0);
+}
+
+// ---- The walk.
+
+constexpr double kLease = 0.4;
+constexpr InstanceId kP = 0, kD = 1;
+
+// The local wire. Its posts arrive when chance wills, or fail, or are lost, or come twice.
+class Wire final : public WrappedTransport {
+ public:
+  Wire(const TransportOptions& options, bool zero_copy, Random& random)
+      : WrappedTransport("local", options), zero_copy_(zero_copy), random_(random) {}
+  bool zero_copy() const override { return zero_copy_; }
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+    if (random_.uniform() < 0.1) return Error{ErrorCode::unavailable, "no window today"};
+    return WrappedTransport::open(peer, op, ranges);
+  }
+  bool close(const WindowKey& window) override {
+    return (calm || random_.uniform() < 0.5) && WrappedTransport::close(window);
+  }
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    flights_[++last_] = {transfer, plan};
+    return last_;
+  }
+  TransferState poll(TransferId id) override {
+    Flight& flight = flights_.at(id);
+    const double fate = random_.uniform();
+    if (flight.state == TransferState::in_flight && (calm || fate < 0.4)) {
+      flight.state = fate < 0.1 ? TransferState::failed : TransferState::done;
+      if (fate >= 0.15) flight.state = arrive(flight);  // else it fails, or is lost
+      if (fate > 0.35) arrive(flight);
+    }
+    const TransferState state = flight.state;
+    if (state != TransferState::in_flight) flights_.erase(id);
+    return state;
+  }
+  void cancel(TransferId id) override { flights_.at(id).state = TransferState::failed; }
+  bool calm = false;
+
+ private:
+  struct Flight {
+    KvTransfer transfer;
+    TransferPlan plan;
+    TransferState state = TransferState::in_flight;
+  };
+  TransferState arrive(const Flight& flight) {
+    return WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+  }
+  const bool zero_copy_;
+  Random& random_;
+  std::map<TransferId, Flight> flights_;
+  TransferId last_ = 0;
+};
+
+// A memory that says of some sequences that a tier is loading them.
+class LoadingMemory final : public KvMemory, public KvLoader {
+ public:
+  LoadingMemory(std::unique_ptr<KvMemory> inner, Random& random)
+      : KvMemory(inner->name(), inner->places(), &inner->handoff(), this), inner_(std::move(inner)), random_(random) {}
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
+    Result<KvReservation> reserved = inner_->reserve(tokens, salt);
+    if (reserved && random_.uniform() < 0.3) return KvReservation{reserved.value().handle, 0, true};
+    return reserved;
+  }
+  bool ready(KvHandle) override { return random_.uniform() < 0.7; }
+  int promise(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
+  bool poll() override { return false; }
+  void set_aside(KvHandle handle) override { inner_->free(handle); }
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
+  bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
+  void written(KvHandle handle, std::span<const int32_t> tokens) override { inner_->written(handle, tokens); }
+  void trim(KvHandle handle) override { inner_->trim(handle); }
+  Result<KvHandle> fork(KvHandle handle) override { return inner_->fork(handle); }
+  void free(KvHandle handle) override { inner_->free(handle); }
+  KvLease pin(KvHandle handle, int begin, int end) override { return inner_->pin(handle, begin, end); }
+  void unpin(KvLease lease) override { inner_->unpin(lease); }
+  KvView view(KvHandle handle, int rank) const override { return inner_->view(handle, rank); }
+  int written_tokens(KvHandle handle) const override { return inner_->written_tokens(handle); }
+  std::span<const int32_t> blocks(KvHandle handle) const override { return inner_->blocks(handle); }
+  bool tail_shared(KvHandle handle) const override { return inner_->tail_shared(handle); }
+  KvStats stats() const override { return inner_->stats(); }
+  void clear_prefix_cache() override { inner_->clear_prefix_cache(); }
+  void check_invariants(bool complete) const override { inner_->check_invariants(complete); }
+
+ private:
+  std::unique_ptr<KvMemory> inner_;
+  Random& random_;
+};
+
+// One instance's parts, whose turns the walk takes.
+struct Side {
+  Side(InstanceId self, KvOptions kv, std::shared_ptr<KvPool> pool, bool zero_copy, VirtualClock& clock, Post& post,
+       Random& random, Visits& visits)
+      : memory(find_kv_scheme("paged")->make(pool ? pool : make_block_pool("paged", kv).value(), kv)),
+        model(make_checksum_model()),
+        leases(kLease, clock) {
+    if (!zero_copy) memory = std::make_unique<LoadingMemory>(std::move(memory), random);
+    const TransportOptions options{.regions = {{memory->base(), memory->layout().pool_bytes()}},
+                                   .queue = &cpu_queue(),
+                                   .clock = &clock,
+                                   .self = self};
+    wire = std::make_unique<Wire>(options, zero_copy, random);
+    parts = std::make_unique<InstanceParts>(InstanceParts{.self = self,
+                                                          .memory = *memory,
+                                                          .wire = *wire,
+                                                          .clock = clock,
+                                                          .post = post,
+                                                          .n_layers = model->config().n_layers,
+                                                          .max_batch = 4,
+                                                          .lease_s = kLease,
+                                                          .checksum = random.uniform() < 0.5,
+                                                          .visits = &visits});
+    attempts = std::make_unique<Attempts>(*parts);
+    engine = std::make_unique<Engine>(
+        *model, *memory, EngineOptions{.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 16},
+        clock, nullptr);
+  }
+  void meet(const Side& peer) {
+    REQUIRE(wire->connect(peer.parts->self, peer.wire->address()).value());
+    REQUIRE(parts->peers.add(peer.parts->self, peer.memory->layout(), shards_of(*peer.memory)).ok());
+  }
+  std::unique_ptr<KvMemory> memory;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Wire> wire;
+  std::unique_ptr<InstanceParts> parts;
+  Leases leases;
+  std::unique_ptr<Attempts> attempts;
+  std::unique_ptr<Engine> engine;
+};
+
+class Walk final : public Post {
+ public:
+  Walk(uint64_t seed, Visits& visits) : random_(seed), zero_copy_(seed % 3 == 0) {
+    KvOptions kv{.shape = kv_shape(checksum_config(), Dtype::f32), .block_tokens = 4, .max_sequence_tokens = 64};
+    kv.pool_bytes = 160 * kv.shape.token_bytes();
+    std::shared_ptr<KvPool> of_p, of_d;
+    if (zero_copy_) {
+      shared_ = HandoffPool::create("paged", kv, 2).value();
+      of_p = join_handoff_pool(shared_->address(), "paged", kv).value().pool;
+      of_d = join_handoff_pool(shared_->address(), "paged", kv).value().pool;
+      kv.n_memories = 2;
+      kv.pool_bytes *= 2;
+    }
+    p_ = std::make_unique<Side>(kP, kv, std::move(of_p), zero_copy_, clock_, *this, random_, visits);
+    d_ = std::make_unique<Side>(kD, kv, std::move(of_d), zero_copy_, clock_, *this, random_, visits);
+    p_->meet(*d_);
+    d_->meet(*p_);
+    sender_ = std::make_unique<Sender>(*p_->parts, p_->leases, StreamKv(random_.below(3)));
+    receiver_ = std::make_unique<Receiver>(*d_->parts, *d_->attempts, *d_->engine);
+  }
+
+  void run(int steps) {
+    for (int i = 0; i < steps; ++i) step();
+    if (chance(0.5)) {
+      sender_->clear(FinishReason::abort, "");
+      return receiver_->clear(FinishReason::abort, "");
+    }
+    calm_down();
+  }
+
+  void send(InstanceId from, InstanceId to, Message message) override {
+    if (to != kConductor) {
+      mail_.push_back({from, to, std::move(message)});
+    } else if (auto* job = std::get_if<PrefillJob>(&message)) {
+      jobs_.push_back(std::move(*job));
+    } else if (auto* failed = std::get_if<AttemptFailed>(&message); failed && chance(0.7)) {
+      abort(failed->attempt);
+    }
+  }
+
+ private:
+  // What P's engine computes.
+  struct Prompt {
+    SequencePtr sequence;
+    int layers = -1;  // so many are computed; below 0: not begun
+  };
+  bool chance(double p) { return random_.uniform() < p; }
+  template <class List>
+  size_t one_of(const List& list) {
+    return size_t(random_.below(list.size()));
+  }
+  // One of the latest.
+  AttemptId some_attempt() {
+    const size_t n = requests_.size() + 1;
+    return n - random_.below(std::min<size_t>(n, 6));
+  }
+  void abort(AttemptId attempt) {
+    p_->attempts->abort(attempt);
+    d_->attempts->abort(attempt);
+  }
+
+  void step() {
+    clock_.seconds += chance(0.02) ? 1.1 * kLease : 0.01 * random_.uniform();
+    switch (random_.below(16)) {
+      case 0: return chance(0.5) ? ask() : void();
+      case 1:
+        if (jobs_.empty()) return;
+        compute(jobs_.back().attempt, DisaggOrder::decode_first);
+        return jobs_.pop_back();
+      case 2: return peers_come_and_go();
+      case 3: return chance(0.1) ? abort(some_attempt()) : lie();
+      case 4: return renew();
+      case 5:
+      case 6: d_->engine->step(); return;
+      case 7: sender_->tick(); return;
+      case 8: receiver_->tick(); return;
+      case 9: return lie(), deliver();
+      case 10:
+      case 11:
+      case 12:
+      case 13: return deliver();
+      default: return compute_on();
+    }
+  }
+
+  void ask() {
+    std::vector<int32_t> prompt(1 + random_.below(40));
+    for (int32_t& token : prompt) token = int32_t(random_.below(3));
+    const AttemptId attempt = requests_.size() + 1;
+    auto request = tiny_request(attempt, prompt, 3);
+    request->ignore_eos = true;
+    if (chance(0.2)) request->deadline_s = clock_.seconds + 0.2 * random_.uniform();
+    requests_.push_back(request);
+    const auto order = DisaggOrder(1 + random_.below(3));
+    if (order == DisaggOrder::decode_first)
+      receiver_->start({attempt, request, {}, order});
+    else
+      compute(attempt, zero_copy_ ? DisaggOrder::push : order);
+  }
+  void compute(AttemptId attempt, DisaggOrder order) {
+    if (sender_->has(attempt)) return;
+    auto request = std::make_shared<Request>(*requests_[attempt - 1]);
+    if (order == DisaggOrder::decode_first) request->prompt.pop_back();
+    SequencePtr sequence = p_->attempts->begin(attempt, request, {}, true);
+    sequence->attempt = attempt;
+    sequence->leaves = true;
+    sender_->expect(attempt, order, kD);
+    prompts_.push_back({std::move(sequence)});
+  }
+
+  // As an engine does (batch/engine.cc): one prompt gets on, a layer at a time.
+  void compute_on() {
+    if (prompts_.empty()) return;
+    const size_t at = one_of(prompts_);
+    Prompt& prompt = prompts_[at];
+    Sequence& s = *prompt.sequence;
+    const int n = s.given, n_layers = p_->model->config().n_layers;
+    if (chance(0.05) || s.cancelled->load()) return end(at);
+    if (prompt.layers < 0) {
+      Result<KvReservation> reserved = p_->memory->reserve(s.tokens, 0);
+      if (!reserved) return;
+      s.kv = reserved.value().handle;
+      s.computed = p_->memory->written_tokens(s.kv);
+      if (!p_->memory->append(s.kv, n - s.computed)) return p_->memory->free(std::exchange(s.kv, kNoKv));
+      prompt.layers = 0;
+      sender_->prefill_started(s);
+      if (s.computed > 0) sender_->kv_written(s, 0, n_layers, 0, s.computed);
+    } else if (prompt.layers < n_layers) {
+      sender_->kv_written(s, prompt.layers, prompt.layers + 1, s.computed, n);
+      ++prompt.layers;
+    } else {
+      p_->memory->written(s.kv, std::span(s.tokens).subspan(size_t(s.computed)));
+      s.tokens.push_back(1);
+      std::vector<SequencePtr> choices;
+      choices.push_back(std::move(prompt.sequence));
+      prompts_.erase(prompts_.begin() + long(at));
+      sender_->prefill_done(std::move(choices));
+    }
+  }
+  void end(size_t at) {
+    Sequence& s = *prompts_[at].sequence;
+    if (s.kv != kNoKv) p_->memory->free(std::exchange(s.kv, kNoKv));
+    sender_->prefill_cancelled(s);
+    prompts_.erase(prompts_.begin() + long(at));
+  }
+
+  void peers_come_and_go() {
+    for (Side* side : {p_.get(), d_.get()}) {
+      const InstanceId peer = kP + kD - side->parts->self;
+      if (side->parts->peers.empty()) {
+        side->meet(side == p_.get() ? *d_ : *p_);
+      } else if (chance(0.1)) {
+        const std::string why = chance(0.5) ? "" : "its connection broke";
+        side == p_.get() ? sender_->peer_gone(peer, why) : receiver_->peer_gone(peer, why);
+        side->parts->peers.erase(peer);
+      }
+    }
+  }
+
+  // One of those on their way arrives: any, and perhaps not for the last time; or none does.
+  void deliver() {
+    if (mail_.empty()) return;
+    const size_t at = chance(0.3) ? mail_.size() - 1 : one_of(mail_);
+    Envelope envelope = mail_[at];
+    if (!chance(0.15)) mail_.erase(mail_.begin() + long(at));
+    if (chance(0.05)) return;
+    if (auto* reserved = std::get_if<KvReserved>(&envelope.message); reserved && chance(0.25))
+      reserved->destination.cached_tokens = 1000;
+    if (auto* delivered = std::get_if<KvDelivered>(&envelope.message); delivered && chance(0.1))
+      delivered->choices.clear();
+    std::visit(
+        [&](auto& m) {
+          if constexpr (requires { sender_->handle(kD, std::move(m)); })
+            if (envelope.to == kP) sender_->handle(kD, std::move(m));
+          if constexpr (requires { receiver_->handle(kP, std::move(m)); })
+            if (envelope.to == kD) receiver_->handle(kP, std::move(m));
+        },
+        envelope.message);
+  }
+  // A peer may say anything that its channel lets through.
+  void lie() {
+    const AttemptId attempt = some_attempt();
+    if (attempt > requests_.size()) return;
+    const auto say = [&](InstanceId to, Message message) { mail_.push_back({kP + kD - to, to, std::move(message)}); };
+    switch (random_.below(6)) {
+      case 0: return say(kP, KvTaken{attempt});
+      case 1: return say(kP, ReservationCancelled{attempt});
+      case 2: return say(kD, ReservationCancelled{attempt});
+      case 3: return say(kD, ReserveKv{attempt, requests_[attempt - 1], {}});
+      case 4: {
+        KvReserved reserved{.attempt = attempt};
+        for (int32_t block = 0; block < 10; ++block) reserved.destination.blocks.push_back(block);
+        return say(kP, std::move(reserved));
+      }
+      default: {
+        KvDelivered delivered{.attempt = attempt, .kv_arrived = chance(0.7)};
+        delivered.choices.emplace_back().output = {1};
+        return say(kD, std::move(delivered));
+      }
+    }
+  }
+  void renew() {
+    SharedAttempts of_p, of_d;
+    sender_->add_shared(of_p);
+    receiver_->add_shared(of_d);
+    if (chance(0.8))
+      for (AttemptId attempt : of_p[kD]) receiver_->renewed(kP, attempt);
+    if (chance(0.8))
+      for (AttemptId attempt : of_d[kP]) sender_->renewed(kD, attempt);
+  }
+
+  // Nobody says anything any more: what nobody owns is back within a lease.
+  void calm_down() {
+    p_->wire->calm = d_->wire->calm = true;
+    while (!prompts_.empty()) end(0);
+    for (AttemptId attempt = 1; attempt <= requests_.size(); ++attempt) abort(attempt);
+    for (int i = 0; i < 40; ++i) {
+      clock_.seconds += kLease / 8;
+      sender_->tick();
+      receiver_->tick();
+      d_->engine->step();
+    }
+    CHECK(sender_->empty());
+    CHECK(receiver_->empty());
+    CHECK(d_->engine->idle());
+    for (const Side* side : {p_.get(), d_.get()}) {
+      side->memory->check_invariants(!zero_copy_);
+      const KvStats kv = side->memory->stats();
+      CHECK(kv.free + kv.cached + kv.elsewhere == kv.capacity + kv.elsewhere);
+    }
+  }
+
+  VirtualClock clock_;
+  Random random_;
+  const bool zero_copy_;
+  std::unique_ptr<HandoffPool> shared_;
+  std::unique_ptr<Side> p_, d_;
+  std::unique_ptr<Sender> sender_;
+  std::unique_ptr<Receiver> receiver_;
+  std::vector<std::shared_ptr<const Request>> requests_;  // [attempt - 1]
+  std::vector<Prompt> prompts_;
+  std::vector<PrefillJob> jobs_;
+  std::vector<Envelope> mail_;
+};
+
+template <class Machine>
+bool saw_all(const Machine& machine, const typename Machine::Visits& visits) {
+  for (size_t s = 0; s < visits.size(); ++s)
+    for (size_t e = 0; e < visits[s].size(); ++e)
+      if (machine.steps[s][e].can_be && visits[s][e] == 0) return false;
+  return true;
+}
+
+template <class State, class Event, class Action>
+void check_visits(const Machine<State, Event, Action>& machine,
+                  const typename Machine<State, Event, Action>::Visits& visits) {
+  for (size_t s = 0; s < visits.size(); ++s)
+    for (size_t e = 0; e < visits[s].size(); ++e) {
+      INFO(name(State(s)) << ", " << name(Event(e)) << ": " << visits[s][e] << " times");
+      CHECK((visits[s][e] > 0) == machine.steps[s][e].can_be);
+    }
+}
+
+TEST_CASE("handover: a random walk of both sides goes through all that can be", "[disagg][handover]") {
+  Visits visits;
+  const auto seen = [&] { return saw_all(kSenderTable, visits.sender) && saw_all(kReceiverTable, visits.receiver); };
+  for (uint64_t seed = 1; seed <= 500 || (seed <= 10000 && !seen()); ++seed) {
+    INFO("seed " << seed);
+    Walk(seed, visits).run(300);
+  }
+  check_visits(kSenderTable, visits.sender);
+  check_visits(kReceiverTable, visits.receiver);
+}
+
+}  // namespace
+}  // namespace xpyd::testing::handover_test
