@@ -27,7 +27,9 @@ FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all 
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread -Wno-tsan
 FLAGS_odr     := -O0 -flto
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
+# g++ collects its garbage when it has this many KiB, and not before.
+HEAP     := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=786432)
+CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
@@ -62,9 +64,6 @@ CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
 SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_driver.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
-# SIMT=: tests without CUDA's.
-SIMT      ?= 1
-SIMT_OBJ   = $(if $(SIMT),$(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc)))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
 # asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
@@ -75,6 +74,12 @@ units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(f
 LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
 TEST_OBJ := $(call units,$(TEST_SRC),$(BUILD)/tests)
 EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD))
+# SIMT=: tests without CUDA's. Of these sources the tests of whole instances are, whose headers take longest.
+SIMT      ?= 1
+SIMT_UNIT := $(if $(UNITS),$(filter-out %/gemm_choice_test.cu %/sm90_test.cu,$(wildcard tests/simt/*_test.cu)))
+SIMT_OBJ  := $(if $(SIMT),$(patsubst %.cc,%.o,$(shell tools/units $(BUILD)/simt/units $(SIMT_UNIT))) \
+             $(patsubst %.cu,$(BUILD)/simt/%.o,$(filter-out $(SIMT_UNIT),$(SIMT_SRC))) \
+             $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc)))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
@@ -273,7 +278,6 @@ $(BUILD)/%_avx2.o: private CXXFLAGS += -O3 -mavx2 -mfma -mf16c
 # Tests must compile quickly; what they test is compiled as it is served.
 QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
 $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
-$(BUILD)/tests/main.o: private CXXFLAGS += -O1
 # Headers that many files include are compiled once for each set of flags (`make PCH=`: not).
 # What libstdc++ silences by pragmas inside them must be silenced here: a header compiled by g++ forgets its pragmas.
 PCH ?= 1
@@ -309,6 +313,9 @@ SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unkno
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
+$(BUILD)/simt/%.o: $(BUILD)/simt/%.cc $(BUILD)/flags $(call headers,simt/tests)
+	@echo "  simt $(notdir $<) of $$(grep -c . $<) files"
+	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 $(BUILD)/simt/%.o: %.cu $(BUILD)/flags $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
@@ -345,7 +352,7 @@ $(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc) $(addprefix tests/
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) $(CUDA_LIBS) -o $@
 $(BUILD)/tests/cute/oracle.o: tests/cute/oracle.cc tests/cute/oracle.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo "  c++  $<" && $(CXX) -std=c++20 -O1 -w -I. $(CUTE_INC) -c $< -o $@
-$(BUILD)/xpyd_cute_tests: $(BUILD)/tests/main.o $(BUILD)/tests/cute/oracle.o $(BUILD)/simt/tests/cute/cute_test.o $(filter-out %_test.o $(BUILD)/simt/experiments/% $(BUILD)/simt/tests/end_to_end/%,$(SIMT_OBJ)) $(LIB)
+$(BUILD)/xpyd_cute_tests: $(BUILD)/tests/main.o $(BUILD)/tests/cute/oracle.o $(BUILD)/simt/tests/cute/cute_test.o $(filter-out %_test.o $(BUILD)/simt/units/% $(BUILD)/simt/experiments/% $(BUILD)/simt/tests/end_to_end/%,$(SIMT_OBJ)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 $(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(HARNESS) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@

@@ -24,9 +24,8 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
 
 size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
   const size_t in_free_list = sizeof(int32_t), filled = sizeof(int32_t);
-  size_t bytes = size_t(layout.n_blocks) * (sizeof(Block) + in_free_list + filled);
-  if (prefix_cache) bytes += PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens);
-  return bytes;
+  return size_t(layout.n_blocks) * (sizeof(Block) + in_free_list + filled) +
+         (prefix_cache ? PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens) : 0);
 }
 
 void BlockPool::lru_append(int32_t block) {
@@ -117,7 +116,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
 
 bool BlockPool::indexed(int32_t block) const {
   Lock lock(mutex_);
-  return at(block).node.uid != 0;
+  return cached(block);
 }
 
 void BlockPool::sign(KvHandover& handover) {

@@ -1,7 +1,6 @@
-// BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the
-// source of blocks (block_source.h), or cached: the prefix index finds them, and the least recently
-// used goes when room is wanted (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One
-// pool may serve several KvMemory on several threads.
+// BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the source of blocks
+// (block_source.h), or cached: the prefix index finds them, and the least recently used goes when room is wanted
+// (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One may serve several KvMemory on several threads.
 #pragma once
 
 #include "allocator/block_source.h"

@@ -107,11 +107,11 @@ DiskFile::~DiskFile() {
 }
 
 void DiskFile::write(int block, const std::byte* from, int64_t id) {
-  post({true, block, const_cast<std::byte*>(from), 0, id, -1});
+  post({true, block, const_cast<std::byte*>(from), 0, id});
 }
 
 void DiskFile::read(int block, std::byte* to, uint64_t checksum, int64_t id) {
-  post({false, block, to, checksum, id, -1});
+  post({false, block, to, checksum, id});
 }
 
 void DiskFile::post(Operation operation) {

@@ -68,7 +68,6 @@ class DiskFile {
     std::byte* data;
     uint64_t checksum;
     int64_t id;
-    int bounce;  // where data is not as the disk wants it
   };
   struct Ring;
   DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal);

@@ -1,4 +1,5 @@
-// What not every memory can do: hand sequences over (KvHandoff), bring back what lies in a tier (KvLoader).
+// What an owner of a memory may ask beside what an engine does: to hand sequences over (KvHandoff: every memory), to
+// bring back what lies in a tier (KvLoader: those that have tiers).
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,7 @@
 namespace xpyd {
 
 enum class ErrorCode {
-  invalid_argument,  // the caller's input is wrong; the message names the field and what was
-                     // expected
+  invalid_argument,  // the caller's input is wrong; the message names the field and what was expected
   not_found,
   unavailable,  // no room now; the same call may succeed later
   io,           // a file or socket failed or is corrupt

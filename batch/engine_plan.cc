@@ -140,8 +140,6 @@ bool Engine::give_up_early() {
   return true;
 }
 
-// ----
-
 // Takes memory for a waiting sequence. False: there is none. Its KV may be `loading`.
 bool Engine::reserve(Sequence& s) {
   const Result<KvReservation> reserved = memory_.reserve(s.tokens, s.salt());
@@ -194,8 +192,7 @@ bool Engine::apply_plan(double now) {
   next_.entries.clear();
   std::sort(plan_.preempts.begin(), plan_.preempts.end());
   for (auto i = plan_.preempts.rbegin(); i != plan_.preempts.rend(); ++i) {
-    preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first, so that the
-                                                                  // oldest waits in front
+    preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first: the oldest waits in front
   }
   // A step has max_batch rows of logits: one for each sequence, and what is left is for prompts
   // whose logprobs are wanted, which take more steps therefore.

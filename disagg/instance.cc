@@ -54,14 +54,13 @@ void Instance::send(InstanceId from, Message message) { leases_.put({from, optio
 
 bool Instance::turn() {
   bool moved = connect_wires();
-  const size_t known = leases_.inbox().size();  // they waited before, too
   std::vector<Envelope>& inbox = leases_.take();
   std::vector<Envelope> waiting;
   for (size_t i = 0; i < inbox.size(); ++i) {
     Envelope& envelope = inbox[i];
     if (waits_for_wire(envelope)) {
       // Or the conductor's queue would stand still for other decode instances as well.
-      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= known)
+      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= n_waiting_)
         parts_.tell(kConductor, AttemptProgress{job->attempt, AttemptProgress::started});
       waiting.push_back(std::move(envelope));
       continue;
@@ -69,10 +68,11 @@ bool Instance::turn() {
     std::visit([&](auto& m) { handle(envelope.from, std::move(m)); }, envelope.message);
     moved = true;
   }
+  n_waiting_ = waiting.size();
   inbox = std::move(waiting);
   moved |= sender_.tick();
   moved |= receiver_.tick();
-  stand();
+  update_leases();
   moved |= engine_.step();
   report_cache();
   publish();
@@ -84,7 +84,7 @@ void Instance::run(const std::atomic<bool>& stop) {
     if (turn()) continue;
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
-    for (const auto& [id, meeting] : meeting_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
+    for (const auto& [id, meeting] : pending_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
     leases_.mail().wait(nap);
   }
 }
@@ -128,7 +128,7 @@ void Instance::handle(InstanceId, PrefillJob message) {
 void Instance::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
   const InstanceId id = message.info.id;
-  meeting_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
+  pending_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
 }
 
 // Goes on connecting, without waiting for anybody. What a peer says and what is placed on it waits
@@ -137,25 +137,25 @@ bool Instance::connect_wires() {
   constexpr double kAgainSeconds = 0.25;
   const double now = clock_.now();
   bool moved = false;
-  for (auto at = meeting_.begin(); at != meeting_.end();) {
-    Meeting& meeting = at->second;
-    const InstanceInfo& info = meeting.info;
+  for (auto at = pending_.begin(); at != pending_.end();) {
+    PendingPeer& peer = at->second;
+    const InstanceInfo& info = peer.info;
     const auto next = std::next(at);
-    if (now >= meeting.again_s) {
+    if (now >= peer.again_s) {
       const Result<bool> connected = transport_->connect(info.id, info.address);
       if (!connected) {  // until it can, what is placed on the two of us is placed anew
-        if (std::exchange(meeting.calling, false))
+        if (std::exchange(peer.calling, false))
           log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(), info.name.c_str(),
                    connected.error().message.c_str());
-        meeting.again_s = now + std::max(kAgainSeconds, now - meeting.since_s);
-        meeting.since_s = meeting.again_s;
+        peer.again_s = now + std::max(kAgainSeconds, now - peer.since_s);
+        peer.since_s = peer.again_s;
         moved = true;
       } else if (connected.value()) {
         if (Status known = parts_.peers.add(info.id, info.layout, info.shards);
             !known)  // it comes from another process
           log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
                    info.name.c_str(), known.error().message.c_str());
-        meeting_.erase(at);
+        pending_.erase(at);
         moved = true;
       }
     }
@@ -176,13 +176,13 @@ bool Instance::waits_for_wire(const Envelope& envelope) const {
   };
   placed(std::get_if<StartRequest>(&envelope.message));
   placed(std::get_if<PrefillJob>(&envelope.message));
-  const auto found = meeting_.find(peer);
-  return found != meeting_.end() && found->second.calling;
+  const auto found = pending_.find(peer);
+  return found != pending_.end() && found->second.calling;
 }
 
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
-  meeting_.erase(message.id);
+  pending_.erase(message.id);
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
   parts_.peers.erase(message.id);
@@ -211,16 +211,16 @@ void Instance::handle(InstanceId from, KvRenewed message) {
 }
 
 // What is true now, and will be while a step takes its time.
-void Instance::stand() {
+void Instance::update_leases() {
   if (options_.lease_s == 0) return;
-  handover::Standing of_peer;
-  sender_.add_standing(of_peer);
-  receiver_.add_standing(of_peer);
+  handover::SharedAttempts of_peer;
+  sender_.add_shared(of_peer);
+  receiver_.add_shared(of_peer);
   leases_.update(std::move(of_peer));
 }
 
 void Instance::renew_leases() {
-  handover::Standing of_peer;
+  handover::SharedAttempts of_peer;
   if (!leases_.renew(of_peer)) return;
   for (auto& [peer, attempts] : of_peer) parts_.tell(peer, KvRenewed{std::move(attempts)});
   parts_.tell(kConductor, Report{stats()});
@@ -257,6 +257,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
     }
   }
   leases_.inbox().clear();
+  n_waiting_ = 0;
   receiver_.clear(reason, error);
 }
 

@@ -84,7 +84,7 @@ class Instance final {
   void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
   bool connect_wires();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;
-  void stand();
+  void update_leases();
   void report_cache();
   void publish();
 
@@ -101,13 +101,14 @@ class Instance final {
   handover::Receiver receiver_;
 
   // A peer that the wire is not connected to yet.
-  struct Meeting {
+  struct PendingPeer {
     InstanceInfo info;
     bool calling = true;  // for the first time; false: it could not be reached
     double since_s = 0;   // Clock: this try
     double again_s = 0;   // Clock: not asked before
   };
-  std::map<InstanceId, Meeting> meeting_;
+  std::map<InstanceId, PendingPeer> pending_;
+  size_t n_waiting_ = 0;  // for a wire: the first ones of the inbox
   double reported_s_ = 0;  // Clock: the last CacheReport
 
   mutable std::mutex stats_mutex_;

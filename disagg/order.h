@@ -13,8 +13,7 @@ enum class DisaggOrder : uint8_t {
   local,         // one instance does both
   push,          // P first; D reserves when P starts, P writes while it computes
   pull,          // P first; D reserves when P is done, and reads
-  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's
-                 // blocks
+  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
 };
 
 // When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.

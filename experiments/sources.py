@@ -35,11 +35,12 @@ IMPLEMENTED = {
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
     "server/bench.h": ["server/bench_client.cc", "server/bench_result.cc"],
-    "server/api.h": ["server/api_parse.cc", "server/generation.cc"],
+    "server/api.h": ["server/api_parse.cc", "server/generation.cc", "server/page.cc"],
     "server/http.h": ["server/boost_impl.cc", "server/http_parser.cc"],
+    "server/local_workers.h": ["server/etcd_registry.cc"],
     "server/main.cc": ["server/" + command + ".cc"
                        for command in ("tour", "serve", "commands", "bench", "info", "prefix_stats")],
-    "server/stack.h": ["server/backend.cc", "server/options.cc"],
+    "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/options.cc"],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))

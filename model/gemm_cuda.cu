@@ -1,14 +1,11 @@
-// The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the
-// weights themselves and random rows, for sizes of M in powers of two, and a hash of the bits of
-// every output row is kept. Candidates that give the same rows add in the same order; small M are
-// slid over kKnownRows rows, for another order leaves most sums their bits once they are bf16, and
-// where an algorithm also writes f32, those bits are compared too. Of the orders that some
-// candidate has for every M, the one that the heuristics place best over all sizes (our kernel
-// before theirs, where M is small) is taken, small M as much as large, and for each size the
-// fastest candidate of that order. Clocks choose among
-// equals only: which order it is depends on nothing but the card and the library. A stream that has
-// a part of the card's SMs takes the same order, and among its algorithms those that are fast
-// there.
+// The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the weights themselves and
+// random rows, for sizes of M in powers of two, and a hash of the bits of every output row is kept. Candidates that
+// give the same rows add in the same order; small M are slid over kKnownRows rows, for another order leaves most sums
+// their bits once they are bf16, and where an algorithm also writes f32, those bits are compared too. Of the orders
+// that some candidate has for every M, the one that the heuristics place best over all sizes (our kernel before theirs,
+// where M is small) is taken, small M as much as large, and for each size the fastest candidate of that order. Clocks
+// choose among equals only: which order it is depends on nothing but the card and the library. A stream that has a part
+// of the card's SMs takes the same order, and among its algorithms those that are fast there.
 #include <cublasLt.h>
 
 #include <algorithm>

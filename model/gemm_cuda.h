@@ -31,16 +31,14 @@ struct CudaGemmArgs {
 
 class CudaGemm {
  public:
-  // Everything that run() enqueues goes to this stream; the workspace is one for all products on
-  // it.
-  // one_order = false lets every size of M have the fastest algorithm there is, whatever the bits:
-  // for measuring what the promise above costs.
+  // Everything that run() enqueues goes to this stream; the workspace is one for all products on it. one_order = false
+  // lets every size of M have the fastest algorithm there is, whatever the bits: for measuring what the promise above
+  // costs.
   explicit CudaGemm(const cuda::On& on, bool one_order = true);
   ~CudaGemm();
-  // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and
-  // checks, unless this process has done so before (one_order); waits, and uses device memory that
-  // it gives back. x, y and m of `like` are not read.
-  // Error `unavailable`: no memory for the check, or no algorithm passes it.
+  // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and checks, unless this
+  // process has done so before (one_order); waits, and uses device memory that it gives back. x, y and m of `like` are
+  // not read. Error `unavailable`: no memory for the check, or no algorithm passes it.
   Status prepare(const CudaGemmArgs& like, int max_m);
   // Before: prepare() of its like. Allocates nothing and may be captured. m may be 0.
   void run(const CudaGemmArgs& args);
@@ -52,10 +50,9 @@ class CudaGemm {
   std::unique_ptr<Impl> impl_;
 };
 
-// y = x W^T for up to 16 rows of bf16, limited by reading W (gemv_cuda.cu): a candidate beside
-// cuBLASLt's, which is taken where its rows have the same bits.
-// One addition order: one accumulator per element and k ascending by 16, as in large products whose
-// K is not split (model/README.md).
+// y = x W^T for up to 16 rows of bf16, limited by reading W (gemv_cuda.cu): a candidate beside cuBLASLt's, which is
+// taken where its rows have the same bits. One addition order: one accumulator per element and k ascending by 16, as in
+// large products whose K is not split (model/README.md).
 constexpr int kGemvRows = 16;
 
 // bf16, at most kGemvRows rows, K and strides in multiples of 16 bytes.

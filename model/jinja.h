@@ -1,16 +1,13 @@
 // Jinja templates as chat templates use them, by the Template Designer Documentation of Jinja 3.1
-// (jinja.palletsprojects.com/en/stable/templates) and with what Hugging Face's transformers sets
-// for chats: a sandbox that changes no list or dict, trim_blocks, lstrip_blocks, break and
-// continue,
-// {% generation %}, its own tojson, raise_exception() and strftime_now().
+// (jinja.palletsprojects.com/en/stable/templates) and with what Hugging Face's transformers sets for chats: a sandbox
+// that changes no list or dict, trim_blocks, lstrip_blocks, break and continue, {% generation %}, its own tojson,
+// raise_exception() and strftime_now().
 //
-// It has what chat templates were seen to use (in tests/data/chat_templates and 169 more) and no
-// more. Refused when a template is parsed, with line and name: every other tag ({% include %},
-// {% call %}, {% with %}, ...), macros inside of loops, recursive loops, chains of comparisons,
-// / // and **, floats as literals, and filters, tests, methods and their arguments that are not in
-// the tables of jinja_builtins.cc. Refused when a rendering comes across them:
-// arithmetic with floats, integers beyond 64 bits, characters without one capital, and what Python
-// refuses.
+// It has what chat templates were seen to use (in tests/data/chat_templates and 169 more) and no more. Refused when a
+// template is parsed, with line and name: every other tag ({% include %}, {% call %}, {% with %}, ...), macros inside
+// of loops, recursive loops, chains of comparisons, / // and **, floats as literals, and filters, tests, methods and
+// their arguments that are not in the tables of jinja_builtins.cc. Refused when a rendering comes across them:
+// arithmetic with floats, integers beyond 64 bits, characters without one capital, and what Python refuses.
 //
 // A template is a stranger's: expressions nest at most 200 deep, a rendering at most 800; it does a
 // bounded amount of work (which bounds its memory too) and makes a bounded output.

@@ -54,8 +54,17 @@ uint32_t other_case(uint32_t c, bool upper) {
   return out;
 }
 
-// `is_upper` of the character before it, 0 at the begin, says what a character becomes.
-Value change_case(Evaluator& e, const Value& self, bool (*is_upper)(uint32_t before)) {
+// Of the character before another one, 0 at the begin: whether the other becomes a capital.
+bool always(uint32_t) { return true; }
+bool never(uint32_t) { return false; }
+bool at_begin(uint32_t before) { return before == 0; }
+bool at_word(uint32_t before) {
+  std::string c;
+  append_utf8(c, before);
+  return before == 0 || skip_space(c, 0) > 0 || std::string_view("-({[<").find(c) != std::string_view::npos;
+}
+template <bool (*is_upper)(uint32_t before)>
+Value change_case(Evaluator& e, const Value& self, const Arguments&) {
   const Text& text = text_of(self);
   e.charge(text.bytes.size() / 4);
   Text out;
@@ -72,22 +81,6 @@ Value change_case(Evaluator& e, const Value& self, bool (*is_upper)(uint32_t bef
   }
   out.safe = text.safe;
   return text_value(std::move(out));
-}
-Value upper(Evaluator& e, const Value& self, const Arguments&) {
-  return change_case(e, self, [](uint32_t) { return true; });
-}
-Value lower(Evaluator& e, const Value& self, const Arguments&) {
-  return change_case(e, self, [](uint32_t) { return false; });
-}
-Value capitalize(Evaluator& e, const Value& self, const Arguments&) {
-  return change_case(e, self, [](uint32_t before) { return before == 0; });
-}
-Value title(Evaluator& e, const Value& self, const Arguments&) {
-  return change_case(e, self, [](uint32_t before) {
-    std::string c;
-    append_utf8(c, before);
-    return before == 0 || skip_space(c, 0) > 0 || std::string_view("-({[<").find(c) != std::string_view::npos;
-  });
 }
 
 template <bool left, bool right>
@@ -208,23 +201,23 @@ constexpr Builtin kText[] = {
      }},
     {"a string", "startswith", "prefix", has_affix<false>},
     {"a string", "endswith", "suffix", has_affix<true>},
-    {"a string", "upper", "", upper},
-    {"a string", "lower", "", lower},
-    {"a string", "capitalize", "", capitalize},
+    {"a string", "upper", "", change_case<always>},
+    {"a string", "lower", "", change_case<never>},
+    {"a string", "capitalize", "", change_case<at_begin>},
     {"a string", "format", "*", [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "{}"); }},
     {"text filter", "format", "*",
      [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "%s"); }},
     {"text filter", "trim", "chars", strip<true, true>},
     {"text filter", "replace", "old new", replace},
-    {"text filter", "upper", "", upper},
-    {"text filter", "lower", "", lower},
-    {"text filter", "capitalize", "", capitalize},
-    {"text filter", "title", "", title},
+    {"text filter", "upper", "", change_case<always>},
+    {"text filter", "lower", "", change_case<never>},
+    {"text filter", "capitalize", "", change_case<at_begin>},
+    {"text filter", "title", "", change_case<at_word>},
     {"text filter", "indent", "width first", indent},
 };
 
 // Of a text; else the value itself.
-Value lower_case(Evaluator& e, const Value& value) { return value.text() ? lower(e, value, {}) : value; }
+Value lower_case(Evaluator& e, const Value& value) { return value.text() ? change_case<never>(e, value, {}) : value; }
 
 using E = Evaluator;
 using V = const Value&;

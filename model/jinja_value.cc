@@ -117,25 +117,8 @@ bool Text::any_from_client() const {
   return std::any_of(runs.begin(), runs.end(), [](const Run& r) { return r.from_client; });
 }
 
-size_t skip_space(std::string_view text, size_t at) {
-  while (at < text.size()) {
-    const CodePoint c = next_code_point(text.substr(at));
-    if (!is_space(c.value)) break;
-    at += size_t(c.bytes);
-  }
-  return at;
-}
-
-size_t trailing_space(std::string_view text) {
-  size_t end = text.size();
-  while (end > 0) {
-    size_t begin = end - 1;
-    while (begin > 0 && (uint8_t(text[begin]) & 0xc0) == 0x80) --begin;
-    if (!is_space(next_code_point(text.substr(begin)).value)) break;
-    end = begin;
-  }
-  return end;
-}
+size_t skip_space(std::string_view text, size_t at) { return unicode::end_of_run(text, at, is_space); }
+size_t trailing_space(std::string_view text) { return unicode::begin_of_run(text, text.size(), is_space); }
 
 size_t code_point_at(std::string_view text, size_t index) {
   size_t at = 0;

@@ -167,23 +167,31 @@ Status CudaLlama::allocate() {
     return Error{ErrorCode::invalid_argument, "vocab_size: expected less than 2^23 with --device cuda"};
   const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
   const size_t n_logits = size_t(options_.max_logits);
-  size_t total = 0;
-  auto part = [&](size_t bytes) {
-    const size_t begin = total;
-    total += (bytes + 255) / 256 * 256;
-    return begin;
-  };
-  const size_t x = part(rows * size_t(c_.hidden) * sizeof(float)), x_wanted = part(rows * size_t(c_.hidden) * 4),
-               normed = part(std::max(rows, n_logits) * size_t(hidden_stride_) * element),
-               qkv = part(rows * size_t(qkv_stride_) * element), q = part(rows * size_t(q_width_) * element),
-               attended = part(rows * size_t(q_width_) * element),
-               gate_up = part(rows * size_t(gate_up_stride_) * element),
-               logits = part(n_logits * size_t(c_.vocab) * sizeof(float)),
-               workspace = part(sizeof(float) *
-                                cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim)),
-               chosen = part(n_logits * kChosenBytes), sampling = part(cuda_sample_workspace(options_.max_logits));
   const size_t max_ints = StepPlanner::max_ints(options_);
-  const size_t arrays = part(max_ints * sizeof(int32_t));
+  const size_t splits = cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim);
+  int32_t* arrays = nullptr;
+  // Parts of one piece of memory; before it is there (base null) only their sizes are added up.
+  auto place = [&](std::byte* base) {
+    size_t used = 0;
+    auto part = [&](auto*& to, size_t bytes) {
+      if (base) to = reinterpret_cast<std::decay_t<decltype(to)>>(base + used);
+      used += (bytes + 255) / 256 * 256;
+    };
+    part(x_, rows * size_t(c_.hidden) * sizeof(float));
+    part(x_wanted_, rows * size_t(c_.hidden) * sizeof(float));
+    part(normed_, std::max(rows, n_logits) * size_t(hidden_stride_) * element);
+    part(qkv_, rows * size_t(qkv_stride_) * element);
+    part(q_, rows * size_t(q_width_) * element);
+    part(attended_, rows * size_t(q_width_) * element);
+    part(gate_up_, rows * size_t(gate_up_stride_) * element);
+    part(logits_, n_logits * size_t(c_.vocab) * sizeof(float));
+    part(workspace_, splits * sizeof(float));
+    part(hashes_, n_logits * kChosenBytes);
+    part(sampling_, cuda_sample_workspace(options_.max_logits));
+    part(arrays, max_ints * sizeof(int32_t));
+    return used;
+  };
+  const size_t total = place(nullptr);
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
   if (!scratch)
     return Error{ErrorCode::unavailable, "model " + c_.name + ": no room on the card for " +
@@ -192,21 +200,10 @@ Status CudaLlama::allocate() {
   scratch_ = std::move(scratch).value();
   // Rows that pad a batch are computed like others; they must start as numbers.
   cuda::fill(scratch_.data(), 0, scratch_.size(), stream_);
-  std::byte* base = scratch_.data();
-  x_ = reinterpret_cast<float*>(base + x);
-  x_wanted_ = reinterpret_cast<float*>(base + x_wanted);
-  normed_ = base + normed;
-  qkv_ = base + qkv;
-  q_ = base + q;
-  attended_ = base + attended;
-  gate_up_ = base + gate_up;
-  logits_ = reinterpret_cast<float*>(base + logits);
-  workspace_ = reinterpret_cast<float*>(base + workspace);
-  hashes_ = reinterpret_cast<uint64_t*>(base + chosen);
+  place(scratch_.data());
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
   nans_ = sampled_ + n_logits;
-  sampling_ = base + sampling;
-  planner_.allocate(options_, c_.window(0), reinterpret_cast<int32_t*>(base + arrays), max_ints);
+  planner_.allocate(options_, c_.window(0), arrays, max_ints);
   if (n_logits > 0) {
     pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
     for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);

@@ -102,28 +102,21 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
                     team.size()),
       positions_(size_t(max_step_tokens)) {
   wanted_.reserve(size_t(max_step_tokens));
-  size_t floats = 0;
-  auto rows = [&](int n) {
-    const size_t begin = floats;
-    floats += size_t(max_step_tokens) * size_t(n);
-    floats = (floats + 15) / 16 * 16;  // a cache line
-    return begin;
-  };
   const int gathered_width = stage.gathers() ? width(weights_->layers[0].o.k_range(slice_.groups)) : 0;
-  const size_t x = rows(c_.hidden), normed = rows(c_.hidden), qkv = rows(qkv_width()), q = rows(q_width_),
-               attended = rows(q_width_), gathered = rows(gathered_width), gate_up = rows(2 * mlp_width_),
-               cos = rows(c_.head_dim / 2), sin = rows(c_.head_dim / 2);
-  activations_ = Buffer(floats * sizeof(float));
-  float* base = activations_.as<float>();
-  x_ = base + x;
-  normed_ = base + normed;
-  qkv_ = base + qkv;
-  q_ = base + q;
-  attended_ = base + attended;
-  gathered_ = base + gathered;
-  gate_up_ = base + gate_up;
-  cos_ = base + cos;
-  sin_ = base + sin;
+  const std::pair<float**, int> parts[] = {
+      {&x_, c_.hidden},        {&normed_, c_.hidden},        {&qkv_, qkv_width()},        {&q_, q_width_},
+      {&attended_, q_width_},  {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2},
+      {&sin_, c_.head_dim / 2}};
+  // Whole cache lines.
+  auto floats = [&](int width) { return (size_t(max_step_tokens) * size_t(width) + 15) / 16 * 16; };
+  size_t total = 0;
+  for (const auto& [part, width] : parts) total += floats(width);
+  activations_ = Buffer(total * sizeof(float));
+  float* next = activations_.as<float>();
+  for (const auto& [part, width] : parts) {
+    *part = next;
+    next += floats(width);
+  }
   stage.attended[size_t(tensor_rank_)] = attended_;
 }
 

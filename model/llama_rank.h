@@ -129,8 +129,7 @@ class LlamaRank {
   std::vector<int> positions_;
   WantedRows wanted_;
   Buffer activations_;
-  // Into activations_, [max_step_tokens, width] each; x_ of the whole step, the others of the
-  // tokens of one run():
+  // Into activations_, [max_step_tokens, width] each; x_ of the whole step, the others of the tokens of one run():
   float* x_;         // hidden: the residual stream
   float* normed_;    // hidden: also the output of o_proj and down_proj before it is added
   float* qkv_;       // q_width + 2 kv_width

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
 
 #include "attention/attention_cuda.h"

@@ -122,22 +122,26 @@ double CudaPeakProbe::graph_launch_us() {
 }
 
 CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds) {
-  constexpr double (CudaPeakProbe::*kMeasure[])() = {&CudaPeakProbe::copy_gbps,    &CudaPeakProbe::read_gbps,
-                                                     &CudaPeakProbe::gemm_tflops,  &CudaPeakProbe::one_order_tflops,
-                                                     &CudaPeakProbe::to_card_gbps, &CudaPeakProbe::from_card_gbps,
-                                                     &CudaPeakProbe::launch_us,    &CudaPeakProbe::graph_launch_us};
+  constexpr std::pair<double CudaPeak::*, double (CudaPeakProbe::*)()> kMeasures[] = {
+      {&CudaPeak::copy_gbps, &CudaPeakProbe::copy_gbps},
+      {&CudaPeak::read_gbps, &CudaPeakProbe::read_gbps},
+      {&CudaPeak::gemm_tflops, &CudaPeakProbe::gemm_tflops},
+      {&CudaPeak::one_order_tflops, &CudaPeakProbe::one_order_tflops},
+      {&CudaPeak::to_card_gbps, &CudaPeakProbe::to_card_gbps},
+      {&CudaPeak::from_card_gbps, &CudaPeakProbe::from_card_gbps},
+      {&CudaPeak::launch_us, &CudaPeakProbe::launch_us},
+      {&CudaPeak::graph_launch_us, &CudaPeakProbe::graph_launch_us}};
   CudaPeak peak{.card = card};
-  double* const results[] = {&peak.copy_gbps,    &peak.read_gbps,      &peak.gemm_tflops, &peak.one_order_tflops,
-                             &peak.to_card_gbps, &peak.from_card_gbps, &peak.launch_us,   &peak.graph_launch_us};
-  std::vector<double> values[std::size(kMeasure)];
+  std::vector<double> values[std::size(kMeasures)];
   for (int round = 0; round < rounds; ++round)
-    for (size_t i = 0; i < std::size(kMeasure); ++i) {
-      const auto measure = kMeasure[i];  // g++ 12's -fsanitize=bounds misreads an index inside .*
+    for (size_t i = 0; i < std::size(kMeasures); ++i) {
+      const auto measure = kMeasures[i].second;  // g++ 12's -fsanitize=bounds misreads an index inside .*
       values[i].push_back((probe.*measure)());
     }
-  for (size_t i = 0; i < std::size(kMeasure); ++i) {
+  for (size_t i = 0; i < std::size(kMeasures); ++i) {
     std::sort(values[i].begin(), values[i].end());
-    *results[i] = values[i][values[i].size() / 2];
+    const auto result = kMeasures[i].first;
+    peak.*result = values[i][values[i].size() / 2];
   }
   return peak;
 }

@@ -184,40 +184,6 @@ std::string Detokenizer::stripped(std::string text) {
 
 // ---- added tokens
 
-namespace {
-
-// The character that ends just before `at`, which is not 0.
-CodePoint code_point_before(std::string_view text, size_t at) {
-  size_t begin = at - 1;
-  while (begin > 0 && (static_cast<uint8_t>(text[begin]) & 0xc0) == 0x80) --begin;
-  return next_code_point(text.substr(begin));
-}
-
-bool touches_word(std::string_view text, size_t begin, size_t end) {
-  return (begin > 0 && unicode::is_word(code_point_before(text, begin).value)) ||
-         (end < text.size() && unicode::is_word(next_code_point(text.substr(end)).value));
-}
-
-size_t skip_spaces_left(std::string_view text, size_t at) {
-  while (at > 0) {
-    CodePoint c = code_point_before(text, at);
-    if (!unicode::is_space(c.value)) break;
-    at -= c.bytes;
-  }
-  return at;
-}
-
-size_t skip_spaces_right(std::string_view text, size_t at) {
-  while (at < text.size()) {
-    CodePoint c = next_code_point(text.substr(at));
-    if (!unicode::is_space(c.value)) break;
-    at += c.bytes;
-  }
-  return at;
-}
-
-}  // namespace
-
 void AddedTokens::add(const AddedToken& token, std::string_view pattern) {
   uint32_t node = 0;
   for (char c : pattern) {
@@ -266,9 +232,11 @@ void AddedTokens::split(std::string_view text, const std::vector<Part>& parts, s
     // A match that is refused below still uses up its text, as in Hugging Face's tokenizers.
     at = end;
     if (token.special && !part->parse_special) continue;
-    if (token.single_word && touches_word(text, begin, end)) continue;
-    if (token.lstrip) begin = std::max(done, skip_spaces_left(text, begin));
-    if (token.rstrip) end = skip_spaces_right(text, end);
+    using namespace unicode;
+    const bool in_word = begin_of_run(text, begin, is_word, 1) < begin || end_of_run(text, end, is_word, 1) > end;
+    if (token.single_word && in_word) continue;
+    if (token.lstrip) begin = std::max(done, begin_of_run(text, begin, is_space));
+    if (token.rstrip) end = end_of_run(text, end, is_space);
     if (done < begin) out.push_back({done, begin, -1});
     out.push_back({begin, end, token.id});
     done = end;

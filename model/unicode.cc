@@ -94,6 +94,25 @@ bool is_word(uint32_t c) {
          among(kNewNumbers, c) || among(kNewMarks, c);
 }
 
+size_t end_of_run(std::string_view text, size_t at, bool (*is)(uint32_t), size_t most) {
+  for (; most > 0 && at < text.size(); --most) {
+    const CodePoint c = next_code_point(text.substr(at));
+    if (!is(c.value)) break;
+    at += size_t(c.bytes);
+  }
+  return at;
+}
+
+size_t begin_of_run(std::string_view text, size_t at, bool (*is)(uint32_t), size_t most) {
+  for (; most > 0 && at > 0; --most) {
+    size_t begin = at - 1;
+    while (begin > 0 && (uint8_t(text[begin]) & 0xc0) == 0x80) --begin;
+    if (!is(next_code_point(text.substr(begin)).value)) break;
+    at = begin;
+  }
+  return at;
+}
+
 std::string nfc(std::string_view text) {
   // Below U+0300 nothing composes and nothing decomposes in form C.
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0xcc; }))

@@ -4,6 +4,7 @@
 // Thread safety: plain functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +15,11 @@ bool is_letter(uint32_t code_point);  // \p{L}
 bool is_number(uint32_t code_point);  // \p{N}
 bool is_space(uint32_t code_point);   // \s, White_Space
 bool is_word(uint32_t code_point);    // \w
+
+// Of at most so many characters that `is` holds for: where the run that begins at `at` ends, and where the one begins
+// that ends there.
+size_t end_of_run(std::string_view text, size_t at, bool (*is)(uint32_t), size_t most = SIZE_MAX);
+size_t begin_of_run(std::string_view text, size_t at, bool (*is)(uint32_t), size_t most = SIZE_MAX);
 
 // Normalization form C of valid UTF-8. O(n log n) in the longest run of combining marks, else O(n).
 std::string nfc(std::string_view text);

@@ -225,9 +225,8 @@ std::vector<double> rope_frequencies(const ModelConfig& config) {
 size_t Weights::bytes() const {
   size_t total = embedding.size() + lm_head.bytes(), floats = final_norm.size();
   for (const LayerWeights& l : layers) {
-    total += l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
-    floats += l.attention_norm.size() + l.mlp_norm.size() + l.q_norm.size() + l.k_norm.size() + l.qkv_bias.size() +
-              l.o_bias.size() + l.gate_up_bias.size() + l.down_bias.size();
+    for (auto matrix : LayerWeights::kMatrices) total += (l.*matrix).bytes();
+    for (auto vector : LayerWeights::kVectors) floats += (l.*vector).size();
   }
   return total + floats * sizeof(float);
 }

@@ -12,17 +12,26 @@
 
 namespace xpyd::model {
 
-struct LayerWeights {
+// One layer's, wherever they are: here, or on a card.
+template <class Matrix, class Vector>
+struct LayerParts {
   // q, k and v one under another, [(n_heads + 2 n_kv_heads) * head_dim, hidden]: one product reads
   // the normed activations once.
-  PackedMatrix qkv;
-  PackedMatrix o;                                                // [hidden, n_heads * head_dim], row-parallel groups
-  PackedMatrix gate_up;                                          // [2 * intermediate, hidden]: gate, then up
-  PackedMatrix down;                                             // [hidden, intermediate], row-parallel groups
-  std::vector<float> attention_norm, mlp_norm;                   // [hidden]
-  std::vector<float> q_norm, k_norm;                             // [head_dim], or empty
-  std::vector<float> qkv_bias, o_bias, gate_up_bias, down_bias;  // [outputs], or empty
+  Matrix qkv = {};
+  Matrix o = {};                              // [hidden, n_heads * head_dim], row-parallel groups
+  Matrix gate_up = {};                        // [2 * intermediate, hidden]: gate, then up
+  Matrix down = {};                           // [hidden, intermediate], row-parallel groups
+  Vector attention_norm = {}, mlp_norm = {};  // [hidden]
+  Vector q_norm = {}, k_norm = {};            // [head_dim], or none
+  Vector qkv_bias = {}, o_bias = {}, gate_up_bias = {}, down_bias = {};  // [outputs], or none
+
+  using Parts = LayerParts;
+  static constexpr Matrix Parts::*kMatrices[] = {&Parts::qkv, &Parts::o, &Parts::gate_up, &Parts::down};
+  static constexpr Vector Parts::*kVectors[] = {&Parts::attention_norm, &Parts::mlp_norm, &Parts::q_norm,
+                                                &Parts::k_norm,         &Parts::qkv_bias, &Parts::o_bias,
+                                                &Parts::gate_up_bias,   &Parts::down_bias};
 };
+using LayerWeights = LayerParts<PackedMatrix, std::vector<float>>;
 
 struct Weights {
   ModelConfig config;

@@ -87,18 +87,16 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
   w.lm_head = c.tied_embeddings ? w.embedding : to.matrix(host.lm_head);
   for (const LayerWeights& layer : host.layers) {
     CudaLayerWeights l;
-    l.qkv = to.matrix(layer.qkv);
-    l.o = to.matrix(layer.o);
-    l.gate_up = to.matrix(layer.gate_up);
-    l.down = to.matrix(layer.down);
-    l.attention_norm = to.vector(layer.attention_norm);
-    l.mlp_norm = to.vector(layer.mlp_norm);
-    l.q_norm = to.vector(layer.q_norm);
-    l.k_norm = to.vector(layer.k_norm);
-    l.qkv_bias = to.vector(layer.qkv_bias);
-    l.o_bias = to.vector(layer.o_bias);
-    l.gate_up_bias = to.vector(layer.gate_up_bias);
-    l.down_bias = to.vector(layer.down_bias);
+    for (size_t i = 0; i < std::size(l.kMatrices); ++i) {
+      const auto from = layer.kMatrices[i];  // g++ 12's -fsanitize=bounds misreads an index inside .*
+      const auto place = l.kMatrices[i];
+      l.*place = to.matrix(layer.*from);
+    }
+    for (size_t i = 0; i < std::size(l.kVectors); ++i) {
+      const auto from = layer.kVectors[i];
+      const auto place = l.kVectors[i];
+      l.*place = to.vector(layer.*from);
+    }
     w.layers.push_back(l);
   }
   w.final_norm = to.vector(host.final_norm);

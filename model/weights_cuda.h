@@ -21,13 +21,7 @@ struct CudaMatrix {
   int stride = 0;  // elements from one row to the next
 };
 
-struct CudaLayerWeights {
-  CudaMatrix qkv, o, gate_up, down;                                             // as in LayerWeights
-  const float *attention_norm = nullptr, *mlp_norm = nullptr;                   // [hidden]
-  const float *q_norm = nullptr, *k_norm = nullptr;                             // [head_dim] or null
-  const float *qkv_bias = nullptr, *o_bias = nullptr, *gate_up_bias = nullptr,  // [outputs] or null
-                                                          *down_bias = nullptr;
-};
+using CudaLayerWeights = LayerParts<CudaMatrix, const float*>;
 
 // Cosine and sine of one position and one pair of dimensions.
 struct Turn {

@@ -51,7 +51,7 @@ Result<ServerCard> read_server_card(HttpClient& client, const std::string& model
 Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) try {
   json request = {{"model", model}, {"prompt", text}, {"add_special_tokens", false}};
   const json answer = need(
-      parse_json(need(client.fetch({.target = "/tokenize", .body = request.dump()})), "/tokenize"));
+      parse_json(need(client.fetch({.target = "/tokenize", .body = json_text(request)})), "/tokenize"));
   return int(need(get_array(answer, "tokens", "/tokenize"))->size());
 } catch (const Error& error) {
   return error;

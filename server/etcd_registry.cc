@@ -271,7 +271,7 @@ class EtcdRegistry final : public Registry {
     calling_ = true;
     auto text = std::make_shared<std::string>();
     http_->start(
-        {.target = target, .body = body.dump(), .timeout_s = std::clamp(ttl_s_ / 3, 0.5, 2.0)},
+        {.target = target, .body = json_text(body), .timeout_s = std::clamp(ttl_s_ / 3, 0.5, 2.0)},
         [text](int, std::string_view bytes) {
           if (text->size() + bytes.size() <= kMaxAnswerBytes) *text += bytes;
         },

@@ -11,6 +11,8 @@ using Catch::Approx;
 
 #include <string>
 
+#include "base/rooms.h"
+
 namespace xpyd::testing {
 
 // Counts the running test as skipped, with its reason, in the closing line.

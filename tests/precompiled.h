@@ -1,4 +1,6 @@
 // base/precompiled.h of the tests.
 
+#include <nlohmann/json.hpp>
+
 #include "base/precompiled.h"
 #include "tests/catch.h"

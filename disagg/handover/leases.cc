@@ -44,27 +44,27 @@ std::vector<std::pair<InstanceId, KvReserved>> Leases::take_reserved() {
   return taken;
 }
 
-void Leases::update(Standing of_peer) {
+void Leases::update(SharedAttempts of_peer) {
   for (const Envelope& envelope : inbox_)
     if (const auto attempt = asked(envelope.message)) of_peer[envelope.from].push_back(*attempt);
   std::lock_guard lock(mutex_);
-  standing_ = std::move(of_peer);
-  stood_s_ = clock_.now();
+  shared_ = std::move(of_peer);
+  updated_s_ = clock_.now();
 }
 
 void Leases::add(InstanceId peer, AttemptId attempt) {
   if (lease_s_ == 0) return;
   std::lock_guard lock(mutex_);
-  standing_[peer].push_back(attempt);
-  stood_s_ = clock_.now();
+  shared_[peer].push_back(attempt);
+  updated_s_ = clock_.now();
 }
 
-bool Leases::renew(Standing& of_peer) {
+bool Leases::renew(SharedAttempts& of_peer) {
   std::lock_guard lock(mutex_);
   const double now = clock_.now();
-  if (lease_s_ == 0 || now < renewed_s_ + lease_s_ / 4 || now > stood_s_ + kLongestTurnSeconds) return false;
+  if (lease_s_ == 0 || now < renewed_s_ + lease_s_ / 4 || now > updated_s_ + kLongestTurnSeconds) return false;
   renewed_s_ = now;
-  of_peer = standing_;
+  of_peer = shared_;
   for (const auto& [peer, attempt] : unread_) of_peer[peer].push_back(attempt);
   return true;
 }

@@ -1,6 +1,7 @@
 // The mail and the leases of an instance: what stands here and at its peers is believed as long as somebody says that
 // it does (KvRenewed, and Report to the conductor), every quarter of a lease. A step may take longer than a lease, so
-// the instance only tells what stands, and a thread of control, which computes nothing, says it.
+// the instance only tells what stands, and a thread of control, which computes nothing, says it. (Whether a peer has
+// said so in time is judged by sender and receiver, between steps.)
 //
 // Thread safety: put(), mail() and renew() from any thread; the rest from the instance's.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace xpyd::disagg::handover {
 
-using Standing = std::unordered_map<InstanceId, std::vector<AttemptId>>;  // at each peer, too
+using SharedAttempts = std::unordered_map<InstanceId, std::vector<AttemptId>>;  // at each peer, too
 
 class Leases {
  public:
@@ -32,11 +33,11 @@ class Leases {
   Mailbox<Envelope>& mail() { return mail_; }
 
   // What is true now, and will be while a step takes its time; and what comes to it in that step.
-  void update(Standing of_peer);
+  void update(SharedAttempts of_peer);
   void add(InstanceId peer, AttemptId attempt);
   // What is to be said now, if it is time. Nothing of an instance that stands in one step for
   // kLongestTurnSeconds. Of what has ended since nobody knows.
-  bool renew(Standing& of_peer);
+  bool renew(SharedAttempts& of_peer);
 
  private:
   const double lease_s_;
@@ -44,9 +45,9 @@ class Leases {
   Mailbox<Envelope> mail_;
   std::vector<Envelope> inbox_;  // the instance's: taken, not handled
   std::mutex mutex_;             // guards what follows
-  Standing standing_;
+  SharedAttempts shared_;
   std::vector<std::pair<InstanceId, AttemptId>> unread_;
-  double stood_s_ = 0, renewed_s_ = 0;  // Clock: the last time
+  double updated_s_ = 0, renewed_s_ = 0;  // Clock: the last time
 };
 
 }  // namespace xpyd::disagg::handover

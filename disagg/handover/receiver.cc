@@ -205,7 +205,7 @@ void Receiver::end(Incoming& in) {
   if (in.from >= 0) parts_.tell(in.from, ReservationCancelled{in.attempt});
 }
 
-void Receiver::add_standing(Standing& of_peer) const {
+void Receiver::add_shared(SharedAttempts& of_peer) const {
   for (const auto& [attempt, in] : incoming_)
     if (in.from >= 0) of_peer[in.from].push_back(attempt);
 }

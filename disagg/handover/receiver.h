@@ -54,7 +54,7 @@ class Receiver {
   // something moved.
   bool tick();
   // Attempts that stand here and belong to peers, too.
-  void add_standing(Standing& of_peer) const;
+  void add_shared(SharedAttempts& of_peer) const;
   // Nothing is told to anybody but the ends of sequences that wait here.
   void clear(FinishReason reason, const std::string& error);
 

@@ -242,7 +242,7 @@ void Sender::clear(FinishReason reason, const std::string& error) {
   }
 }
 
-void Sender::add_standing(Standing& of_peer) const {
+void Sender::add_shared(SharedAttempts& of_peer) const {
   for (const auto& [attempt, out] : outgoing_)
     if (kShared.has(out.state)) of_peer[out.peer].push_back(attempt);
 }

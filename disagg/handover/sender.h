@@ -1,10 +1,10 @@
 // The prefill side of an instance: prompts whose KV goes to a decode instance, as the engine tells of them. What
-// becomes of one is the sender's table of states.h; here is what its actions do.
+// becomes of one is the sender's table of states.h; here is what its actions do. A step's end of a layer is where a
+// peer's grant is read and posts are looked after (layer_ended, called by the model); all else waits for the step's end.
 //
 // Thread safety: the instance's thread.
 #pragma once
 
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -42,7 +42,7 @@ class Sender final : public EngineHooks {
   // something moved.
   bool tick();
   // Attempts that stand here and belong to peers, too.
-  void add_standing(Standing& of_peer) const;
+  void add_shared(SharedAttempts& of_peer) const;
   // Ends what waits here; nothing is told to peers.
   void clear(FinishReason reason, const std::string& error);
 

@@ -83,6 +83,7 @@ class ByteReader {
   // Of elements that each take at least `element_bytes` (> 0).
   size_t count(const char* what, size_t max_count, size_t element_bytes);
   std::string_view raw(const char* what, size_t n);
+  bool take_into(void* out, size_t n, const char* what);  // false: it has failed, and nothing was written
 
   void fail(const char* what, const std::string& why);
   bool failed() const { return failed_; }
@@ -91,7 +92,6 @@ class ByteReader {
   Status finish();
 
  private:
-  bool take_into(void* out, size_t n, const char* what);
   void fail_range(const char* what, double value, double min, double max);
 
   std::string_view rest_;

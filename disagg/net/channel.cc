@@ -104,7 +104,7 @@ bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
   if (payload.size() > kMaxFramePayloadBytes)
     return give_up("a message of " + std::to_string(payload.size()) + " bytes, at most " +
                    std::to_string(kMaxFramePayloadBytes));
-  if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_queue_bytes) {
+  if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_unsent_bytes) {
     ++c.loop->stalled;
     return give_up("the peer does not read: " + std::to_string(c.queued()) + " bytes wait for it");
   }
@@ -158,8 +158,8 @@ void ControlLoop::Impl::become_open(const ChannelPtr& channel) {
   c.stage = Stage::open;
   c.peer = c.handshake->peer();
   c.reader.emplace(c.handshake->receive_key(), limits.max_frame_bytes);
-  c.beat_s = clock.now();
-  c.heard_s = c.beat_s;
+  c.heartbeat_s = clock.now();
+  c.heard_s = c.heartbeat_s;
   if (c.accepted) {
     c.address = name_of(c.peer.role) + (" " + c.peer.id);
     std::erase(unknown, c.id);

@@ -35,7 +35,7 @@ struct ChannelLimits {
   double heartbeat_s = 0.5;            // a sign of life when nothing else was sent for that long
   double silence_timeout_s = 3;        // without a byte from the peer: closed
   double linger_s = 1;                 // for a closed channel's last bytes to leave
-  size_t max_queue_bytes = 64u << 20;  // sent and not taken by the kernel: beyond, closed
+  size_t max_unsent_bytes = 64u << 20;  // sent and not taken by the kernel: beyond, closed
   int max_channels = 1024;
   int max_unknown_peers = 64;                      // in their handshake; beyond, the oldest goes
   double spin_s = 0;                               // the I/O thread polls that long after work, before it sleeps

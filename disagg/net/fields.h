@@ -26,7 +26,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "base/siphash.h"
@@ -161,8 +160,7 @@ struct FieldReader {
   }
   template <class T>
   void bytes(const char* name, T& value) {
-    const std::string_view raw = from.raw(name, sizeof value);
-    std::memcpy(&value, raw.data(), raw.size());
+    from.take_into(&value, sizeof value, name);
   }
   void text(const char* name, std::string& value) { value = from.utf8(name, kMaxFramePayloadBytes); }
   template <class T>

@@ -1,5 +1,5 @@
-// Who is there, for every socket of the cluster: four short messages before the first frame, each { u16 length, bytes
-// }.
+// Who is there, for every socket of the cluster: four short messages before the first frame, each
+// { u16 length, bytes }.
 //
 //   initiator -> acceptor   hello: magic, version, nonce, role, fingerprint, schema, node id
 //   acceptor -> initiator   hello: the same of its own

@@ -22,7 +22,8 @@ constexpr double kCheckSeconds = 0.05;  // between two looks at deadlines
 constexpr long kSoonNanoseconds = 20000;
 constexpr size_t kMostFiles = 128;
 
-// As recv(), and takes the descriptors that come along: of a channel, `most` at a time; others are closed.
+// As recv(), and takes the descriptors that come along: of a channel, `most` at a time; others are closed. EMFILE: this
+// process may have no more of them.
 ssize_t receive(int fd, std::string& into, size_t most, std::vector<Fd>& files) {
   if (most == 0) return ::recv(fd, into.data(), into.size(), 0);
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)];
@@ -40,7 +41,9 @@ ssize_t receive(int fd, std::string& into, size_t most, std::vector<Fd>& files) 
       if (files.size() < most) files.push_back(std::move(file));
     }
   }
-  return n;
+  if (n < 0 || !(message.msg_flags & MSG_CTRUNC)) return n;
+  errno = EMFILE;
+  return -1;
 }
 
 Result<ControlAddress> allowed_address(const ControlEndpoint& endpoint) {
@@ -394,8 +397,8 @@ void ControlLoop::Impl::check(double now) {
       if (c.stage == Stage::open && now >= c.heard_s + limits.silence_timeout_s) {
         ++silent;
         fail(channel, "the peer was silent for " + std::to_string(int((now - c.heard_s) * 1000)) + " ms");
-      } else if (c.stage == Stage::open && now >= c.beat_s + limits.heartbeat_s) {
-        c.beat_s = now;
+      } else if (c.stage == Stage::open && now >= c.heartbeat_s + limits.heartbeat_s) {
+        c.heartbeat_s = now;
         std::lock_guard lock(c.mutex);
         if (!std::exchange(c.sent_since, false) && c.open) c.writer->append(c.out, kPing, {});
         if (!c.blocked) c.write_some();

@@ -43,7 +43,7 @@ struct Channel::Impl {
   std::function<void(Result<ChannelPtr>)> on_connected;  // of a connect(), until it is answered
   double deadline_s = 0;                                 // of connect and handshake; of lingering
   std::atomic<double> heard_s{0};
-  double beat_s = 0;
+  double heartbeat_s = 0;
   bool accepted = false, shut = false;
   bool no_room = false;   // connecting: at the door of a Unix socket; it is tried again
   std::vector<Fd> files;  // that have come

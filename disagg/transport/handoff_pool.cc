@@ -177,7 +177,9 @@ Result<std::vector<Fd>> ask_for_files(const std::string& address) {
       });
     });
     if (!met) return met.error();
-    if (met.value() && !met.value()->empty()) return std::move(*met.value());
+    if (!met.value()) continue;
+    if (met.value()->empty()) return Error{ErrorCode::unavailable, "the conductor's KV pool came without its file"};
+    return std::move(*met.value());
   }
 }
 

@@ -81,7 +81,7 @@ ChannelLimits wire_limits(size_t max_frame_bytes, size_t max_files) {
   return {.handshake_timeout_s = kHelloSeconds,
           .heartbeat_s = kNever,
           .silence_timeout_s = kNever,
-          .max_queue_bytes = 4 << 20,  // a peer that is stopped does not read
+          .max_unsent_bytes = 4 << 20,  // a peer that is stopped does not read
           .max_channels = 4096,
           .max_frame_bytes = max_frame_bytes,
           .max_files = max_files};
@@ -141,10 +141,10 @@ Status Meeting::dial(const std::string& address, uint64_t session, OnOpen on_ope
 }
 
 ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_view)> take, std::function<void()> left) {
-  return {.on_frame =
-              [channel, take = std::move(take)](uint16_t, std::string_view bytes) {
-                if (!take(bytes)) channel->close("it talks nonsense");
-              },
+  auto on_frame = [channel, take = std::move(take)](uint16_t, std::string_view bytes) {
+    if (!take(bytes)) channel->close("it talks nonsense");
+  };
+  return {.on_frame = std::move(on_frame),
           .on_closed = [left = std::move(left)](const std::string&) { left(); }};
 }
 

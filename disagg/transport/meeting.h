@@ -46,14 +46,14 @@ inline ChannelPtr held(const ChannelPtr& channel) {
 }
 
 // What a call gives, once it does; until then, on the loop's thread, its channel.
-template <class Met>
+template <class Connected>
 class Answer {
  public:
-  void set(Result<Met> met) {
+  void set(Result<Connected> met) {
     std::lock_guard lock(mutex_);
     if (!met_) met_ = std::move(met);
   }
-  std::optional<Result<Met>> take() {
+  std::optional<Result<Connected>> take() {
     std::lock_guard lock(mutex_);
     return std::exchange(met_, std::nullopt);
   }
@@ -61,7 +61,7 @@ class Answer {
 
  private:
   std::mutex mutex_;
-  std::optional<Result<Met>> met_;
+  std::optional<Result<Connected>> met_;
 };
 
 // Channels that end only when a process ends one, or itself: nothing is said on them for hours, and a peer that is
@@ -80,8 +80,8 @@ class Meeting {
   const std::string& address() const { return address_; }
   // Calls, as the session of that number. Error: the address is none. Who lets us in comes to on_open(channel, answer);
   // a failure, to the answer. Where nobody waits for that any more, who lets us in is hung up on.
-  template <class Met, class OnAnswer>
-  Status call(const std::string& address, uint64_t session, const std::shared_ptr<Answer<Met>>& answer,
+  template <class Connected, class OnAnswer>
+  Status call(const std::string& address, uint64_t session, const std::shared_ptr<Answer<Connected>>& answer,
               OnAnswer on_open) {
     return dial(
         address, session,
@@ -111,7 +111,7 @@ class Meeting {
 };
 
 // The calls of a transport that are not answered: KvTransport::connect(), up to what was met.
-template <class Met>
+template <class Connected>
 class Calls {
  public:
   Calls(const char* wire, const TransportOptions& options)
@@ -119,23 +119,23 @@ class Calls {
 
   // Goes on, or begins with begin(answer) -> Status. Nothing: not yet; the error `unavailable` ends the call.
   template <class Begin>
-  Result<std::optional<Met>> ask(PeerId peer, const std::string& address, Begin begin) {
+  Result<std::optional<Connected>> ask(PeerId peer, const std::string& address, Begin begin) {
     const auto wrong = [&](const std::string& why) {
       calls_.erase(peer);
       return Error{ErrorCode::unavailable, std::string(wire_) + ": " + address + ": " + why};
     };
     auto at = calls_.find(peer);
     if (at == calls_.end() || at->second.address != address) {
-      Call fresh{address, clock_.now() + connect_s_, std::make_shared<Answer<Met>>()};
+      Call fresh{address, clock_.now() + connect_s_, std::make_shared<Answer<Connected>>()};
       if (Status begun = begin(fresh.answer); !begun) return wrong(begun.error().message);
       at = calls_.insert_or_assign(peer, std::move(fresh)).first;
     }
-    std::optional<Result<Met>> met = at->second.answer->take();
-    if (!met && clock_.now() < at->second.until_s) return std::optional<Met>();
+    std::optional<Result<Connected>> met = at->second.answer->take();
+    if (!met && clock_.now() < at->second.until_s) return std::optional<Connected>();
     if (!met) return wrong("it does not answer");
     if (!*met) return wrong(met->error().message);
     calls_.erase(at);
-    return std::optional<Met>(std::move(*met).value());
+    return std::optional<Connected>(std::move(*met).value());
   }
   void give_up(PeerId peer) { calls_.erase(peer); }
 
@@ -143,7 +143,7 @@ class Calls {
   struct Call {
     std::string address;
     double until_s;
-    std::shared_ptr<Answer<Met>> answer;
+    std::shared_ptr<Answer<Connected>> answer;
   };
   const char* const wire_;
   Clock& clock_;

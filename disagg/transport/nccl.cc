@@ -145,7 +145,7 @@ bool Guest::turn() {
   if (!ended_ && !pipes_.empty()) {
     const Pipe& pipe = *pipes_.back();
     // One that never stood will not get better by another try.
-    if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.stood())) end();
+    if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.was_ready())) end();
   }
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
          (ended_ || pipes_.size() > 1))

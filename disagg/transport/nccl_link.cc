@@ -158,7 +158,7 @@ void Link::settle() {
 void Link::renew() {
   const Pipe& pipe = *pipes_.back();
   if (dead_ || pipe.state() != Pipe::State::broken) return;
-  if (pipe.by_nccl() && !pipe.stood()) return end(pipe.why());
+  if (pipe.by_nccl() && !pipe.was_ready()) return end(pipe.why());
   ++n_pipes_;
   start();
 }

@@ -66,7 +66,7 @@ bool Pipe::turn(const std::function<void(uint64_t seq, bool whole)>& ended) {
     const int now = async();
     if (check(now) && now == kNcclSuccess) {
       state_ = State::ready;
-      stood_ = true;
+      was_ready_ = true;
       if (std::exchange(launching_, false)) groups_[n_launched_ - 1].mark = queue_->mark();
     }
   }

@@ -39,7 +39,7 @@ class Pipe {
   bool turn(const std::function<void(uint64_t seq, bool whole)>& ended);
 
   State state() const { return state_; }
-  bool stood() const { return stood_; }            // has been ready
+  bool was_ready() const { return was_ready_; }            // has been ready
   bool overdue() const;                            // the other end does not join
   bool by_nccl() const { return by_nccl_; }        // broken: not by abort()
   const std::string& why() const { return why_; }  // broken
@@ -62,7 +62,7 @@ class Pipe {
   const double made_s_;
   NcclComm comm_ = nullptr;
   State state_ = State::joining;
-  bool stood_ = false, by_nccl_ = false, drained_ = true;
+  bool was_ready_ = false, by_nccl_ = false, drained_ = true;
   std::string why_;
   std::deque<Group> groups_;  // the first n_launched_ are on the queue
   size_t n_launched_ = 0;

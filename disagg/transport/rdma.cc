@@ -101,7 +101,7 @@ Result<std::shared_ptr<Link>> RdmaTransport::connect_peer(PeerId peer, const std
   return link;
 }
 
-Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
+Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
   auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
   if (!made) return made.error();
   auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
@@ -120,7 +120,7 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
           auto waits = weak.lock();
           if (!offer || !waits) return false;
           n = offer.value().rails.size();
-          waits->set(Met{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
+          waits->set(Connected{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
           return n > 0;
         },
         [mail] {
@@ -131,7 +131,7 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
   });
 }
 
-Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address, Met& met) {
+Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address, Connected& met) {
   if (met.offer.rails.empty()) return invalid("it refuses: " + met.offer.refusal);
   if (met.offer.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
   met.queues.resize(met.offer.rails.size());

@@ -82,7 +82,7 @@ struct Link {
   WindowNumbers counted;
   bool dead() const { return state == lost || mail->left; }
 };
-struct Met {           // a peer that has answered
+struct Connected {           // a peer that has answered
   ChannelPtr channel;  // held()
   std::shared_ptr<Mail> mail;
   std::vector<Queue> queues;
@@ -107,8 +107,8 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
 
   // What becomes of transfers.
   ChannelEvents accepted(const ChannelPtr& channel, PeerId peer);  // on the meeting's thread
-  Status call(const std::string& address, const std::shared_ptr<Answer<Met>>& answer);
-  Result<std::shared_ptr<Link>> answered(const std::string& address, Met& met);
+  Status call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer);
+  Result<std::shared_ptr<Link>> answered(const std::string& address, Connected& met);
   void pump(Link& link);
   void seek(Link& link, Transfer& t);
   void refuse(Link& link, Transfer& t);
@@ -130,7 +130,7 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
   const RequestLimits limits_;
   Clock& clock_;
   DeviceQueue* const device_queue_;  // where the KV memory is a device's, whose work fills it in order
-  Calls<Met> calls_;
+  Calls<Connected> calls_;
   struct Place {
     Link* link;
     size_t rail;

@@ -69,7 +69,7 @@ struct Transfer {
 };
 
 // A peer that has let us in.
-struct Met {
+struct Connected {
   ChannelPtr channel;  // held()
   std::shared_ptr<std::atomic<bool>> ended;
   Welcome welcome;
@@ -171,7 +171,7 @@ class Copier {
   std::thread thread_;
 };
 
-Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
+Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
   return meeting.call(address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = held(channel);
     auto ended = std::make_shared<std::atomic<bool>>(false);
@@ -182,14 +182,14 @@ Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<
           auto files = channel->take_files();
           auto waits = weak.lock();
           if (!waits || !welcome || files.size() != welcome.value().regions.size() + 1) return false;
-          waits->set(Met{std::move(waits->channel), ended, std::move(welcome).value(), std::move(files)});
+          waits->set(Connected{std::move(waits->channel), ended, std::move(welcome).value(), std::move(files)});
           return true;
         },
         [ended] { *ended = true; });
   });
 }
 
-Result<std::shared_ptr<Remote>> map_remote(Met met, const std::string& address, PeerId self) {
+Result<std::shared_ptr<Remote>> map_remote(Connected met, const std::string& address, PeerId self) {
   auto remote = std::make_shared<Remote>();
   remote->address = address;
   remote->channel = std::move(met.channel);
@@ -255,7 +255,7 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
   Owner& windows() const override { return *owner_; }
   int64_t strangers() const override { return owner_->meeting().refused(); }
 
-  Calls<Met> calls_;
+  Calls<Connected> calls_;
   std::unique_ptr<Owner> owner_;
   shm::Copier copier_;  // last: its thread ends first
 };

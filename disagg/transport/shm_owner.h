@@ -1,6 +1,6 @@
-// The owner's half of the shm wire: its windows, which the peers look at by themselves
-// (shm_table.h), and the lines of peers that it has let in. A peer's channel stays open: the kernel closes it when the
-// last thread of the peer has ended, and that is the proof that it writes no more.
+// The owner's half of the shm wire: its windows, which the peers look at by themselves (shm_table.h), and the lines of
+// peers that it has let in. A peer's channel stays open: the kernel closes it when the last thread of the peer has
+// ended, and that is the proof that it writes no more.
 //
 // Thread safety: the instance's thread.
 #pragma once

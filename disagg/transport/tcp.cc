@@ -220,14 +220,14 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
   int64_t strangers() const override { return meeting_.refused(); }
 
   // A peer that has let all connections in.
-  struct Met {
+  struct Connected {
     std::shared_ptr<PosterSession> session;
     std::vector<Fd> sockets;
   };
-  Status call(const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
+  Status call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
     const auto to = parse_wire_address("tcp", address);
     if (!to) return to.error();
-    auto met = std::make_shared<Met>();  // the loop's thread's
+    auto met = std::make_shared<Connected>();  // the loop's thread's
     met->session = std::make_shared<PosterSession>(address);
     met->session->regions = to.value().regions;
     const size_t n = size_t(std::max(1, options_.connections));
@@ -250,7 +250,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
   }
 
   mutable Host host_;
-  Calls<Met> calls_;
+  Calls<Connected> calls_;
   size_t accepted_ = 0;  // the meeting's thread's
   std::vector<std::unique_ptr<Loop>> loops_;
   Meeting meeting_;

@@ -268,7 +268,7 @@ TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][
 
 TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg][control]") {
   ChannelLimits limits;
-  limits.max_queue_bytes = 4 << 20;
+  limits.max_unsent_bytes = 4 << 20;
   Rig rig("127.0.0.1:0", limits);
   ChannelPtr near = rig.connect();
   std::promise<void> stopped, go_on;
@@ -280,7 +280,7 @@ TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg
   const std::string megabyte(1 << 20, 'm');
   int sent = 0;
   while (near->send(16, megabyte)) {
-    REQUIRE(near->queued_bytes() <= limits.max_queue_bytes);
+    REQUIRE(near->queued_bytes() <= limits.max_unsent_bytes);
     REQUIRE(++sent < 1000);
   }
   rig.near.wait_closed();

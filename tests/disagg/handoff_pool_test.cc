@@ -1,11 +1,13 @@
 #include "disagg/transport/handoff_pool.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "tests/allocator/kv_fixture.h"
@@ -146,6 +148,9 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
 // One that ends slowly has lost its lock and has its blocks: the next one is not told that all are
 // there, but waits for its place.
 TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", "[transport][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 1).value();
   SharedBlocks shared(1, sizeof(std::atomic<int>));
@@ -195,6 +200,9 @@ TEST_CASE("handoff pool: its bytes are those of its blocks", "[transport][handof
 }
 
 TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   if (geteuid() != 0) SKIP_TEST("only root can be another user");
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 2).value();
@@ -211,6 +219,34 @@ TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(made->ledger().count_free() == 16);
+}
+
+TEST_CASE("handoff pool: who may have no more files is told so, and does not ask for ever",
+          "[transport][handoff][issues]") {
+#if defined(__SANITIZE_ADDRESS__)
+  SKIP_TEST("UBSan wants a descriptor of its own");
+#endif
+  const KvOptions options = tiny_options(4, 8);
+  auto made = HandoffPool::create("paged", options, 2).value();
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  int refused = 0;
+  for (rlim_t most = 4; refused < 64; ++most) {  // both ends are in this process
+    rlimit few{most, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    auto joined = std::make_shared<std::promise<bool>>();
+    std::thread([joined, address = made->address(), options] {
+      joined->set_value(join_handoff_pool(address, "paged", options).ok());
+    }).detach();
+    auto done = joined->get_future();
+    const bool ended = done.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+    setrlimit(RLIMIT_NOFILE, &before);
+    REQUIRE(ended);
+    if (done.get()) break;
+    ++refused;
+  }
+  CHECK(refused > 0);
+  CHECK(refused < 64);
 }
 
 }  // namespace

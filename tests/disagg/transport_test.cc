@@ -12,6 +12,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "disagg/transfer_plan.h"
 #include "disagg/transport/window_table.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"

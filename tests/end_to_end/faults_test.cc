@@ -23,6 +23,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/json.h"
 #include "base/random.h"
 #include "tests/catch.h"
 #include "tests/json.h"
@@ -270,14 +271,14 @@ const std::string kCompletion =
 
 std::string text_of(const Answer& answer) {
   if (answer.status != 200) return "";
-  const json body = json::parse(answer.text, nullptr, false);
-  return body.is_discarded() ? "" : body["choices"][0]["text"].get<std::string>();
+  const auto body = parse_json(answer.text, "answer");
+  return body ? body.value()["choices"][0]["text"].get<std::string>() : "";
 }
 
 bool is_error(const Answer& answer) {
-  const json body = json::parse(answer.text, nullptr, false);
-  return answer.status >= 400 && !body.is_discarded() && body.contains("error") &&
-         !body["error"]["message"].get<std::string>().empty();
+  const auto body = parse_json(answer.text, "answer");
+  return answer.status >= 400 && body && body.value().contains("error") &&
+         !body.value()["error"]["message"].get<std::string>().empty();
 }
 
 // Blocks that are neither free nor cached, of all instances, once there are none or 5 s have

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/late_model.h"
 #include "tests/model/model_fixture.h"
 #include "tests/server/api_fixture.h"
@@ -205,14 +206,14 @@ TEST_CASE("echo with logprobs: the prompt's tokens come first, the first without
   json choice = server.ask(R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})")["choices"][1];
   CHECK_SAME(choice["text"], "ébhe");
   json lists = choice["logprobs"];
-  CHECK_SAME(lists["tokens"], json::parse(R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"));
+  CHECK_SAME(lists["tokens"], parsed(R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"));
   CHECK(lists["token_logprobs"][0].is_null());
   CHECK(lists["top_logprobs"][0].is_null());
   CHECK(lists["token_logprobs"][2].get<double>() == Approx(-9.8));
   CHECK(lists["top_logprobs"][2]["b"].get<double>() == Approx(-9.8));
   CHECK(lists["top_logprobs"][2]["!"].get<double>() == Approx(-0.5));
   CHECK(lists["token_logprobs"][4].get<double>() == Approx(-10.1));
-  CHECK_SAME(lists["text_offset"], json::parse("[0,0,1,2,3]"));
+  CHECK_SAME(lists["text_offset"], parsed("[0,0,1,2,3]"));
   CHECK(server.service.seen()[0].prompt_logprobs == 1);
   // As lm-eval asks: ids, one token more, which it drops.
   json ids = server.ask(R"({"prompt":[[97,98,99]],"echo":true,"logprobs":1,"max_tokens":1})");
@@ -241,9 +242,9 @@ TEST_CASE("echo with logprobs in a stream: with the first event", "[server][prom
   REQUIRE(events.size() == 2);
   json first = events[0]["choices"][0], second = events[1]["choices"][0];
   CHECK_SAME(first["text"], "abh");
-  CHECK_SAME(first["logprobs"]["tokens"], json::parse(R"(["a","b","h"])"));
-  CHECK_SAME(first["logprobs"]["text_offset"], json::parse("[0,1,2]"));
-  CHECK_SAME(second["logprobs"]["text_offset"], json::parse("[3]"));
+  CHECK_SAME(first["logprobs"]["tokens"], parsed(R"(["a","b","h"])"));
+  CHECK_SAME(first["logprobs"]["text_offset"], parsed("[0,1,2]"));
+  CHECK_SAME(second["logprobs"]["text_offset"], parsed("[3]"));
 }
 
 TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][prompt_logprobs]") {
@@ -251,7 +252,7 @@ TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][pr
   json choice = server.ask(R"({"prompt":"ab","prompt_logprobs":1,"max_tokens":1})")["choices"][0];
   CHECK_SAME(choice["text"], "h");
   CHECK(choice["logprobs"].is_null());
-  CHECK_SAME(choice["prompt_logprobs"], json::parse(R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
+  CHECK_SAME(choice["prompt_logprobs"], parsed(R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
                                    "33":{"logprob":-0.5,"rank":1,"decoded_token":"!"}}])"));
   Reply chat = server.post("/v1/chat/completions",
                            R"({"messages":[{"role":"user","content":"a"}],"prompt_logprobs":0})");

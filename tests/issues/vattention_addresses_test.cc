@@ -42,7 +42,7 @@ json vattention_of(const std::vector<std::string>& more) {
 
 TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattention]") {
   const json one = vattention_of({});
-  INFO(one.dump());
+  INFO(as_text(one));
   CHECK_FALSE(one.contains("error"));
   CHECK(one["addresses"]["buffers"] == 120);
   CHECK(one["addresses"]["token_bytes"] == 8 * 128 * 2);

@@ -62,7 +62,7 @@ TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
   tzset();
   auto text = read_small_file(data_path("jinja_cases.json"), 1 << 20);
   REQUIRE(text.ok());
-  const json file = json::parse(text.value());
+  const json file = parsed(text.value());
   const Variables variables = variables_of(raw_object(text.value(), "variables"));
   int rendered = 0, errors = 0;
   for (const json& one : file["cases"]) {

@@ -124,10 +124,10 @@ class Exchange final : public HttpExchange {
   // Of a whole answer one, of a stream all events.
   std::vector<json> parts() const {
     std::vector<json> found;
-    if (!body.starts_with("data: ")) return {json::parse(body, nullptr, false)};
+    if (!body.starts_with("data: ")) return {parsed(body)};
     for (size_t at = 0; (at = body.find("data: {", at)) != body.npos;) {
       const size_t end = body.find("\n\n", at);
-      found.push_back(json::parse(body.substr(at + 6, end - at - 6), nullptr, false));
+      found.push_back(parsed(body.substr(at + 6, end - at - 6)));
       at = end;
     }
     return found;

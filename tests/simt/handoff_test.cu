@@ -19,7 +19,7 @@
 #include "tests/disagg/card_rows.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::handoff_test {
 namespace {
 
 using cuda::simt::SmallPages;
@@ -27,6 +27,9 @@ using cuda::simt::vmm_use;
 using cuda::simt::VmmUse;
 
 TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays", "[simt][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   SmallPages pages;
   auto device = make_cuda_device();
   {
@@ -219,4 +222,4 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::handoff_test

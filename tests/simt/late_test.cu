@@ -4,7 +4,7 @@
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::late_test {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -24,4 +24,4 @@ TEST_CASE("cuda parity holds when streams do their work late", "[simt][parity]")
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::late_test

@@ -9,7 +9,7 @@
 #include "base/device_cuda.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::simt_test {
 namespace {
 
 using cuda::simt::FaultCatcher;
@@ -300,7 +300,9 @@ TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
 
 TEST_CASE("a fault names kernel, block, thread and line", "[simt]") {
   std::string faults = run({"planted", index_past_end, 1, ""}, 1, 64);
-  CHECK(faults.find("block (0,0,0), thread (63,0,0) at tests/simt/simt_test.cu:") != std::string::npos);
+  const size_t where = faults.find("block (0,0,0), thread (63,0,0) at ");
+  REQUIRE(where != std::string::npos);
+  CHECK(faults.find("tests/simt/simt_test.cu:", where) != std::string::npos);
 }
 
 __global__ void one(float* out) { out[threadIdx.x] = 1; }
@@ -567,4 +569,4 @@ TEST_CASE("two host threads launch side by side", "[simt]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::simt_test

@@ -8,7 +8,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::stack_test {
 namespace {
 
 constexpr const char* kConfig =
@@ -142,4 +142,4 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::stack_test

@@ -5,7 +5,7 @@
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::tiers_test {
 namespace {
 
 using cuda::simt::Late;
@@ -133,4 +133,4 @@ TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::tiers_test

@@ -7,7 +7,7 @@
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::vattention_test {
 namespace {
 
 using cuda::simt::Late;
@@ -85,4 +85,4 @@ TEST_CASE("simt vattention: who stops keeps its rows until the step under way ha
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::vattention_test
