@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "batch/sequence.h"
 #include "batch/step_arrays.h"
 #include "model/model.h"
+#include "model/step_cost.h"
 
 namespace xpyd::batch {
 
@@ -36,6 +38,16 @@ struct EngineStats {
   double step_seconds = 0;      // forward and sampling
   double wait_seconds = 0;      // of these, in forward() or waiting for a step to end
   double schedule_seconds = 0;  // everything else of step()
+  StepShape work = {.steps = 0};  // of all steps
+};
+
+// Steps that follow on each other and differ only in how much KV there is: the same sequences get as many tokens in each,
+// nobody starts, ends, or is done with its prompt.
+struct StepRun {
+  int steps = 0;
+  StepShape first;
+  double squares = 0;  // sum of x^2 over its prompts
+  StepShape shape(int step) const;
 };
 
 // What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come
@@ -70,8 +82,18 @@ class Engine final : private LayerObserver {
   void adopt(SequencePtr sequence);
   // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
+  // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc).
+  StepRun alike(int most);
+  int blocks_taken(int steps) const;  // by its first steps
+  // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has changed
+  // since alike().
+  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
+
+  // Called with every plan that moves something.
+  using PlanWatcher = std::function<void(const BatchView& view, const BatchPlan& plan)>;
+  void watch_plans(PlanWatcher watcher) { watcher_ = std::move(watcher); }
 
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
@@ -119,6 +141,7 @@ class Engine final : private LayerObserver {
   void release(Sequence& sequence);
   void end(Sequence& sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
+  bool planned_alike(int steps);
 
   Model& model_;
   KvMemory& memory_;
@@ -134,6 +157,9 @@ class Engine final : private LayerObserver {
   // Reused from step to step.
   std::vector<SequenceView> running_views_, waiting_views_;
   BatchPlan plan_;
+  PlanWatcher watcher_;
+  std::vector<SequenceView> later_views_;  // planned_alike()'s
+  BatchPlan later_plan_;
   std::vector<int> by_output_left_;  // indices of running_views_
   std::vector<uint64_t> charged_;    // [block]: the last charge_ in which it was counted
   uint64_t charge_ = 0;

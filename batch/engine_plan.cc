@@ -59,6 +59,7 @@ void Engine::make_plan() {
                  .admission = admission_};
   plan_.clear();
   options_.policy->plan(view, plan_);
+  if (watcher_ && !(plan_.runs.empty() && plan_.admits.empty() && plan_.preempts.empty())) watcher_(view, plan_);
 }
 
 // A block that several sequences hold is charged to the one of them that will hold it longest.

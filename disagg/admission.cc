@@ -17,8 +17,6 @@ struct Batch {
   void add(const DecodeView& s) { sequences += 1, context += double(s.context); }
 };
 
-Refusal taken(const View&, const Options&) { return {}; }
-
 Refusal prefill_load(const View& view) {
   if (view.ttft_s <= view.objectives.ttft_s) return {};
   return {Refusal::ttft, view.ttft_s, view.objectives.ttft_s, view.ttft_s - view.objectives.ttft_s};
@@ -107,16 +105,22 @@ Refusal reserve(const View& view, const Options&) {
 }
 
 constexpr AdmissionPolicy kPolicies[] = {
-    {"none", taken, taken, false, "vLLM, SGLang: whoever comes is queued"},
-    {"late", late, at_join, false, "Mooncake (arXiv v4) section 7.2, the baseline: D decides when the prompt is done"},
-    {"early", early, at_join, false, "Mooncake (arXiv v4) section 7.2: max of both loads, on arrival"},
-    {"early_in_flight", early_in_flight, at_join, false, "…, with the prompts that are on their way to D"},
-    {"predicted", predicted, at_join, false, "Mooncake (arXiv v4) section 7.4: D's load at the time of joining"},
-    {"probabilistic", probabilistic, taken, false, "llm-d, probabilistic admitter: 300 saturation^5"},
-    {"reserve", reserve, taken, true, "ours: an accepted request holds its room on D until it ends"},
+    {"none", nullptr, nullptr, "vLLM, SGLang: whoever comes is queued"},
+    {"late", late, at_join, "Mooncake (arXiv v4) section 7.2, the baseline: D decides when the prompt is done"},
+    {"early", early, at_join, "Mooncake (arXiv v4) section 7.2: max of both loads, on arrival"},
+    {"early_in_flight", early_in_flight, at_join, "…, with the prompts that are on their way to D"},
+    {"predicted", predicted, at_join, "Mooncake (arXiv v4) section 7.4: D's load at the time of joining"},
+    {"probabilistic", probabilistic, nullptr, "llm-d, probabilistic admitter: 300 saturation^5"},
+    {"reserve", reserve, nullptr, "ours: an accepted request holds its room on D until it ends"},
 };
 
 }  // namespace
+
+const char* refusal_name(Refusal::Why why) {
+  static constexpr const char* kNames[] = {"none", "ttft", "tbt", "room", "load"};
+  static_assert(std::size(kNames) == kRefusals);
+  return kNames[why];
+}
 
 std::span<const AdmissionPolicy> admission_policies() { return kPolicies; }
 

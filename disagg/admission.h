@@ -36,7 +36,7 @@ struct AdmissionOptions {
 struct ClusterAdmission {
   double now_s = 0;       // Clock
   double ttft_s = 0;      // predicted, at the chosen prefill instance
-  Objectives objectives;  // infinite: not asked for
+  Objectives objectives = kNoObjectives;
   int64_t prompt_tokens = 0, max_tokens = 0;
   std::span<const DecodeView> decoding;   // on the chosen decode instance
   std::span<const DecodeView> coming;     // … whose prompts are computed now
@@ -57,11 +57,13 @@ struct Refusal {
   explicit operator bool() const { return why != none; }
 };
 
-struct AdmissionPolicy {
+inline constexpr int kRefusals = int(Refusal::load) + 1;
+const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room", "load"
+
+struct AdmissionPolicy {  // null: whoever comes is taken
   const char* name;
   Refusal (*arrives)(const ClusterAdmission& view, const AdmissionOptions& options);
   Refusal (*joins)(const ClusterAdmission& view, const AdmissionOptions& options);
-  bool reserves;  // an accepted request has its room on D, at its longest, until it ends
   const char* source;
 };
 

@@ -23,7 +23,7 @@
 namespace xpyd::disagg {
 
 // "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is an error.
-Result<std::vector<Role>> parse_topology(const std::string& text);
+Result<std::vector<Role>> parse_topology(const std::string& text, int most = 64);  // of each letter
 
 struct ClusterOptions {
   std::vector<Role> topology;
@@ -41,6 +41,10 @@ struct ClusterOptions {
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   const PlacementPolicy* placement = nullptr;
+  PlacementOptions placement_options;
+  const AdmissionPolicy* slo_admission = find_admission_policy("none");
+  AdmissionOptions admission_options;
+  Objectives objectives = {};  // 0: none
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
@@ -58,7 +62,8 @@ struct ClusterOptions {
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
-  std::optional<CostPrior> prior = {};  // conditional_cost
+  std::optional<CostPrior> prior = {};    // of steps, before they are seen
+  std::shared_ptr<EventLog> log;  // null: none
   Device* device = &cpu_device();
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;

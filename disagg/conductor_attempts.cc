@@ -7,20 +7,29 @@
 #include "base/log.h"
 #include "base/siphash.h"
 #include "disagg/conductor.h"
+#include "disagg/event_log.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
 
-void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
+void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
   auto found = attempts_.find(message.attempt);
-  if (found == attempts_.end() || found->second.prefill != from) return;
+  if (found == attempts_.end()) return;
   Attempt& attempt = found->second;
-  PlacedLoad& load = members_.at(from).load;
-  if (message.stage == AttemptProgress::prompt_done) {
+  const bool at_decode = message.stage == AttemptProgress::joined;
+  if (from != (at_decode ? attempt.decode : attempt.prefill)) return;
+  const double now = clock_.now();
+  Entry& entry = requests_.at(attempt.request);
+  if (at_decode) {
+    entry.life.joined = attempt.joins_s = now;
+  } else if (message.stage == AttemptProgress::prompt_done) {
     uncharge_prompt(attempt);
+    entry.life.prompt_done = now;
+    if (!refused_late(message.attempt, out)) attempt.joins_s = now;
   } else if (std::exchange(attempt.queued, false)) {
-    begin(requests_.at(attempt.request));
-    --load.queued_requests;
+    begin(entry);
+    entry.life.started = now;
+    members_.at(from).load.begin(attempt.prompt, now);
     dispatch_jobs();
   }
 }
@@ -50,6 +59,8 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     return;
   }
   choice.latest = from;
+  if (Member* member = find(attempt.decode); member && message.event.token >= 0)
+    ++attempt.context, ++member->load.context_tokens;
   take(entry, choice, std::move(message.event), out);
   while (!choice.ended && !choice.early.empty() && choice.early.begin()->first == int(choice.output.size())) {
     choice.latest = attempt.decode;  // what overtakes comes from the second of the two
@@ -60,8 +71,36 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   forget_choice(request, entry);
 }
 
+// As on(TokenOf) of each; what overtook others is no such run.
+void Conductor::on(InstanceId from, TokensOf message, Out& out) {
+  const auto found = attempts_.find(message.attempt);
+  const size_t n = message.tokens.size();
+  if (found == attempts_.end() || found->second.decode != from || n != message.times_s.size() || n == 0) return;
+  Attempt& attempt = found->second;
+  if (message.choice < attempt.first || message.choice >= attempt.first + attempt.count) return;
+  Entry& entry = requests_.at(attempt.request);
+  Choice& choice = entry.choices[size_t(message.choice)];
+  if (choice.ended || message.index != int(choice.output.size())) return;
+  if (message.index + int(n) >= entry.request->max_tokens)
+    return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
+  choice.latest = from;
+  choice.output.insert(choice.output.end(), message.tokens.begin(), message.tokens.end());
+  for (double time_s : message.times_s) choice.times.token(time_s);
+  if (choice.output.size() > choice.placed + size_t(options_.crash_tokens)) choice.crashes = 0;
+  attempt.context += int64_t(n);
+  members_.at(from).load.context_tokens += int64_t(n);
+  TokenEvent event;
+  event.request_id = entry.request->id;
+  event.choice = message.choice;
+  event.cached_tokens = choice.cached_tokens;
+  event.scheduled_s = choice.scheduled_s;
+  ++passing_;
+  out.push_back({entry.sink, std::move(event), std::move(message)});
+}
+
 void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.token >= 0) {
+    choice.times.token(clock_.now());
     choice.output.push_back(event.token);
     if (choice.output.size() > choice.placed + size_t(options_.crash_tokens)) choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
@@ -73,21 +112,28 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   }
   event.cached_tokens = choice.cached_tokens;
   event.scheduled_s = choice.scheduled_s;
-  if (event.finish == FinishReason::stop || event.finish == FinishReason::length) logits_hash_ += event.logits_hash;
+  if (event.finish == FinishReason::stop || event.finish == FinishReason::length) {
+    logits_hash_ += event.logits_hash;
+    ++totals_.ended;
+    totals_.kept += choice.times.keeps(objectives(*entry.request), entry.request->arrival_s);
+  }
   if (event.finish != FinishReason::none) {
     choice.ended = true;
     --entry.left;
   }
+  if (event.finish != FinishReason::none) entry.life.finish = finish_reason_name(event.finish);
   emit(entry, std::move(event), out);
 }
 
-void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, Out& out) {
+void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, Out& out,
+                           double retry_s) {
   Choice& choice = entry.choices[size_t(at)];
   TokenEvent event;
   event.request_id = entry.request->id;
   event.choice = at;
   event.finish = reason;
   event.error = error;
+  event.retry_s = retry_s;
   event.logits_hash = choice.logits_hash;
   event.cached_tokens = std::max(0, choice.cached_tokens);
   event.queued_s = entry.request->arrival_s;
@@ -95,7 +141,25 @@ void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std:
   event.time_s = clock_.now();
   choice.ended = true;
   --entry.left;
+  entry.life.finish = finish_reason_name(reason);
   emit(entry, std::move(event), out);
+}
+
+// Of its first choice; what was replaced meanwhile shows in `attempts`.
+void Conductor::log_life(Entry& entry) {
+  const Choice& choice = entry.choices[0];
+  RequestLife& life = entry.life;
+  life.request = entry.request->id;
+  life.t = entry.request->arrival_s;
+  life.first = std::max(0.0, choice.times.first_s);
+  life.gaps = choice.times.gaps;
+  life.second = life.gaps.empty() ? 0 : life.first + double(life.gaps[0]);
+  life.ended = clock_.now();
+  life.prompt = int(entry.request->prompt.size());
+  life.cached = std::max(0, choice.cached_tokens);
+  life.output = int(choice.output.size());
+  life.attempts = entry.tries + 1;
+  options_.log->happened("request", life);
 }
 
 void Conductor::give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out) {
@@ -105,6 +169,7 @@ void Conductor::give_up(Entry& entry, int choice, bool late, const std::string& 
 
 void Conductor::forget_choice(uint64_t request, Entry& entry) {
   if (entry.left > 0) return;
+  if (options_.log) log_life(entry);
   begin(entry);
   requests_.erase(request);
 }
@@ -161,19 +226,21 @@ bool Conductor::suspect_runs() const {
 
 void Conductor::uncharge_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.prompting, false)) return;
-  if (Member* member = find(attempt.prefill)) member->load.queued_tokens -= attempt.uncached;
+  if (Member* member = find(attempt.prefill)) member->load.done(attempt.prompt, clock_.now());
 }
 
 void Conductor::forget(AttemptId number) {
   auto found = attempts_.find(number);
   Attempt& attempt = found->second;
+  const bool freed = attempt.queued && find(attempt.prefill);
+  if (freed) find(attempt.prefill)->load.begin(attempt.prompt, clock_.now());
   uncharge_prompt(attempt);
-  bool freed = false;
-  if (Member* member = find(attempt.prefill)) {
-    freed = attempt.queued;
-    member->load.queued_requests -= int(attempt.queued);
+  if (Member* member = find(attempt.decode)) {
+    member->load.sequences -= attempt.count;
+    member->load.context_tokens -= attempt.context;
+    member->decoding.erase(number);
+    if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(clock_.now() - attempt.joins_s);
   }
-  if (Member* member = find(attempt.decode)) member->load.sequences -= attempt.count;
   attempts_.erase(found);
   if (freed) dispatch_jobs();
 }
@@ -250,7 +317,8 @@ void Conductor::retry_parked(Out& out) {
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + options_.patience_s;
-    if (!entry.aborted && !late && now >= p.not_before_s && its_turn && start(p.request, p.first, p.count)) continue;
+    if (!entry.aborted && !late && now >= p.not_before_s && its_turn && start(p.request, p.first, p.count, out))
+      continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);
       continue;

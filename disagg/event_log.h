@@ -47,6 +47,15 @@ class EventLog {
     json.close('}');
     write(json.take());
   }
+  // What is no decision (life.h).
+  template <class Life>
+  void happened(const char* kind, const Life& life) {
+    JsonText json;
+    json.open('{').add("e", kind);
+    JsonOut out(json);
+    columns(out, life);
+    write(json.close('}').take());
+  }
   void write(std::string line);  // one object, without its end of line
 
  private:

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "disagg/event_log.h"
+#include "disagg/life.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
@@ -31,7 +33,13 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
       sender_(parts_, leases_, options_.stream_kv),
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_) {
+  if (options_.log)
+    engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
+      options_.log->decided(clock_.now(), "plan", options_.engine.policy->name, 0, view, NoOptions{}, plan, "instance",
+                            options_.name, "admission", view.admission->name);
+    });
   published_.name = options_.name;
+  cost_ = options_.cost;
   publish();
 }
 
@@ -74,9 +82,17 @@ bool Instance::turn() {
   moved |= receiver_.tick();
   update_leases();
   moved |= engine_.step();
+  fit_cost();
   report_cache();
   publish();
   return moved;
+}
+
+void Instance::repeat(const StepRun& run, double began_s, std::span<const double> ends_s) {
+  engine_.repeat(run, began_s, ends_s);
+  fit_cost();
+  report_cache();
+  publish();
 }
 
 void Instance::run(const std::atomic<bool>& stop) {
@@ -227,10 +243,9 @@ void Instance::renew_leases() {
 }
 
 void Instance::report_cache() {
-  constexpr double kEvery = 0.01;  // seconds
   constexpr size_t kMost = 4096;   // hashes in one report
   const double now = clock_.now();
-  if (!options_.cache_log || now < reported_s_ + kEvery) return;
+  if (!options_.cache_log || now < reported_s_ + options_.report_every_s) return;
   reported_s_ = now;
   const PrefixChanges changes = options_.cache_log->take();
   const auto piece = [](const std::vector<uint64_t>& of, size_t at) {
@@ -261,6 +276,39 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   receiver_.clear(reason, error);
 }
 
+// What a step took, against what it was said to take.
+void Instance::fit_cost() {
+  const EngineStats& engine = engine_.stats();
+  if (engine.steps == counted_.steps) return;
+  StepShape step = engine.work;
+  step.add(counted_.work, -1);
+  const double seconds = engine.step_seconds - counted_.step_seconds;
+  {
+    std::lock_guard lock(stats_mutex_);
+    published_.cost_error.add(cost_.seconds(step), seconds);
+  }
+  cost_.saw(step, seconds);
+  if (options_.log) log_step(step, seconds);
+  counted_ = engine;
+}
+
+void Instance::log_step(const StepShape& step, double seconds) {
+  const KvStats kv = memory_->stats();
+  options_.log->happened("step", StepLife{.instance = options_.name,
+                                          .t = clock_.now() - seconds,
+                                          .seconds = seconds,
+                                          .steps = int(step.steps),
+                                          .tokens = int(step.tokens),
+                                          .decodes = int(step.decodes / step.steps),
+                                          .context = int64_t(step.decode_context / step.steps),
+                                          .running = engine_.running(),
+                                          .waiting = engine_.waiting(),
+                                          .free = kv.free,
+                                          .active = kv.active,
+                                          .cached = kv.cached,
+                                          .in_transfer = kv.in_transfer});
+}
+
 void Instance::publish() {
   KvStats kv = memory_->stats();
   const EngineStats& engine = engine_.stats();
@@ -287,6 +335,7 @@ void Instance::publish() {
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;
   s.heartbeat_s = clock_.now();
+  s.cost = cost_.terms();
 }
 
 InstanceStats Instance::stats() const {

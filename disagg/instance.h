@@ -23,16 +23,21 @@
 
 namespace xpyd::disagg {
 
+class EventLog;
+
 struct InstanceOptions {
   InstanceId id = 0;
   std::string name;
   Role role = Role::colocated;
   StreamKv stream_kv = StreamKv::layer;
   EngineOptions engine;
+  StepCost cost;       // before the first step
   double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
+  double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
+  std::shared_ptr<EventLog> log;         // of its plans and steps; null: none
 };
 
 class Instance final {
@@ -50,6 +55,10 @@ class Instance final {
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
+  // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
+  StepRun alike(int most) { return engine_.alike(most); }
+  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
+  int blocks_taken(int steps) const { return engine_.blocks_taken(steps); }
   // Turns until `stop` is set; sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.
@@ -86,6 +95,8 @@ class Instance final {
   bool waits_for_wire(const Envelope& envelope) const;
   void update_leases();
   void report_cache();
+  void fit_cost();
+  void log_step(const StepShape& step, double seconds);
   void publish();
 
   InstanceOptions options_;
@@ -113,6 +124,8 @@ class Instance final {
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;
+  EngineStats counted_;  // that cost_ has seen
+  StepCost cost_;
 };
 
 }  // namespace xpyd::disagg

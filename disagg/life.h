@@ -10,11 +10,12 @@
 
 namespace xpyd::disagg {
 
-// One step of one instance.
+// One step of one instance, or several that are alike (a simulation's).
 struct StepLife {
   std::string instance;
-  double t = 0, seconds = 0;    // Clock: when it began; how long it took
-  int prompts = 0, tokens = 0;  // prompts computed, and how many of their tokens
+  double t = 0, seconds = 0;  // Clock: when it began; how long it took
+  int steps = 1;
+  int tokens = 0;  // of prompts
   int decodes = 0;
   int64_t context = 0;                                    // tokens of KV that they look at
   int running = 0, waiting = 0;                           // sequences, after it
@@ -22,7 +23,7 @@ struct StepLife {
 };
 template <class A>
 void columns(A& a, Like<A, StepLife>& s) {
-  a("instance", s.instance), a("t", s.t), a("seconds", s.seconds), a("prompts", s.prompts), a("tokens", s.tokens);
+  a("instance", s.instance), a("t", s.t), a("seconds", s.seconds), a("steps", s.steps), a("tokens", s.tokens);
   a("decodes", s.decodes), a("context", s.context), a("running", s.running), a("waiting", s.waiting);
   a("free", s.free), a("active", s.active), a("cached", s.cached), a("in_transfer", s.in_transfer);
 }

@@ -115,7 +115,9 @@ Placement mooncake(const View& view, const Options& options) {
   const int holder = least(view, prefills, [](const Instance& i) { return -cached(i); });
   if (holder < 0) return {};
   const double best = cached(view.instances[size_t(holder)]);
-  auto fetches = [&](const Instance& i) { return best > options.fetch_threshold * cached(i) && best > cached(i); };
+  auto fetches = [&](const Instance& i) {
+    return best > options.fetch_threshold * cached(i) && best > cached(i) && i.fetch_s < kNever;
+  };
   Placement placed = by(
       view, [&](const Instance& i) { return i.queue_s + (fetches(i) ? i.fetch_s + i.fetched_prefill_s : i.prefill_s); },
       shortest_step);
@@ -228,23 +230,23 @@ Placement eldr(const View& view, const Options&) {
 }
 
 constexpr PlacementPolicy kPlacements[] = {
-    {"random", random, "", "the baseline of Mooncake (FAST '25) section 5"},
-    {"round_robin", round_robin, "", "vLLM's proxy examples"},
-    {"least_loaded", least_loaded, "", "shortest queue; DistServe (OSDI '24) section 4.3"},
-    {"least_tokens", least_tokens, "", "queued tokens and KV held; Dynamo's load-only router"},
-    {"prefix_aware", prefix_aware, "", "Mooncake (FAST '25) Algorithm 1 without transfer terms"},
-    {"mooncake", mooncake, "threshold --fetch-threshold (not published)", "Mooncake (FAST '25) Algorithm 1"},
-    {"lmetric", lmetric, "", "LMetric (OSDI '26): (queued + uncached tokens) x (requests + 1)"},
-    {"dynamo", dynamo, "credit 1, .75 host, .25 disk; no decay; temperature 0", "Dynamo 1.x, kv-router selector"},
-    {"sglang", sglang, "cache .3, balance 64 and 1.5", "SGLang router, cache_aware, defaults of its command line"},
-    {"sglang_library", sglang_library, "cache .5, balance 32 and 1.0001", "…, defaults of its library"},
-    {"llm_d", llm_d, "prefix 10, queue 1 (of 128), memory 1", "llm-d inference scheduler, precise prefix"},
-    {"llm_d_latency", llm_d_latency, "TTFT .8, TPOT .2, affinity .8, 5 s; no exploration", "llm-d, predicted latency"},
-    {"preble", preble, "match .5, window 180 s, an evicted token costs one", "Preble (ICLR '25), E2"},
-    {"aibrix", aibrix, "gap 8, mean + 1 deviation", "AIBrix, prefix-cache router"},
-    {"production_stack", production_stack, "beta 1", "vLLM production-stack, load-aware prefix router"},
-    {"polyserve", polyserve, "TTFT 5 s, TPOT 40 ms, or the request's if stricter", "PolyServe (2025)"},
-    {"eldr", eldr, "band .1", "ELDR (2026): least loaded near the best match"},
+    {"random", random, false, "", "the baseline of Mooncake (FAST '25) section 5"},
+    {"round_robin", round_robin, false, "", "vLLM's proxy examples"},
+    {"least_loaded", least_loaded, false, "", "shortest queue; DistServe (OSDI '24) section 4.3"},
+    {"least_tokens", least_tokens, false, "", "queued tokens and KV held; Dynamo's load-only router"},
+    {"prefix_aware", prefix_aware, false, "", "Mooncake (FAST '25) Algorithm 1 without transfer terms"},
+    {"mooncake", mooncake, true, "threshold --fetch-threshold (not published)", "Mooncake (FAST '25) Algorithm 1"},
+    {"lmetric", lmetric, false, "", "LMetric (OSDI '26): (queued + uncached tokens) x (requests + 1)"},
+    {"dynamo", dynamo, false, "credit 1, .75 host, .25 disk; no decay; temperature 0", "Dynamo 1.x, kv-router selector"},
+    {"sglang", sglang, false, "cache .3, balance 64 and 1.5", "SGLang router, cache_aware, defaults of its command line"},
+    {"sglang_library", sglang_library, false, "cache .5, balance 32 and 1.0001", "…, defaults of its library"},
+    {"llm_d", llm_d, false, "prefix 10, queue 1 (of 128), memory 1", "llm-d inference scheduler, precise prefix"},
+    {"llm_d_latency", llm_d_latency, true, "TTFT .8, TPOT .2, affinity .8, 5 s; no exploration", "llm-d, predicted latency"},
+    {"preble", preble, false, "match .5, window 180 s, an evicted token costs one", "Preble (ICLR '25), E2"},
+    {"aibrix", aibrix, false, "gap 8, mean + 1 deviation", "AIBrix, prefix-cache router"},
+    {"production_stack", production_stack, false, "beta 1", "vLLM production-stack, load-aware prefix router"},
+    {"polyserve", polyserve, true, "TTFT 5 s, TPOT 40 ms, or the request's if stricter", "PolyServe (2025)"},
+    {"eldr", eldr, false, "band .1", "ELDR (2026): least loaded near the best match"},
 };
 
 }  // namespace

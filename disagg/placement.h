@@ -29,26 +29,30 @@ struct InstanceView {
   int cached_tokens = 0;       // of this prompt, in its prefix cache,
   int host_tokens = 0;         // … beyond these in its host tier,
   int disk_tokens = 0;         // … and beyond those on its disk
-  // Predicted, in seconds (disagg/conductor_view.h).
+  // Predicted, in seconds (disagg/scoreboard.h).
   double queue_s = 0;                  // until it would begin this prompt
   double prefill_s = 0;                // this prompt, with cached_tokens
-  double fetch_s = 0;                  // what the best holder has and this one has not, from there to here
+  double fetch_s = 0;                  // what the best holder has and this one has not, from there to here; kNever: cannot
   double fetched_prefill_s = 0;        // this prompt, once that is here
   double step_s = 0, step_with_s = 0;  // a decode step now, and with this request
 
   int load() const { return queued + sequences; }
 };
 
-// What a client wants of a request; infinite: nothing.
+inline constexpr double kNever = 1e300;  // seconds: never, or nobody asks (JSON has no infinity)
+
+// What a client wants of a request; kNever: nothing.
 struct Objectives {
   double ttft_s, tbt_s;
+  bool operator==(const Objectives&) const = default;
 };
+inline constexpr Objectives kNoObjectives = {kNever, kNever};
 
 struct ClusterView {
   std::span<const InstanceView> instances;
   int prompt_tokens = 0;
   int block_tokens = 16;
-  Objectives objectives = {1e300, 1e300};
+  Objectives objectives = kNoObjectives;
   uint64_t number = 0;  // of this request, counted from 0
   uint64_t random = 0;  // fresh for each request, from a seeded generator
 };
@@ -68,6 +72,7 @@ struct PlacementOptions {
 struct PlacementPolicy {
   const char* name;
   Placement (*place)(const ClusterView& view, const PlacementOptions& options);
+  bool predicts;          // it reads seconds
   const char* constants;  // as published; "" for none
   const char* source;
 };

@@ -9,7 +9,9 @@
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
+#include "disagg/admission.h"
 #include "disagg/placement.h"
+#include "model/step_cost.h"
 
 namespace xpyd::disagg {
 
@@ -32,6 +34,8 @@ struct InstanceStats {
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;      // Clock seconds of the last loop turn
+  StepCost::Terms cost = {};   // of its steps (model/step_cost.h), fitted to them
+  PredictionError cost_error;  // of these, before each was seen
 };
 
 // Why a try at serving a request's choices failed.
@@ -54,6 +58,10 @@ struct ConductorStats {
   int64_t late_tokens = 0;                               // of attempts that were given up
   int64_t joined = 0, left = 0;
   int prefill_jobs = 0;  // now in the global prefill queue
+  int64_t refused_early = 0, refused_late = 0;  // requests, on arrival and when their prompt was done
+  std::array<int64_t, kRefusals> refused_by = {};  // of both: Refusal::Why
+  double wasted_prefill_s = 0;                  // predicted, of those refused late
+  int64_t ended = 0, kept = 0;                  // choices that ended by stop or length; of them, within both objectives
 };
 
 // One pool that processes share, counted where it was made.

@@ -82,9 +82,9 @@ class TraceWriter {
 
 void put_step(TraceWriter& trace, const StepLife& s) {
   const int pid = trace.process(s.instance);
-  const char* name = s.prompts == 0 ? "decode" : s.decodes == 0 ? "prefill" : "mixed";
+  const char* name = s.tokens == 0 ? "decode" : s.decodes == 0 ? "prefill" : "mixed";
   const double ends_s = s.t + s.seconds;
-  trace.span(pid, 0, name, s.t, ends_s, "prompts", s.prompts, "tokens", s.tokens, "decodes", s.decodes, "context",
+  trace.span(pid, 0, name, s.t, ends_s, "steps", s.steps, "tokens", s.tokens, "decodes", s.decodes, "context",
              s.context);
   trace.counters(pid, "blocks", ends_s, "active", s.active, "cached", s.cached, "in_transfer", s.in_transfer, "free",
                  s.free);
@@ -120,11 +120,16 @@ Status write_trace(const std::string& path, std::FILE* out) {
   return read_all;
 }
 
+Status each_life(const std::string& path, const std::function<void(const RequestLife& life)>& see) {
+  return read_event_log(path, [&](const std::string&, const json& line) {
+    if (line.value("e", "") == "request") see(read<RequestLife>(line));
+  });
+}
+
 Result<RequestLife> find_life(const std::string& path, uint64_t request) {
   std::optional<RequestLife> found;
-  const Status read_all = read_event_log(path, [&](const std::string&, const json& line) {
-    if (line.value("e", "") == "request" && line.value("request", uint64_t{0}) == request)
-      found = read<RequestLife>(line);
+  const Status read_all = each_life(path, [&](const RequestLife& life) {
+    if (life.request == request) found = life;
   });
   if (!read_all) return read_all.error();
   if (!found) return Error{ErrorCode::not_found, path + ": no request " + std::to_string(request) + " has ended"};

@@ -5,6 +5,12 @@
 
 namespace xpyd::model {
 
+void StepShape::add(const StepShape& other, double times) {
+  steps += times * other.steps, tokens += times * other.tokens, prefix += times * other.prefix;
+  attended += times * other.attended, decodes += times * other.decodes;
+  decode_context += times * other.decode_context;
+}
+
 StepShape prompt_steps(double tokens, double cached, double chunk) {
   const double n = std::max(1.0, std::ceil(tokens / chunk));
   return {.steps = n,

@@ -26,6 +26,7 @@ struct StepShape {
 
   void add_prompt(double x, double L) { tokens += x, prefix += L, attended += 2 * L * x + x * x; }
   void add_decodes(double n, double K) { decodes += n, decode_context += K; }
+  void add(const StepShape& other, double times = 1);
 };
 
 // All steps of a prompt of `tokens` after `cached`, at most `chunk` a step.
@@ -36,7 +37,7 @@ class StepCost {
   static constexpr int kTerms = 6;
   using Terms = std::array<double, kTerms>;  // c, b, gamma, a, s, k
 
-  StepCost() = default;
+  StepCost() : StepCost(Terms{1e-3, 1e-4, 1e-9, 1e-10, 1e-4, 1e-9}) {}  // of nothing that is known
   // What the model's work takes at these rates: an instance that nobody has used is not free, and not out of reach.
   StepCost(const CostModel& model, const Rates& rates);
   explicit StepCost(const Terms& seconds) : prior_(seconds) {}

@@ -273,7 +273,8 @@ HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
   // Benchmark clients record the reason phrase and nothing else.
   response.reason = http_reason(error.status) + ": " + error.message.substr(0, 80);
-  if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (error.status == 503 || error.status == 429)
+    response.headers.emplace_back("Retry-After", std::to_string(std::max(1L, std::lround(std::ceil(error.retry_s)))));
   if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
   return response;
 }
@@ -440,11 +441,32 @@ std::string Api::model_card(const std::string& name) const {
       .take();
 }
 
+namespace {
+
+// x-slo-ttft-ms and x-slo-tbt-ms: milliseconds above 0.
+std::optional<ApiError> read_objectives(const HttpRequest& request, GenerationCall& call) {
+  const auto read = [&](const char* name, double Request::* seconds) -> std::optional<ApiError> {
+    const std::string text(request.header(name));
+    if (text.empty()) return {};
+    char* end = nullptr;
+    const double ms = std::strtod(text.c_str(), &end);
+    if (*end != 0 || !(ms > 0) || ms > 1e9)
+      return ApiError{.message = std::string(name) + ": expected milliseconds above 0", .param = name};
+    for (Request& prompt : call.prompts) prompt.*seconds = ms / 1e3;
+    return {};
+  };
+  auto error = read("x-slo-ttft-ms", &Request::slo_ttft_s);
+  return error ? error : read("x-slo-tbt-ms", &Request::slo_tbt_s);
+}
+
+}  // namespace
+
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
   on_body(in, [this, in, chat](Then& then) {
     auto call = std::make_shared<GenerationCall>();
     const int owner = std::max(0, key_owner(options_.api_keys, in->request));
     auto error = parse_generation(in->request.body, chat, model_, *call, sessions_[static_cast<size_t>(owner)].get());
+    if (!error) error = read_objectives(in->request, *call);
     in->request.body = std::string();
     then = [this, in, chat, call] {
       in->exchange->body_freed();

@@ -45,6 +45,7 @@ struct ApiError {
   std::string param;  // the field; "" = null
   std::string code;   // for programs, as "context_length_exceeded"; "" = null
   RejectReason reason = RejectReason::invalid;
+  double retry_s = 1;  // 429, 503: Retry-After
 };
 
 // What is served. Const after the start.

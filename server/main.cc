@@ -39,6 +39,10 @@ constexpr Subcommand kSubcommands[] = {
     {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
     {"info", info_main, "[MODEL_DIR]", "a model's shape and the memory it takes"},
     {"prefix-stats", prefix_stats_main, "FILE", "how much the prompts of a file repeat"},
+    {"simulate", simulate_main, "FILE", "a trace, served by a cluster in virtual time"},
+    {"replay", replay_main, "FILE", "take the decisions of an event log again; exit code 1 where one differs"},
+    {"trace", trace_main, "FILE", "an event log as a Chrome trace, for ui.perfetto.dev"},
+    {"explain", explain_main, "FILE", "where the time of an event log's requests went"},
     {"export", export_main, "DIR", "write the demo model inside this binary as a folder"},
 };
 

@@ -12,6 +12,7 @@
 #include "base/version.h"
 #include "batch/admission.h"
 #include "model/folder.h"
+#include "server/commands.h"
 #include "server/local_workers.h"
 
 namespace xpyd::server {
@@ -112,11 +113,14 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
                    "one of those that leave it");
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
-  if (!worker && std::string(cluster.disagg->name) == "conditional_cost") {
+  // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
+  if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
+                  cluster.slo_admission->arrives)) {
     const Dtype dtype = backend.load.dtype;
     cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};
   }
+  if (!worker) cluster.log = need(open_event_log(options));
   check_ranks(options, *stack);
   need(check_shared_pool(cluster, processes));
   if (worker) {  // it keeps its ranks when it is given another role

@@ -138,6 +138,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
   const int n_tokens = in.n_computed();
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
   if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
+  parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::joined});
   if (!whole) {
     ++stats_.refused_kv;
     give_up(in.place);

@@ -5,108 +5,51 @@
 #include <unordered_map>
 
 #include "base/random.h"
-#include "disagg/cluster.h"
-#include "disagg/instance.h"
 #include "disagg/simulate/links.h"
+#include "disagg/simulate/node.h"
 #include "disagg/transport/forwarding.h"
 
 namespace xpyd::disagg {
 namespace {
 
-// What the engine moves: one layer, four bytes a token.
-ModelConfig small_shape() {
-  ModelConfig c;
-  c.family = "llama";
-  c.n_layers = c.n_heads = c.n_kv_heads = c.head_dim = 1;
-  c.hidden = c.intermediate = 8;
-  c.vocab = 2;
-  c.max_position = 1 << 30;
-  return c;
-}
-const KvShape kShape = kv_shape(small_shape(), Dtype::bf16);
-
-// Copies nothing, at once.
-class NullQueue final : public DeviceQueue {
- public:
-  void copy(std::span<const Copy>, bool) override {}
-  int64_t mark() override { return 0; }
-  bool reached(int64_t) override { return true; }
-  void wait() override {}
-};
-
-// An instance's own time, and what its step is about.
-struct NodeTime {
-  VirtualClock clock;
-  double began_s = 0;  // its last step
-};
-
-class PacedModel final : public Model {
- public:
-  PacedModel(model::StepCost cost, NodeTime& time) : cost_(std::move(cost)), time_(time) {}
-  const ModelConfig& config() const override { return config_; }
-  void forward(const StepInput& step, float* logits) override {
-    model::StepShape shape;
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], before = step.kv_lengths[s] - n;
-      if (n == 1 && before > 0)
-        shape.add_decodes(1, before + 1);
-      else
-        shape.add_prompt(n, before);
-    }
-    time_.began_s = time_.clock.seconds;
-    time_.clock.seconds += cost_.seconds(shape);
-    if (step.observer) step.observer->layer_done(0);
-    std::fill_n(logits, 2 * step.logit_rows.size(), 0.0f);
-  }
-  Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
-
- private:
-  const ModelConfig config_ = small_shape();
-  const model::StepCost cost_;
-  NodeTime& time_;
-};
-
 class Simulator final : public Post {
  public:
-  explicit Simulator(const SimulationOptions& options);
-  Result<Simulation> run(const std::vector<SimulatedRequest>& requests, int trace_block_tokens);
+  Simulator(const SimulationOptions& options, const Trace& trace);
+  Status build();
+  Simulation run();
 
  private:
-  struct Node {
-    NodeTime time;
-    NullQueue queue;
-    std::unique_ptr<Instance> instance;
-    bool planned = false;
-  };
   class Wire;
+  // A request's client.
   class Client final : public EventSink {
    public:
-    explicit Client(Simulator& cluster) : cluster_(cluster) {}
-    void on_event(TokenEvent event) override { cluster_.on_event(event); }
+    Client(Simulator& cluster, size_t request) : cluster_(cluster), request_(request) {}
+    void on_event(TokenEvent event) override { cluster_.heard(request_, event); }
+    void on_run(const TokenEvent&, std::span<const int32_t>, std::span<const double> times_s) override {
+      for (double time_s : times_s) cluster_.run_.records[request_].times.token(time_s);
+    }
 
    private:
     Simulator& cluster_;
+    const size_t request_;
   };
 
-  void add(Role role, int index);
+  Status add(Role role, const std::string& name);
   void send(InstanceId from, InstanceId to, Message message) override;
-  void on_event(const TokenEvent& event);
-  void wake(InstanceId id);
-  void turn(InstanceId id);
+  void arrives(size_t at);
+  void heard(size_t at, const TokenEvent& event);
   double now(InstanceId id) const {
-    return id >= 0 && turning_ == id ? nodes_[size_t(id)]->time.clock.seconds : timeline_.now();
+    return id >= 0 && nodes_[size_t(id)]->in_turn() ? nodes_[size_t(id)]->time().clock.seconds : timeline_.now();
   }
 
   const SimulationOptions options_;
+  const Trace& trace_;
   Timeline timeline_;
   Links links_;
   std::unique_ptr<Conductor> conductor_;
   std::vector<std::unique_ptr<Node>> nodes_;
-  InstanceId turning_ = -1;
-  std::shared_ptr<Client> client_ = std::make_shared<Client>(*this);
-  double layer_share_, bytes_scale_;
+  std::vector<std::vector<int>> next_;  // closed loop: who waits for a request's end
+  const double layer_share_, bytes_scale_;
   Simulation run_;
 };
 
@@ -121,7 +64,7 @@ class Simulator::Wire final : public ForwardingTransport {
     const bool writes = transfer.op == KvOp::write;
     const InstanceId from = writes ? self_ : transfer.peer, to = writes ? transfer.peer : self_;
     const double bytes = double(plan.bytes) * cluster_.bytes_scale_, ends_s = cluster_.now(self_);
-    const double began_s = std::max(cluster_.timeline_.now(), cluster_.nodes_[size_t(self_)]->time.began_s);
+    const double began_s = std::max(cluster_.timeline_.now(), cluster_.nodes_[size_t(self_)]->time().began_s);
     const double start_s = began_s + (ends_s - began_s) * cluster_.layer_share_;
     const double last_s = ends_s + bytes * cluster_.layer_share_ / cluster_.options_.hardware.link_bytes_per_s;
     const TransferId id = ++last_;
@@ -132,8 +75,8 @@ class Simulator::Wire final : public ForwardingTransport {
           auto flight = flights_.find(id);
           if (flight == flights_.end() || flight->second != TransferState::in_flight) return;
           flight->second = inner().poll(inner().post(transfer, plan));
-          cluster_.wake(self_);
-          cluster_.wake(transfer.peer);
+          cluster_.nodes_[size_t(self_)]->wake();
+          cluster_.nodes_[size_t(transfer.peer)]->wake();
         });
       });
     });
@@ -153,121 +96,139 @@ class Simulator::Wire final : public ForwardingTransport {
   TransferId last_ = 0;
 };
 
-Simulator::Simulator(const SimulationOptions& options)
+Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
     : options_(options),
+      trace_(trace),
       links_(timeline_),
+      next_(trace.requests.size()),
       layer_share_(options.conductor.stream_kv == StreamKv::layer ? 1.0 / options.model.n_layers : 1),
-      bytes_scale_(options.model.kv_token_bytes() / double(kShape.token_bytes())) {
+      bytes_scale_(options.model.kv_token_bytes() / double(small_kv().token_bytes())) {
   conductor_ = std::make_unique<Conductor>(options.conductor, timeline_.clock, *this);
-  int counts[3] = {0, 0, 0};
-  const std::vector<Role> roles = parse_topology(options.topology).value();
-  for (Role role : roles) add(role, counts[int(role)]++);
-  for (const auto& node : nodes_)
-    conductor_->joined(node->instance->info(), std::make_shared<LocalProbe>(*node->instance));
 }
 
-void Simulator::add(Role role, int index) {
+Status Simulator::build() {
+  const Result<std::vector<Role>> roles = parse_topology(options_.topology, 4096);
+  if (!roles) return roles.error();
+  int counts[3] = {0, 0, 0};
+  for (Role role : roles.value())
+    if (Status added = add(role, instance_name(role, counts[int(role)]++)); !added) return added;
+  for (const auto& node : nodes_)
+    conductor_->joined(node->instance().info(), std::make_shared<NodeProbe>(*node, timeline_));
+  return ok();
+}
+
+Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = conductor_->new_id();
-  nodes_.push_back(std::make_unique<Node>());
-  Node& node = *nodes_.back();
+  const StepCost cost = step_cost(options_.model, options_.hardware);
+  Node& node = *nodes_.emplace_back(
+      std::make_unique<Node>(timeline_, cost, options_.message_s, options_.each_step));
   const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens : kv_tokens(options_.model, options_.hardware);
-  KvOptions kv{.shape = kShape, .block_tokens = options_.block_tokens};
-  kv.pool_bytes = size_t(tokens) * kShape.token_bytes();
+  if (tokens < options_.block_tokens)
+    return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +
+                   options_.hardware.name);
+  KvOptions kv{.shape = small_kv(), .block_tokens = options_.block_tokens};
+  kv.pool_bytes = size_t(tokens) * small_kv().token_bytes();
   kv.max_sequence_tokens = options_.conductor.max_model_len;
   kv.vattention.max_sequences = max_sequences(options_.engine.max_batch);
-  kv.queue = &node.queue;
-  auto memory = find_kv_scheme(options_.scheme)->make(make_block_pool(options_.scheme.c_str(), kv).value(), kv);
+  kv.queue = &node.queue();
+  auto log = std::make_shared<PrefixLog>();
+  auto memory = make_ranked_memory(options_.scheme.c_str(), kv, {.n_layers = 1, .n_kv_heads = 1}, log);
+  if (!memory) return memory.error();
   links_.set_rate(id, options_.hardware.link_bytes_per_s);
-  TransportOptions wire{.regions = {{memory->base(), memory->layout().pool_bytes()}},
-                        .queue = &node.queue,
-                        .clock = &node.time.clock,
-                        .self = id};
-  InstanceOptions instance{.id = id, .name = instance_name(role, index), .role = role};
+  const TransportOptions wire{.regions = {{memory.value()->base(), memory.value()->layout().pool_bytes()}},
+                              .queue = &node.queue(),
+                              .clock = &node.time().clock,
+                              .self = id};
+  InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cache_log = log};
+  instance.report_every_s = 0;
+  instance.log = options_.conductor.log;
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
   instance.engine = options_.engine;
-  node.instance = std::make_unique<Instance>(
-      std::move(instance), std::make_unique<PacedModel>(step_cost(options_.model, options_.hardware), node.time),
-      std::move(memory), std::make_unique<Wire>(wire, *this), node.time.clock, *this);
+  node.start(std::make_unique<Instance>(std::move(instance), node.make_model(), std::move(memory).value(),
+                                        std::make_unique<Wire>(wire, *this), node.time().clock, *this));
+  return ok();
 }
 
 void Simulator::send(InstanceId from, InstanceId to, Message message) {
   timeline_.at(now(from) + options_.message_s,
                [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
-                 if (to == kConductor) return conductor_->receive(from, std::move(*letter));
-                 nodes_[size_t(to)]->instance->send(from, std::move(*letter));
-                 wake(to);
+                 if (to != kConductor) {
+                   nodes_[size_t(to)]->instance().send(from, std::move(*letter));
+                   return nodes_[size_t(to)]->wake();
+                 }
+                 if (auto* run = std::get_if<TokensOf>(letter.get()))
+                   for (double& time_s : run->times_s) time_s += options_.message_s;
+                 conductor_->receive(from, std::move(*letter));
                });
 }
 
-void Simulator::wake(InstanceId id) {
-  Node& node = *nodes_[size_t(id)];
-  if (std::exchange(node.planned, true)) return;
-  timeline_.at(node.time.clock.seconds, [this, id] { turn(id); });
-}
-
-void Simulator::turn(InstanceId id) {
-  Node& node = *nodes_[size_t(id)];
-  node.planned = false;
-  node.time.clock.seconds = node.time.began_s = timeline_.now();
-  turning_ = id;
-  const bool moved = node.instance->turn();
-  turning_ = -1;
-  if (moved) wake(id);
-}
-
-void Simulator::on_event(const TokenEvent& event) {
-  SimulatedRecord& record = run_.records[size_t(event.request_id)];
-  const double now_s = timeline_.now();
-  if (event.token >= 0) {
-    if (record.first_s < 0)
-      record.first_s = now_s;
-    else
-      record.worst_gap_s = std::max(record.worst_gap_s, now_s - record.last_s);
-    record.last_s = now_s;
-    ++record.tokens;
-    record.cached_tokens = event.cached_tokens;
+void Simulator::arrives(size_t at) {
+  const TraceRequest& asked = trace_.requests[at];
+  auto request = std::make_shared<Request>();
+  request->id = at;
+  request->prompt.reserve(size_t(asked.prompt_tokens));
+  for (uint64_t block : asked.blocks) {
+    const auto first = int32_t(Random(block).next() >> 34);
+    const int n = std::min(trace_.block_tokens, asked.prompt_tokens - int(request->prompt.size()));
+    for (int t = 0; t < n; ++t) request->prompt.push_back(first + t);
   }
-  if (event.finish != FinishReason::none && event.finish != FinishReason::length)
-    run_.wrong = "a request ended by " + std::string(finish_reason_name(event.finish)) + " " + event.error;
+  request->sampling.temperature = 0;
+  request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
+  request->ignore_eos = true;
+  request->arrival_s = timeline_.now();
+  SimulatedRecord& record = run_.records[at];
+  record.arrival_s = request->arrival_s;
+  record.prompt = asked.prompt_tokens;
+  Status taken = conductor_->submit(std::move(request), std::make_shared<Client>(*this, at));
+  if (!taken) heard(at, {.finish = FinishReason::error, .error = taken.error().message});
 }
 
-Result<Simulation> Simulator::run(const std::vector<SimulatedRequest>& requests, int trace_block_tokens) {
-  run_.records.resize(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i)
-    timeline_.at(requests[i].arrival_s, [this, &requests, i, trace_block_tokens] {
-      const SimulatedRequest& asked = requests[i];
-      auto request = std::make_shared<Request>();
-      request->id = i;
-      request->prompt.reserve(size_t(asked.prompt));
-      for (uint64_t block : asked.blocks) {
-        const auto first = int32_t(Random(block).next() >> 34);
-        for (int t = 0; t < trace_block_tokens && int(request->prompt.size()) < asked.prompt; ++t)
-          request->prompt.push_back(first + t);
-      }
-      request->sampling.temperature = 0;
-      request->max_tokens = asked.output;
-      request->ignore_eos = true;
-      request->arrival_s = asked.arrival_s;
-      if (Status taken = conductor_->submit(request, client_); !taken) run_.wrong = taken.error().message;
-    });
+void Simulator::heard(size_t at, const TokenEvent& event) {
+  SimulatedRecord& record = run_.records[at];
+  record.last_s = timeline_.now();
+  if (event.token >= 0) {
+    record.times.token(record.last_s);
+    record.cached = event.cached_tokens;
+  }
+  if (event.finish == FinishReason::none) return;
+  record.end = event.finish == FinishReason::length    ? SimulatedEnd::completed
+               : event.finish == FinishReason::refused ? SimulatedEnd::refused
+                                                       : SimulatedEnd::failed;
+  record.why = event.error;
+  for (int next : next_[at])
+    timeline_.at(timeline_.now() + trace_.requests[size_t(next)].think_s, [this, next] { arrives(size_t(next)); });
+}
+
+Simulation Simulator::run() {
+  run_.records.resize(trace_.requests.size());
+  for (size_t i = 0; i < trace_.requests.size(); ++i) {
+    const TraceRequest& request = trace_.requests[i];
+    if (trace_.closed_loop && request.after >= 0)
+      next_[size_t(request.after)].push_back(int(i));
+    else
+      timeline_.at(request.arrival_s, [this, i] { arrives(i); });
+  }
   run_.events = timeline_.run();
   run_.end_s = timeline_.now();
-  for (size_t i = 0; i < requests.size(); ++i)
-    if (run_.records[i].tokens != requests[i].output && run_.wrong.empty())
-      run_.wrong = "request " + std::to_string(i) + " has not got its tokens";
   for (const auto& node : nodes_) {
-    const InstanceStats stats = node->instance->stats();
+    const InstanceStats stats = node->instance().stats();
     run_.steps += stats.steps, run_.preemptions += stats.preemptions;
+    (node->instance().options().role == Role::decode ? run_.decode_busy_s : run_.prefill_busy_s) += stats.step_seconds;
+    run_.cost_error.n += stats.cost_error.n;
+    run_.cost_error.absolute += stats.cost_error.absolute;
+    run_.cost_error.signed_sum += stats.cost_error.signed_sum;
   }
   run_.kv_gb = links_.bytes() * 1e-9;
+  run_.conductor = conductor_->totals();
   return std::move(run_);
 }
 
 }  // namespace
 
-Result<Simulation> simulate(const SimulationOptions& options, const std::vector<SimulatedRequest>& requests,
-                            int trace_block_tokens) {
-  return Simulator(options).run(requests, trace_block_tokens);
+Result<Simulation> simulate(const SimulationOptions& options, const Trace& trace) {
+  Simulator simulator(options, trace);
+  if (Status built = simulator.build(); !built) return built.error();
+  return simulator.run();
 }
 
 }  // namespace xpyd::disagg

@@ -12,6 +12,8 @@
 #include "batch/engine.h"
 #include "disagg/conductor.h"
 #include "disagg/simulate/hardware.h"
+#include "disagg/simulate/traces.h"
+#include "disagg/token_times.h"
 
 namespace xpyd::disagg {
 
@@ -23,31 +25,38 @@ struct SimulationOptions {
   EngineOptions engine;
   std::string scheme = "paged";
   int block_tokens = 512;
-  double kv_tokens = 0;       // of one instance's pool; 0: what fits beside the weights
-  double message_s = 50e-6;   // a control message's way
+  double kv_tokens = 0;      // of one instance's pool; 0: what fits beside the weights
+  double message_s = 50e-6;  // a control message's way
+  int output_tokens = -1;    // of every request; -1: the trace's
+  bool each_step = false;    // nothing is played at once: what shows that nothing is lost by it
 };
 
-// One request of the load. Blocks that are equal after equal ones hold equal tokens.
-struct SimulatedRequest {
-  double arrival_s = 0;
-  int prompt = 0, output = 0;    // tokens
-  std::vector<uint64_t> blocks;  // of block_tokens each, the last one partial
-};
+enum class SimulatedEnd : uint8_t { completed, refused, failed };
 
+// One request, as its client saw it.
 struct SimulatedRecord {
-  double first_s = -1, last_s = -1;  // when the client has its first token, and its last
-  double worst_gap_s = 0;
-  int tokens = 0, cached_tokens = 0;
+  double arrival_s = 0;
+  TokenTimes times;
+  int prompt = 0, cached = 0;  // tokens
+  double last_s = 0;           // its end
+  SimulatedEnd end = SimulatedEnd::failed;
+  std::string why;  // refused, failed
 };
 
 struct Simulation {
-  std::vector<SimulatedRecord> records;  // as the requests
-  double end_s = 0, kv_gb = 0;           // sent from P to D
+  std::vector<SimulatedRecord> records;  // as the trace's requests
+  double end_s = 0;
+  double kv_gb = 0;                                  // sent from P to D
+  double prefill_busy_s = 0, decode_busy_s = 0;      // instances' steps, of those that prefill, and of those that only decode
   int64_t events = 0, steps = 0, preemptions = 0;
-  std::string wrong;  // empty: every request got its tokens, and nothing is held
+  ConductorStats conductor;
+  PredictionError cost_error;
 };
 
-Result<Simulation> simulate(const SimulationOptions& options, const std::vector<SimulatedRequest>& requests,
-                            int trace_block_tokens);
+// Errors: invalid_argument: a topology that is none, a request that no instance's memory can hold.
+Result<Simulation> simulate(const SimulationOptions& options, const Trace& trace);
+
+// The columns that scripts read, as one JSON object; `wall_s` is the caller's.
+std::string result_json(const Simulation& simulation, const Objectives& objectives, double wall_s);
 
 }  // namespace xpyd::disagg

@@ -186,7 +186,8 @@ const char* message_name(const Message& message) {
                                        "JoinRequest",
                                        "Joined",
                                        "LeaveRequest",
-                                       "CacheReport"};
+                                       "CacheReport",
+                                       "TokensOf"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }
