@@ -336,6 +336,7 @@ void Instance::publish() {
   s.leases_expired = received.expired;
   s.heartbeat_s = clock_.now();
   s.cost = cost_.terms();
+  published_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
 InstanceStats Instance::stats() const {

@@ -71,6 +71,7 @@ class Instance final {
   const KvMemory& memory() const { return *memory_; }
   KvMemory& memory() { return *memory_; }
   InstanceStats stats() const;
+  uint64_t published() const { return published_count_.load(std::memory_order_relaxed); }  // times that they have changed
 
  private:
   void handle(InstanceId from, StartRequest message);
@@ -124,6 +125,7 @@ class Instance final {
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;
+  std::atomic<uint64_t> published_count_{0};
   EngineStats counted_;  // that cost_ has seen
   StepCost cost_;
 };

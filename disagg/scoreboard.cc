@@ -60,6 +60,16 @@ void Scoreboard::placed(Member& member, const PlacedPrompt& prompt, double now_s
   member.recent_tokens += prompt.tokens;
 }
 
+void Scoreboard::refresh(Member& member) const {
+  const uint64_t version = member.probe->version();
+  if (version != 0 && version == member.version) return;
+  member.version = version;
+  member.cost = cost(member.probe->stats());
+  const KvStats kv = member.probe->kv();
+  member.available_blocks = kv.available();
+  member.cached_blocks = kv.cached;
+}
+
 ClusterView Scoreboard::look(std::map<InstanceId, Member>& members, PromptHashes& prompt, double now_s) {
   views_.clear();
   ids_.clear();
@@ -70,8 +80,7 @@ ClusterView Scoreboard::look(std::map<InstanceId, Member>& members, PromptHashes
     for (; !member.recent.empty() && member.recent.front().first < now_s - kRecentSeconds; member.recent.pop_front())
       member.recent_tokens -= member.recent.front().second;
     const PlacedLoad& load = member.load;
-    const InstanceStats stats = member.probe->stats();
-    const KvStats kv = member.probe->kv();
+    refresh(member);
     const int block = block_tokens = member.info.block_tokens;
     const Unsaid unsaid = member.probe->unsaid();
     InstanceView view{.role = member.info.role,
@@ -79,9 +88,9 @@ ClusterView Scoreboard::look(std::map<InstanceId, Member>& members, PromptHashes
                       .queued_tokens = load.queued_tokens,
                       .sequences = load.sequences,
                       .context_tokens = load.context_tokens + unsaid.tokens,
-                      .available_tokens = int64_t(kv.available() - unsaid.blocks) * block,
+                      .available_tokens = int64_t(member.available_blocks - unsaid.blocks) * block,
                       .capacity_tokens = int64_t(member.info.capacity_blocks) * block,
-                      .indexed_tokens = int64_t(kv.cached) * block,
+                      .indexed_tokens = int64_t(member.cached_blocks) * block,
                       .recent_tokens = member.recent_tokens};
     if (view.role != Role::decode) {
       if (const std::optional<int> known = member.probe->promise(prompt.tokens(), prompt.salt())) {
@@ -91,7 +100,7 @@ ClusterView Scoreboard::look(std::map<InstanceId, Member>& members, PromptHashes
         view.cached_tokens = found[size_t(member.in_directory)] * block;
       }
     }
-    predict(view, member, cost(stats), prompt_tokens, now_s);
+    predict(view, member, prompt_tokens, now_s);
     views_.push_back(view);
     ids_.push_back(id);
   }
@@ -99,12 +108,11 @@ ClusterView Scoreboard::look(std::map<InstanceId, Member>& members, PromptHashes
 }
 
 // Steps of an instance that decodes have those sequences in them, too.
-void Scoreboard::predict(InstanceView& view, const Member& member, const StepCost& cost, int prompt_tokens,
-                         double now_s) const {
+void Scoreboard::predict(InstanceView& view, const Member& member, int prompt_tokens, double now_s) const {
   const auto seconds = [&](StepShape work) {
     if (view.role == Role::colocated)
       work.add_decodes(work.steps * view.sequences, work.steps * double(view.context_tokens));
-    return cost.seconds(work);
+    return member.cost.seconds(work);
   };
   if (view.role != Role::decode) {
     const PlacedLoad& load = member.load;
@@ -116,9 +124,9 @@ void Scoreboard::predict(InstanceView& view, const Member& member, const StepCos
     StepShape step;
     if (view.queued_tokens > 0) step.add_prompt(double(std::min<int64_t>(chunk_tokens_, view.queued_tokens)), 0);
     step.add_decodes(view.sequences, double(view.context_tokens));
-    view.step_s = view.sequences > 0 ? cost.seconds(step) : 0;
+    view.step_s = view.sequences > 0 ? member.cost.seconds(step) : 0;
     step.add_decodes(1, prompt_tokens);
-    view.step_with_s = cost.seconds(step);
+    view.step_with_s = member.cost.seconds(step);
   }
 }
 

@@ -35,6 +35,8 @@ class InstanceProbe {
   // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
   virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   virtual Unsaid unsaid() const { return {}; }
+  // Another one when stats() or kv() may say something else; 0: whenever they are asked.
+  virtual uint64_t version() const { return 0; }
 };
 
 // A prompt, charged to the instance that computes it from its placement until it is done.
@@ -77,6 +79,9 @@ struct Member {
   PlacedLoad load;
   std::set<AttemptId> decoding;  // placed here to decode, and not ended
   DecodeTimes decodes;
+  uint64_t version = 0;  // of the probe, when these were read:
+  StepCost cost;
+  int available_blocks = 0, cached_blocks = 0;
   int in_directory = -1;  // its number there
   bool draining = false;
   double heard_s = 0;                                  // Clock
@@ -106,8 +111,9 @@ class Scoreboard {
   void placed(Member& member, const PlacedPrompt& prompt, double now_s);
 
  private:
+  void refresh(Member& member) const;
   static constexpr double kRecentSeconds = 180;  // Preble's window
-  void predict(InstanceView& view, const Member& member, const StepCost& cost, int prompt_tokens, double now_s) const;
+  void predict(InstanceView& view, const Member& member, int prompt_tokens, double now_s) const;
 
   const int chunk_tokens_;
   const StepCost prior_;

@@ -77,6 +77,7 @@ class NodeProbe final : public InstanceProbe {
   KvStats kv() const override { return node_.instance().memory().stats(); }
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
   Unsaid unsaid() const override { return node_.unsaid(timeline_.now()); }
+  uint64_t version() const override { return node_.instance().published(); }
 
  private:
   const Node& node_;
