@@ -2,6 +2,7 @@
 // two events in closed form. What is planned, by whom, and what becomes of it stays the policy's and the memory's.
 #include <algorithm>
 
+#include "base/status.h"
 #include "batch/engine.h"
 
 namespace xpyd::batch {
