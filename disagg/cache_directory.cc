@@ -1,6 +1,6 @@
 #include "disagg/cache_directory.h"
 
-#include "base/check.h"
+#include "base/status.h"
 
 namespace xpyd::disagg {
 

@@ -287,7 +287,7 @@ void Instance::fit_cost() {
     std::lock_guard lock(stats_mutex_);
     published_.cost_error.add(cost_.seconds(step), seconds);
   }
-  cost_.saw(step, seconds);
+  if (!options_.cost_known) cost_.saw(step, seconds);
   if (options_.log) log_step(step, seconds);
   counted_ = engine;
 }

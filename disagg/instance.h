@@ -31,7 +31,8 @@ struct InstanceOptions {
   Role role = Role::colocated;
   StreamKv stream_kv = StreamKv::layer;
   EngineOptions engine;
-  StepCost cost;       // before the first step
+  StepCost cost;            // before the first step
+  bool cost_known = false;  // steps take just that (a simulation's)
   double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted

@@ -4,6 +4,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "allocator/kv_plan.h"
 #include "base/random.h"
 #include "disagg/simulate/links.h"
 #include "disagg/simulate/node.h"
@@ -132,14 +133,15 @@ Status Simulator::add(Role role, const std::string& name) {
   kv.vattention.max_sequences = max_sequences(options_.engine.max_batch);
   kv.queue = &node.queue();
   auto log = std::make_shared<PrefixLog>();
-  auto memory = make_ranked_memory(options_.scheme.c_str(), kv, {.n_layers = 1, .n_kv_heads = 1}, log);
+  auto memory = make_ranked_memory(options_.scheme, kv, {.n_layers = 1, .n_kv_heads = 1}, log);
   if (!memory) return memory.error();
   links_.set_rate(id, options_.hardware.link_bytes_per_s);
   const TransportOptions wire{.regions = {{memory.value()->base(), memory.value()->layout().pool_bytes()}},
                               .queue = &node.queue(),
                               .clock = &node.time().clock,
                               .self = id};
-  InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cache_log = log};
+  InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cost_known = true};
+  instance.cache_log = log;
   instance.report_every_s = 0;
   instance.log = options_.conductor.log;
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
