@@ -35,18 +35,16 @@ struct EngineOptions {
 // Cumulative.
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  double step_seconds = 0;      // forward and sampling
-  double wait_seconds = 0;      // of these, in forward() or waiting for a step to end
-  double schedule_seconds = 0;  // everything else of step()
+  double step_seconds = 0;        // forward and sampling
+  double wait_seconds = 0;        // of these, in forward() or waiting for a step to end
+  double schedule_seconds = 0;    // everything else of step()
   StepShape work = {.steps = 0};  // of all steps
 };
 
-// Steps that follow on each other and differ only in how much KV there is: the same sequences get as many tokens in each,
-// nobody starts, ends, or is done with its prompt.
+// Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
 struct StepRun {
   int steps = 0;
   StepShape first;
-  double squares = 0;  // sum of x^2 over its prompts
   StepShape shape(int step) const;
 };
 
@@ -82,11 +80,12 @@ class Engine final : private LayerObserver {
   void adopt(SequencePtr sequence);
   // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
-  // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc).
-  StepRun alike(int most);
+  // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc). `evicts`: also
+  // where one of them takes a block from the prefix cache.
+  StepRun alike(int most, bool evicts);
   int blocks_taken(int steps) const;  // by its first steps
-  // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has changed
-  // since alike().
+  // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has
+  // changed since alike().
   void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
@@ -141,7 +140,7 @@ class Engine final : private LayerObserver {
   void release(Sequence& sequence);
   void end(Sequence& sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
-  bool planned_alike(int steps);
+  bool planned_alike(int steps, bool evicts);
 
   Model& model_;
   KvMemory& memory_;

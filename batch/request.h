@@ -23,14 +23,14 @@ struct Request {
   bool ignore_eos = false;
   std::vector<std::string> stop;  // stop strings
   std::vector<int32_t> stop_token_ids;
-  bool include_stop_text = false;     // the stop string is part of the text
-  bool skip_special_tokens = true;    // in the text
-  bool prompt_is_text_prefix = true;  // the output continues the prompt's text (no leading space is stripped)
-  int priority = 0;                   // lower runs earlier
-  uint64_t cache_salt = 0;            // sequences of different salts share no prefix; of a session its own
-  std::string session_id;             // multi-turn: the prompt holds the conversation so far
-  double arrival_s = 0;               // Clock seconds, at the frontend
-  double deadline_s = 0;              // Clock seconds; 0 = none. Past it the request ends with `timeout`
+  bool include_stop_text = false;        // the stop string is part of the text
+  bool skip_special_tokens = true;       // in the text
+  bool prompt_is_text_prefix = true;     // the output continues the prompt's text (no leading space is stripped)
+  int priority = 0;                      // lower runs earlier
+  uint64_t cache_salt = 0;               // sequences of different salts share no prefix; of a session its own
+  std::string session_id;                // multi-turn: the prompt holds the conversation so far
+  double arrival_s = 0;                  // Clock seconds, at the frontend
+  double deadline_s = 0;                 // Clock seconds; 0 = none. Past it the request ends with `timeout`
   double slo_ttft_s = 0, slo_tbt_s = 0;  // what its client wants; 0: what the server says
 };
 

@@ -8,22 +8,19 @@
 namespace xpyd::disagg {
 namespace {
 
-using View = ClusterAdmission;
-using Options = AdmissionOptions;
-
 // What a decode batch is: so many sequences, with so many tokens of KV.
 struct Batch {
   double sequences = 0, context = 0;
   void add(const DecodeView& s) { sequences += 1, context += double(s.context); }
 };
 
-Refusal prefill_load(const View& view) {
+Refusal prefill_load(const ClusterAdmission& view) {
   if (view.ttft_s <= view.objectives.ttft_s) return {};
   return {Refusal::ttft, view.ttft_s, view.objectives.ttft_s, view.ttft_s - view.objectives.ttft_s};
 }
 
 // With this request in the batch: first whether its KV has room, then its steps.
-Refusal decode_load(const View& view, Batch batch) {
+Refusal decode_load(const ClusterAdmission& view, Batch batch) {
   batch.add({.context = view.prompt_tokens});
   if (batch.context > double(view.capacity_tokens))
     return {Refusal::room, batch.context, double(view.capacity_tokens), view.mean_s};
@@ -32,31 +29,31 @@ Refusal decode_load(const View& view, Batch batch) {
   return {Refusal::tbt, tbt_s, view.objectives.tbt_s, view.mean_s};
 }
 
-Batch decoding_now(const View& view) {
+Batch decoding_now(const ClusterAdmission& view) {
   Batch batch;
   for (const DecodeView& s : view.decoding) batch.add(s);
   return batch;
 }
 
-double t_d(const View& view, const Options& options) {
+double t_d(const ClusterAdmission& view, const AdmissionOptions& options) {
   const double seconds = options.decode == DecodeSeconds::fixed      ? options.fixed_s
                          : options.decode == DecodeSeconds::quantile ? view.quantile_s
                                                                      : view.mean_s;
   return seconds * options.factor;
 }
 
-Refusal at_join(const View& view, const Options&) { return decode_load(view, decoding_now(view)); }
+Refusal at_join(const ClusterAdmission& view, const AdmissionOptions&) { return decode_load(view, decoding_now(view)); }
 
-Refusal late(const View& view, const Options&) { return prefill_load(view); }
+Refusal late(const ClusterAdmission& view, const AdmissionOptions&) { return prefill_load(view); }
 
 // max(prefill load, decode load), both of now: D's load is read one prefill too early, and both swing against each
 // other.
-Refusal early(const View& view, const Options&) {
+Refusal early(const ClusterAdmission& view, const AdmissionOptions&) {
   const Refusal p = prefill_load(view);
   return p ? p : decode_load(view, decoding_now(view));
 }
 
-Refusal early_in_flight(const View& view, const Options&) {
+Refusal early_in_flight(const ClusterAdmission& view, const AdmissionOptions&) {
   if (const Refusal p = prefill_load(view)) return p;
   Batch batch = decoding_now(view);
   for (const DecodeView& s : view.coming) batch.add(s);
@@ -64,7 +61,7 @@ Refusal early_in_flight(const View& view, const Options&) {
 }
 
 // The batch at the time when this one would join it: whoever comes before, less whoever will have ended.
-Refusal predicted(const View& view, const Options& options) {
+Refusal predicted(const ClusterAdmission& view, const AdmissionOptions& options) {
   if (const Refusal p = prefill_load(view)) return p;
   const double joins_s = view.now_s + view.ttft_s, lasts_s = t_d(view, options);
   auto there = [&](const DecodeView& s) {
@@ -80,7 +77,7 @@ Refusal predicted(const View& view, const Options& options) {
 }
 
 // Saturation is the mean over the instances of the worse of queue / 5 and KV / 0.8.
-Refusal probabilistic(const View& view, const Options&) {
+Refusal probabilistic(const ClusterAdmission& view, const AdmissionOptions&) {
   double sum = 0;
   for (const InstanceView& i : view.instances) {
     const double used = i.capacity_tokens > 0 ? 1 - double(i.available_tokens) / double(i.capacity_tokens) : 0;
@@ -94,7 +91,7 @@ Refusal probabilistic(const View& view, const Options&) {
 
 // Whoever was accepted has its room, at its longest, whatever overtakes it: nothing is refused late, so no prefill is
 // wasted, and nothing is predicted but the time of a step.
-Refusal reserve(const View& view, const Options&) {
+Refusal reserve(const ClusterAdmission& view, const AdmissionOptions&) {
   if (const Refusal p = prefill_load(view)) return p;
   double held = double(view.prompt_tokens + view.max_tokens);
   Batch batch;

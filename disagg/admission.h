@@ -34,8 +34,8 @@ struct AdmissionOptions {
 };
 
 struct ClusterAdmission {
-  double now_s = 0;       // Clock
-  double ttft_s = 0;      // predicted, at the chosen prefill instance
+  double now_s = 0;   // Clock
+  double ttft_s = 0;  // predicted, at the chosen prefill instance
   Objectives objectives = kNoObjectives;
   int64_t prompt_tokens = 0, max_tokens = 0;
   std::span<const DecodeView> decoding;   // on the chosen decode instance

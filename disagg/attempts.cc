@@ -23,8 +23,11 @@ class AttemptSink final : public EventSink {
   }
   void on_run(const TokenEvent& event, std::span<const int32_t> tokens, std::span<const double> times_s) override {
     int& next = next_[size_t(event.choice - first_)];
-    parts_.tell(kConductor, TokensOf{attempt_, event.choice, std::exchange(next, next + int(tokens.size())),
-                                     {tokens.begin(), tokens.end()}, {times_s.begin(), times_s.end()}});
+    parts_.tell(kConductor, TokensOf{attempt_,
+                                     event.choice,
+                                     std::exchange(next, next + int(tokens.size())),
+                                     {tokens.begin(), tokens.end()},
+                                     {times_s.begin(), times_s.end()}});
   }
 
  private:

@@ -44,7 +44,7 @@ struct ClusterOptions {
   PlacementOptions placement_options;
   const AdmissionPolicy* slo_admission = find_admission_policy("none");
   AdmissionOptions admission_options;
-  Objectives objectives = {};  // 0: none
+  Objectives objectives = {};            // 0: none
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
@@ -62,8 +62,8 @@ struct ClusterOptions {
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
-  std::optional<CostPrior> prior = {};    // of steps, before they are seen
-  std::shared_ptr<EventLog> log;  // null: none
+  std::optional<CostPrior> prior = {};  // of steps, before they are seen
+  std::shared_ptr<EventLog> log;        // null: none
   Device* device = &cpu_device();
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;

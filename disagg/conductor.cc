@@ -128,9 +128,7 @@ void Conductor::emit(Entry& entry, TokenEvent event, Out& out) {
 
 void Conductor::on(InstanceId, Report, Out&) {}  // its probe has read it
 
-void Conductor::on(InstanceId from, CacheReport message, Out&) {
-  board_.heard(members_.at(from), message);
-}
+void Conductor::on(InstanceId from, CacheReport message, Out&) { board_.heard(members_.at(from), message); }
 
 // ---- As a whole.
 

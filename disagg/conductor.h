@@ -51,7 +51,7 @@ struct ConductorOptions {
   DisaggOptions disagg_options;
   const AdmissionPolicy* admission = find_admission_policy("none");
   AdmissionOptions admission_options;
-  Objectives objectives = {};  // of requests that have none; 0: none
+  Objectives objectives = {};             // of requests that have none; 0: none
   bool zero_copy = false;                 // the wire: nothing can be pulled
   int max_model_len = 0;                  // tokens: prompt and output together
   int64_t max_queue_bytes = 256ll << 20;  // queue_bytes() of requests that wait for their first step
@@ -220,9 +220,9 @@ class Conductor final : public Service {
   Random random_;
   std::map<InstanceId, Member> members_;
   Scoreboard board_;
-  StepCost decode_cost_;                        // admission()'s
+  StepCost decode_cost_;                       // admission()'s
   std::vector<DecodeView> decoding_, coming_;  // …
-  double ticked_s_ = 0;  // Clock: the last tick; 0: none yet
+  double ticked_s_ = 0;                        // Clock: the last tick; 0: none yet
   InstanceId last_id_ = -1;
   AttemptId last_attempt_ = 0;
   std::unordered_map<uint64_t, Entry> requests_;

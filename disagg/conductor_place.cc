@@ -93,7 +93,8 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
                     .decode_sequences = d.sequences};
     add_costs(view, ps, ds, prefill.info.layout.shape);
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
-    if (log) log->decided(clock_.now(), "order", options_.disagg->name, id, view, options_.disagg_options, attempt.order);
+    if (log)
+      log->decided(clock_.now(), "order", options_.disagg->name, id, view, options_.disagg_options, attempt.order);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
     // There P says nothing of the logits that it sees.
     if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;

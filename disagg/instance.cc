@@ -243,7 +243,7 @@ void Instance::renew_leases() {
 }
 
 void Instance::report_cache() {
-  constexpr size_t kMost = 4096;   // hashes in one report
+  constexpr size_t kMost = 4096;  // hashes in one report
   const double now = clock_.now();
   if (!options_.cache_log || now < reported_s_ + options_.report_every_s) return;
   reported_s_ = now;

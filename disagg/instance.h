@@ -33,7 +33,7 @@ struct InstanceOptions {
   EngineOptions engine;
   StepCost cost;            // before the first step
   bool cost_known = false;  // steps take just that (a simulation's)
-  double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
+  double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
@@ -57,7 +57,7 @@ class Instance final {
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
   // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
-  StepRun alike(int most) { return engine_.alike(most); }
+  StepRun alike(int most, bool evicts) { return engine_.alike(most, evicts); }
   void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   int blocks_taken(int steps) const { return engine_.blocks_taken(steps); }
   // Turns until `stop` is set; sleeps when there is nothing to do.
@@ -72,7 +72,9 @@ class Instance final {
   const KvMemory& memory() const { return *memory_; }
   KvMemory& memory() { return *memory_; }
   InstanceStats stats() const;
-  uint64_t published() const { return published_count_.load(std::memory_order_relaxed); }  // times that they have changed
+  uint64_t published() const {
+    return published_count_.load(std::memory_order_relaxed);
+  }  // times that they have changed
 
  private:
   void handle(InstanceId from, StartRequest message);
@@ -121,7 +123,7 @@ class Instance final {
     double again_s = 0;   // Clock: not asked before
   };
   std::map<InstanceId, PendingPeer> pending_;
-  size_t n_waiting_ = 0;  // for a wire: the first ones of the inbox
+  size_t n_waiting_ = 0;   // for a wire: the first ones of the inbox
   double reported_s_ = 0;  // Clock: the last CacheReport
 
   mutable std::mutex stats_mutex_;

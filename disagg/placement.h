@@ -30,10 +30,10 @@ struct InstanceView {
   int host_tokens = 0;         // … beyond these in its host tier,
   int disk_tokens = 0;         // … and beyond those on its disk
   // Predicted, in seconds (disagg/scoreboard.h).
-  double queue_s = 0;                  // until it would begin this prompt
-  double prefill_s = 0;                // this prompt, with cached_tokens
-  double fetch_s = 0;                  // what the best holder has and this one has not, from there to here; kNever: cannot
-  double fetched_prefill_s = 0;        // this prompt, once that is here
+  double queue_s = 0;            // until it would begin this prompt
+  double prefill_s = 0;          // this prompt, with cached_tokens
+  double fetch_s = 0;            // what the best holder has and this one has not, from there to here; kNever: cannot
+  double fetched_prefill_s = 0;  // this prompt, once that is here
   double step_s = 0, step_with_s = 0;  // a decode step now, and with this request
 
   int load() const { return queued + sequences; }

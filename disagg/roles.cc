@@ -31,7 +31,8 @@ RoleChange velocity(const RolesView& view, const RolesOptions& options) {
 
 constexpr RolesPolicy kPolicies[] = {
     {"fixed", fixed, "every published P/D system's default"},
-    {"velocity", velocity, "TokenScale (2025): token velocity; hysteresis and cool-down as SGLang's and Dynamo's planners"},
+    {"velocity", velocity,
+     "TokenScale (2025): token velocity; hysteresis and cool-down as SGLang's and Dynamo's planners"},
 };
 
 }  // namespace

@@ -15,10 +15,10 @@
 namespace xpyd::disagg {
 
 struct RolesView {
-  double now_s = 0, changed_s = -1e9;                   // Clock; the last change
-  int prefill = 0, decode = 0;                          // instances
-  double prompt_tokens_s = 0, output_tokens_s = 0;      // that come: uncached prompt tokens, and tokens to be put out
-  double prefill_velocity = 0, decode_velocity = 0;     // tokens/s of one instance
+  double now_s = 0, changed_s = -1e9;                // Clock; the last change
+  int prefill = 0, decode = 0;                       // instances
+  double prompt_tokens_s = 0, output_tokens_s = 0;   // that come: uncached prompt tokens, and tokens to be put out
+  double prefill_velocity = 0, decode_velocity = 0;  // tokens/s of one instance
 };
 
 struct RolesOptions {

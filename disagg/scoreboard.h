@@ -47,12 +47,12 @@ struct PlacedPrompt {
 
 // Load that was placed on an instance and is not done, as the conductor counts it.
 struct PlacedLoad {
-  int queued_requests = 0;     // to prefill, not started
-  int64_t queued_tokens = 0;   // uncached prompt tokens, prompt not done
-  int sequences = 0;           // to decode, not ended
-  int64_t context_tokens = 0;  // of these, KV
+  int queued_requests = 0;                                    // to prefill, not started
+  int64_t queued_tokens = 0;                                  // uncached prompt tokens, prompt not done
+  int sequences = 0;                                          // to decode, not ended
+  int64_t context_tokens = 0;                                 // of these, KV
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started, and not done
-  double moved_s = 0;  // Clock: when a prompt last began or was done
+  double moved_s = 0;                                         // Clock: when a prompt last began or was done
 
   void place(const PlacedPrompt& prompt, double now_s);
   void begin(const PlacedPrompt& prompt, double now_s);

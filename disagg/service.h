@@ -57,11 +57,11 @@ struct ConductorStats {
   std::array<int64_t, kAttemptFailures> failed_by = {};  // of failed_attempts
   int64_t late_tokens = 0;                               // of attempts that were given up
   int64_t joined = 0, left = 0;
-  int prefill_jobs = 0;  // now in the global prefill queue
-  int64_t refused_early = 0, refused_late = 0;  // requests, on arrival and when their prompt was done
+  int prefill_jobs = 0;                            // now in the global prefill queue
+  int64_t refused_early = 0, refused_late = 0;     // requests, on arrival and when their prompt was done
   std::array<int64_t, kRefusals> refused_by = {};  // of both: Refusal::Why
-  double wasted_prefill_s = 0;                  // predicted, of those refused late
-  int64_t ended = 0, kept = 0;                  // choices that ended by stop or length; of them, within both objectives
+  double wasted_prefill_s = 0;                     // predicted, of those refused late
+  int64_t ended = 0, kept = 0;  // choices that ended by stop or length; of them, within both objectives
 };
 
 // One pool that processes share, counted where it was made.

@@ -445,7 +445,7 @@ namespace {
 
 // x-slo-ttft-ms and x-slo-tbt-ms: milliseconds above 0.
 std::optional<ApiError> read_objectives(const HttpRequest& request, GenerationCall& call) {
-  const auto read = [&](const char* name, double Request::* seconds) -> std::optional<ApiError> {
+  const auto read = [&](const char* name, double Request::*seconds) -> std::optional<ApiError> {
     const std::string text(request.header(name));
     if (text.empty()) return {};
     char* end = nullptr;

@@ -20,8 +20,11 @@ Result<std::shared_ptr<EventLog>> open_event_log(const Options& options) {
 int replay_main(const Options& options) {
   if (options.positional().empty()) return fail(" replay", invalid("expected the event log's FILE"));
   ReplayOptions again;
-  for (auto [option, kind] : {std::pair{"placement", "place"}, {"admission", "admit"}, {"admission", "join"},
-                              {"disagg", "order"}, {"batching", "plan"}})
+  for (auto [option, kind] : {std::pair{"placement", "place"},
+                              {"admission", "admit"},
+                              {"admission", "join"},
+                              {"disagg", "order"},
+                              {"batching", "plan"}})
     if (!options.text(option).empty()) again.instead[kind] = options.text(option);
   const auto counts = replay(options.positional()[0], again, [](const std::string& line, const std::string& answer) {
     std::printf("%s\n  now: %s\n", line.c_str(), answer.c_str());
@@ -51,9 +54,8 @@ int explain_main(const Options& options) {
   const int64_t number = options.integer("request");
   std::printf("%s\n", attribution_header().c_str());
   if (number < 0) {
-    const Status read = each_life(path, [](const RequestLife& life) {
-      std::printf("%s\n", attribution_row(life).c_str());
-    });
+    const Status read = each_life(path,
+                                  [](const RequestLife& life) { std::printf("%s\n", attribution_row(life).c_str()); });
     return read ? 0 : fail(" explain", read.error());
   }
   const Result<RequestLife> life = find_life(path, uint64_t(number));

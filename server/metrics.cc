@@ -11,7 +11,7 @@
 namespace xpyd::server {
 namespace {
 
-constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",   "draining",
+constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",    "draining",
                                         "overloaded", "unauthorized", "unknown_model", "objective"};
 
 std::string number_text(double value) {
@@ -305,7 +305,8 @@ std::string Metrics::render(const ServiceStats& service) const {
   for (int i = 1; i < kRefusals; ++i)
     text.sample(text.engine("all", "objective=\"" + std::string(refusal_name(Refusal::Why(i))) + "\""),
                 c.refused_by[size_t(i)]);
-  text.counter("prefill_wasted_seconds_total", "Predicted, of prompts refused when they were done.", c.wasted_prefill_s);
+  text.counter("prefill_wasted_seconds_total", "Predicted, of prompts refused when they were done.",
+               c.wasted_prefill_s);
   text.counter("choices_ended_total", "That ended by stop or length.", c.ended);
   text.counter("choices_kept_total", "Of them, within both objectives (goodput).", c.kept);
   instances("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
@@ -363,12 +364,9 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
   text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.", cached_prompt_tokens_);
   text.family("request_success_total", "counter", "Ended choices by reason.");
-  constexpr std::pair<FinishReason, const char*> kReasons[] = {{FinishReason::stop, "stop"},
-                                                               {FinishReason::length, "length"},
-                                                               {FinishReason::abort, "abort"},
-                                                               {FinishReason::timeout, "timeout"},
-                                                               {FinishReason::error, "error"},
-                                                               {FinishReason::refused, "refused"}};
+  constexpr std::pair<FinishReason, const char*> kReasons[] = {
+      {FinishReason::stop, "stop"},       {FinishReason::length, "length"}, {FinishReason::abort, "abort"},
+      {FinishReason::timeout, "timeout"}, {FinishReason::error, "error"},   {FinishReason::refused, "refused"}};
   for (auto [reason, name] : kReasons)
     text.sample(text.engine("all", std::string("finished_reason=\"") + name + "\""),
                 finishes_[static_cast<size_t>(reason)]);

@@ -65,9 +65,9 @@ std::vector<std::string> one_or_none(const std::string& text) {
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
-                           admissions = names(admission_rules(), "auto"), placements = names(placement_policies()), formats = names(trace_formats()),
-                           hardware = names(hardware_table()) + "|FILE.json", models = names(model_table()) + "|FILE.json",
-                           slo_admissions = names(admission_policies()),
+                           admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
+                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
+                           models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
                            gemms = available(gemm_variants()), attentions = available(attention_variants());
@@ -201,8 +201,8 @@ std::vector<OptionRow> make_rows() {
        kEngine, sets<&ClusterOptions::nics>},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine, sets<&ClusterOptions::stream_kv>},
-      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request",
-       kPolicy, sets_as<find_placement_policy, &ClusterOptions::placement>},
+      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
+       sets_as<find_placement_policy, &ClusterOptions::placement>},
       {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,
        "mooncake: a prefix is fetched where another instance has so many times of it", kPolicy,
        sets<&ClusterOptions::placement_options, &PlacementOptions::fetch_threshold>},

@@ -26,10 +26,10 @@ Result<SimulationOptions> simulation_options(const Options& options, const Trace
   cluster.step_tokens = simulation.engine.step_tokens;
   cluster.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
-    cluster.max_model_len = std::max(cluster.max_model_len,
-                                     request.prompt_tokens + std::max(1, simulation.output_tokens < 0
-                                                                             ? request.output_tokens
-                                                                             : simulation.output_tokens));
+    cluster.max_model_len = std::max(
+        cluster.max_model_len,
+        request.prompt_tokens +
+            std::max(1, simulation.output_tokens < 0 ? request.output_tokens : simulation.output_tokens));
   Result<std::shared_ptr<EventLog>> log = open_event_log(options);
   if (!log) return log.error();
   cluster.log = log.value();

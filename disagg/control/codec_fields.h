@@ -210,8 +210,8 @@ template <class A>
 void fields(A& a, typename A::template Ref<InstanceStats> s) {
   auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps, prompt_tokens,
          generated_tokens, preemptions, step_seconds, schedule_seconds, wait_seconds, transfer_bytes,
-         transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired,
-         heartbeat_s, cost, cost_error] = s;
+         transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, heartbeat_s,
+         cost, cost_error] = s;
   auto& [cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context] = cost;
   XPYD_EACH(a, name, kv, cost_error);
   XPYD_SECONDS(a, cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context);

@@ -121,8 +121,7 @@ Status Simulator::build() {
 Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = conductor_->new_id();
   const StepCost cost = step_cost(options_.model, options_.hardware);
-  Node& node = *nodes_.emplace_back(
-      std::make_unique<Node>(timeline_, cost, options_.message_s, options_.each_step));
+  Node& node = *nodes_.emplace_back(std::make_unique<Node>(timeline_, cost, options_.message_s, options_.each_step));
   const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens : kv_tokens(options_.model, options_.hardware);
   if (tokens < options_.block_tokens)
     return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +

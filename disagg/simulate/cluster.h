@@ -1,8 +1,9 @@
-// A cluster in virtual time: the server's conductor, instances, engines, KV memories and prefix caches, over a model that
-// computes nothing and takes the seconds that a real one takes (hardware.h), and over links that are shared (links.h).
+// A cluster in virtual time: the server's conductor, instances, engines, KV memories and prefix caches, over a model
+// that computes nothing and takes the seconds that a real one takes (hardware.h), and over links that are shared
+// (links.h).
 //
-// Exact and repeatable. One thread; an instance's turn happens at once, by its own clock, which the step inside moves on:
-// what it says is heard when its clock says so, and its next turn comes no earlier.
+// Exact and repeatable. One thread; an instance's turn happens at once, by its own clock, which the step inside moves
+// on: what it says is heard when its clock says so, and its next turn comes no earlier.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,9 @@ struct SimulatedRecord {
 struct Simulation {
   std::vector<SimulatedRecord> records;  // as the trace's requests
   double end_s = 0;
-  double kv_gb = 0;                                  // sent from P to D
-  double prefill_busy_s = 0, decode_busy_s = 0;      // instances' steps, of those that prefill, and of those that only decode
+  double kv_gb = 0;  // sent from P to D
+  double prefill_busy_s = 0,
+         decode_busy_s = 0;  // instances' steps, of those that prefill, and of those that only decode
   int64_t events = 0, steps = 0, preemptions = 0;
   ConductorStats conductor;
   PredictionError cost_error;

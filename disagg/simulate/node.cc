@@ -88,7 +88,8 @@ void Node::turn() {
 
 void Node::begin_run() {
   constexpr int kMost = 1 << 16;
-  run_ = instance_->alike(kMost);
+  // Of whoever computes prompts others must know in time what its cache has lost.
+  run_ = instance_->alike(kMost, instance_->options().role == Role::decode);
   if (run_.steps < 2) run_ = {};
   if (run_.steps == 0) return;
   ends_s_.resize(size_t(run_.steps));

@@ -1,6 +1,6 @@
 // One instance of a simulated cluster: the server's Instance, over a model that computes nothing and takes the seconds
-// that a real one takes, by a clock of its own that runs ahead of the cluster's while a step lasts. Steps that are alike
-// (Engine::alike) are played at once, and cut short at the step in which something comes.
+// that a real one takes, by a clock of its own that runs ahead of the cluster's while a step lasts. Steps that are
+// alike (Engine::alike) are played at once, and cut short at the step in which something comes.
 //
 // Thread safety: none; the timeline's thread.
 #pragma once

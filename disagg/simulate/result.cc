@@ -60,11 +60,11 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
               "rejected_late", run.conductor.refused_late, "failed", failed, "ttft_mean_s",
               ttft.empty() ? 0 : ttft_sum / double(ttft.size()), "ttft_p50_s", percentile(ttft, 0.5), "ttft_p90_s",
               percentile(ttft, 0.9), "ttft_p99_s", percentile(ttft, 0.99), "tbt_p50_s", percentile(gaps, 0.5),
-              "tbt_p99_s", percentile(gaps, 0.99), "tbt_worst_tenth_p99_s", percentile(worst_tenth, 0.99),
-              "hit_tokens", hit, "prompt_tokens", prompt, "fetched_tokens", 0, "wasted_prefill_s",
-              run.conductor.wasted_prefill_s, "prefill_busy_s", run.prefill_busy_s, "decode_busy_s",
-              run.decode_busy_s, "kv_gb_s", run.kv_gb / seconds, "goodput", double(kept) / seconds, "events",
-              run.events, "wall_s", wall_s, "log_hash", std::string_view(hash))
+              "tbt_p99_s", percentile(gaps, 0.99), "tbt_worst_tenth_p99_s", percentile(worst_tenth, 0.99), "hit_tokens",
+              hit, "prompt_tokens", prompt, "fetched_tokens", 0, "wasted_prefill_s", run.conductor.wasted_prefill_s,
+              "prefill_busy_s", run.prefill_busy_s, "decode_busy_s", run.decode_busy_s, "kv_gb_s", run.kv_gb / seconds,
+              "goodput", double(kept) / seconds, "events", run.events, "wall_s", wall_s, "log_hash",
+              std::string_view(hash))
       .take();
 }
 

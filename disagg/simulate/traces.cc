@@ -388,12 +388,12 @@ void read_burstgpt(const std::string& path, Draft& draft) {
   draft.note(failures, " rows of failures, without prompt or response tokens: dropped");
 }
 
-struct Message {
+struct SpokenMessage {
   bool is_answer;
   std::string text;
 };
 // An answer's prompt is all that was said before it.
-void add_conversation(Draft& draft, const std::vector<Message>& messages) {
+void add_conversation(Draft& draft, const std::vector<SpokenMessage>& messages) {
   const size_t piece_bytes = size_t(draft.trace.block_tokens) * 4;
   auto tokens = [](const std::string& text) { return int64_t((text.size() + 3) / 4); };
   draft.timed = false;
@@ -417,7 +417,7 @@ void add_conversation(Draft& draft, const std::vector<Message>& messages) {
 void read_turns(const std::string& path, Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
                 const char* list, const char* role, const char* content) {
   for_each_row(path, draft, next, {}, [&](JsonFields&, const json& row, const std::string& where) {
-    std::vector<Message> messages;
+    std::vector<SpokenMessage> messages;
     for (int i = 0; const json& turn : *need(get_array(row, list, where))) {
       const std::string at = where + ": " + list + "[" + std::to_string(i++) + "]";
       const std::string who = need(get_string(turn, role, at));

@@ -28,7 +28,8 @@ Trace some_load(uint64_t seed, int n, double rate) {
 }
 
 SimulationOptions options(const std::string& topology) {
-  SimulationOptions o{.hardware = find_hardware("a800x8").value(), .model = find_simulated_model("llama-3-70b").value()};
+  SimulationOptions o{.hardware = find_hardware("a800x8").value(),
+                      .model = find_simulated_model("llama-3-70b").value()};
   o.topology = topology;
   o.block_tokens = 64;
   o.kv_tokens = 200000;
