@@ -76,6 +76,12 @@ class Uploader {
   int next_ = 0;
 };
 
+// nvcc does not know the length of a template's list that its initializer gives; the interpreter's compiler does.
+constexpr size_t kMatrices = 4, kVectors = 8;
+#ifndef __CUDACC__
+static_assert(std::size(LayerWeights::kMatrices) == kMatrices && std::size(LayerWeights::kVectors) == kVectors);
+#endif
+
 void place(const Weights& host, Uploader& to, CudaWeights& w) {
   const ModelConfig& c = host.config;
   w.layers.clear();
@@ -87,12 +93,12 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
   w.lm_head = c.tied_embeddings ? w.embedding : to.matrix(host.lm_head);
   for (const LayerWeights& layer : host.layers) {
     CudaLayerWeights l;
-    for (size_t i = 0; i < std::size(l.kMatrices); ++i) {
+    for (size_t i = 0; i < kMatrices; ++i) {
       const auto from = layer.kMatrices[i];  // g++ 12's -fsanitize=bounds misreads an index inside .*
       const auto place = l.kMatrices[i];
       l.*place = to.matrix(layer.*from);
     }
-    for (size_t i = 0; i < std::size(l.kVectors); ++i) {
+    for (size_t i = 0; i < kVectors; ++i) {
       const auto from = layer.kVectors[i];
       const auto place = l.kVectors[i];
       l.*place = to.vector(layer.*from);
