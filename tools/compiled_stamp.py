@@ -19,12 +19,18 @@ def said(*words):
         return "unknown"
 
 
+def commit():
+    """Of the sources: this CSV is being written."""
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", ":!experiments/results"], cwd=ROOT).returncode
+    return said("git", "describe", "--always") + ("-dirty" if changed else "")
+
+
 def head(name):
     sources = Sources(ROOT, "cuda")
     kernels = [file for file in sources.texts if file.endswith(".cu") and file.split("/")[0] != "experiments" or
                file.startswith("experiments/cuda/")]
     nvcc = os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc") if os.environ.get("CUDA_HOME") else "nvcc"
     stamp = {"experiment": name, "device": "none: compiled for sm_80 and sm_90a",
-             "sources": sources.stamp_of(sources.closure(kernels)), "commit": said("git", "describe", "--always", "--dirty"),
+             "sources": sources.stamp_of(sources.closure(kernels)), "commit": commit(),
              "compiler": said(nvcc, "--version"), "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return "".join(f"# {key}: {value}\n" for key, value in stamp.items())
