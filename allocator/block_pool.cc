@@ -9,7 +9,7 @@
 namespace xpyd::allocator {
 
 BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share,
-                     uint64_t hash_mask)
+                     uint64_t hash_mask, int proof_tokens)
     : KvPool(places, size_t(places.whole.block_tokens) * places.token_bytes()),
       blocks_(size_t(n_blocks_) * sizeof(Block)),
       source_(std::move(source)),
@@ -18,7 +18,8 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, {}, -1, -1};
   if (prefix_cache)
-    index_ = std::make_unique<PrefixIndex>(n_blocks_, block_tokens_, hash_mask, &at(0).node, sizeof(Block));
+    index_ = std::make_unique<PrefixIndex>(n_blocks_, block_tokens_, hash_mask, proof_tokens, &at(0).node,
+                                           sizeof(Block));
   users_at(&at(0).users, sizeof(Block));
 }
 

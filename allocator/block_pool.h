@@ -12,10 +12,10 @@ namespace xpyd::allocator {
 
 class BlockPool final : public KvPool {
  public:
-  // `share`: of all that is held here, cached blocks may be among so many: beyond, they go. `hash_mask`: see
-  // PrefixIndex.
+  // `share`: of all that is held here, cached blocks may be among so many: beyond, they go. `hash_mask`,
+  // `proof_tokens`: see PrefixIndex.
   BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share = INT_MAX,
-            uint64_t hash_mask = ~uint64_t{0});
+            uint64_t hash_mask = ~uint64_t{0}, int proof_tokens = INT_MAX);
 
   const BlockSource& source() const { return *source_; }
   const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches

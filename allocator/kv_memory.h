@@ -59,6 +59,7 @@ struct KvOptions {
   int block_tokens = 16;        // paged
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
   bool prefix_cache = true;     // contiguous memory has no shareable block and never hits
+  int proof_tokens = INT_MAX;   // PrefixIndex; a simulation's prompts are known by the first token of each block
   int n_memories = 1;           // of this process, with such options: they share its mappings
   bool keep_idle = true;        // slots keep what they hold; off where other memories share the pool
   VattentionOptions vattention;
@@ -75,6 +76,9 @@ struct VattentionStats {  // cumulative: calls, and what of them the engine wait
   int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
   double map_wait_seconds = 0;
 };
+
+enum class KvState : uint8_t { free, active, cached, in_transfer };  // of a block, as KvStats counts them
+inline constexpr int kKvStates = 4;
 
 // Blocks by state; free + active + cached + in_transfer == capacity, always. Of a pool that
 // processes share (block_ledger.h): what this one holds, and what nobody holds.
@@ -161,7 +165,9 @@ class KvMemory {
   // The next append must copy the last block first: one block more than the arithmetic says.
   virtual bool tail_shared(KvHandle handle) const = 0;
 
-  virtual KvStats stats() const = 0;      // any thread
+  virtual KvStats stats() const = 0;  // any thread
+  // Of each block of the pool. What only other processes hold is free here.
+  virtual std::vector<KvState> states() const = 0;
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
 
   // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference accounted

@@ -120,6 +120,22 @@ KvStats KvPool::count() const {
   return stats;
 }
 
+std::vector<KvState> KvPool::states() const {
+  constexpr int32_t kAtOnce = 4096;  // some microseconds
+  std::vector<KvState> states(static_cast<size_t>(n_blocks_));
+  for (int32_t first = 0; first < n_blocks_; first += kAtOnce) {
+    Lock lock(mutex_);
+    for (int32_t b = first; b < std::min(n_blocks_, first + kAtOnce); ++b) {
+      const State use = state(of(b));
+      states[size_t(b)] = use == kInTransfer ? KvState::in_transfer
+                          : use == kActive   ? KvState::active
+                          : cached(b)        ? KvState::cached
+                                             : KvState::free;
+    }
+  }
+  return states;
+}
+
 void KvPool::check_uses(std::span<const int32_t> references, std::span<const int32_t> leases, bool complete) const {
   XPYD_CHECK(int(references.size()) == n_blocks_ && int(leases.size()) == n_blocks_);
   int64_t written = 0;

@@ -64,6 +64,7 @@ class KvPool {
 
   // capacity, states, block_tokens, written_bytes and mappings; the rest belongs to a KvMemory
   virtual KvStats stats() const = 0;
+  std::vector<KvState> states() const;  // of each block; locked for a part of them at a time
   // What a prefix index finds from now on, and what it loses. Before any use.
   virtual void log_index(std::shared_ptr<PrefixLog>) {}
   virtual void clear_prefix_cache() {}  // cached blocks become free

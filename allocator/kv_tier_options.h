@@ -3,7 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
+
+#include "allocator/eviction.h"
 
 namespace xpyd::allocator {
 
@@ -16,6 +20,9 @@ struct KvTierOptions {
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
   bool keep_arrivals = true;     // what adopt() brings is kept at once; else when it is set aside
   std::string host_eviction = "lru", disk_eviction = "lru";  // lru, lfu, length_aware
+  // Is told of every block that makes room for another one: who stood first, in that order (eight at most), the one
+  // that goes at the head. From the owner's thread; null: nobody asks.
+  std::function<void(const EvictionPolicy& policy, std::span<const BlockUse> first)> evicts = {};
   bool on() const { return host_bytes > 0; }
 };
 

@@ -270,13 +270,25 @@ void KvTiers::set_host(int32_t block, int slot) {
   refresh(block);
 }
 
+int32_t KvTiers::goes_first(Order order) const {
+  constexpr size_t kShown = 8;
+  const std::set<Place>& places = orders_[order];
+  if (options_.evicts) {
+    std::vector<BlockUse> first;
+    for (auto place = places.begin(); place != places.end() && first.size() < kShown; ++place)
+      first.push_back(at(std::get<2>(*place)).use);
+    options_.evicts(order == kDiskLeaf ? *disk_policy_ : *host_policy_, first);
+  }
+  return std::get<2>(*places.begin());
+}
+
 int KvTiers::take_host_slot() {
   if (free_host_.empty()) {
     if (!orders_[kClean].empty()) {
-      drop_host(std::get<2>(*orders_[kClean].begin()));
+      drop_host(goes_first(kClean));
       ++stats_.host_evictions;
     } else if (!orders_[kDirtyLeaf].empty() && (!disk_on() || writing_ == 0)) {
-      remove(std::get<2>(*orders_[kDirtyLeaf].begin()));
+      remove(goes_first(kDirtyLeaf));
       ++stats_.host_evictions;
     } else {
       return -1;
@@ -334,7 +346,7 @@ void KvTiers::forget() {
 int KvTiers::take_disk_slot() {
   if (free_disk_.empty()) {
     if (orders_[kDiskLeaf].empty()) return -1;
-    remove(std::get<2>(*orders_[kDiskLeaf].begin()));
+    remove(goes_first(kDiskLeaf));
     ++stats_.disk_evictions;
   }
   const int slot = free_disk_.back();

@@ -146,6 +146,7 @@ class KvTiers {
   bool disk_on() const { return disk_ && !writes_off_; }
   void refresh(int32_t block);
   void set_host(int32_t block, int slot);
+  int32_t goes_first(Order order) const;
   int take_host_slot();
   int take_disk_slot();
   void drop_host(int32_t block);

@@ -32,6 +32,7 @@ class PooledMemory : public KvMemory, public KvHandoff {
   int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
   std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
   KvStats stats() const override;
+  std::vector<KvState> states() const override { return pool_->states(); }
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override;
 

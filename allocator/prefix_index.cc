@@ -45,16 +45,18 @@ std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_t
   return hashes;
 }
 
-PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride)
+PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, int proof_tokens, Node* nodes,
+                         size_t node_stride)
     : n_blocks_(n_blocks),
       block_tokens_(block_tokens),
+      proof_tokens_(std::min(proof_tokens, block_tokens)),
       hash_mask_(hash_mask),
       slot_mask_(table_slots(n_blocks) - 1),
       nodes_(reinterpret_cast<std::byte*>(nodes)),
       node_stride_(node_stride),
       table_(table_slots(n_blocks) * sizeof(Entry)),
       keys_(size_t(n_blocks) * sizeof(uint64_t)),
-      tokens_(size_t(n_blocks) * size_t(block_tokens) * sizeof(int32_t)) {}
+      tokens_(size_t(n_blocks) * size_t(proof_tokens_) * sizeof(int32_t)) {}
 
 size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
   return table_slots(n_blocks) * sizeof(Entry) +
@@ -78,9 +80,9 @@ bool PrefixIndex::is_after(int32_t block, const PrefixChain& chain) const {
 
 bool PrefixIndex::same_tokens(int32_t block, const int32_t* tokens) const {
   const int32_t* mine = tokens_of(block);
-  if (block_tokens_ % 2) return std::memcmp(mine, tokens, sizeof(int32_t) * size_t(block_tokens_)) == 0;
+  if (proof_tokens_ % 2) return std::memcmp(mine, tokens, sizeof(int32_t) * size_t(proof_tokens_)) == 0;
   uint64_t differ = 0;  // without branches, two tokens at a time: cheaper than a call for 64 bytes
-  for (int t = 0; t < block_tokens_; t += 2) {
+  for (int t = 0; t < proof_tokens_; t += 2) {
     uint64_t a, b;
     std::memcpy(&a, mine + t, sizeof a);
     std::memcpy(&b, tokens + t, sizeof b);
@@ -142,8 +144,8 @@ void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t*
   table()[s] = {k, block + 1, 0};
   node(block) = {next_uid_++ << 1 | uint64_t(chain.first()), chain.first() ? chain.hash : chain.uid};
   keys_.as<uint64_t>()[block] = k;
-  std::memcpy(tokens_.as<int32_t>() + size_t(block) * size_t(block_tokens_), tokens,
-              sizeof(int32_t) * size_t(block_tokens_));
+  std::memcpy(tokens_.as<int32_t>() + size_t(block) * size_t(proof_tokens_), tokens,
+              sizeof(int32_t) * size_t(proof_tokens_));
   ++size_;
 }
 
@@ -204,7 +206,8 @@ void PrefixIndex::check_invariants() const {
     XPYD_CHECK(by_uid.emplace(node(block).uid, block).second, "uid given twice");
   }
   XPYD_CHECK(entries == size_ && indexed == size_);
-  if (hash_mask_ != ~uint64_t{0}) return;  // a masked key does not give the parent's hash
+  // A masked key does not give the parent's hash.
+  if (hash_mask_ != ~uint64_t{0} || proof_tokens_ < block_tokens_) return;
   for (int32_t block = 0; block < n_blocks_; ++block) {
     if (!contains(block)) continue;
     const Node& of = node(block);

@@ -39,6 +39,7 @@ struct PrefixChain {
 class PrefixIndex {
  public:
   static constexpr int kBatch = 64;  // blocks whose cache misses overlap
+  static constexpr int kFirst = 8;   // … of a walk's first batch: most that find nothing need not hash more
 
   // Identity of an indexed block: a number never given twice, its lowest bit set for a first block,
   // 0 for a block that is not indexed; and the identity before it, or the salt for a first block.
@@ -48,8 +49,9 @@ class PrefixIndex {
   };
 
   // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps of a block, they
-  // share its cache line. `hash_mask` is ANDed to every key: a test narrows it to force collisions.
-  PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride);
+  // share its cache line. `hash_mask` is ANDed to every key: a test narrows it to force collisions. `proof_tokens`: of
+  // a block so many of its first tokens are kept, and prove a hit; fewer than all only where they determine the others.
+  PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, int proof_tokens, Node* nodes, size_t node_stride);
 
   // What it finds from now on, and what it loses. Before any use.
   void log_to(std::shared_ptr<PrefixLog> log) { log_ = std::move(log); }
@@ -65,7 +67,7 @@ class PrefixIndex {
     const size_t stride = size_t(block_tokens_);
     uint64_t hashes[2][kBatch];
     int32_t blocks[kBatch];
-    int n = std::min(kBatch, max_blocks), done = 0;
+    int n = std::min(kFirst, max_blocks), done = 0;
     if (n <= 0) return 0;
     hash_batch(chain.hash, true, tokens.data(), n, hashes[0]);
     for (int turn = 0; n > 0; turn ^= 1) {
@@ -136,7 +138,7 @@ class PrefixIndex {
     return !chain.broken && (chain.first() || node(chain.block).uid == chain.uid);
   }
   const int32_t* tokens_of(int32_t block) const {
-    return tokens_.as<int32_t>() + size_t(block) * size_t(block_tokens_);
+    return tokens_.as<int32_t>() + size_t(block) * size_t(proof_tokens_);
   }
   int size() const { return size_; }
 
@@ -162,7 +164,7 @@ class PrefixIndex {
   bool is_after(int32_t block, const PrefixChain& chain) const;
   bool same_tokens(int32_t block, const int32_t* tokens) const;
 
-  int n_blocks_, block_tokens_;
+  int n_blocks_, block_tokens_, proof_tokens_;
   uint64_t hash_mask_;
   size_t slot_mask_;
   int size_ = 0;
@@ -172,7 +174,7 @@ class PrefixIndex {
   size_t node_stride_;
   Buffer table_;   // Entry [slot_mask_ + 1]
   Buffer keys_;    // uint64_t [n_blocks]: the key under which a block stands
-  Buffer tokens_;  // int32_t [n_blocks, block_tokens], valid where indexed
+  Buffer tokens_;  // int32_t [n_blocks, proof_tokens], valid where indexed
 };
 
 // seq[] of the full blocks of `tokens`.

@@ -133,6 +133,14 @@ class SlotsMemory final : public ContiguousMemory {
     return stats;
   }
 
+  std::vector<KvState> states() const override {
+    std::lock_guard lock(slots_mutex_);
+    std::vector<KvState> states = pool_->states();
+    for (size_t i = 0; i < slots_.size(); ++i)
+      if (slots_[i].idle && slots_[i].pins == 0) states[i] = KvState::cached;
+    return states;
+  }
+
   void count_references(std::vector<int32_t>& references) const override {
     PooledMemory::count_references(references);
     for (size_t i = 0; i < slots_.size(); ++i) references[i] += slots_[i].idle;

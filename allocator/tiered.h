@@ -54,6 +54,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   std::span<const int32_t> blocks(KvHandle handle) const override { return memory_->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }
   KvStats stats() const override;
+  std::vector<KvState> states() const override { return memory_->states(); }
   void clear_prefix_cache() override;
   void check_invariants(bool complete) const override;
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -150,7 +151,12 @@ std::string number_text(double value) {
 
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
-  while (!text.empty()) {
+  for (;;) {
+    const auto plain = std::ranges::find_if(
+        text, [](unsigned char c) { return c < 0x20 || c >= 0x7f || c == '"' || c == '\\'; });
+    out.append(text.begin(), plain);
+    text.remove_prefix(size_t(plain - text.begin()));
+    if (text.empty()) break;
     const CodePoint point = next_code_point(text);
     const size_t n = point.valid ? size_t(point.bytes) : 1;  // one U+FFFD for each bad byte
     const unsigned char c = static_cast<unsigned char>(text[0]);
@@ -163,13 +169,11 @@ void append_quoted(std::string& out, std::string_view text) {
       out += text[0];
     } else if (c == '\n') {
       out += "\\n";
-    } else if (c < 0x20 || c == 0x7f) {
+    } else {
       constexpr char kHex[] = "0123456789abcdef";
       out += "\\u00";
       out += kHex[c >> 4];
       out += kHex[c & 15];
-    } else {
-      out += text[0];
     }
     text.remove_prefix(n);
   }

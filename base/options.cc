@@ -68,6 +68,16 @@ bool parse_number(std::string_view text, double* out) {
   return error == std::errc() && end == text.data() + text.size() && !text.empty() && !std::isnan(*out);
 }
 
+// "100ms" -> "0.1"; what is no such time stays as it is.
+std::string without_unit_of_time(const std::string& text) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {{"ms", 1e3}, {"us", 1e6}, {"s", 1}};
+  double x = 0;
+  for (auto [unit, parts] : kUnits)
+    if (text.ends_with(unit) && parse_number(std::string_view(text).substr(0, text.size() - unit.size()), &x))
+      return show(x / parts);
+  return text;
+}
+
 // "" when `value` fits the row, and then `value` is in canonical form; otherwise what was expected.
 std::string problem(const OptionRow& row, std::string& value) {
   switch (row.kind) {
@@ -90,6 +100,7 @@ std::string problem(const OptionRow& row, std::string& value) {
       return "expected a whole number " + range_words(row);
     }
     case OptionKind::number: {
+      if (row.unit == std::string_view("s")) value = without_unit_of_time(value);
       double x = 0;
       bool fits = parse_number(value, &x) && x >= row.min && x <= row.max;
       if (fits) return "";

@@ -70,6 +70,7 @@ class Options {
     fill(&kStructTag<T>, &object);
   }
   const std::vector<std::string>& positional() const { return positional_; }
+  const std::vector<OptionRow>& rows() const { return rows_; }  // of the group
 
   // "--name value  # unit" per line, defaults included, in the table's order; a secret shows as
   // "***".

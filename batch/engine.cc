@@ -66,6 +66,13 @@ bool Engine::step() {
     clock_.sleep(50e-6);
     return true;
   }
+  stats_.work.steps += 1;
+  for (const Entry& entry : next_.entries) {
+    if (entry.n_tokens > 1 || entry.first == 0)
+      stats_.work.add_prompt(entry.n_tokens, entry.first);
+    else
+      stats_.work.add_decodes(1, entry.end());
+  }
   if (chosen_by_model()) {
     begin();
   } else {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "batch/sequence.h"
 #include "batch/step_arrays.h"
 #include "model/model.h"
+#include "model/step_cost.h"
 
 namespace xpyd::batch {
 
@@ -33,9 +35,17 @@ struct EngineOptions {
 // Cumulative.
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  double step_seconds = 0;      // forward and sampling
-  double wait_seconds = 0;      // of these, in forward() or waiting for a step to end
-  double schedule_seconds = 0;  // everything else of step()
+  double step_seconds = 0;        // forward and sampling
+  double wait_seconds = 0;        // of these, in forward() or waiting for a step to end
+  double schedule_seconds = 0;    // everything else of step()
+  StepShape work = {.steps = 0};  // of all steps
+};
+
+// Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
+struct StepRun {
+  int steps = 0;
+  StepShape first;
+  StepShape shape(int step) const;
 };
 
 // What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come
@@ -70,12 +80,37 @@ class Engine final : private LayerObserver {
   void adopt(SequencePtr sequence);
   // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
+  // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc). `evicts`: also
+  // where one of them takes a block from the prefix cache.
+  StepRun alike(int most, bool evicts);
+  int blocks_taken(int steps) const;  // by its first steps
+  // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has
+  // changed since alike().
+  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
+
+  // Called with every plan that moves something.
+  using PlanWatcher = std::function<void(const BatchView& view, const BatchPlan& plan)>;
+  void watch_plans(PlanWatcher watcher) { watcher_ = std::move(watcher); }
+  // Of that plan: whose its runs, admits and preempts are, in this order.
+  std::vector<uint64_t> planned_requests() const;
+  // … and with every waiting sequence whose KV a tier has loaded, since Sequence::load_s.
+  using LoadWatcher = std::function<void(const Sequence& sequence)>;
+  void watch_loads(LoadWatcher watcher) { load_watcher_ = std::move(watcher); }
 
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
+  // f(request, handle) of each sequence that holds KV here. Between steps.
+  template <class F>
+  void each_holder(F&& f) const {
+    const auto look = [&f](const auto& sequences) {
+      for (const SequencePtr& s : sequences)
+        if (s->kv != kNoKv) f(s->request->id, s->kv);
+    };
+    look(running_), look(waiting_), look(under_way_.ended);
+  }
   bool idle() const { return running_.empty() && waiting_.empty() && !under_way_.begun; }
   const EngineStats& stats() const { return stats_; }
 
@@ -119,6 +154,7 @@ class Engine final : private LayerObserver {
   void release(Sequence& sequence);
   void end(Sequence& sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
+  bool planned_alike(int steps, bool evicts);
 
   Model& model_;
   KvMemory& memory_;
@@ -134,6 +170,10 @@ class Engine final : private LayerObserver {
   // Reused from step to step.
   std::vector<SequenceView> running_views_, waiting_views_;
   BatchPlan plan_;
+  PlanWatcher watcher_;
+  LoadWatcher load_watcher_;
+  std::vector<SequenceView> later_views_;  // planned_alike()'s
+  BatchPlan later_plan_;
   std::vector<int> by_output_left_;  // indices of running_views_
   std::vector<uint64_t> charged_;    // [block]: the last charge_ in which it was counted
   uint64_t charge_ = 0;

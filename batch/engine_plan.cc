@@ -59,6 +59,17 @@ void Engine::make_plan() {
                  .admission = admission_};
   plan_.clear();
   options_.policy->plan(view, plan_);
+  if (watcher_ && !(plan_.runs.empty() && plan_.admits.empty() && plan_.preempts.empty())) watcher_(view, plan_);
+}
+
+std::vector<uint64_t> Engine::planned_requests() const {
+  std::vector<uint64_t> requests;
+  for (const ScheduledRun& run : plan_.runs)
+    requests.push_back(running_[size_t(runnable_[size_t(run.index)])]->request->id);
+  for (const ScheduledRun& run : plan_.admits)
+    requests.push_back(waiting_[size_t(admissible_[size_t(run.index)])]->request->id);
+  for (int index : plan_.preempts) requests.push_back(running_[size_t(runnable_[size_t(index)])]->request->id);
+  return requests;
 }
 
 // A block that several sequences hold is charged to the one of them that will hold it longest.
@@ -125,6 +136,7 @@ void Engine::poll_loads() {
     }
     s->loading = false;
     s->computed = memory_.written_tokens(s->kv);
+    if (load_watcher_) load_watcher_(*s);
   }
 }
 
@@ -148,6 +160,7 @@ bool Engine::reserve(Sequence& s) {
   s.computed = reserved.value().cached_tokens;
   s.early = s.loading = reserved.value().loading;
   loading_ += int(s.loading);
+  if (s.loading) s.load_s = clock_.now();
   return true;
 }
 

@@ -37,6 +37,7 @@ struct BatchView {
 struct ScheduledRun {
   int index = 0;     // into running (or waiting)
   int n_tokens = 0;  // the next n tokens of it, 1 <= n <= pending
+  bool operator==(const ScheduledRun&) const = default;
 };
 
 struct BatchPlan {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,21 +23,22 @@ struct Request {
   bool ignore_eos = false;
   std::vector<std::string> stop;  // stop strings
   std::vector<int32_t> stop_token_ids;
-  bool include_stop_text = false;     // the stop string is part of the text
-  bool skip_special_tokens = true;    // in the text
-  bool prompt_is_text_prefix = true;  // the output continues the prompt's text (no leading space is stripped)
-  int priority = 0;                   // lower runs earlier
-  uint64_t cache_salt = 0;            // sequences of different salts share no prefix; of a session its own
-  std::string session_id;             // multi-turn: the prompt holds the conversation so far
-  double arrival_s = 0;               // Clock seconds, at the frontend
-  double deadline_s = 0;              // Clock seconds; 0 = none. Past it the request ends with `timeout`
+  bool include_stop_text = false;        // the stop string is part of the text
+  bool skip_special_tokens = true;       // in the text
+  bool prompt_is_text_prefix = true;     // the output continues the prompt's text (no leading space is stripped)
+  int priority = 0;                      // lower runs earlier
+  uint64_t cache_salt = 0;               // sequences of different salts share no prefix; of a session its own
+  std::string session_id;                // multi-turn: the prompt holds the conversation so far
+  double arrival_s = 0;                  // Clock seconds, at the frontend
+  double deadline_s = 0;                 // Clock seconds; 0 = none. Past it the request ends with `timeout`
+  double slo_ttft_s = 0, slo_tbt_s = 0;  // what its client wants; 0: what the server says
 };
 
-enum class FinishReason : uint8_t { none, stop, length, abort, timeout, error };
+enum class FinishReason : uint8_t { none, stop, length, abort, timeout, error, refused };
 const char* finish_reason_name(FinishReason reason);
 
 // One output token of one choice. Choice c of a request ends with exactly one event whose finish !=
-// none; an end without a token (abort, timeout, error) has token -1.
+// none; an end without a token (abort, timeout, error, refused) has token -1.
 struct TokenEvent {
   uint64_t request_id = 0;
   int choice = 0;
@@ -45,7 +47,8 @@ struct TokenEvent {
   FinishReason finish = FinishReason::none;
   std::string stop_text;    // finish == stop by a stop string: which one
   int32_t stop_token = -1;  // finish == stop by one of stop_token_ids: which one (not for EOS)
-  std::string error;        // finish == error: what happened
+  std::string error;        // finish == error, refused: what happened, and why
+  double retry_s = 0;       // finish == refused: when it may be otherwise
   bool has_logprobs = false;
   Sampled sampled;  // logprobs when asked for
   // In the first event of a request that asked: one for each prompt token; the first's is NaN, as
@@ -63,6 +66,8 @@ class EventSink {
  public:
   virtual ~EventSink() = default;
   virtual void on_event(TokenEvent event) = 0;
+  // Several tokens of one choice, none of them its last, and when each came: `event` but for these.
+  virtual void on_run(const TokenEvent& event, std::span<const int32_t> tokens, std::span<const double> times_s);
 };
 
 }  // namespace xpyd::batch

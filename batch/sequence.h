@@ -64,7 +64,8 @@ struct Sequence {
   bool scheduled = false;                // has run at least once, somewhere
   bool probed = false;                   // the engine has looked for its KV, in memory and in tiers
   bool early = false;                    // holds memory before its turn, for KV that comes from a tier
-  bool loading = false;                  // … and that KV is still on its way
+  bool loading = false;                  // … and that KV is still on its way,
+  double load_s = 0;                     // … since then (Clock)
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }

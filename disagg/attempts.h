@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -43,6 +44,15 @@ namespace handover {
 struct Visits;
 }
 
+// KV of one attempt that has crossed.
+struct Moved {
+  InstanceId from, to;
+  uint64_t request;
+  double begin_s, end_s;  // Clock
+  int tokens;
+  int64_t bytes;
+};
+
 // What the two sides of an instance (handover/sender.h, handover/receiver.h) work with.
 struct InstanceParts {
   InstanceId self = -1;
@@ -56,8 +66,9 @@ struct InstanceParts {
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses
   handover::Visits* visits = nullptr;  // of a test
-  WireRate rate = {};                  // of its own posts
-  struct {                             // cumulative, of them; planning and posting
+  std::function<void(const Moved& moved)> moved = {};  // null: nobody asks
+  WireRate rate = {};                                  // of its own posts
+  struct {                                             // cumulative, of them; planning and posting
     int64_t transfers = 0, bytes = 0, descriptors = 0;
     double seconds = 0;
   } posted = {};

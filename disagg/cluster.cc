@@ -6,11 +6,12 @@
 #include "allocator/block_ledger.h"
 #include "allocator/kv_plan.h"
 #include "allocator/tiered.h"
+#include "disagg/event_log.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
 
-Result<std::vector<Role>> parse_topology(const std::string& text) {
+Result<std::vector<Role>> parse_topology(const std::string& text, int most) {
   auto error = [&](const char* why) {
     return invalid("--topology " + text + ": " + why + "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
   };
@@ -25,7 +26,8 @@ Result<std::vector<Role>> parse_topology(const std::string& text) {
     if (digits == 0 || i == text.size()) return error("a number must stand before each letter");
     size_t kind = std::string("CPD").find(text[i++]);
     if (kind == std::string::npos) return error("the letters are C, P and D");
-    if (n < 1 || n > 64 || counts[kind] != 0) return error("each letter once, with 1 to 64 instances");
+    if (n < 1 || n > most || counts[kind] != 0)
+      return error(("each letter once, with 1 to " + std::to_string(most) + " instances").c_str());
     counts[kind] = n;
   }
   if (text.empty()) return error("it is empty");
@@ -58,8 +60,14 @@ Limits limits(const ClusterOptions& o) {
 
 ConductorOptions conductor_options(const ClusterOptions& o) {
   return {.placement = o.placement,
+          .placement_options = o.placement_options,
           .disagg = o.disagg ? o.disagg : find_disagg_policy("prefill_first"),
           .disagg_options = o.disagg_options,
+          .admission = o.slo_admission,
+          .admission_options = o.admission_options,
+          .roles = o.roles,
+          .roles_options = o.roles_options,
+          .objectives = o.objectives,
           .zero_copy = o.transport->shared_pool,
           .max_model_len = o.max_model_len,
           .max_queue_bytes = o.max_queue_bytes,
@@ -67,7 +75,8 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
           .seed = o.seed,
           .chunk_tokens = o.step_tokens,
           .stream_kv = o.stream_kv,
-          .prior = o.prior};
+          .prior = o.prior,
+          .log = o.log};
 }
 
 Status check_shared_pool(const ClusterOptions& o, bool processes) {
@@ -133,6 +142,11 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     // What is handed over there is looked for again by who was preempted alone.
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
+  if (o.log)
+    kv.tiers.evicts = [log = o.log, name = as.name, &clock](const EvictionPolicy& policy,
+                                                            std::span<const BlockUse> first) {
+      log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", name);
+    };
   const KvShards shards = o.shards(as.role);
   Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
   if (!plan) return plan.error();
@@ -172,9 +186,11 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .name = as.name,
                           .role = as.role,
                           .stream_kv = o.stream_kv,
+                          .cost = first_cost(o.prior),
                           .lease_s = as.lease_s,
                           .checksum = o.kv_checksum,
-                          .cache_log = cache_log};
+                          .cache_log = cache_log,
+                          .log = o.log};
   options.engine = {.policy = o.batching,
                     .admission = o.admission,
                     .max_batch = o.max_batch,

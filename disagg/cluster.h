@@ -23,7 +23,7 @@
 namespace xpyd::disagg {
 
 // "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is an error.
-Result<std::vector<Role>> parse_topology(const std::string& text);
+Result<std::vector<Role>> parse_topology(const std::string& text, int most = 64);  // of each letter
 
 struct ClusterOptions {
   std::vector<Role> topology;
@@ -41,6 +41,12 @@ struct ClusterOptions {
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   const PlacementPolicy* placement = nullptr;
+  PlacementOptions placement_options;
+  const AdmissionPolicy* slo_admission = find_admission_policy("none");
+  AdmissionOptions admission_options;
+  const RolesPolicy* roles = find_roles_policy("fixed");
+  RolesOptions roles_options;
+  Objectives objectives = {};            // 0: none
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
@@ -58,7 +64,8 @@ struct ClusterOptions {
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
-  std::optional<CostPrior> prior = {};  // conditional_cost
+  std::optional<CostPrior> prior = {};  // of steps, before they are seen
+  std::shared_ptr<EventLog> log;        // null: none
   Device* device = &cpu_device();
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
@@ -103,6 +110,7 @@ class Cluster final : public Runtime, private Post {
   }
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
   ServiceStats stats() const override { return conductor_.stats(); }
+  ServicePicture picture() const override { return conductor_.picture(); }
   std::string trouble() const override { return conductor_.trouble(); }
 
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
@@ -129,9 +137,11 @@ class LocalProbe final : public InstanceProbe {
   explicit LocalProbe(const Instance& instance) : instance_(instance) {}
   InstanceStats stats() const override { return instance_.stats(); }
   KvStats kv() const override { return instance_.memory().stats(); }
+  std::shared_ptr<const BlockMap> block_map() const override { return instance_.block_map(); }
   std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
     return instance_.memory().promise(tokens, salt);
   }
+  const std::atomic<uint64_t>* version() const override { return &instance_.published(); }
 
  private:
   const Instance& instance_;

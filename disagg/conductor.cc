@@ -9,7 +9,11 @@
 namespace xpyd::disagg {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
-    : options_(options), clock_(clock), post_(post), random_(options.seed) {}
+    : options_(options),
+      clock_(clock),
+      post_(post),
+      random_(options.seed),
+      board_(options.chunk_tokens, first_cost(options.prior), options.fetch_s_per_token) {}
 
 Conductor::~Conductor() = default;
 
@@ -31,7 +35,7 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
     member.info = std::move(info);
     member.probe = std::move(probe);
     member.heard_s = clock_.now();
-    member.cache.set_capacity(member.info.capacity_blocks);
+    board_.joined(member);
     ++totals_.joined;
     retry_parked(out);
     dispatch_jobs();
@@ -44,7 +48,10 @@ void Conductor::left(InstanceId id, const std::string& why, AttemptFailure reaso
 
 // Its attempts are placed anew, but for those that it has handed over.
 void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out) {
-  if (members_.erase(id) == 0) return;
+  const auto gone = members_.find(id);
+  if (gone == members_.end()) return;
+  board_.left(gone->second);
+  members_.erase(gone);
   ++totals_.left;
   for (auto& [other, member] : members_) post_.send(kConductor, other, PeerGone{id});
   std::vector<AttemptId> hit;
@@ -58,7 +65,7 @@ void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& 
 
 void Conductor::drain(InstanceId id, bool on) {
   std::lock_guard lock(mutex_);
-  if (Member* member = find(id)) member->draining = on;
+  if (Member* member = find(id)) board_.drain(*member, on);
 }
 
 bool Conductor::idle(InstanceId id) const {
@@ -67,7 +74,7 @@ bool Conductor::idle(InstanceId id) const {
                       [id](const auto& entry) { return entry.second.prefill == id || entry.second.decode == id; });
 }
 
-Conductor::Member* Conductor::find(InstanceId id) {
+Member* Conductor::find(InstanceId id) {
   auto found = members_.find(id);
   return found == members_.end() ? nullptr : &found->second;
 }
@@ -102,7 +109,12 @@ void Conductor::receive(InstanceId from, Message message) {
 // Events go to their sinks outside the lock; a request is over when its last one is there.
 void Conductor::pass_on(Out& out) {
   const size_t n = out.size();
-  for (auto& [sink, event] : out) sink->on_event(std::move(event));
+  for (auto& [sink, event, run] : out) {
+    if (run.tokens.empty())
+      sink->on_event(std::move(event));
+    else
+      sink->on_run(event, run.tokens, run.times_s);
+  }
   if (n == 0) return;
   std::lock_guard lock(mutex_);
   passing_ -= int64_t(n);
@@ -111,12 +123,12 @@ void Conductor::pass_on(Out& out) {
 
 void Conductor::emit(Entry& entry, TokenEvent event, Out& out) {
   ++passing_;
-  out.emplace_back(entry.sink, std::move(event));
+  out.push_back({entry.sink, std::move(event)});
 }
 
 void Conductor::on(InstanceId, Report, Out&) {}  // its probe has read it
 
-void Conductor::on(InstanceId from, CacheReport message, Out&) { members_.at(from).cache.heard(message); }
+void Conductor::on(InstanceId from, CacheReport message, Out&) { board_.heard(members_.at(from), message); }
 
 // ---- As a whole.
 
@@ -127,6 +139,21 @@ ServiceStats Conductor::stats() const {
   all.conductor = totals_;
   all.conductor.prefill_jobs = int(jobs_.size());
   for (const auto& [id, member] : members_) all.instances.push_back(member.probe->stats());
+  return all;
+}
+
+ServicePicture Conductor::picture() const {
+  constexpr size_t kMostRunning = 16;
+  std::lock_guard lock(mutex_);
+  ServicePicture all;
+  all.t = clock_.now();
+  for (const auto& [id, member] : members_)
+    if (auto map = member.probe->block_map()) all.maps[member.info.name] = std::move(map);
+  for (const auto& [id, entry] : requests_) {
+    if (all.lives.size() == kMostRunning) break;
+    all.lives.push_back(life_of(entry));
+  }
+  all.lives.insert(all.lives.end(), ended_.begin(), ended_.end());
   return all;
 }
 
@@ -164,6 +191,7 @@ void Conductor::end_all(const std::string& why) {
     requests_.clear();
     queued_bytes_ = 0;
     attempts_.clear();
+    for (auto& [id, member] : members_) member.decoding.clear();
     parked_.clear();
     jobs_.clear();
   });
@@ -183,7 +211,7 @@ PlacedLoad Conductor::load(InstanceId id) const {
 size_t Conductor::known_blocks(InstanceId id) const {
   std::lock_guard lock(mutex_);
   auto found = members_.find(id);
-  return found == members_.end() ? 0 : found->second.cache.blocks();
+  return found == members_.end() ? 0 : board_.known_blocks(found->second);
 }
 
 ConductorStats Conductor::totals() const {

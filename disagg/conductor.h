@@ -19,15 +19,21 @@
 #include <vector>
 
 #include "base/random.h"
-#include "disagg/cache_view.h"
+#include "disagg/admission.h"
 #include "disagg/control/ranges.h"
+#include "disagg/life.h"
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
+#include "disagg/roles.h"
+#include "disagg/scoreboard.h"
 #include "disagg/service.h"
+#include "disagg/token_times.h"
 #include "model/cost_model.h"
 
 namespace xpyd::disagg {
+
+class EventLog;
 
 // What instances cost that have not been measured yet (conditional_cost).
 struct CostPrior {
@@ -35,10 +41,20 @@ struct CostPrior {
   Rates rates;  // the machine's peaks
 };
 
+inline StepCost first_cost(const std::optional<CostPrior>& prior) {
+  return prior ? StepCost(prior->model, prior->rates) : StepCost();
+}
+
 struct ConductorOptions {
   const PlacementPolicy* placement = nullptr;
+  PlacementOptions placement_options;
   const DisaggPolicy* disagg = nullptr;
   DisaggOptions disagg_options;
+  const AdmissionPolicy* admission = find_admission_policy("none");
+  AdmissionOptions admission_options;
+  const RolesPolicy* roles = find_roles_policy("fixed");
+  RolesOptions roles_options;
+  Objectives objectives = {};             // of requests that have none; 0: none
   bool zero_copy = false;                 // the wire: nothing can be pulled
   int max_model_len = 0;                  // tokens: prompt and output together
   int64_t max_queue_bytes = 256ll << 20;  // queue_bytes() of requests that wait for their first step
@@ -54,28 +70,19 @@ struct ConductorOptions {
   uint64_t seed = 0;
   int chunk_tokens = 512;  // of a step
   StreamKv stream_kv = StreamKv::layer;
+  double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
-};
-
-// What the conductor can ask about an instance at once. Any thread.
-class InstanceProbe {
- public:
-  virtual ~InstanceProbe() = default;
-  virtual InstanceStats stats() const = 0;
-  virtual KvStats kv() const = 0;
-  // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
-  virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-};
-
-// Load that was placed on an instance and is not done, as the conductor counts it.
-struct PlacedLoad {
-  int queued_requests = 0;    // to prefill, not started
-  int64_t queued_tokens = 0;  // uncached prompt tokens, prompt not done
-  int sequences = 0;          // to decode, not ended
+  std::shared_ptr<EventLog> log = {};  // null: none
 };
 
 // What a request holds here while it waits: its prompt, and some for all the rest.
 int64_t queue_bytes(const Request& request);
+
+struct RoleMove {
+  InstanceId id;
+  std::string name;
+  Role role;  // that it is to have
+};
 
 class Conductor final : public Service {
  public:
@@ -89,10 +96,13 @@ class Conductor final : public Service {
   void drain(InstanceId id, bool on);  // it gets nothing new
   void receive(InstanceId from, Message message);
   void tick();  // every so often: who is silent, who has waited too long
+  // Every so often, too: who is to change its role now. Draining it, and that it joins anew, are the caller's.
+  std::optional<RoleMove> change_roles();
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
+  ServicePicture picture() const override;
   std::string trouble() const override;
 
   void drain();                    // refuses new requests from now on
@@ -109,21 +119,16 @@ class Conductor final : public Service {
   void set_shared_pool(bool shared) { shared_pool_ = shared; }
 
  private:
-  struct Member {
-    InstanceInfo info;
-    std::shared_ptr<InstanceProbe> probe;
-    PlacedLoad load;
-    CacheView cache;
-    bool draining = false;
-    double heard_s = 0;  // Clock
-  };
   struct Attempt {
     uint64_t request = 0;
     int first = 0, count = 1;  // choices
     int left = 1;              // of them, not ended
     DisaggOrder order = DisaggOrder::local;
     InstanceId prefill = -1, decode = -1;
-    int uncached = 0;                        // prompt tokens charged to `prefill`
+    PlacedPrompt prompt;                     // charged to `prefill`
+    int64_t context = 0;                     // tokens charged to `decode`
+    double prompt_s = 0;                     // that its prompt was said to take
+    double joins_s = 0;                      // Clock: it decodes, or was said to begin to
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
     bool asked = false;                      // decode_first: its PrefillJob has come
   };
@@ -138,6 +143,8 @@ class Conductor final : public Service {
     double scheduled_s = 0;
     int crashes = 0;    // instances that ended in a row while they computed it
     size_t placed = 0;  // output's length when its attempt began
+    TokenTimes times;
+    double ttft_s = 0, tbt_s = 0;  // predicted when it was placed first
   };
   struct Entry {
     std::shared_ptr<const Request> request;
@@ -148,6 +155,7 @@ class Conductor final : public Service {
     bool aborted = false;
     bool begun = false;   // else it counts in queued_bytes_
     bool guilty = false;  // it ends the instances that compute it
+    RequestLife life;     // as far as life_of() does not know it
   };
   struct Parked {
     uint64_t request;
@@ -155,10 +163,16 @@ class Conductor final : public Service {
     double since_s;
     double not_before_s;  // what fails again and again waits longer and longer
   };
-  // Events to be passed on once the lock is free.
-  using Out = std::vector<std::pair<std::shared_ptr<EventSink>, TokenEvent>>;
+  // Events to be passed on once the lock is free; with `run`, so many at once.
+  struct Event {
+    std::shared_ptr<EventSink> sink;
+    TokenEvent event;
+    TokensOf run = {};
+  };
+  using Out = std::vector<Event>;
 
   void on(InstanceId from, TokenOf message, Out& out);
+  void on(InstanceId from, TokensOf message, Out& out);
   void on(InstanceId from, AttemptProgress message, Out& out);
   void on(InstanceId from, AttemptFailed message, Out& out);
   void on(InstanceId from, PrefillJob message, Out& out);
@@ -167,15 +181,22 @@ class Conductor final : public Service {
   template <class M>
   void on(InstanceId, M, Out&) {}  // between instances
 
+  Status take_in(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink, Out& out);
   void take(Entry& entry, Choice& choice, TokenEvent event, Out& out);
-  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, Out& out);
+  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, Out& out,
+                  double retry_s = 0);
+  bool mark(Entry& entry, double RequestLife::*when);
+  static RequestLife life_of(const Entry& entry);
   void give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out);
   void forget_choice(uint64_t request, Entry& entry);
-  static int promised(const Member& member, PromptHashes& prompt);
-  Placement place(PromptHashes& prompt);
   void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
                  const KvShape& shape) const;
-  bool start(uint64_t id, int first, int count);
+  bool start(uint64_t id, int first, int count, Out& out);
+  double decode_velocity(const Member& member) const;
+  ClusterAdmission admission(const Entry& entry, InstanceId decode, double ttft_s);
+  Objectives objectives(const Request& request) const;
+  void refuse(Entry& entry, const Refusal& refusal, int64_t& counted, Out& out);
+  bool refused_late(AttemptId number, Out& out);
   void fail(AttemptId attempt, AttemptFailure reason, const std::string& why, Out& out);
   void remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out);
   bool handed_over(const Attempt& attempt) const;
@@ -190,6 +211,7 @@ class Conductor final : public Service {
   void retry_parked(Out& out);
   void dispatch_jobs();
   Member* find(InstanceId id);
+  void charge(Attempt& attempt, Member& member);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);
   // f(out) under the lock.
@@ -213,16 +235,20 @@ class Conductor final : public Service {
   bool draining_ = false;
   Random random_;
   std::map<InstanceId, Member> members_;
-  double ticked_s_ = 0;  // Clock: the last tick; 0: none yet
+  Scoreboard board_;
+  StepCost decode_cost_;                       // admission()'s
+  std::vector<DecodeView> decoding_, coming_;  // …
+  Demand demand_;
+  RolesView roles_ = {.now_s = -1};  // what was seen last
+  double ticked_s_ = 0;              // Clock: the last tick; 0: none yet
   InstanceId last_id_ = -1;
   AttemptId last_attempt_ = 0;
   std::unordered_map<uint64_t, Entry> requests_;
   std::unordered_map<AttemptId, Attempt> attempts_;
+  std::deque<RequestLife> ended_;  // the last, without gaps; newest first
   std::vector<Parked> parked_;
   std::deque<PrefillJob> jobs_;  // the global prefill queue
   int64_t queued_bytes_ = 0;
-  std::vector<InstanceView> views_;
-  std::vector<InstanceId> view_ids_;
   int64_t passing_ = 0;  // events on their way to their sinks
   uint64_t logits_hash_ = 0;
   ConductorStats totals_;

@@ -7,20 +7,30 @@
 #include "base/log.h"
 #include "base/siphash.h"
 #include "disagg/conductor.h"
+#include "disagg/event_log.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
 
-void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
+void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
   auto found = attempts_.find(message.attempt);
-  if (found == attempts_.end() || found->second.prefill != from) return;
+  if (found == attempts_.end()) return;
   Attempt& attempt = found->second;
-  PlacedLoad& load = members_.at(from).load;
-  if (message.stage == AttemptProgress::prompt_done) {
+  const bool at_decode = message.stage == AttemptProgress::joined;
+  if (from != (at_decode ? attempt.decode : attempt.prefill)) return;
+  const double now = clock_.now();
+  Entry& entry = requests_.at(attempt.request);
+  if (at_decode) {
+    attempt.joins_s = now;
+    mark(entry, &RequestLife::joined);
+  } else if (message.stage == AttemptProgress::prompt_done) {
     uncharge_prompt(attempt);
+    mark(entry, &RequestLife::prompt_done);
+    if (!refused_late(message.attempt, out)) attempt.joins_s = now;
   } else if (std::exchange(attempt.queued, false)) {
-    begin(requests_.at(attempt.request));
-    --load.queued_requests;
+    begin(entry);
+    mark(entry, &RequestLife::started);
+    board_.begun(members_.at(from), attempt.prompt, now);
     dispatch_jobs();
   }
 }
@@ -50,6 +60,10 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     return;
   }
   choice.latest = from;
+  if (Member* member = find(attempt.decode); member && message.event.token >= 0) {
+    ++attempt.context;
+    board_.decodes(*member, 0, 1);
+  }
   take(entry, choice, std::move(message.event), out);
   while (!choice.ended && !choice.early.empty() && choice.early.begin()->first == int(choice.output.size())) {
     choice.latest = attempt.decode;  // what overtakes comes from the second of the two
@@ -60,8 +74,37 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   forget_choice(request, entry);
 }
 
+// As on(TokenOf) of each; what overtook others is no such run.
+void Conductor::on(InstanceId from, TokensOf message, Out& out) {
+  const auto found = attempts_.find(message.attempt);
+  const size_t n = message.tokens.size();
+  if (found == attempts_.end() || found->second.decode != from || n != message.times_s.size() || n == 0) return;
+  Attempt& attempt = found->second;
+  if (message.choice < attempt.first || message.choice >= attempt.first + attempt.count) return;
+  Entry& entry = requests_.at(attempt.request);
+  Choice& choice = entry.choices[size_t(message.choice)];
+  if (choice.ended || message.index != int(choice.output.size())) return;
+  if (message.index + int(n) >= entry.request->max_tokens)
+    return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
+  choice.latest = from;
+  choice.output.insert(choice.output.end(), message.tokens.begin(), message.tokens.end());
+  for (double time_s : message.times_s) choice.times.token(time_s);
+  if (choice.output.size() > choice.placed + size_t(options_.crash_tokens)) choice.crashes = 0;
+  attempt.context += int64_t(n);
+  board_.decodes(members_.at(from), 0, int64_t(n));
+  TokenEvent event;
+  event.request_id = entry.request->id;
+  event.choice = message.choice;
+  event.cached_tokens = choice.cached_tokens;
+  event.scheduled_s = choice.scheduled_s;
+  ++passing_;
+  out.push_back({entry.sink, std::move(event), std::move(message)});
+}
+
 void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.token >= 0) {
+    choice.times.token(clock_.now());
+    if (choice.output.empty()) totals_.ttft_error.add(choice.ttft_s, choice.times.first_s - entry.request->arrival_s);
     choice.output.push_back(event.token);
     if (choice.output.size() > choice.placed + size_t(options_.crash_tokens)) choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
@@ -73,21 +116,31 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   }
   event.cached_tokens = choice.cached_tokens;
   event.scheduled_s = choice.scheduled_s;
-  if (event.finish == FinishReason::stop || event.finish == FinishReason::length) logits_hash_ += event.logits_hash;
+  if (event.finish == FinishReason::stop || event.finish == FinishReason::length) {
+    logits_hash_ += event.logits_hash;
+    ++totals_.ended;
+    demand_.ended(int64_t(choice.output.size()));
+    if (const auto gaps = double(choice.times.gaps.size()); gaps > 0)
+      totals_.tbt_error.add(choice.tbt_s, (choice.times.last_s - choice.times.first_s) / gaps);
+    totals_.kept += choice.times.keeps(objectives(*entry.request), entry.request->arrival_s);
+  }
   if (event.finish != FinishReason::none) {
     choice.ended = true;
     --entry.left;
   }
+  if (event.finish != FinishReason::none) entry.life.finish = finish_reason_name(event.finish);
   emit(entry, std::move(event), out);
 }
 
-void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, Out& out) {
+void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, Out& out,
+                           double retry_s) {
   Choice& choice = entry.choices[size_t(at)];
   TokenEvent event;
   event.request_id = entry.request->id;
   event.choice = at;
   event.finish = reason;
   event.error = error;
+  event.retry_s = retry_s;
   event.logits_hash = choice.logits_hash;
   event.cached_tokens = std::max(0, choice.cached_tokens);
   event.queued_s = entry.request->arrival_s;
@@ -95,7 +148,30 @@ void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std:
   event.time_s = clock_.now();
   choice.ended = true;
   --entry.left;
+  entry.life.finish = finish_reason_name(reason);
   emit(entry, std::move(event), out);
+}
+
+// Now is `when`. False: its second token is there, and an attempt that comes after it is of no interest to the log.
+bool Conductor::mark(Entry& entry, double RequestLife::*when) {
+  if (!entry.choices[0].times.gaps.empty()) return false;
+  entry.life.*when = clock_.now();
+  return true;
+}
+
+// Of its first choice; what was replaced meanwhile shows in `attempts`.
+RequestLife Conductor::life_of(const Entry& entry) {
+  const Choice& choice = entry.choices[0];
+  RequestLife life = entry.life;
+  life.request = entry.request->id;
+  life.t = entry.request->arrival_s;
+  life.first = std::max(0.0, choice.times.first_s);
+  life.second = choice.times.gaps.empty() ? 0 : life.first + double(choice.times.gaps[0]);
+  life.prompt = int(entry.request->prompt.size());
+  life.cached = std::max(0, choice.cached_tokens);
+  life.output = int(choice.output.size());
+  life.attempts = entry.tries + 1;
+  return life;
 }
 
 void Conductor::give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out) {
@@ -105,6 +181,15 @@ void Conductor::give_up(Entry& entry, int choice, bool late, const std::string& 
 
 void Conductor::forget_choice(uint64_t request, Entry& entry) {
   if (entry.left > 0) return;
+  constexpr size_t kMostEnded = 50;
+  ended_.push_front(life_of(entry));
+  ended_.front().ended = clock_.now();
+  if (options_.log) {
+    RequestLife whole = ended_.front();
+    whole.gaps = entry.choices[0].times.gaps;
+    options_.log->happened("request", whole);
+  }
+  if (ended_.size() > kMostEnded) ended_.pop_back();
   begin(entry);
   requests_.erase(request);
 }
@@ -161,19 +246,20 @@ bool Conductor::suspect_runs() const {
 
 void Conductor::uncharge_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.prompting, false)) return;
-  if (Member* member = find(attempt.prefill)) member->load.queued_tokens -= attempt.uncached;
+  if (Member* member = find(attempt.prefill)) board_.done(*member, attempt.prompt, clock_.now());
 }
 
 void Conductor::forget(AttemptId number) {
   auto found = attempts_.find(number);
   Attempt& attempt = found->second;
+  const bool freed = attempt.queued && find(attempt.prefill);
+  if (freed) board_.begun(*find(attempt.prefill), attempt.prompt, clock_.now());
   uncharge_prompt(attempt);
-  bool freed = false;
-  if (Member* member = find(attempt.prefill)) {
-    freed = attempt.queued;
-    member->load.queued_requests -= int(attempt.queued);
+  if (Member* member = find(attempt.decode)) {
+    board_.decodes(*member, -attempt.count, -attempt.context);
+    member->decoding.erase(number);
+    if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(clock_.now() - attempt.joins_s);
   }
-  if (Member* member = find(attempt.decode)) member->load.sequences -= attempt.count;
   attempts_.erase(found);
   if (freed) dispatch_jobs();
 }
@@ -250,7 +336,8 @@ void Conductor::retry_parked(Out& out) {
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + options_.patience_s;
-    if (!entry.aborted && !late && now >= p.not_before_s && its_turn && start(p.request, p.first, p.count)) continue;
+    if (!entry.aborted && !late && now >= p.not_before_s && its_turn && start(p.request, p.first, p.count, out))
+      continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);
       continue;

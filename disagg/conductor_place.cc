@@ -3,89 +3,97 @@
 #include <utility>
 
 #include "disagg/conductor.h"
+#include "disagg/event_log.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
 namespace {
 
-std::vector<int32_t> tokens_of(const Request& request, const std::vector<int32_t>& output) {
-  std::vector<int32_t> tokens = request.prompt;
-  tokens.insert(tokens.end(), output.begin(), output.end());
-  return tokens;
+// Prompt and output; `both` is where they are joined if need be.
+std::span<const int32_t> tokens_of(const Request& request, const std::vector<int32_t>& output,
+                                   std::vector<int32_t>& both) {
+  if (output.empty()) return request.prompt;
+  both = request.prompt;
+  both.insert(both.end(), output.begin(), output.end());
+  return both;
 }
-
-double ratio(double seconds, int64_t n) { return n > 0 ? seconds / double(n) : 0; }
-
-// Of prompts an instance has computed too little to tell from.
-constexpr int kFewTokens = 512;
 
 }  // namespace
 
-int Conductor::promised(const Member& member, PromptHashes& prompt) {
-  const std::optional<int> known = member.probe->promise(prompt.tokens(), prompt.salt());
-  return known ? *known : member.cache.promise(prompt, member.info.block_tokens);
-}
-
-// A snapshot and a pure policy. -1: nobody is there.
-Placement Conductor::place(PromptHashes& prompt) {
-  views_.clear();
-  view_ids_.clear();
-  for (auto& [id, member] : members_) {
-    if (member.draining) continue;
-    InstanceView view;
-    view.role = member.info.role;
-    view.queued_tokens = member.load.queued_tokens;
-    view.sequences = member.load.sequences;
-    view.available_blocks = member.probe->kv().available();
-    if (view.role != Role::decode) view.cached_tokens = promised(member, prompt);
-    views_.push_back(view);
-    view_ids_.push_back(id);
-  }
-  return options_.placement->place(
-      {.instances = views_, .prompt_tokens = int(prompt.tokens().size()), .random = random_.next()});
-}
-
-// As measured, where there is enough to tell from; before, what the model's work takes at the
-// machine's peaks: an instance that nobody has used yet is not free, and not out of reach.
+// What a token of this prompt costs on either side, and a step of D; what has not been measured is the
+// prior's: an instance that nobody has used yet is not free, and not out of reach.
 void Conductor::add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
                           const KvShape& shape) const {
   const std::optional<CostPrior>& prior = options_.prior;
   const bool pull = options_.disagg_options.pull;
-  const int uncached = std::max(1, view.tokens - view.cached_prefill);
-  const double wire_s = (pull ? decode : prefill).wire_s_per_byte;
-  view.prefill_s_per_token = ratio(prefill.step_seconds, prefill.prompt_tokens);
-  if (prior && prefill.prompt_tokens < kFewTokens)
-    view.prefill_s_per_token = seconds(prior->model.prefill(uncached, view.tokens - uncached), prior->rates) / uncached;
-  view.decode_s_per_token = view.prefill_s_per_token;
-  view.step_s = ratio(decode.step_seconds, decode.steps);
-  if (prior && decode.steps == 0)
-    view.step_s = seconds(prior->model.decode(std::max(1, view.decode_sequences), view.tokens), prior->rates);
-  view.kv_s_per_token = wire_s * double(shape.token_bytes());
-  if (prior && wire_s == 0 && !options_.zero_copy)  // a copy on this machine: no wire is faster
+  const auto per_token = [&](const InstanceStats& where, int cached) {
+    const PlacedPrompt prompt = board_.prompt(view.tokens, std::min(cached, view.tokens - 1));
+    return board_.cost(where).seconds(prompt.work) / double(prompt.tokens);
+  };
+  view.prefill_s_per_token = per_token(prefill, view.cached_prefill);
+  view.decode_s_per_token = per_token(decode, view.cached_decode);
+  const int sequences = std::max(1, view.decode_sequences);
+  StepShape step;
+  step.add_decodes(sequences, double(sequences) * view.tokens);
+  view.step_s = board_.cost(decode).seconds(step);
+  view.kv_s_per_token = (pull ? decode : prefill).wire_s_per_byte * double(shape.token_bytes());
+  if (prior && view.kv_s_per_token == 0 && !options_.zero_copy)  // a copy on this machine: no wire is faster
     view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
   view.chunk_tokens = options_.chunk_tokens;
-  view.overlap = overlap(options_.stream_kv, pull, shape.n_layers, uncached, options_.chunk_tokens);
+  view.overlap = overlap(options_.stream_kv, pull, shape.n_layers, view.tokens - view.cached_prefill,
+                         options_.chunk_tokens);
+}
+
+void Conductor::charge(Attempt& attempt, Member& member) {
+  attempt.prefill = member.info.id;
+  attempt.queued = attempt.prompting = true;
+  requests_.at(attempt.request).life.prefill = member.info.name;
+  board_.placed(member, attempt.prompt, clock_.now());
 }
 
 // Places choices [first, first + count) of a request. False: there is nobody to place them on.
-bool Conductor::start(uint64_t id, int first, int count) {
+bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   Entry& entry = requests_.at(id);
   const Request& request = *entry.request;
   Choice& choice = entry.choices[size_t(first)];
-  const std::vector<int32_t> tokens = tokens_of(request, choice.output);
+  std::vector<int32_t> both;
+  const std::span<const int32_t> tokens = tokens_of(request, choice.output, both);
   PromptHashes prompt(tokens, request.cache_salt);
-  const Placement placed = place(prompt);
+  ClusterView seen = board_.look(prompt, clock_.now());
+  seen.number = uint64_t(totals_.attempts);
+  seen.random = random_.next();
+  seen.objectives = objectives(request);
+  const Placement placed = options_.placement->place(seen, options_.placement_options);
   if (placed.prefill < 0 || placed.decode < 0) return false;
-  const InstanceView &p = views_[size_t(placed.prefill)], &d = views_[size_t(placed.decode)];
+  EventLog* const log = options_.log.get();
+  if (log) log->decided(clock_.now(), "place", options_.placement->name, id, seen, options_.placement_options, placed);
+  totals_.regret += regret_ratio(seen, placed.prefill);
+  const InstanceView &p = seen.instances[size_t(placed.prefill)], &d = seen.instances[size_t(placed.decode)];
 
   Attempt attempt{.request = id, .first = first, .count = count, .left = count};
-  attempt.decode = view_ids_[size_t(placed.decode)];
-  attempt.prefill = view_ids_[size_t(placed.prefill)];
+  attempt.decode = board_.ids()[size_t(placed.decode)];
+  attempt.prefill = board_.ids()[size_t(placed.prefill)];
   Member &prefill = members_.at(attempt.prefill), &decode = members_.at(attempt.decode);
-  int cached = p.cached_tokens;  // where the prompt is computed
+  const bool fetches = placed.source >= 0;
+  const double prompt_s = fetches ? p.fetched_prefill_s : p.prefill_s;
+  const double ttft_s = p.queue_s + (fetches ? p.fetch_s : 0) + prompt_s;
+  if (entry.tries == 0 && options_.admission->arrives) {
+    ClusterAdmission asked = admission(entry, attempt.decode, ttft_s);
+    asked.instances = seen.instances;
+    const Refusal refusal = options_.admission->arrives(asked, options_.admission_options);
+    if (log)
+      log->decided(clock_.now(), "admit", options_.admission->name, id, asked, options_.admission_options, refusal,
+                   "cost", decode_cost_.terms());
+    if (refusal) {
+      refuse(entry, refusal, totals_.refused_early, out);
+      return true;
+    }
+  }
+  // Where the prompt is computed.
+  int cached = fetches ? seen.instances[size_t(placed.source)].cached_tokens : p.cached_tokens;
   if (placed.prefill != placed.decode) {
     const InstanceStats ps = prefill.probe->stats(), ds = decode.probe->stats();
-    const int cached_decode = promised(decode, prompt);
+    const int cached_decode = board_.promised(decode, prompt);
     DisaggView view{.tokens = int(tokens.size()),
                     .cached_decode = cached_decode,
                     .cached_prefill = p.cached_tokens,
@@ -95,6 +103,8 @@ bool Conductor::start(uint64_t id, int first, int count) {
                     .decode_sequences = d.sequences};
     add_costs(view, ps, ds, prefill.info.layout.shape);
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
+    if (log)
+      log->decided(clock_.now(), "order", options_.disagg->name, id, view, options_.disagg_options, attempt.order);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
     // There P says nothing of the logits that it sees.
     if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;
@@ -102,20 +112,29 @@ bool Conductor::start(uint64_t id, int first, int count) {
   }
   const AttemptId number = ++last_attempt_;
   ++totals_.attempts;
-  attempt.uncached = int(tokens.size()) - cached;
+  attempt.prompt = board_.prompt(int(tokens.size()), cached);
+  attempt.context = int64_t(tokens.size());
+  demand_.placed(attempt.prompt.tokens, attempt.context, clock_.now());
+  attempt.prompt_s = prompt_s;
+  attempt.joins_s = clock_.now() + ttft_s;
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
+  if (mark(entry, &RequestLife::placed)) {
+    RequestLife& life = entry.life;
+    life.started = life.prompt_done = life.joined = 0;  // of an attempt before
+    life.prefill = "", life.decode = decode.info.name;
+  }
   if (attempt.order == DisaggOrder::decode_first) {
     attempt.prefill = -1;  // until one takes the job
   } else {
-    PlacedLoad& load = members_.at(attempt.prefill).load;
-    ++load.queued_requests;
-    load.queued_tokens += attempt.uncached;
-    attempt.queued = attempt.prompting = true;
+    charge(attempt, members_.at(attempt.prefill));
   }
-  decode.load.sequences += count;
+  board_.decodes(decode, count, attempt.context);
+  decode.decoding.insert(number);
   for (int c = first; c < first + count; ++c) {
-    entry.choices[size_t(c)].attempt = number;
-    entry.choices[size_t(c)].placed = entry.choices[size_t(c)].output.size();
+    Choice& one = entry.choices[size_t(c)];
+    one.attempt = number;
+    one.placed = one.output.size();
+    if (entry.tries == 0) one.ttft_s = ttft_s, one.tbt_s = d.step_with_s;
   }
   StartRequest message{.attempt = number,
                        .request = entry.request,
@@ -126,7 +145,8 @@ bool Conductor::start(uint64_t id, int first, int count) {
                                  .queued_s = request.arrival_s,
                                  .scheduled_s = choice.scheduled_s},
                        .order = attempt.order,
-                       .decode = attempt.decode};
+                       .decode = attempt.decode,
+                       .source = fetches ? board_.ids()[size_t(placed.source)] : -1};
   const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
   const InstanceId to = at_decode ? attempt.decode : attempt.prefill;
   attempts_.emplace(number, attempt);
@@ -135,22 +155,25 @@ bool Conductor::start(uint64_t id, int first, int count) {
 }
 
 Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
+  Status taken = ok();
+  act([&](Out& out) { taken = take_in(std::move(request), std::move(sink), out); });
+  return taken;
+}
+
+Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink, Out& out) {
   const long longest = long(request->prompt.size()) + request->max_tokens;
   if (longest > options_.max_model_len)
     return invalid("prompt and max_tokens need " + std::to_string(longest) + " tokens, the context has " +
                    std::to_string(options_.max_model_len));
-  std::lock_guard lock(mutex_);
   if (draining_) return Error{ErrorCode::unavailable, "the server is shutting down"};
   if (members_.empty()) return Error{ErrorCode::unavailable, "no instance is there"};
-  for (const auto& [id, member] : members_) {
-    const InstanceInfo& info = member.info;
-    if (request->n > info.max_batch)
-      return invalid("n is " + std::to_string(request->n) + ", --max-batch is " + std::to_string(info.max_batch));
-    const long blocks = (longest + info.block_tokens - 1) / info.block_tokens;
-    if (blocks > info.capacity_blocks)
-      return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, an instance has " +
-                     std::to_string(info.capacity_blocks));
-  }
+  const auto& [max_batch, block_tokens, capacity_blocks] = board_.smallest();
+  if (request->n > max_batch)
+    return invalid("n is " + std::to_string(request->n) + ", --max-batch is " + std::to_string(max_batch));
+  const long blocks = (longest + block_tokens - 1) / block_tokens;
+  if (blocks > capacity_blocks)
+    return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, an instance has " +
+                   std::to_string(capacity_blocks));
   const uint64_t id = request->id;
   const int n = request->n;
   Entry& entry = requests_[id];
@@ -160,8 +183,9 @@ Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr
   entry.left = n;
   const int64_t held = queue_bytes(*entry.request);
   const bool full = queued_bytes_ > 0 && queued_bytes_ + held > options_.max_queue_bytes;
-  if (!full && start(id, 0, n)) {
+  if (!full && start(id, 0, n, out)) {
     queued_bytes_ += held;
+    forget_choice(id, entry);  // where it was refused
     return ok();
   }
   requests_.erase(id);
@@ -209,10 +233,7 @@ void Conductor::dispatch_jobs() {
     auto found = attempts_.find(job.attempt);
     if (found == attempts_.end()) continue;
     Attempt& attempt = found->second;
-    attempt.prefill = best->info.id;
-    attempt.queued = attempt.prompting = true;
-    ++best->load.queued_requests;
-    best->load.queued_tokens += attempt.uncached;
+    charge(attempt, *best);
     post_.send(kConductor, attempt.prefill, std::move(job));
   }
 }

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "disagg/event_log.h"
+#include "disagg/life.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
@@ -31,11 +33,41 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
       sender_(parts_, leases_, options_.stream_kv),
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_) {
+  if (options_.log) watch();
   published_.name = options_.name;
+  cost_ = options_.cost;
   publish();
 }
 
 Instance::~Instance() = default;
+
+void Instance::watch() {
+  engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
+    options_.log->decided(clock_.now(), "plan", options_.engine.policy->name, 0, view, NoOptions{}, plan, "instance",
+                          options_.name, "admission", view.admission->name, "requests", engine_.planned_requests());
+  });
+  engine_.watch_loads([this](const Sequence& s) {
+    options_.log->happened("fetch", FetchLife{.instance = options_.name,
+                                              .request = s.request->id,
+                                              .t = s.load_s,
+                                              .seconds = clock_.now() - s.load_s,
+                                              .tokens = s.computed});
+  });
+  parts_.moved = [this](const Moved& moved) {
+    options_.log->happened("transfer", TransferLife{.from = name_of(moved.from),
+                                                    .to = name_of(moved.to),
+                                                    .request = moved.request,
+                                                    .t = moved.begin_s,
+                                                    .seconds = moved.end_s - moved.begin_s,
+                                                    .tokens = moved.tokens,
+                                                    .bytes = double(moved.bytes) * options_.bytes_scale});
+  };
+}
+
+std::string Instance::name_of(InstanceId id) const {
+  const auto known = peer_names_.find(id);
+  return id == options_.id ? options_.name : known == peer_names_.end() ? "i" + std::to_string(id) : known->second;
+}
 
 InstanceInfo Instance::info() const {
   const KvStats kv = memory_->stats();
@@ -74,14 +106,24 @@ bool Instance::turn() {
   moved |= receiver_.tick();
   update_leases();
   moved |= engine_.step();
+  fit_cost();
   report_cache();
   publish();
+  draw_map();
   return moved;
+}
+
+void Instance::repeat(const StepRun& run, double began_s, std::span<const double> ends_s) {
+  engine_.repeat(run, began_s, ends_s);
+  fit_cost();
+  report_cache();
+  publish();
 }
 
 void Instance::run(const std::atomic<bool>& stop) {
   while (!stop.load(std::memory_order_relaxed)) {
-    if (turn()) continue;
+    back_to_back_ = turn();
+    if (back_to_back_) continue;
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
     for (const auto& [id, meeting] : pending_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
@@ -128,6 +170,7 @@ void Instance::handle(InstanceId, PrefillJob message) {
 void Instance::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
   const InstanceId id = message.info.id;
+  peer_names_[id] = message.info.name;
   pending_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
 }
 
@@ -185,6 +228,7 @@ void Instance::handle(InstanceId, PeerGone message) {
   pending_.erase(message.id);
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
+  peer_names_.erase(message.id);
   parts_.peers.erase(message.id);
 }
 
@@ -227,10 +271,9 @@ void Instance::renew_leases() {
 }
 
 void Instance::report_cache() {
-  constexpr double kEvery = 0.01;  // seconds
-  constexpr size_t kMost = 4096;   // hashes in one report
+  constexpr size_t kMost = 4096;  // hashes in one report
   const double now = clock_.now();
-  if (!options_.cache_log || now < reported_s_ + kEvery) return;
+  if (!options_.cache_log || now < reported_s_ + options_.report_every_s) return;
   reported_s_ = now;
   const PrefixChanges changes = options_.cache_log->take();
   const auto piece = [](const std::vector<uint64_t>& of, size_t at) {
@@ -261,6 +304,49 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   receiver_.clear(reason, error);
 }
 
+// What a step took, against what it was said to take. Of two steps in a row the second takes what lies between their
+// ends: mail, tokens and wires are looked after in that time, too.
+void Instance::fit_cost() {
+  const EngineStats& engine = engine_.stats();
+  if (engine.steps == counted_.steps) {
+    fitted_s_ = 0;
+    return;
+  }
+  StepShape step = engine.work;
+  step.add(counted_.work, -1);
+  const double now = clock_.now();
+  const double seconds = back_to_back_ && fitted_s_ > 0 ? now - fitted_s_ : engine.step_seconds - counted_.step_seconds;
+  fitted_s_ = now;
+  {
+    std::lock_guard lock(stats_mutex_);
+    published_.cost_error.add(cost_.seconds(step), seconds);
+  }
+  if (!options_.cost_known) cost_.saw(step, seconds);
+  if (options_.log) log_step(step, seconds);
+  counted_ = engine;
+}
+
+void Instance::log_step(const StepShape& step, double seconds) {
+  const KvStats kv = memory_->stats();
+  options_.log->happened("step", StepLife{.instance = options_.name,
+                                          .t = fitted_s_ - seconds,
+                                          .seconds = seconds,
+                                          .steps = int(step.steps),
+                                          .tokens = int(step.tokens),
+                                          .prefix = step.prefix,
+                                          .attended = step.attended,
+                                          .decodes = int(step.decodes / step.steps),
+                                          .context = int64_t(step.decode_context / step.steps),
+                                          .running = engine_.running(),
+                                          .waiting = engine_.waiting(),
+                                          .free = kv.free,
+                                          .active = kv.active,
+                                          .cached = kv.cached,
+                                          .in_transfer = kv.in_transfer,
+                                          .evicted = int(kv.evictions - std::exchange(logged_evictions_, kv.evictions)),
+                                          .wire_s_per_byte = parts_.rate.s_per_byte()});
+}
+
 void Instance::publish() {
   KvStats kv = memory_->stats();
   const EngineStats& engine = engine_.stats();
@@ -287,11 +373,41 @@ void Instance::publish() {
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;
   s.heartbeat_s = clock_.now();
+  s.cost = cost_.terms();
+  published_count_.fetch_add(1, std::memory_order_release);
 }
 
 InstanceStats Instance::stats() const {
   std::lock_guard lock(stats_mutex_);
   return published_;
+}
+
+std::shared_ptr<const BlockMap> Instance::block_map() const {
+  watched_until_s_.store(clock_.now() + 5, std::memory_order_relaxed);
+  std::lock_guard lock(stats_mutex_);
+  return map_;
+}
+
+void Instance::draw_map() {
+  double until = watched_until_s_.load(std::memory_order_relaxed);
+  if (until == 0) return;
+  const double began = clock_.now();
+  std::shared_ptr<BlockMap> map;  // none, when nobody looks any more
+  if (began <= until) {
+    if (began < next_map_s_) return;
+    std::vector<std::pair<int32_t, uint64_t>> held;
+    const auto add = [&](uint64_t request, KvHandle handle) {
+      for (int32_t block : memory_->blocks(handle)) held.emplace_back(block, request);
+    };
+    engine_.each_holder(add), sender_.each_holder(add), receiver_.each_holder(add);
+    map = std::make_shared<BlockMap>(map_blocks(memory_->states(), std::move(held)));
+    map->t = began;
+    next_map_s_ = began + std::max(0.1, 50 * (clock_.now() - began));
+  } else if (!watched_until_s_.compare_exchange_strong(until, 0)) {
+    return;  // somebody has come just now
+  }
+  std::lock_guard lock(stats_mutex_);
+  map_ = std::move(map);
 }
 
 }  // namespace xpyd::disagg

@@ -23,16 +23,23 @@
 
 namespace xpyd::disagg {
 
+class EventLog;
+
 struct InstanceOptions {
   InstanceId id = 0;
   std::string name;
   Role role = Role::colocated;
   StreamKv stream_kv = StreamKv::layer;
   EngineOptions engine;
-  double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
+  StepCost cost;            // before the first step
+  bool cost_known = false;  // steps take just that (a simulation's)
+  double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
+  double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
+  std::shared_ptr<EventLog> log;         // of its plans, steps and transfers; null: none
+  double bytes_scale = 1;                // of what crosses (a simulation's KV is small)
 };
 
 class Instance final {
@@ -50,10 +57,17 @@ class Instance final {
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
+  // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
+  StepRun alike(int most, bool evicts) { return engine_.alike(most, evicts); }
+  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
+  int blocks_taken(int steps) const { return engine_.blocks_taken(steps); }
   // Turns until `stop` is set; sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.
   bool idle() const { return engine_.idle() && sender_.empty() && receiver_.empty(); }
+  bool counts_posts() const {
+    return receiver_.counts();
+  }  // it has to look at what arrives, for which there is no mail
   // Whatever is inside ends with `reason`. For an end in order the conductor hears of it; what the
   // others know of it they find out by themselves.
   void shut_down(FinishReason reason, const std::string& error);
@@ -62,6 +76,10 @@ class Instance final {
   const KvMemory& memory() const { return *memory_; }
   KvMemory& memory() { return *memory_; }
   InstanceStats stats() const;
+  // Where its blocks are; null: not known yet. It is drawn between two steps, for the next seconds every 0.1 s at most,
+  // and in a fiftieth of the time. Where nobody asks, nothing is.
+  std::shared_ptr<const BlockMap> block_map() const;
+  const std::atomic<uint64_t>& published() const { return published_count_; }  // times that they have changed
 
  private:
   void handle(InstanceId from, StartRequest message);
@@ -86,7 +104,12 @@ class Instance final {
   bool waits_for_wire(const Envelope& envelope) const;
   void update_leases();
   void report_cache();
+  void fit_cost();
+  void watch();
+  void log_step(const StepShape& step, double seconds);
+  std::string name_of(InstanceId id) const;
   void publish();
+  void draw_map();
 
   InstanceOptions options_;
   std::unique_ptr<Model> model_;
@@ -108,11 +131,21 @@ class Instance final {
     double again_s = 0;   // Clock: not asked before
   };
   std::map<InstanceId, PendingPeer> pending_;
-  size_t n_waiting_ = 0;  // for a wire: the first ones of the inbox
+  std::map<InstanceId, std::string> peer_names_;
+  size_t n_waiting_ = 0;   // for a wire: the first ones of the inbox
   double reported_s_ = 0;  // Clock: the last CacheReport
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;
+  std::shared_ptr<const BlockMap> map_;
+  std::atomic<uint64_t> published_count_{0};
+  mutable std::atomic<double> watched_until_s_{0};  // Clock; 0: nobody looks at the map
+  double next_map_s_ = 0;                           // Clock: not before
+  EngineStats counted_;                             // that cost_ has seen
+  double fitted_s_ = 0;                             // when it did, if the last turn had a step
+  bool back_to_back_ = false;                       // the last turn moved, and nobody napped since
+  int64_t logged_evictions_ = 0;
+  StepCost cost_;
 };
 
 }  // namespace xpyd::disagg

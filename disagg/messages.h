@@ -49,6 +49,7 @@ struct StartRequest {
   ChoiceState state;
   DisaggOrder order = DisaggOrder::local;
   InstanceId decode = -1;  // push, pull: the peer
+  InstanceId source = -1;  // who has more of its prefix, which is fetched first (simulated instances do)
 };
 struct AbortAttempt {  // ends with `abort`, wherever it is
   AttemptId attempt = 0;
@@ -86,8 +87,15 @@ struct TokenOf {
   int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
   TokenEvent event;
 };
+struct TokensOf {  // of one choice, none of them its last: what a simulated instance says at once
+  AttemptId attempt = 0;
+  int choice = 0;
+  int index = 0;  // of the first one
+  std::vector<int32_t> tokens;
+  std::vector<double> times_s;  // Clock: of each
+};
 struct AttemptProgress {
-  enum Stage : uint8_t { started, prompt_done };
+  enum Stage : uint8_t { started, prompt_done, joined };  // joined: its KV is at D
   AttemptId attempt = 0;
   Stage stage = started;
 };
@@ -157,10 +165,10 @@ struct KvRenewed {  // either way: these attempts still stand here
   std::vector<AttemptId> attempts;
 };
 
-using Message =
-    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
-                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
-                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport>;
+using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
+                             Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
+                             KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
+                             LeaveRequest, CacheReport, TokensOf>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

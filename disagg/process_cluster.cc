@@ -23,6 +23,7 @@ class ProcessCluster::Probe final : public InstanceProbe {
   void heard(InstanceStats stats) {
     std::lock_guard lock(mutex_);
     stats_ = std::move(stats);
+    ++version_;
   }
   InstanceStats stats() const override {
     std::lock_guard lock(mutex_);
@@ -31,10 +32,12 @@ class ProcessCluster::Probe final : public InstanceProbe {
   KvStats kv() const override { return stats().kv; }
   // Its cache is in another process.
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  const std::atomic<uint64_t>* version() const override { return &version_; }
 
  private:
   mutable std::mutex mutex_;
   InstanceStats stats_;
+  std::atomic<uint64_t> version_{1};
 };
 
 ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
@@ -213,6 +216,7 @@ void ProcessCluster::keep() {
     lock.unlock();
     if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
     conductor_.tick();
+    if (const auto move = conductor_.change_roles()) (void)retire(move->name, move->role);  // or it has just left
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
       if (worker.retiring && conductor_.idle(id)) {

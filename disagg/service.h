@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,7 +10,11 @@
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
+#include "disagg/admission.h"
+#include "disagg/block_map.h"
+#include "disagg/life.h"
 #include "disagg/placement.h"
+#include "model/step_cost.h"
 
 namespace xpyd::disagg {
 
@@ -32,6 +37,8 @@ struct InstanceStats {
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;      // Clock seconds of the last loop turn
+  StepCost::Terms cost = {};   // of its steps (model/step_cost.h), fitted to them
+  PredictionError cost_error;  // of these, before each was seen
 };
 
 // Why a try at serving a request's choices failed.
@@ -53,7 +60,14 @@ struct ConductorStats {
   std::array<int64_t, kAttemptFailures> failed_by = {};  // of failed_attempts
   int64_t late_tokens = 0;                               // of attempts that were given up
   int64_t joined = 0, left = 0;
-  int prefill_jobs = 0;  // now in the global prefill queue
+  int prefill_jobs = 0;                            // now in the global prefill queue
+  int64_t refused_early = 0, refused_late = 0;     // requests, on arrival and when their prompt was done
+  std::array<int64_t, kRefusals> refused_by = {};  // of both: Refusal::Why
+  double wasted_prefill_s = 0;                     // predicted, of those refused late
+  int64_t role_changes = 0;                        // begun by --roles
+  double regret = 0;                               // sum of regret_ratio() of all attempts
+  PredictionError ttft_error, tbt_error;  // of what was predicted at placement; TBT: the mean of a choice's gaps
+  int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of them, within both objectives
 };
 
 // One pool that processes share, counted where it was made.
@@ -70,6 +84,13 @@ struct ServiceStats {
   std::optional<SharedPoolStats> process_pool;
 };
 
+// What the server's page draws beside these.
+struct ServicePicture {
+  double t = 0;                                                 // Clock: now
+  std::map<std::string, std::shared_ptr<const BlockMap>> maps;  // by instance; where it can be asked, and has answered
+  std::vector<RequestLife> lives;  // some that are not over (ended 0), and the last that are; without gaps
+};
+
 class Service {
  public:
   virtual ~Service() = default;
@@ -79,6 +100,7 @@ class Service {
   // Ends the request at the next iteration boundary; its choices end with `abort`. Unknown ids are ignored.
   virtual void abort(uint64_t request_id) = 0;
   virtual ServiceStats stats() const = 0;
+  virtual ServicePicture picture() const { return {}; }
   // Why requests would not be served now; "": they are. Every role that is needed is there, and
   // every engine thread turned its loop recently.
   virtual std::string trouble() const = 0;

@@ -14,6 +14,7 @@
 // waits for the batch before.
 #include <algorithm>
 
+#include "base/arrivals.h"
 #include "experiments/load.h"
 
 namespace xpyd::experiments::batching_experiment {

@@ -7,7 +7,7 @@
 // Four ways for one decode step of `batch` sequences of about `tokens` tokens, blocks of 16, every sequence with one
 // token more than before: `padded` writes a new [batch, longest] table; `diffs` keeps the table and writes what has
 // changed; `views` gives each sequence's own list by its address (what this engine does, whose kernels take a pointer
-// for each); `contiguous` an address each. Beside them the step itself by the cost model: Llama-3-8B on an A100 at 0.8
+// for each); `contiguous` an address each. Beside them the step itself by the cost model: Llama-3-8B on an A800 at 0.8
 // of its bandwidth.
 //
 // Arithmetic. A list of 16K tokens is 1,024 ids, 4 KB: padded copies 64 of them, 256 KB, at 10 to
@@ -22,8 +22,8 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/stats.h"
+#include "disagg/simulate/hardware.h"
 #include "experiments/experiment.h"
-#include "experiments/timed_cluster.h"
 
 namespace xpyd::experiments::block_table_experiment {
 namespace {
@@ -88,8 +88,12 @@ Result<Finding> run(const Values& point, const Setting& setting) {
             views[s].block_table[b] != lists[s][b])
           return Finding{{}, "two ways to tell where KV is differ"};
   }
-  const CostModel cost = timed_model_cost();
-  const double step_us = 1e6 * seconds(cost.decode(batch, tokens), {312e12 * .5, 2.04e12 * .8});
+  disagg::Hardware card = disagg::find_hardware("a800x1").value();
+  card.mfu = .5, card.mbu = .8, card.step_s = 0;
+  model::StepShape decode;
+  decode.add_decodes(batch, double(batch) * tokens);
+  const double step_us = 1e6 *
+                         disagg::step_cost(disagg::find_simulated_model("llama-3-8b").value(), card).seconds(decode);
   Finding found;
   for (int way = 0; way < 4; ++way) {
     std::sort(us[way].begin(), us[way].end());

@@ -11,6 +11,7 @@
 // relaxed budgets).
 #include <algorithm>
 
+#include "base/arrivals.h"
 #include "experiments/load.h"
 
 namespace xpyd::experiments::chunk_experiment {

@@ -2,7 +2,7 @@
 // between them, over one engine and one trace: what they do to the first token, to the gap after
 // it, to the gaps between tokens, and to the memory that KV occupies while it waits.
 //
-// The real instances in virtual time (timed_cluster.h): 2P2D (or 4C) of Llama-3.1-8B, 100 Gb/s, layer by layer where P
+// The simulator (disagg/simulate/): 2P2D (or 4C) of Llama-3.1-8B, 100 Gb/s, layer by layer where P
 // writes; 300 requests, prompts of 500 to 8,000 tokens (log-uniform, 2,700 on average), outputs of 100 to 500; `load`
 // is a share of what two Ps can compute, 66,000 tokens/s; three traces. TTFT_P ends with the prompt's last step on P,
 // TTFT with the client's first token; the gaps between tokens are those behind the first gap. GB s are the integral of
@@ -22,11 +22,12 @@
 
 #include "base/random.h"
 #include "base/stats.h"
-#include "experiments/experiment.h"
-#include "experiments/timed_cluster.h"
+#include "experiments/simulated.h"
 
 namespace xpyd::experiments::disagg_orders_experiment {
 namespace {
+
+using namespace disagg;
 
 constexpr double kPrefillTokensPerS = 66000;  // of two Ps
 constexpr int kDraws = 3;                     // traces: nothing else differs from run to run
@@ -57,43 +58,45 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-std::vector<TimedRequest> trace(int n, double load, int draw, const Setting& setting) {
+Trace trace_of(int n, double load, int draw, const Setting& setting) {
   Random random(setting.seed + 5 + 1000 * uint64_t(draw));
-  std::vector<TimedRequest> requests;
+  Trace trace{.block_tokens = 16};
   double sum = 0;
   const double most = setting.tiny ? 1000 : 8000, most_output = setting.tiny ? 40 : 500;
+  std::vector<double> gaps;
   for (int i = 0; i < n; ++i) {
     const int prompt = int(500 * std::pow(most / 500, random.uniform()));
     const int output = int(most_output / 5 + most_output * 0.8 * random.uniform());
-    requests.push_back({random.exponential(), prompt, output});
+    gaps.push_back(random.exponential());
+    add_request(trace, 0, prompt, output);
     sum += prompt;
   }
   const double gap_s = sum / n / (load * kPrefillTokensPerS);
   double now = 0;
-  for (TimedRequest& r : requests) r.arrival_s = now += r.arrival_s * gap_s;
-  return requests;
+  for (size_t i = 0; i < gaps.size(); ++i) trace.requests[i].arrival_s = now += gaps[i] * gap_s;
+  return trace;
 }
 
 Result<Finding> run(const Values& point, const Setting& setting) {
   const Way& way = *std::find_if(ways().begin(), ways().end(), [&](const Way& w) { return point["way"] == w.name; });
-  TimedOptions options;
-  options.topology = way.topology;
-  options.disagg = way.disagg;
-  options.disagg_options = way.options;
-  options.pool_tokens = setting.tiny ? 16000 : 200000;
   const int n = setting.tiny ? 12 : 300;
-  const std::vector<TimedRequest> requests = trace(n, point["load"], point["sample"], setting);
-  const TimedRun run = run_timed(options, requests);
-  if (!run.wrong.empty()) return Finding{{}, run.wrong};
+  const Trace trace = trace_of(n, point["load"], point["sample"], setting);
+  SimulationOptions options = simulated_h100(way.topology, trace);
+  options.conductor.disagg = find_disagg_policy(way.disagg);
+  options.conductor.disagg_options = way.options;
+  options.kv_tokens = setting.tiny ? 16000 : 200000;
+  const Result<Simulation> simulation = simulate(options, trace);
+  if (!simulation) return simulation.error();
+  const Simulation& run = simulation.value();
+  if (const std::string wrong = unserved(run, trace); !wrong.empty()) return Finding{{}, wrong};
   std::vector<double> ttft_p, ttft, first_gap, gaps;
   int local = 0;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const TimedRecord& r = run.records[i];
+  for (const SimulatedRecord& r : run.records) {
     local += r.order == DisaggOrder::local;
-    ttft_p.push_back(1e3 * (r.prompt_done_s - requests[i].arrival_s));
-    ttft.push_back(1e3 * (r.token_s[0] - requests[i].arrival_s));
-    first_gap.push_back(1e3 * (r.token_s[1] - r.token_s[0]));
-    for (size_t t = 2; t < r.token_s.size(); ++t) gaps.push_back(1e3 * (r.token_s[t] - r.token_s[t - 1]));
+    ttft_p.push_back(1e3 * (r.prompt_done_s - r.arrival_s));
+    ttft.push_back(1e3 * (r.times.first_s - r.arrival_s));
+    first_gap.push_back(1e3 * double(r.times.gaps[0]));
+    for (size_t t = 1; t < r.times.gaps.size(); ++t) gaps.push_back(1e3 * double(r.times.gaps[t]));
   }
   Values row = {{"local_share", double(local) / n}, {"duration_s", run.end_s}};
   for (const auto& [name, values] :
@@ -106,7 +109,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   row["prefill_gb_s"] = run.prefill_gb_s / n;
   row["decode_gb_s"] = run.decode_gb_s / n;
-  row["wire_gb"] = run.wire_gb;
+  row["wire_gb"] = run.kv_gb;
   row["preemptions"] = run.preemptions;
   return Finding{{row}, ""};
 }

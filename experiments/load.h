@@ -38,6 +38,7 @@ class Bed {
   // is wrong with its logits, or "".
   Result<std::string> open(const std::vector<std::string>& options);
   Stack& stack() { return *stack_; }
+  void close() { stack_.reset(); }  // until the next open()
   // Requests per second that one colocated instance with every core ends when `requests` are all
   // there at once. Measured once, before the first open(): the unit of `load`.
   Result<double> capacity(const std::vector<BenchRequest>& requests);

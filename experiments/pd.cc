@@ -13,6 +13,7 @@
 // some of D's. The first gap carries the transfer: 272 tokens of 16 KiB, 4.4 MB, below 1 ms; handoff none.
 #include <algorithm>
 
+#include "base/arrivals.h"
 #include "experiments/load.h"
 
 namespace xpyd::experiments::pd_experiment {

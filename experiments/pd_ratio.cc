@@ -1,7 +1,7 @@
 // pd_ratio: six instances, from 1P5D to 5P1D, and 6C: the share of requests that meet their
 // objectives, by the rate at which they come. Goodput is the rate at which 90 % still do.
 //
-// The real instances in virtual time (timed_cluster.h), Llama-3.1-8B, 100 Gb/s, push layer by layer, at most 64
+// The simulator (disagg/simulate/), Llama-3.1-8B, 100 Gb/s, push layer by layer, at most 64
 // sequences an instance. `prompts`: 4,000 tokens of prompt, 200 of output; `outputs`: 500 and 300; both plus or minus a
 // half, uniform. Objectives: first token within 1 s, and 30 ms for the mean of a request's longest 10 % of gaps
 // (Mooncake's TBT). Requests come for 8 s, as a Poisson process; three traces. Goodput is found by bisection: a grid of
@@ -21,11 +21,12 @@
 
 #include "base/random.h"
 #include "base/stats.h"
-#include "experiments/experiment.h"
-#include "experiments/timed_cluster.h"
+#include "experiments/simulated.h"
 
 namespace xpyd::experiments::pd_ratio_experiment {
 namespace {
+
+using namespace disagg;
 
 constexpr double kTtft = 1, kTbt = 0.030;  // seconds
 constexpr int kDraws = 3;                  // traces
@@ -54,32 +55,31 @@ Result<Values> at_rate(const Values& point, double rate, const Setting& setting,
   const int prompt = prompts ? 4000 : 500, output = prompts ? 200 : 300;
   const double seconds = setting.tiny ? 0.3 : 8;
   Random random(setting.seed + 11 + 1000 * uint64_t(int(point["sample"])));
-  std::vector<TimedRequest> requests;
+  Trace trace{.block_tokens = 16};
   auto around = [&random](int n) { return int(n * (0.5 + random.uniform())); };
-  for (double now = random.exponential() / rate; now < seconds || requests.empty(); now += random.exponential() / rate)
-    requests.push_back({now, around(prompt), setting.tiny ? 8 : around(output)});
-  TimedOptions options;
-  options.topology = point["topology"];
-  options.step_tokens = options.topology == "6C" ? 512 : 2048;
-  options.pool_tokens = setting.tiny ? 24000 : 400000;
-  const TimedRun run = run_timed(options, requests);
-  wrong = run.wrong;
+  for (double now = random.exponential() / rate; now < seconds || trace.requests.empty();
+       now += random.exponential() / rate) {
+    const int tokens = around(prompt);
+    add_request(trace, now, tokens, setting.tiny ? 8 : around(output));
+  }
+  SimulationOptions options = simulated_h100(point["topology"], trace);
+  if (options.topology == "6C") set_step_tokens(options, 512);
+  options.kv_tokens = setting.tiny ? 24000 : 400000;
+  const Result<Simulation> simulation = simulate(options, trace);
+  if (!simulation) return simulation.error();
+  const Simulation& run = simulation.value();
+  wrong = unserved(run, trace);
   if (!wrong.empty()) return Values();
   std::vector<double> ttft, tails;
   int good = 0;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const std::vector<double>& at = run.records[i].token_s;
-    std::vector<double> gaps;
-    for (size_t t = 1; t < at.size(); ++t) gaps.push_back(at[t] - at[t - 1]);
-    std::sort(gaps.begin(), gaps.end(), std::greater<>());
-    gaps.resize((gaps.size() + 9) / 10);
-    ttft.push_back(at[0] - requests[i].arrival_s);
-    tails.push_back(summarize(gaps).mean);
-    good += ttft.back() <= kTtft && tails.back() <= kTbt;
+  for (const SimulatedRecord& r : run.records) {
+    ttft.push_back(r.times.first_s - r.arrival_s);
+    tails.push_back(r.times.worst_tenth());
+    good += r.times.keeps({kTtft, kTbt}, r.arrival_s);
   }
   return Values{{"rate", rate},
-                {"requests", requests.size()},
-                {"good_share", double(good) / double(requests.size())},
+                {"requests", run.records.size()},
+                {"good_share", double(good) / double(run.records.size())},
                 {"ttft_mean_ms", 1e3 * summarize(ttft).mean},
                 {"tail_tbt_mean_ms", 1e3 * summarize(tails).mean},
                 {"preemptions", run.preemptions}};

@@ -1,8 +1,8 @@
 // pd_split: one card whole, or cut into equal parts for prefill and decode: what `pd` asks of two
 // cores, on a virtual clock, where nothing wavers but the arrivals.
 //
-// The real instances in virtual time (timed_cluster.h): Llama-3.1-8B, H100. 1C has the card, of 1P1D each instance a
-// half of its arithmetic and of its bandwidth, of 2P1D a third; KV changes hands without a copy (handoff). 400
+// The simulator (disagg/simulate/): Llama-3.1-8B, H100. 1C has the card, of 1P1D each instance a
+// half of its arithmetic and of its bandwidth, of 2P1D a third; KV is there as soon as it is sent. 400
 // requests, prompts of 2,000 tokens and outputs of 128, each plus or minus a half, uniform; steps of 512 tokens
 // everywhere. `load` is a share of the requests a second that 1C ends when all are there at once. Nine traces.
 //
@@ -19,11 +19,12 @@
 #include <algorithm>
 
 #include "base/random.h"
-#include "experiments/experiment.h"
-#include "experiments/timed_cluster.h"
+#include "experiments/simulated.h"
 
 namespace xpyd::experiments::pd_split_experiment {
 namespace {
+
+using namespace disagg;
 
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
@@ -34,27 +35,33 @@ std::vector<Values> points(const Setting&) {
 }
 
 // rate 0: all at once.
-std::vector<TimedRequest> trace(int n, double rate, int draw, const Setting& setting) {
+Trace trace_of(int n, double rate, int draw, const Setting& setting) {
   Random random(setting.seed + 23 + 1000 * uint64_t(draw));
   auto around = [&](int tokens) { return int(tokens * (0.5 + random.uniform())); };
-  std::vector<TimedRequest> requests;
+  Trace trace{.block_tokens = 16};
   double now = 0;
   for (int i = 0; i < n; ++i) {
     const double gap = random.exponential();
     if (rate > 0) now += gap / rate;
-    requests.push_back({now, around(setting.tiny ? 60 : 2000), around(setting.tiny ? 6 : 128)});
+    const int prompt = around(setting.tiny ? 60 : 2000);
+    add_request(trace, now, prompt, around(setting.tiny ? 6 : 128));
   }
-  return requests;
+  return trace;
 }
 
-TimedOptions options_of(const std::string& topology, const Setting& setting) {
-  TimedOptions options;
-  options.topology = topology;
-  options.share = topology == "1C" ? 1 : topology == "1P1D" ? 1. / 2 : 1. / 3;
-  options.wire_gbps = 0;
-  options.step_tokens = 512;
-  options.pool_tokens = setting.tiny ? 8000 : 200000;
-  return options;
+// Errors: invalid_argument: a request did not get its tokens.
+Result<Simulation> run_split(const std::string& topology, const Trace& trace, const Setting& setting) {
+  SimulationOptions options = simulated_h100(topology, trace,
+                                             topology == "1C"     ? 1
+                                             : topology == "1P1D" ? 1. / 2
+                                                                  : 1. / 3);
+  options.hardware.link_bytes_per_s = kNoWire;
+  set_step_tokens(options, 512);
+  options.kv_tokens = setting.tiny ? 8000 : 200000;
+  Result<Simulation> run = simulate(options, trace);
+  if (!run) return run;
+  const std::string wrong = unserved(run.value(), trace);
+  return wrong.empty() ? std::move(run) : invalid(wrong);
 }
 
 Measure open(const Setting& setting) {
@@ -62,19 +69,17 @@ Measure open(const Setting& setting) {
   return [=](const Values& point) -> Result<Finding> {
     const int n = setting.tiny ? 6 : 400;
     if (*capacity == 0) {
-      const TimedRun all = run_timed(options_of("1C", setting), trace(n, 0, 0, setting));
-      if (!all.wrong.empty()) return Finding{{}, all.wrong};
-      *capacity = n / all.end_s;
+      const Result<Simulation> all = run_split("1C", trace_of(n, 0, 0, setting), setting);
+      if (!all) return all.error();
+      *capacity = n / all.value().end_s;
     }
     const double rate = double(point["load"]) * *capacity;
-    const std::vector<TimedRequest> requests = trace(n, rate, point["sample"], setting);
-    const TimedRun run = run_timed(options_of(point["topology"], setting), requests);
-    if (!run.wrong.empty()) return Finding{{}, run.wrong};
+    const Result<Simulation> run = run_split(point["topology"], trace_of(n, rate, point["sample"], setting), setting);
+    if (!run) return run.error();
     std::vector<double> ttft, gaps;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const std::vector<double>& at = run.records[i].token_s;
-      ttft.push_back(1e3 * (at[0] - requests[i].arrival_s));
-      for (size_t t = 1; t < at.size(); ++t) gaps.push_back(1e3 * (at[t] - at[t - 1]));
+    for (const SimulatedRecord& r : run.value().records) {
+      ttft.push_back(1e3 * (r.times.first_s - r.arrival_s));
+      for (float gap : r.times.gaps) gaps.push_back(1e3 * double(gap));
     }
     std::sort(ttft.begin(), ttft.end());
     std::sort(gaps.begin(), gaps.end());
@@ -86,7 +91,7 @@ Measure open(const Setting& setting) {
                      {"p90_ttft_ms", percentile_seen(ttft, 90)},
                      {"median_itl_ms", percentile_seen(gaps, 50)},
                      {"p99_itl_ms", percentile_seen(gaps, 99)},
-                     {"duration_s", run.end_s}}},
+                     {"duration_s", run.value().end_s}}},
                    ""};
   };
 }

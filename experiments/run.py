@@ -21,6 +21,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -235,6 +236,7 @@ class Runner:
         todo = [unit for unit in plan if unit[:2] not in done]
         table.stamp.pop("failed", None)
         begin, spent = time.monotonic(), float(table.stamp.get("seconds", 0))
+        busy = resource.getrusage(resource.RUSAGE_CHILDREN)
         failures = []
         progress = Progress(claim.name, len(plan) - len(todo), len(plan))
         mine, programs = threading.local(), []
@@ -262,6 +264,11 @@ class Runner:
         pool.shutdown()
         for program in programs:
             program.close()
+        if todo and not timed:  # what idle cores would have taken, however busy these were
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = ended.ru_utime + ended.ru_stime - busy.ru_utime - busy.ru_stime
+            table.stamp["seconds"] = f"{spent + cpu / len(os.sched_getaffinity(0)):.0f}"
+            table.write()
         progress.clear()
         for failure in failures:
             print(f"  {claim.name}: {failure}")

@@ -25,6 +25,8 @@ IMPLEMENTED = {
     "attention/kernels.h": ["attention/walk.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
+    "disagg/simulate/cluster.h": ["disagg/simulate/result.cc"],
+    "disagg/simulate/traces.h": ["disagg/simulate/generate.cc"],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
@@ -34,11 +36,12 @@ IMPLEMENTED = {
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
     "server/bench.h": ["server/bench_client.cc", "server/bench_result.cc"],
-    "server/api.h": ["server/api_parse.cc", "server/generation.cc", "server/page.cc"],
+    "server/api.h": ["server/api_parse.cc", "server/generation.cc", "server/page.cc", "server/stats_body.cc"],
     "server/http.h": ["server/boost_impl.cc", "server/http_parser.cc"],
     "server/local_workers.h": ["server/etcd_registry.cc"],
     "server/main.cc": ["server/" + command + ".cc"
-                       for command in ("tour", "serve", "commands", "bench", "info", "prefix_stats")],
+                       for command in ("tour", "serve", "commands", "bench", "info", "prefix_stats",
+                                       "simulate_command", "event_log_commands")],
     "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/options.cc"],
 }
 

@@ -61,28 +61,6 @@ std::string error_body(const ApiError& error) {
   return out.close('}').close('}').take();
 }
 
-std::string stats_body(const ServedModel& model, const ServiceStats& stats) {
-  JsonText out;
-  out.open('{').add("model", model.name, "max_model_len", model.max_model_len);
-  out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr, "shared_pool", stats.shared_pool);
-  const auto& pool = stats.process_pool;  // what nobody holds is the pool's, and not of each instance
-  if (pool) out.key("pool").object("blocks", pool->blocks, "free", pool->free);
-  out.key("instances").open('[');
-  for (const InstanceStats& i : stats.instances) {
-    const KvStats& kv = i.kv;
-    out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
-    out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
-    out.add("block_tokens", kv.block_tokens).key("blocks");
-    out.object("capacity", pool ? pool->blocks : kv.capacity, "free", pool ? 0 : kv.free, "active", kv.active, "cached",
-               kv.cached, "in_transfer", kv.in_transfer);
-    out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
-    out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
-    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
-    out.close('}');
-  }
-  return out.close(']').close('}').take();
-}
-
 struct Api::Row : Api::Route {
   void (*handle)(Api& api, const std::shared_ptr<Incoming>& in);
 };
@@ -130,7 +108,9 @@ std::span<const Api::Row> Api::table() {
                      .body = api.metrics_.render(api.service_.stats())});
   };
   static constexpr auto stats = [](Api& api, const In& in) {
-    api.answer(*in, {.headers = {{"Cache-Control", "no-store"}}, .body = stats_body(api.model_, api.service_.stats())});
+    api.answer(*in,
+               {.headers = {{"Cache-Control", "no-store"}},
+                .body = stats_body(api.model_, api.service_.stats(), api.service_.picture(), api.options_.switches)});
   };
   static constexpr auto models = [](Api& api, const In& in) {
     JsonText out;
@@ -273,7 +253,8 @@ HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
   // Benchmark clients record the reason phrase and nothing else.
   response.reason = http_reason(error.status) + ": " + error.message.substr(0, 80);
-  if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (error.status == 503 || error.status == 429)
+    response.headers.emplace_back("Retry-After", std::to_string(std::max(1L, std::lround(std::ceil(error.retry_s)))));
   if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
   return response;
 }
@@ -440,11 +421,32 @@ std::string Api::model_card(const std::string& name) const {
       .take();
 }
 
+namespace {
+
+// x-slo-ttft-ms and x-slo-tbt-ms: milliseconds above 0.
+std::optional<ApiError> read_objectives(const HttpRequest& request, GenerationCall& call) {
+  const auto read = [&](const char* name, double Request::*seconds) -> std::optional<ApiError> {
+    const std::string text(request.header(name));
+    if (text.empty()) return {};
+    char* end = nullptr;
+    const double ms = std::strtod(text.c_str(), &end);
+    if (*end != 0 || !(ms > 0) || ms > 1e9)
+      return ApiError{.message = std::string(name) + ": expected milliseconds above 0", .param = name};
+    for (Request& prompt : call.prompts) prompt.*seconds = ms / 1e3;
+    return {};
+  };
+  auto error = read("x-slo-ttft-ms", &Request::slo_ttft_s);
+  return error ? error : read("x-slo-tbt-ms", &Request::slo_tbt_s);
+}
+
+}  // namespace
+
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
   on_body(in, [this, in, chat](Then& then) {
     auto call = std::make_shared<GenerationCall>();
     const int owner = std::max(0, key_owner(options_.api_keys, in->request));
     auto error = parse_generation(in->request.body, chat, model_, *call, sessions_[static_cast<size_t>(owner)].get());
+    if (!error) error = read_objectives(in->request, *call);
     in->request.body = std::string();
     then = [this, in, chat, call] {
       in->exchange->body_freed();

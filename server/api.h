@@ -45,6 +45,7 @@ struct ApiError {
   std::string param;  // the field; "" = null
   std::string code;   // for programs, as "context_length_exceeded"; "" = null
   RejectReason reason = RejectReason::invalid;
+  double retry_s = 1;  // 429, 503: Retry-After
 };
 
 // What is served. Const after the start.
@@ -134,14 +135,16 @@ struct ServerOptions : HttpListenOptions, ServedModel {
   // POST /retire_instance {"name": "P0", "role": "decode"}: that instance leaves when it is empty,
   // and comes back in that role ("": not at all). Any thread.
   std::function<Status(const std::string& name, const std::string& role)> retire_instance;
+  std::string switches = "[]";                  // for /stats, a JSON list: name, value, whether it was given
   std::string server_info;                      // the option table, for GET /server_info
   LogLevel log_level = LogLevel::info;          // the least that is logged
   std::function<void(const std::string&)> log;  // one line without its end; empty: stderr
 };
 
 std::string error_body(const ApiError& error);
-// What the page draws: instances, blocks by state, queues, transfers.
-std::string stats_body(const ServedModel& model, const ServiceStats& stats);
+// What the page draws (stats_body.cc): instances, their blocks by state and place, queues, transfers, the last answers.
+std::string stats_body(const ServedModel& model, const ServiceStats& stats, const ServicePicture& picture = {},
+                       const std::string& switches = "[]");
 
 // Threads on which request bodies are parsed and tokenized. One takes small ones alone, so that no
 // number of large bodies is in their way; the others take large ones first, then small ones. Of

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/arrivals.h"
 #include "base/os.h"
 #include "base/progress.h"
 #include "base/utf8.h"
@@ -46,14 +47,14 @@ T from_server(Result<T> result) {
 void print_errors(const std::vector<RequestRecord>& records) {
   std::map<std::string, int> counts;
   for (const RequestRecord& record : records)
-    if (!record.ok()) ++counts[record.error];
+    if (!record.ok()) ++counts[(record.refused ? "refused: " : "failed: ") + record.error];
   int shown = 0;
   for (const auto& [error, count] : counts) {
     if (++shown > 10) {
       std::fprintf(stderr, "xpyd: bench: and %zu other errors\n", counts.size() - 10);
       break;
     }
-    std::fprintf(stderr, "xpyd: bench: %d failed: %s\n", count, printable(error).c_str());
+    std::fprintf(stderr, "xpyd: bench: %d %s\n", count, printable(error).c_str());
   }
 }
 

@@ -7,6 +7,7 @@
 //   chunk   an event with non-empty `choices`; the usage event and [DONE] are none
 //   TTFT    send to first chunk          ITL   gap between chunks, pooled over all requests
 //   E2EL    send to last chunk           TPOT  (E2EL - TTFT) / (output tokens - 1), per request
+//   TBT     the mean of a request's longest tenth of gaps (Mooncake, FAST '25 section 5.1; token_times.h)
 #pragma once
 
 #include <atomic>
@@ -41,13 +42,15 @@ struct RequestRecord {
   int output_tokens = 0;  // usage.completion_tokens; the number of chunks where the server gave none
   bool has_usage = false;
   std::string text;
-  std::string error;  // "" = success
+  std::string error;          // "" = success
+  bool refused = false;       // by the server, for an objective (429)
+  double retry_after_s = -1;  // … and when it should be asked again, as it says; below 0: it does not
   bool ok() const { return error.empty(); }
 };
 
 // Limits of a good request in ms; infinite = no limit.
 struct Goodput {
-  double ttft_ms, tpot_ms, e2el_ms;
+  double ttft_ms, tpot_ms, e2el_ms, tbt_ms;
   bool given = false;
   Goodput();
 };
@@ -55,17 +58,19 @@ struct Goodput {
 Result<Goodput> parse_goodput(const std::string& text);
 
 struct BenchResult {
-  double duration_s = 0;  // first arrival to last end
-  int completed = 0, failed = 0;
-  int without_usage = 0;                                     // of the completed: output counted in chunks
-  int64_t input_tokens = 0, output_tokens = 0;               // of the completed
-  double request_throughput = 0;                             // completed / s
-  double request_goodput = 0;                                // within all limits / s
-  double slo_attainment = 0;                                 // within all limits / all requests, failed ones included
+  double duration_s = 0;                        // first arrival to last end
+  int completed = 0, failed = 0, refused = 0;   // refused ones have not failed
+  int without_usage = 0;                        // of the completed: output counted in chunks
+  int64_t input_tokens = 0, output_tokens = 0;  // of the completed
+  double request_throughput = 0;                // completed / s
+  double request_goodput = 0;                   // within all limits / s
+  double slo_attainment = 0;                    // within all limits / all requests, whatever became of them
   double output_throughput = 0, total_token_throughput = 0;  // tokens / s
   double max_output_tokens_per_s = 0;                        // chunks in the fullest second
   int max_concurrent_requests = 0;
   Summary ttft_ms, tpot_ms, itl_ms, e2el_ms;  // of the completed
+  Summary tbt_ms, tbt_max_ms, tbt_p99_ms;     // a value of each request: its longest tenth, its longest gap, its P99
+  Summary retry_after_s;                      // of the refused that have it
   Summary lateness_ms;                        // send after due, all requests: the client's own queue and delay
 };
 

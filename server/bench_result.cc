@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "disagg/token_times.h"
 #include "server/bench.h"
 
 namespace xpyd::server {
@@ -17,10 +18,12 @@ const char* const kBenchDefinitions =
     "TPOT: (E2EL - TTFT) / (output tokens - 1) of requests with more than one output token\n"
     "output tokens: usage.completion_tokens; percentiles: linear (numpy); failed requests are in "
     "no sample\n"
+    "TBT: of each request the mean of its longest tenth of gaps; refused: answered with 429, in no sample and no "
+    "failure\n"
     "throughput: over the whole duration, first arrival to last answer; goodput: all limits met\n"
     "peak: chunks in the fullest second; peak concurrent: sweep over send and end\n";
 
-Goodput::Goodput() { ttft_ms = tpot_ms = e2el_ms = std::numeric_limits<double>::infinity(); }
+Goodput::Goodput() { ttft_ms = tpot_ms = e2el_ms = tbt_ms = std::numeric_limits<double>::infinity(); }
 
 Result<Goodput> parse_goodput(const std::string& text) {
   Goodput goodput;
@@ -31,12 +34,14 @@ Result<Goodput> parse_goodput(const std::string& text) {
     double* limit = key == "ttft"   ? &goodput.ttft_ms
                     : key == "tpot" ? &goodput.tpot_ms
                     : key == "e2el" ? &goodput.e2el_ms
+                    : key == "tbt"  ? &goodput.tbt_ms
                                     : nullptr;
     const char *begin = word.data() + std::min(colon + 1, word.size()), *end = word.data() + word.size();
     double value = 0;
     auto [stop, error] = std::from_chars(begin, end, value);
     if (!limit || error != std::errc() || stop != end || !(value > 0) || std::isinf(value))
-      return invalid("--goodput: '" + word + "': expected KEY:MS with ttft, tpot or e2el, such as 'ttft:200 tpot:50'");
+      return invalid("--goodput: '" + word +
+                     "': expected KEY:MS with ttft, tbt, tpot or e2el, such as 'ttft:200 tbt:50'");
     if (!std::isinf(*limit)) return invalid("--goodput: " + key + " is given twice");
     *limit = value;
     goodput.given = true;
@@ -48,7 +53,7 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
                             const Goodput& goodput) {
   BenchResult result;
   result.duration_s = duration_s;
-  std::vector<double> ttft, tpot, itl, e2el, lateness;
+  std::vector<double> ttft, tpot, itl, e2el, lateness, tbt, tbt_max, tbt_p99, retry_after;
   std::vector<int64_t> chunks_per_second;
   std::vector<std::pair<double, int>> sweep;  // time, +1 or -1
   int good = 0;
@@ -56,8 +61,9 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
     lateness.push_back((record.sent_s - record.due_s) * 1e3);
     sweep.emplace_back(record.sent_s, 1);
     sweep.emplace_back(record.end_s, -1);
+    if (record.retry_after_s >= 0) retry_after.push_back(record.retry_after_s);
     if (!record.ok() || record.chunk_s.empty()) {
-      ++result.failed;
+      ++(record.refused ? result.refused : result.failed);
       continue;
     }
     ++result.completed;
@@ -73,13 +79,21 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
       per_token_ms = (last_ms - first_ms) / (record.output_tokens - 1);
       tpot.push_back(per_token_ms);
     }
+    TokenTimes times;
+    std::vector<double> gaps;
     for (size_t i = 0; i < record.chunk_s.size(); ++i) {
-      if (i > 0) itl.push_back((record.chunk_s[i] - record.chunk_s[i - 1]) * 1e3);
+      times.token(record.chunk_s[i]);
+      if (i > 0) gaps.push_back((record.chunk_s[i] - record.chunk_s[i - 1]) * 1e3);
       auto second = size_t(std::max(0.0, record.chunk_s[i] - start_s));
       if (second >= chunks_per_second.size()) chunks_per_second.resize(second + 1, 0);
       ++chunks_per_second[second];
     }
-    good += first_ms <= goodput.ttft_ms && per_token_ms <= goodput.tpot_ms && last_ms <= goodput.e2el_ms;
+    const double tbt_ms = times.worst_tenth() * 1e3;  // 0 of a one-token output
+    itl.insert(itl.end(), gaps.begin(), gaps.end());
+    if (const Summary own = summarize(std::move(gaps)); own.count > 0)
+      tbt.push_back(tbt_ms), tbt_max.push_back(own.max), tbt_p99.push_back(own.p99);
+    good += first_ms <= goodput.ttft_ms && per_token_ms <= goodput.tpot_ms && last_ms <= goodput.e2el_ms &&
+            tbt_ms <= goodput.tbt_ms;
   }
   // At equal times an end comes before a send.
   std::sort(sweep.begin(), sweep.end());
@@ -102,6 +116,10 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
   result.itl_ms = summarize(std::move(itl));
   result.e2el_ms = summarize(std::move(e2el));
   result.lateness_ms = summarize(std::move(lateness));
+  result.tbt_ms = summarize(std::move(tbt));
+  result.tbt_max_ms = summarize(std::move(tbt_max));
+  result.tbt_p99_ms = summarize(std::move(tbt_p99));
+  result.retry_after_s = summarize(std::move(retry_after));
   return result;
 }
 
@@ -127,6 +145,10 @@ std::string bench_table(const BenchResult& result, const BenchSetting& setting) 
   title(" Serving Benchmark Result ", '=');
   row("Successful requests:", std::to_string(result.completed));
   row("Failed requests:", std::to_string(result.failed));
+  if (result.refused > 0) {
+    row("Refused requests (429):", std::to_string(result.refused));
+    row("Mean Retry-After (s):", fixed(result.retry_after_s.mean));
+  }
   if (setting.max_concurrency > 0) row("Maximum request concurrency:", std::to_string(setting.max_concurrency));
   if (!std::isinf(setting.request_rate)) row("Request rate configured (RPS):", fixed(setting.request_rate));
   row("Benchmark duration (s):", fixed(result.duration_s));
@@ -150,6 +172,8 @@ std::string bench_table(const BenchResult& result, const BenchSetting& setting) 
   section("Time to First Token", "TTFT", result.ttft_ms);
   section("Time per Output Token (excl. 1st token)", "TPOT", result.tpot_ms);
   section("Inter-token Latency", "ITL", result.itl_ms);
+  section("Longest Tenth of a Request's Gaps", "TBT", result.tbt_ms);
+  row("Max TBT (ms):", fixed(result.tbt_max_ms.max));
   section("End-to-end Latency", "E2EL", result.e2el_ms);
   title("", '=');
   return table;
@@ -159,6 +183,9 @@ nlohmann::json bench_json(const BenchResult& result) {
   nlohmann::json out = {{"duration", result.duration_s},
                         {"completed", result.completed},
                         {"failed", result.failed},
+                        {"refused", result.refused},
+                        {"refused_with_retry_after", result.retry_after_s.count},
+                        {"mean_retry_after_s", result.retry_after_s.mean},
                         {"total_input_tokens", result.input_tokens},
                         {"total_output_tokens", result.output_tokens},
                         {"request_throughput", result.request_throughput},
@@ -181,6 +208,9 @@ nlohmann::json bench_json(const BenchResult& result) {
   add("tpot_ms", result.tpot_ms);
   add("itl_ms", result.itl_ms);
   add("e2el_ms", result.e2el_ms);
+  add("tbt_worst_tenth_ms", result.tbt_ms);
+  add("tbt_max_ms", result.tbt_max_ms);
+  add("tbt_p99_ms", result.tbt_p99_ms);
   add("client_queue_time_ms", result.lateness_ms);
   return out;
 }

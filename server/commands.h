@@ -2,12 +2,14 @@
 // done; 1: it ran and failed; 2: it was asked for something that it cannot do (misuse).
 #pragma once
 
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "base/log.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "disagg/event_log.h"
 
 namespace xpyd::server {
 
@@ -27,6 +29,9 @@ Status check_result_file(const Options& options);
 // that are not UTF-8 become U+FFFD.
 Status write_result_file(const Options& options, nlohmann::json result);
 
+// Of --event-log, with `suffix` behind its name; null: none is asked for.
+Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix = "");
+
 int tour_main(const Options& options);
 int serve_main(const Options& options);
 int worker_main(const Options& options);
@@ -35,6 +40,11 @@ int bench_main(const Options& options);
 int peak_main(const Options& options);
 int info_main(const Options& options);
 int prefix_stats_main(const Options& options);
+int simulate_main(const Options& options);
+int replay_main(const Options& options);
+int trace_main(const Options& options);
+int explain_main(const Options& options);
+int calibrate_main(const Options& options);
 int export_main(const Options& options);
 
 }  // namespace xpyd::server

@@ -82,9 +82,4 @@ Result<std::vector<std::string>> read_conversations(const std::string& path);
 Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens, int max_model_len,
                            uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens);
 
-// Arrival times in seconds of n requests at `rate` per second; inf: all 0. Fixed: i / rate. Otherwise gaps of a gamma
-// distribution of that shape (1 = Poisson), scaled so that the last arrival is exactly n / rate, as vLLM's client does:
-// it takes the noise of a finite sample out of the rate.
-std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed);
-
 }  // namespace xpyd::server

@@ -192,7 +192,10 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   bool last = event.finish != FinishReason::none;
   if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
   if (!over_) {
-    if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
+    if (event.finish == FinishReason::refused) {
+      api_.metrics_.rejected(RejectReason::objective);
+      fail({.status = 429, .message = event.error, .code = "objective_missed", .retry_s = event.retry_s});
+    } else if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       fail(event.finish == FinishReason::timeout
                ? kTookTooLong
                : ApiError{.status = 500, .message = event.error, .code = "internal_error"});

@@ -147,7 +147,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
     if (over) return;
     const OnDone done = std::move(on_done);
     drop();
-    done({parser.status(), parser.reason(), error});
+    done({parser.status(), parser.reason(), error, std::string(parser.header("retry-after"))});
   }
   void drop() {
     over = true;

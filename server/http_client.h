@@ -34,7 +34,8 @@ struct HttpCall {
 struct HttpOutcome {
   int status = 0;  // 0: no response
   std::string reason;
-  std::string error;  // "" when the response came whole, whatever its status
+  std::string error;        // "" when the response came whole, whatever its status
+  std::string retry_after;  // the header, as it is
 };
 
 class HttpClient {

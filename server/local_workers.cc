@@ -302,6 +302,7 @@ class LocalWorkers final : public Runtime {
   }
   void abort(uint64_t request_id) override { cluster_->abort(request_id); }
   ServiceStats stats() const override { return cluster_->stats(); }
+  ServicePicture picture() const override { return cluster_->picture(); }
   std::string trouble() const override { return cluster_->trouble(); }
 
  private:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -39,6 +40,11 @@ constexpr Subcommand kSubcommands[] = {
     {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
     {"info", info_main, "[MODEL_DIR]", "a model's shape and the memory it takes"},
     {"prefix-stats", prefix_stats_main, "FILE", "how much the prompts of a file repeat"},
+    {"simulate", simulate_main, "FILE", "a trace, served by a cluster in virtual time"},
+    {"replay", replay_main, "FILE...", "take the decisions of an event log again; exit code 1 where one differs"},
+    {"trace", trace_main, "FILE...", "an event log as a Chrome trace, for ui.perfetto.dev"},
+    {"calibrate", calibrate_main, "FILE...", "what an event log's steps and transfers took, as --hardware of simulate"},
+    {"explain", explain_main, "FILE...", "where the time of an event log's requests went"},
     {"export", export_main, "DIR", "write the demo model inside this binary as a folder"},
 };
 
@@ -110,7 +116,8 @@ int run(const std::vector<std::string>& words) {
   }
 
   const bool serves = subcommand->run == serve_main || subcommand->run == worker_main;
-  int max_positional = *subcommand->positional ? 1 : 0;
+  const std::string positional = subcommand->positional;
+  const int max_positional = positional.ends_with("...") ? INT_MAX : positional.empty() ? 0 : 1;
   auto options = Options::parse(option_table(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
   if (!status) return misuse(name + ": " + status.error().message, "`xpyd help " + name + "` lists all options");

@@ -11,8 +11,8 @@
 namespace xpyd::server {
 namespace {
 
-constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",   "draining",
-                                        "overloaded", "unauthorized", "unknown_model"};
+constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",    "draining",
+                                        "overloaded", "unauthorized", "unknown_model", "objective"};
 
 std::string number_text(double value) {
   if (std::isnan(value)) return "NaN";
@@ -298,6 +298,31 @@ std::string Metrics::render(const ServiceStats& service) const {
     text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
                 c.failed_by[size_t(i)]);
   text.counter("choices_replaced_total", "Choices that went on at another place.", c.replaced_choices);
+  text.family("requests_refused_total", "counter", "By --admission: when they came, and when their prompt was done.");
+  text.sample(text.engine("all", "when=\"early\""), c.refused_early);
+  text.sample(text.engine("all", "when=\"late\""), c.refused_late);
+  text.family("requests_refused_by_total", "counter", "By --admission: what would have been missed.");
+  for (int i = 1; i < kRefusals; ++i)
+    text.sample(text.engine("all", "objective=\"" + std::string(refusal_name(Refusal::Why(i))) + "\""),
+                c.refused_by[size_t(i)]);
+  text.counter("prefill_wasted_seconds_total", "Predicted, of prompts refused when they were done.",
+               c.wasted_prefill_s);
+  text.counter("choices_ended_total", "That ended by stop or length.", c.ended);
+  text.counter("choices_kept_total", "Of them, within both objectives (goodput).", c.kept);
+  instances("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
+            [](I i) { return i.cost_error.mape(); });
+  instances("step_prediction_bias", "Mean of (predicted - seen) / seen.", [](I i) { return i.cost_error.bias(); });
+  const auto prediction = [&](const std::string& of, const PredictionError& error) {
+    text.family(of + "_prediction_error", "gauge", "Mean of |predicted - seen| / seen; predicted by placement.");
+    text.sample(text.engine("all"), error.mape());
+    text.family(of + "_prediction_bias", "gauge", "Mean of (predicted - seen) / seen.");
+    text.sample(text.engine("all"), error.bias());
+  };
+  prediction("ttft", c.ttft_error);
+  prediction("tbt", c.tbt_error);
+  text.counter("placement_regret_total", "Tokens that a choice of instance computes and another had: their shares.",
+               c.regret);
+  text.counter("role_changes_total", "Begun by --roles.", c.role_changes);
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
   text.counter("instances_joined_total", "Instances that came.", c.joined);
   text.counter("instances_left_total", "Instances that left or were lost.", c.left);
@@ -350,11 +375,9 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
   text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.", cached_prompt_tokens_);
   text.family("request_success_total", "counter", "Ended choices by reason.");
-  constexpr std::pair<FinishReason, const char*> kReasons[] = {{FinishReason::stop, "stop"},
-                                                               {FinishReason::length, "length"},
-                                                               {FinishReason::abort, "abort"},
-                                                               {FinishReason::timeout, "timeout"},
-                                                               {FinishReason::error, "error"}};
+  constexpr std::pair<FinishReason, const char*> kReasons[] = {
+      {FinishReason::stop, "stop"},       {FinishReason::length, "length"}, {FinishReason::abort, "abort"},
+      {FinishReason::timeout, "timeout"}, {FinishReason::error, "error"},   {FinishReason::refused, "refused"}};
   for (auto [reason, name] : kReasons)
     text.sample(text.engine("all", std::string("finished_reason=\"") + name + "\""),
                 finishes_[static_cast<size_t>(reason)]);

@@ -47,6 +47,7 @@ enum class RejectReason : uint8_t {
   overloaded,    // the frontend itself: too many large bodies at once
   unauthorized,  // no or wrong key
   unknown_model,
+  objective,  // --admission: it would miss one, or make others miss theirs
 };
 
 // One request (one prompt of an HTTP request) after its last event.
@@ -98,8 +99,8 @@ class Metrics {
   Histogram preemptions_{kPreemptions}, n_{kN}, prompt_tokens_per_request_{tokens_};
   Histogram generation_tokens_per_request_{tokens_}, max_tokens_{tokens_}, max_generated_{tokens_};
   uint64_t prompt_tokens_ = 0, generation_tokens_ = 0, cached_prompt_tokens_ = 0;
-  std::array<uint64_t, 6> finishes_{};  // by FinishReason
-  std::array<uint64_t, 7> rejected_{};
+  std::array<uint64_t, 7> finishes_{};  // by FinishReason
+  std::array<uint64_t, 8> rejected_{};
   std::map<std::array<std::string, 3>, uint64_t> http_;  // handler, method, "2xx"
 };
 

@@ -10,6 +10,8 @@
 #include "batch/policy.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
+#include "disagg/roles.h"
+#include "disagg/simulate/cluster.h"
 #include "disagg/transport/transport.h"
 #include "disagg/worker.h"
 #include "model/gemm.h"
@@ -33,6 +35,8 @@ constexpr OptionTarget kByName;  // of a row that no struct has a field for
 constexpr const char* kEngine = "serve generate worker";      // runs a model
 constexpr const char* kShape = "serve generate worker info";  // knows a model
 constexpr const char* kCluster = "serve generate";            // has a conductor
+constexpr const char* kPolicy = "serve generate simulate";    // …, maybe of a simulated one
+constexpr const char* kEventLog = "serve generate simulate worker";
 
 // "a|b|c", the names of a table's rows: a new row is a new choice.
 template <class Rows>
@@ -64,9 +68,12 @@ std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
+                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
+                           models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
-                           gemms = available(gemm_variants()), attentions = available(attention_variants());
+                           roles = names(roles_policies()), gemms = available(gemm_variants()),
+                           attentions = available(attention_variants());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
@@ -197,8 +204,46 @@ std::vector<OptionRow> make_rows() {
        kEngine, sets<&ClusterOptions::nics>},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine, sets<&ClusterOptions::stream_kv>},
-      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request",
-       kCluster, sets_as<find_placement_policy, &ClusterOptions::placement>},
+      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
+       sets_as<find_placement_policy, &ClusterOptions::placement>},
+      {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,
+       "mooncake: a prefix is fetched where another instance has so many times of it", kPolicy,
+       sets<&ClusterOptions::placement_options, &PlacementOptions::fetch_threshold>},
+      {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
+       "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
+       "Retry-After",
+       kPolicy, sets_as<find_admission_policy, &ClusterOptions::slo_admission>},
+      {"slo-ttft", number, "0", "s", "", 0, 1e6, "objective: time to the first token; 0: none (or x-slo-ttft-ms)",
+       kPolicy, sets<&ClusterOptions::objectives, &Objectives::ttft_s>},
+      {"slo-tbt", number, "0", "s", "", 0, 1e6,
+       "objective: time between tokens, the mean of a choice's longest tenth; 0: none (or x-slo-tbt-ms)", kPolicy,
+       sets<&ClusterOptions::objectives, &Objectives::tbt_s>},
+      {"admission-decode", choice, "mean", "", "fixed|mean|quantile", 0, 0,
+       "predicted: how long a decode is said to last", kPolicy,
+       sets<&ClusterOptions::admission_options, &AdmissionOptions::decode>},
+      {"admission-decode-s", number, "20", "s", "", 0, 1e6, "predicted, fixed: so long", kPolicy,
+       sets<&ClusterOptions::admission_options, &AdmissionOptions::fixed_s>},
+      {"admission-quantile", number, "0.9", "", "", 0, 1, "predicted, quantile: of the last decodes", kPolicy,
+       sets<&ClusterOptions::admission_options, &AdmissionOptions::quantile>},
+      {"roles", choice, "fixed", "", roles.c_str(), 0, 0,
+       "velocity: an instance changes between P and D for what comes; live, with --processes", kPolicy,
+       sets_as<find_roles_policy, &ClusterOptions::roles>},
+      {"roles-pressure", number, "0.7", "", "", 0, 1000,
+       "--roles: tokens that come for a role, over those that it can do: below, nothing changes", kPolicy,
+       sets<&ClusterOptions::roles_options, &RolesOptions::pressure>},
+      {"roles-band", number, "1.25", "times", "", 1, 1000, "--roles: so many times the other role's pressure", kPolicy,
+       sets<&ClusterOptions::roles_options, &RolesOptions::band>},
+      {"roles-cool-down", number, "30", "s", "", 0, 1e6, "--roles: between two changes", kPolicy,
+       sets<&ClusterOptions::roles_options, &RolesOptions::cool_down_s>},
+
+      {"event-log", text, "", "", "FILE", 0, 0,
+       "every decision with what it saw, every step, every request's life (xpyd replay, trace, explain); a worker's "
+       "part is in FILE.pidN, N its process; empty: none",
+       kEventLog},
+      {"event-log-bytes", bytes, "1GiB", "bytes", "", 4096, kMaxBytes,
+       "a file's size at most; the last line counts "
+       "the lines that are left out",
+       kEventLog},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
@@ -356,8 +401,9 @@ std::vector<OptionRow> make_rows() {
       {"temperature", number, "0", "", "", 0, 100, "0: greedy", "bench", sets<&SendOptions::temperature>},
       {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench",
        sets<&SendOptions::ignore_eos>},
-      {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0, "limits that a good request meets, all of them",
-       "bench", sets<&BenchOptions::goodput>},
+      {"goodput", text, "", "ms", "'ttft:200 tbt:50 tpot:50 e2el:5000'", 0, 0,
+       "limits that a good request meets, all of them; tbt: the mean of its longest tenth of gaps", "bench",
+       sets<&BenchOptions::goodput>},
       {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench",
        sets<&BenchOptions::warmups>},
       {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench",
@@ -372,6 +418,63 @@ std::vector<OptionRow> make_rows() {
       {"ranks", text, "", "", "AxB:CxD", 0, 0,
        "who sends what to whom: from prefill ranks, tp x pp, to decode ranks, as in 2x1:4x1", "info"},
 
+      // simulate.
+      {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "of the trace", "simulate"},
+      {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0, "of each instance: cards, or a JSON file", "simulate"},
+      {"model", text, "llama-3-70b", "", models.c_str(), 0, 0, "by its published shape, or a JSON file", "simulate"},
+      {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances, 4096 of each role at most", "simulate",
+       sets<&SimulationOptions::topology>},
+      {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", "simulate",
+       sets<&SimulationOptions::scheme>},
+      {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
+       "which sequences run in a step, and how many tokens of each", "simulate",
+       sets_as<find_batch_policy, &EngineOptions::policy>},
+      {"admit", choice, "auto", "", admissions.c_str(), 0, 0, "memory that must be there for a sequence to start",
+       "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
+      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20, "of one step at most", "simulate",
+       sets<&EngineOptions::step_tokens>},
+      {"max-batch", integer, "256", "sequences", "", 1, 65536, "running at once, each instance", "simulate",
+       sets<&EngineOptions::max_batch>},
+      {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens of one KV block", "simulate",
+       sets<&SimulationOptions::block_tokens>},
+      {"kv-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance; 0: what the model leaves of the memory",
+       "simulate", sets<&SimulationOptions::kv_tokens>},
+      {"host-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance's host memory", "simulate",
+       sets<&SimulationOptions::host_tokens>},
+      {"fetch", choice, "on", "", "on|off", 0, 0, "an instance gets prefixes from others (--placement mooncake)",
+       "simulate", sets_as<is<"on">, &SimulationOptions::fetch>},
+      {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0, "when KV is sent", "simulate",
+       sets<&ClusterOptions::stream_kv>},
+      {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0, "how P and D share a request", "simulate",
+       sets_as<find_disagg_policy, &ClusterOptions::disagg>},
+      {"speed", number, "1", "times", "", 1e-6, 1e6, "the trace's arrivals are so much closer", "simulate",
+       sets<&TraceOptions::speed>},
+      {"jitter", number, "0", "s", "", 0, 1e6, "added to each arrival, uniformly up to it", "simulate",
+       sets<&TraceOptions::jitter_s>},
+      {"repeat", integer, "1", "times", "", 1, 1e6, "the trace laid end to end, its blocks each time anew", "simulate",
+       sets<&TraceOptions::repeat>},
+      {"requests", integer, "0", "requests", "", 0, 1e9, "the trace's first; 0: all", "simulate",
+       sets<&TraceOptions::limit>},
+      {"rate", number, "1", "requests/s", "", 1e-6, kInf, "of a trace that has no times", "simulate",
+       sets<&TraceOptions::rate>},
+      {"closed-loop", flag, "off", "", "", 0, 0, "a turn waits for the answer before it, though the trace has times",
+       "simulate"},
+      {"decode-tokens", integer, "-1", "tokens", "", -1, kMaxTokens,
+       "of every answer; 0: the first token alone; -1: the trace's", "simulate",
+       sets<&SimulationOptions::output_tokens>},
+      {"each-step", flag, "off", "", "", 0, 0, "play every step, also those that could be played at once", "simulate",
+       sets<&SimulationOptions::each_step>},
+
+      // replay, trace, explain.
+      {"placement", text, "", "", placements.c_str(), 0, 0, "what this one would have decided; empty: the recorded one",
+       "replay"},
+      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"disagg", text, "", "", orders.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
+      {"roles", text, "", "", roles.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},
+
       // prefix-stats.
       {"min-count", integer, "2", "prompts", "", 2, kMaxTokens, "a prefix counts when at least so many share it",
        "prefix-stats"},
@@ -384,11 +487,12 @@ std::vector<OptionRow> make_rows() {
        "what to measure; cuda: copies, products and launches of the card", "peak"},
 
       // Everybody.
-      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", kEngine, sets<&ClusterOptions::seed>},
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker simulate",
+       sets<&ClusterOptions::seed>},
       {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "bench", sets<&DatasetOptions::seed>},
-      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats"},
+      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats simulate"},
       {"config", text, "", "", "FILE", 0, 0, "read options from FILE, lines `name = value`; the command line wins",
-       "serve generate worker bench peak info prefix-stats"},
+       "serve generate worker bench peak info prefix-stats simulate"},
   };
 }
 

@@ -77,6 +77,22 @@ int serve_main(const Options& options) try {
 
 namespace {
 
+// Which files, names and addresses there are is not for whoever reads /stats: of these alone that they are given.
+std::string switches_json(const Options& options, const Stack& stack) {
+  auto shown = options.shown_values();
+  if (!options.given("transport")) shown["transport"] = stack.options.transport->name;  // processes have another one
+  JsonText out;
+  out.open('[');
+  for (const OptionRow& row : options.rows()) {
+    const std::string_view takes = row.choices;
+    const bool listed = takes.starts_with("xPyD") || (takes.find('|') != takes.npos && !takes.starts_with("FILE"));
+    const bool given = options.given(row.name);
+    const bool hidden = row.kind == OptionKind::text && given && !listed;
+    out.open('[').value(row.name).value(hidden ? "given" : shown.at(row.name)).value(given).close(']');
+  }
+  return out.close(']').take();
+}
+
 // What is wrong with it is thrown.
 ServerOptions http_options(const Options& options, Stack& stack) {
   ServerOptions http;
@@ -111,6 +127,7 @@ ServerOptions http_options(const Options& options, Stack& stack) {
     proxy = group;
   }
   http.server_info = options.table();
+  http.switches = switches_json(options, stack);
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
     return stack.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));

@@ -1,5 +1,7 @@
 #include "server/stack.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <ctime>
 #include <limits>
@@ -11,7 +13,9 @@
 #include "base/peak.h"
 #include "base/version.h"
 #include "batch/admission.h"
+#include "disagg/worker.h"
 #include "model/folder.h"
+#include "server/commands.h"
 #include "server/local_workers.h"
 
 namespace xpyd::server {
@@ -102,6 +106,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
 
   // Processes share no memory unless the wire makes it so.
   const bool processes = stack->processes = worker || options.flag("processes");
+  if (!processes && cluster.roles != find_roles_policy("fixed"))
+    return invalid("--roles velocity: threads keep their roles: expected --processes");
   const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
   Result<TransportChoice> choice = parse_transport(wire);
   if (!choice) return invalid("--transport: " + choice.error().message);
@@ -112,11 +118,14 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
                    "one of those that leave it");
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
-  if (!worker && std::string(cluster.disagg->name) == "conditional_cost") {
+  // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
+  if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
+                  cluster.slo_admission->arrives)) {
     const Dtype dtype = backend.load.dtype;
     cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};
   }
+  cluster.log = need(open_event_log(options, worker ? "." + process_name(getpid()) : ""));
   check_ranks(options, *stack);
   need(check_shared_pool(cluster, processes));
   if (worker) {  // it keeps its ranks when it is given another role

@@ -90,6 +90,9 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.max_model_len = tiny_config().max_position;
   options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
+  options.slo_admission = find_admission_policy(setup.admission);
+  options.objectives = setup.objectives;
+  options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
   options.kv.shape = kv_shape(tiny_config(), setup.kv_dtype);

@@ -40,6 +40,9 @@ struct TinySetup {
   size_t pool_bytes = 1 << 20;
   bool ahead = true;
   KvTierOptions tiers;
+  std::string admission = "none";
+  Objectives objectives = {};
+  std::shared_ptr<EventLog> log = {};
   // Another device than the CPU, and the tiny model on it.
   Device* device = &cpu_device();
   std::function<Result<std::unique_ptr<Model>>(const TinySetup&, DeviceQueue&)> make_model;

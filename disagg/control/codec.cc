@@ -15,12 +15,12 @@ namespace xpyd::disagg {
 namespace {
 
 // Of a time that is not set.
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kUnset = std::numeric_limits<double>::infinity();
 
 struct Encoder : FieldWriter<Encoder> {
   double now;
 
-  void time(const char*, double value) { to.number(value == 0 ? kNever : now - value); }
+  void time(const char*, double value) { to.number(value == 0 ? kUnset : now - value); }
   void request(const char*, const std::shared_ptr<const Request>& value) {
     XPYD_CHECK(value != nullptr);
     fields(*this, *value);
@@ -48,7 +48,7 @@ struct Decoder : FieldReader<Decoder> {
   }
   void time(const char* name, double& value) {
     double age = from.number<double>(name);
-    if (age == kNever) {
+    if (age == kUnset) {
       value = 0;
     } else if (std::abs(age) <= codec::kMaxSeconds) {
       value = now - age;
@@ -80,14 +80,14 @@ void for_each_kind(F f, std::index_sequence<I...>) {
 using Kinds = std::make_index_sequence<std::variant_size_v<Message>>;
 
 // The kinds in the variant's order, and who says them to whom: D down, from the conductor; U up, to
-// it; B both; A across, between instances; - by a worker to its own instance.
+// it; B both; A across, between instances; - within a process alone.
 // clang-format off
 constexpr const char* kKinds[] = {
     "D StartRequest", "D AbortAttempt", "D PeerJoined", "D PeerGone", "U TokenOf",
     "U AttemptProgress", "U AttemptFailed", "U Report", "B PrefillJob", "A ReserveKv",
     "A KvReserved", "A KvDelivered", "A ReservationCancelled", "A KvOffered", "A KvTaken",
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
-    "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport"};
+    "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport", "- TokensOf"};
 // clang-format on
 static_assert(std::size(kKinds) == std::variant_size_v<Message>);
 

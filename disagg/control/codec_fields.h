@@ -29,7 +29,7 @@ inline constexpr double kMaxSeconds = 1e12;
 namespace xpyd::disagg {
 
 template <>
-inline constexpr FinishReason kLast<FinishReason> = FinishReason::error;
+inline constexpr FinishReason kLast<FinishReason> = FinishReason::refused;
 template <>
 inline constexpr Dtype kLast<Dtype> = Dtype::int4;
 template <>
@@ -39,7 +39,7 @@ inline constexpr Role kLast<Role> = Role::colocated;
 template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
-inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::prompt_done;
+inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::joined;
 template <>
 inline constexpr AttemptFailure kLast<AttemptFailure> = AttemptFailure::refused;
 
@@ -62,7 +62,7 @@ template <class A>
 void fields(A& a, typename A::template Ref<Request> s) {
   auto& [id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop, stop_token_ids,
          include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, session_id, arrival_s,
-         deadline_s] = s;
+         deadline_s, slo_ttft_s, slo_tbt_s] = s;
   XPYD_EACH(a, id, sampling, ignore_eos, include_stop_text, skip_special_tokens, prompt_is_text_prefix, cache_salt,
             session_id);
   a.numbers("prompt", prompt, Number::token);
@@ -74,6 +74,7 @@ void fields(A& a, typename A::template Ref<Request> s) {
   a.numbers("stop_token_ids", stop_token_ids, Number::token);
   a.number("priority", priority);
   XPYD_TIMES(a, arrival_s, deadline_s);
+  XPYD_SECONDS(a, slo_ttft_s, slo_tbt_s);
 }
 
 template <class A>
@@ -105,14 +106,15 @@ void fields(A& a, typename A::template Ref<Sampled> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<TokenEvent> s) {
-  auto& [request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled, prompt_logprobs,
-         cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s] = s;
+  auto& [request_id, choice, token, text, finish, stop_text, stop_token, error, retry_s, has_logprobs, sampled,
+         prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s] = s;
   XPYD_EACH(a, request_id, text, finish, stop_text, error, has_logprobs, sampled, logits_hash);
   a.number("choice", choice, Number::choice);
   XPYD_NUMBERS(a, Number::token_or_none, token, stop_token);
   a.list("prompt_logprobs", prompt_logprobs, codec::kMaxPromptLogprobs);
   a.number("cached_tokens", cached_tokens, Number::tokens);
   a.number("preemptions", preemptions, Number::count);
+  XPYD_SECONDS(a, retry_s);
   XPYD_TIMES(a, queued_s, scheduled_s, time_s);
 }
 
@@ -198,12 +200,21 @@ void fields(A& a, typename A::template Ref<KvStats> s) {
 }
 
 template <class A>
+void fields(A& a, typename A::template Ref<PredictionError> s) {
+  auto& [n, absolute, signed_sum] = s;
+  XPYD_SECONDS(a, n, absolute);
+  a.number("signed_sum", signed_sum, -codec::kMaxSeconds, codec::kMaxSeconds);
+}
+
+template <class A>
 void fields(A& a, typename A::template Ref<InstanceStats> s) {
   auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps, prompt_tokens,
          generated_tokens, preemptions, step_seconds, schedule_seconds, wait_seconds, transfer_bytes,
-         transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired,
-         heartbeat_s] = s;
-  XPYD_EACH(a, name, kv);
+         transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, heartbeat_s,
+         cost, cost_error] = s;
+  auto& [cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context] = cost;
+  XPYD_EACH(a, name, kv, cost_error);
+  XPYD_SECONDS(a, cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context);
   XPYD_NUMBERS(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
   XPYD_NUMBERS(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions, transfer_bytes,
                transfer_descriptors, transfers, kv_refused, leases_expired);
@@ -215,9 +226,10 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<StartRequest> s) {
-  auto& [attempt, request, state, order, decode] = s;
+  auto& [attempt, request, state, order, decode, source] = s;
   XPYD_EACH(a, attempt, request, state, order);
   a.number("decode", decode, Number::instance_or_none);
+  a.number("source", source, Number::instance_or_none);
 }
 
 XPYD_FIELDS(AbortAttempt, attempt)
@@ -234,6 +246,16 @@ void fields(A& a, typename A::template Ref<TokenOf> s) {
   auto& [attempt, index, event] = s;
   XPYD_EACH(a, attempt, event);
   a.number("index", index, Number::tokens);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<TokensOf> s) {
+  auto& [attempt, choice, index, tokens, times_s] = s;
+  XPYD_EACH(a, attempt);
+  a.numbers("times_s", times_s);
+  a.number("choice", choice, Number::choice);
+  a.number("index", index, Number::tokens);
+  a.numbers("tokens", tokens, Number::token);
 }
 
 XPYD_FIELDS(AttemptProgress, attempt, stage)

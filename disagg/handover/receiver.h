@@ -64,6 +64,12 @@ class Receiver {
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }
   const ReceiverStats& stats() const { return stats_; }
+  // f(request, handle) of each place that KV comes to.
+  template <class F>
+  void each_holder(F&& f) const {
+    for (const auto& [attempt, in] : incoming_)
+      if (in.place.kv != kNoKv) f(in.request->id, in.place.kv);
+  }
 
  private:
   using State = ReceiverState;

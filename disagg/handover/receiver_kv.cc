@@ -113,7 +113,13 @@ void Receiver::look(Incoming& in) {
     const TransferState read = parts_.wire.poll(in.place.reading);
     if (read == TransferState::in_flight) return;
     in.place.reading = kNoTransfer;
-    if (read == TransferState::done) parts_.rate.done(in.read_s, parts_.clock.now(), in.read_bytes);
+    if (read == TransferState::done) {
+      const double now = parts_.clock.now();
+      parts_.rate.done(in.read_s, now, in.read_bytes);
+      if (parts_.moved)
+        parts_.moved({in.from, parts_.self, in.request->id, in.read_s, now,
+                      int(in.tokens.size()) - in.place.cached_tokens, int64_t(in.read_bytes)});
+    }
     on(in, read == TransferState::done ? Event::read_done : Event::read_failed);
   }
   if (in.state == State::finished_prefills && all_arrived(in)) on(in, Event::counted);
@@ -138,6 +144,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
   const int n_tokens = in.n_computed();
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
   if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
+  parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::joined});
   if (!whole) {
     ++stats_.refused_kv;
     give_up(in.place);

@@ -62,6 +62,7 @@ void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
 // (decode_first: D has the room, and learns who will write.)
 void Sender::prefill_started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
+  out.request = sequence.request->id;
   if (out.order == DisaggOrder::pull) return;
   out.n_tokens = sequence.given;
   out.until_s = sequence.request->deadline_s;
@@ -133,18 +134,25 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
       parts_.posted.bytes += int64_t(plan_.bytes);
       parts_.posted.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
+      if (out.bytes == 0) out.first_post_s = post_s;
+      out.bytes += int64_t(plan_.bytes);
       const TransferId id = parts_.wire.post({out.peer, KvOp::write, out.destination.window,
                                               parts_.post_deadline(out.until_s, plan_.bytes), uint32_t(++out.posts)},
                                              plan_);
       const TransferState state = parts_.wire.poll(id);
       if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
-      if (state == TransferState::done) parts_.rate.done(post_s, parts_.clock.now(), plan_.bytes);
+      if (state == TransferState::done) ended(out, post_s, plan_.bytes);
       if (state == TransferState::failed) on(out, Event::post_failed);
       std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
     }
     layer = end;
   }
   parts_.posted.seconds += parts_.clock.now() - start;
+}
+
+void Sender::ended(Outgoing& out, double post_s, size_t bytes) {
+  out.last_end_s = parts_.clock.now();
+  parts_.rate.done(post_s, out.last_end_s, bytes);
 }
 
 void Sender::offer(Outgoing& out) {
@@ -216,6 +224,9 @@ bool Sender::tick() {
       on(out, Event::quiet);
     const bool finished = out.state == State::gone;
     moved |= finished;
+    if (finished && parts_.moved && out.last_end_s > 0)
+      parts_.moved({parts_.self, out.peer, out.request, out.first_post_s, out.last_end_s,
+                    out.n_tokens - out.destination.cached_tokens, out.bytes});
     i = finished ? outgoing_.erase(i) : std::next(i);
   }
   return moved;
@@ -228,7 +239,7 @@ bool Sender::poll(Outgoing& out) {
            const TransferState state = parts_.wire.poll(flight.id);
            if (state == TransferState::in_flight) return false;
            if (state == TransferState::failed) on(out, Event::post_failed);
-           if (state == TransferState::done) parts_.rate.done(flight.post_s, parts_.clock.now(), flight.bytes);
+           if (state == TransferState::done) ended(out, flight.post_s, flight.bytes);
            parts_.memory.unpin(flight.lease);
            return true;
          }) > 0;

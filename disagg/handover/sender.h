@@ -1,6 +1,7 @@
 // The prefill side of an instance: prompts whose KV goes to a decode instance, as the engine tells of them. What
 // becomes of one is the sender's table of states.h; here is what its actions do. A step's end of a layer is where a
-// peer's grant is read and posts are looked after (layer_ended, called by the model); all else waits for the step's end.
+// peer's grant is read and posts are looked after (layer_ended, called by the model); all else waits for the step's
+// end.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -49,6 +50,12 @@ class Sender final : public EngineHooks {
   bool has(AttemptId attempt) const { return outgoing_.contains(attempt); }
   bool empty() const { return outgoing_.empty(); }
   int sending() const;
+  // f(request, handle) of each prompt that is done, and whose KV stands here until it is sent.
+  template <class F>
+  void each_holder(F&& f) const {
+    for (const auto& [attempt, out] : outgoing_)
+      if (out.kv != kNoKv) f(out.request, out.kv);
+  }
 
  private:
   using State = SenderState;
@@ -72,6 +79,7 @@ class Sender final : public EngineHooks {
   };
   struct Outgoing {
     AttemptId attempt = 0;
+    uint64_t request = 0;
     DisaggOrder order = DisaggOrder::push;
     InstanceId peer = -1;
     State state = State::expected;
@@ -82,10 +90,12 @@ class Sender final : public EngineHooks {
     std::vector<int> sent;  // [n_layers]: tokens already posted
     std::vector<Flight> in_flight;
     int posts = 0;
-    KvHandle kv = kNoKv;               // once the prompt is done
-    std::vector<SequencePtr> choices;  // … until they are delivered
-    WindowKey window;                  // pull: the peer may read
-    KvHandover given;                  // lent
+    double first_post_s = 0, last_end_s = 0;  // Clock; 0: none has ended well
+    int64_t bytes = 0;                        // posted
+    KvHandle kv = kNoKv;                      // once the prompt is done
+    std::vector<SequencePtr> choices;         // … until they are delivered
+    WindowKey window;                         // pull: the peer may read
+    KvHandover given;                         // lent
   };
   // What an event brings.
   struct With {
@@ -100,6 +110,7 @@ class Sender final : public EngineHooks {
   Outgoing* find(InstanceId peer, AttemptId attempt);
   void send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end);
   void send_rest(Outgoing& out) { send(out, out.kv, 0, parts_.n_layers, out.choices[0]->given); }
+  void ended(Outgoing& out, double post_s, size_t bytes);
   void offer(Outgoing& out);
   void deliver(Outgoing& out);
   bool poll(Outgoing& out);

@@ -15,10 +15,12 @@
 #include <cstdio>
 
 #include "allocator/prefix_index.h"
+#include "base/random.h"
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
 #include "disagg/messages.h"
+#include "disagg/scoreboard.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 #include "experiments/tally.h"
@@ -52,6 +54,10 @@ class Absent final : public InstanceProbe {
   InstanceStats stats() const override { return {}; }
   KvStats kv() const override { return {.capacity = 4096, .free = 4096, .block_tokens = 16}; }
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  const std::atomic<uint64_t>* version() const override {  // nothing of it changes
+    static const std::atomic<uint64_t> one{1};
+    return &one;
+  }
 };
 
 class Last final : public Post {
@@ -139,6 +145,45 @@ void bench_router(Bench& bench) {
   bench.report(at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
 }
 
+// Look at all instances, half of which prefill, and place a prompt whose hashes are known: by Algorithm 1, which reads
+// everything. Some hold some of the prefixes; all have work.
+std::vector<double> place(int n_instances, int rounds) {
+  Scoreboard board(512, StepCost());
+  std::map<InstanceId, Member> members;
+  Random random(7);
+  for (InstanceId id = 0; id < n_instances; ++id) {
+    Member& m = members[id];
+    m.info = {.id = id, .role = id < n_instances / 2 ? Role::prefill : Role::decode};
+    m.info.block_tokens = 16, m.info.capacity_blocks = 4096;
+    m.probe = std::make_shared<Absent>();
+    board.joined(m);
+    if (m.info.role == Role::decode) {
+      m.load.sequences = int(random.next() % 64), m.load.context_tokens = m.load.sequences * 2000;
+      continue;
+    }
+    for (int p = 0; p < kPrefixes; ++p)
+      if (random.next() % 4 == 0) board.heard(m, CacheReport{prefix_hashes(prompt_of(p), 16, 0), {}});
+    for (int q = int(random.next() % 8); q > 0; --q) board.placed(m, board.prompt(kTokens, 0), 0);
+  }
+  const PlacementPolicy& policy = *find_placement_policy("mooncake");
+  std::vector<double> seconds;
+  for (int i = 0; i < rounds; ++i) {
+    const std::vector<int32_t> tokens = prompt_of(i);
+    PromptHashes prompt(tokens, 0);
+    prompt.of(16);
+    const double before = thread_seconds();
+    constexpr int kTimes = 20;
+    for (int t = 0; t < kTimes; ++t) XPYD_CHECK(policy.place(board.look(prompt, 0.1 + i * 1e-3), {}).prefill >= 0);
+    seconds.push_back((thread_seconds() - before) / kTimes);
+  }
+  return seconds;
+}
+
+void bench_placement(Bench& bench) {
+  bench.report(at_most("placement: a look and a decision, 8 instances", place(8, 2000), 3e-6, "x 3 us"));
+  bench.report(at_most("placement: a look and a decision, 1,000 instances", place(1000, 200), 50e-6, "x 50 us"));
+}
+
 // Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is computed.
 std::vector<double> hand_offs(const ModelConfig& config, int n_tokens, int rounds) {
   class Times final : public EventSink {
@@ -223,6 +268,7 @@ void bench_hand_off(Bench& bench) {
 }
 
 REGISTER_BENCH("control_router", bench_router);
+REGISTER_BENCH("control_placement", bench_placement);
 REGISTER_BENCH("control_hand_off", bench_hand_off);
 
 }  // namespace

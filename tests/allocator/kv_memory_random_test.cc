@@ -243,6 +243,9 @@ class Trial {
         if (!held.count(b)) active.insert(b);
     KvStats stats = memories_[0]->stats();
     REQUIRE(stats.free + stats.active + stats.cached + stats.in_transfer == stats.capacity);
+    std::array<int, kKvStates> counted = {};
+    for (KvState state : memories_[0]->states()) ++counted[size_t(state)];
+    REQUIRE(counted == std::array{stats.free, stats.active, stats.cached, stats.in_transfer});
     REQUIRE(stats.active == int(active.size()));
     REQUIRE(stats.in_transfer == int(held.size()));
     if (!config_.prefix_cache || !paged_) REQUIRE(stats.cached == 0);

@@ -9,12 +9,17 @@
 //                                  the same are compared so
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <set>
 
+#include "disagg/event_log.h"
+#include "disagg/replay.h"
+#include "disagg/trace_view.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
@@ -164,12 +169,14 @@ class Sim final : public SimCluster {
   void submit();
   void on_event(const TokenEvent& event);
   void disturb();
+  void check_log();
   void notice_gone();
   void keep_staffed();
   bool all_ended() const { return ended_ == int(expected_choices_); }
   Node* some_node();
 
   Random random_;
+  TempDir log_dir_;
   WireFaults wire_;
   std::map<PeerId, FaultyWire*> wires_;
   double lease_s_ = 0.4;
@@ -250,6 +257,7 @@ void Sim::configure() {
   options.prefill_window = up_to(2);
   options.max_tries = options.max_crashes = 200;  // nobody here dies of a request
   options.seed = random_.next();
+  options.log = EventLog::create(log_dir_.path + "/log", 64 << 20, "{}").value();
 
   const int p = up_to(3), d = up_to(3), c = int(random_.below(2));
   for (int i = 0; i < p; ++i) wanted_.push_back(Role::prefill);
@@ -446,7 +454,32 @@ std::string Sim::run() {
   tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts), int(s.failed_attempts),
        int(s.late_tokens), int(s.joined), int(s.left));
   close();
+  check_log();
   return wrong_;
+}
+
+// What was decided while instances died and came is decided again as it was.
+void Sim::check_log() {
+  const std::string paths[] = {log_dir_.path + "/log"};
+  forget_log();
+  std::string differs;
+  const auto counts = replay(
+      paths, {}, [&](const std::string& line, const std::string& now) { differs = line + "\nnow: " + now; });
+  if (!counts) return wrong(counts.error().message);
+  if (!differs.empty()) return wrong(differs);
+  if (counts.value().at("place").decisions == 0 || counts.value().at("plan").decisions == 0) wrong("the log is empty");
+  int64_t lives = 0;
+  const auto read = read_lives(paths);
+  if (!read) return wrong(read.error().message);
+  for (const RequestLife& life : read.value()) {
+    const auto seconds = attribute(life);
+    const double all = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+    const double told = (life.second > 0 ? life.second : life.first) - life.t;
+    if (life.first > 0 && std::abs(all - told) > 1e-9)
+      wrong("request " + std::to_string(life.request) + " took longer");
+    ++lives;
+  }
+  if (lives != int64_t(expected_.size())) wrong("lives are missing in the log");
 }
 
 int of_environment(const char* name, int otherwise) {

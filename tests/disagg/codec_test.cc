@@ -185,8 +185,8 @@ TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][cod
   token.event.token = -2;
   CHECK(has(error(token), "token: -2"));
   token.event.token = -1;
-  token.event.finish = FinishReason(6);
-  CHECK(has(error(token), "finish: 6"));
+  token.event.finish = FinishReason(7);
+  CHECK(has(error(token), "finish: 7"));
   KvReserved reserved;
   reserved.destination.blocks = {4, -1};
   CHECK(has(error(reserved), "blocks: -1"));

@@ -236,6 +236,7 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   std::span<const int32_t> blocks(KvHandle handle) const override { return inner_->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return inner_->tail_shared(handle); }
   KvStats stats() const override { return inner_->stats(); }
+  std::vector<KvState> states() const override { return inner_->states(); }
   void clear_prefix_cache() override { inner_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override { inner_->check_invariants(complete); }
 

@@ -65,7 +65,8 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .stream_kv = o.stream_kv,
                            .lease_s = o.lease_s,
                            .checksum = o.checksum,
-                           .cache_log = node->log};
+                           .cache_log = node->log,
+                           .log = o.conductor.log};
   instance.engine = {.policy = find_batch_policy("chunked"), .max_batch = o.max_batch, .step_tokens = o.step_tokens};
   node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
                                               o.wire(wire), clock, *this);
@@ -186,7 +187,8 @@ const char* message_name(const Message& message) {
                                        "JoinRequest",
                                        "Joined",
                                        "LeaveRequest",
-                                       "CacheReport"};
+                                       "CacheReport",
+                                       "TokensOf"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

@@ -54,6 +54,11 @@ class SimCluster : public Post {
     for (auto& [id, node] : nodes) node->instance.reset();
     nodes.clear();
   }
+  // Its last owner ends: the file is whole. After close().
+  void forget_log() {
+    conductor_.reset();
+    options_.conductor.log.reset();
+  }
   // options.conductor and options.kv need only what differs from a small, ordinary cluster.
   void open(SimOptions options);
   NodePtr add(Role role);

@@ -14,12 +14,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <thread>
 
 #include "disagg/process_cluster.h"
+#include "disagg/replay.h"
+#include "disagg/trace_view.h"
 #include "server/metrics.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -51,6 +54,7 @@ class Child {
   ~Child() {
     if (pid_ > 0) end(SIGKILL);
   }
+  bool runs() const { return pid_ > 0; }
   void signal(int what) { ::kill(pid_, what); }
   int end(int what) {  // the exit status
     ::kill(pid_, what);
@@ -73,6 +77,7 @@ class Bed {
   // `topology`: whose pool a wire that shares one has.
   explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D") : more_(std::move(more)) {
     more_.insert(more_.end(), {"--max-model-len", "400", "--max-batch", "8", "--threads", "1"});
+    more_.insert(more_.end(), {"--event-log", dir_.path + "/events"});
     if (std::find(more_.begin(), more_.end(), "--kv-bytes") == more_.end())
       more_.insert(more_.end(), {"--kv-bytes", "2MiB"});
     Words words = more_;
@@ -90,7 +95,7 @@ class Bed {
     cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
   }
   ~Bed() {
-    cluster_->stop();
+    if (cluster_) cluster_->stop();
     children_.clear();
   }
 
@@ -99,8 +104,8 @@ class Bed {
   size_t start(const std::string& role, const Words& other = {}) {
     Words words = {"--role", role, "--join", cluster_->address(), "--give-up", "5"};
     for (size_t i = 0; i < more_.size(); i += 2)
-      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" && more_[i] != "--placement" &&
-          std::find(other.begin(), other.end(), more_[i]) == other.end())
+      if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
+          more_[i] != "--placement" && std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     children_.emplace_back(std::move(words), log(children_.size()));
@@ -136,8 +141,8 @@ class Bed {
     REQUIRE(cluster_->wait_idle(240));
     Words words = more_;
     for (size_t i = 0; i < words.size(); i += 2)
-      if (words[i] == "--transport" || words[i] == "--disagg" || words[i] == "--kv-transfer" ||
-          words[i].starts_with("--decode-"))
+      if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
+          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles"))
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)
@@ -161,6 +166,33 @@ class Bed {
         CHECK(got.finish == FinishReason::length);
         CHECK(got.tokens == said->choice(known.at({a.length, a.family, a.max_tokens})).tokens);
       }
+  }
+  // Ends all. The logs of this process and of its workers, whatever became of them, hold decisions that are taken again
+  // as they were. Returns how many of each kind.
+  std::map<std::string, int64_t> check_logs() {
+    cluster_->stop();
+    for (Child& child : children_)
+      if (child.runs()) child.end(SIGTERM);
+    children_.clear();
+    cluster_.reset();
+    stack_.reset();
+    std::vector<std::string> paths;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_.path))
+      if (entry.path().filename().string().starts_with("events")) paths.push_back(entry.path().string());
+    int told = 0;
+    const auto counts = replay(paths, {}, [&told](const std::string& line, const std::string& now) {
+      UNSCOPED_INFO(line << "\nnow " << now);
+      CHECK(++told == 0);
+    });
+    INFO((counts ? "" : counts.error().message));
+    REQUIRE(counts.ok());
+    std::map<std::string, int64_t> decisions{{"files", int64_t(paths.size())}};
+    for (const auto& [kind, count] : counts.value()) decisions[kind] = count.decisions;
+    const auto lives = read_lives(paths);
+    REQUIRE(lives.ok());
+    for (const RequestLife& life : lives.value()) decisions["decoding"] += life.decoding > 0;
+    decisions["lives"] = int64_t(lives.value().size());
+    return decisions;
   }
   // What nobody owns is back within a lease.
   void check_memory() {
@@ -226,6 +258,13 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
       int64_t refused = 0;
       for (const InstanceStats& s : bed.cluster().stats().instances) refused += s.kv_refused;
       CHECK(refused == 0);
+      const auto logged = bed.check_logs();
+      CHECK(logged.at("files") == 3);
+      CHECK(logged.at("place") == 10);
+      CHECK(logged.at("order") == 10);
+      CHECK(logged.at("plan") > 10);
+      CHECK(logged.at("lives") == 10);
+      if (order[1] == "prefill_first") CHECK(logged.at("decoding") == 10);
     }
 }
 
@@ -347,6 +386,29 @@ TEST_CASE("processes: workers leave, come, and change their role while requests 
   bed.check_memory();
 }
 
+TEST_CASE("processes: a policy changes roles while requests run", "[processes][roles]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--transport", "tcp", "--roles", "velocity", "--roles-pressure", "0", "--roles-cool-down", "0"});
+  bed.start("prefill");
+  bed.start("decode");
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(3, 60));
+  const auto prefills = [&] {
+    const std::vector<InstanceInfo> members = bed.cluster().conductor().members();
+    return members.size() == 3 ? std::ranges::count(members, Role::prefill, &InstanceInfo::role) : -1;
+  };
+  const double until = bed.clock().now() + 60;
+  // Long prompts, each another one, and short answers: P is short of instances …
+  for (int i = 0; prefills() != 2 && bed.clock().now() < until; ++i) {
+    bed.ask(300 + i % 60, i, 2);
+    bed.cluster().wait_idle(60);
+  }
+  CHECK(prefills() == 2);
+  CHECK(bed.cluster().stats().conductor.role_changes >= 1);
+  bed.check_answers();
+  bed.check_memory();
+}
+
 // A group of pages takes 0.3 s to map here, so that a step takes seconds.
 TEST_CASE("processes: a step that takes longer than a lease is nobody's death", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
@@ -409,6 +471,12 @@ TEST_CASE("processes: chaos: workers are killed and stopped under load, and noth
     for (int i = 0; i < kAttemptFailures; ++i)
       if (totals.failed_by[size_t(i)] > 0)
         std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));
+    const auto logged = bed.check_logs();
+    CHECK(logged.at("files") >= 5);  // of all but who was killed before it had one
+    CHECK(logged.at("files") <= 5 + kills);
+    CHECK(logged.at("place") == totals.attempts);
+    CHECK(logged.at("plan") > 0);
+    CHECK(logged.at("lives") == asked);
   }
 }
 

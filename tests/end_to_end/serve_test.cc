@@ -8,12 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <thread>
 
+#include "disagg/replay.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 
@@ -144,6 +148,50 @@ TEST_CASE("serve: SIGTERM lets a stream finish, refuses new work and exits 0", "
   CHECK(connect_to(port) < 0);
 }
 
+// Decisions in the logs of a run, by kind; none differs.
+std::map<std::string, int64_t> decisions(const std::string& folder) {
+  std::vector<std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path().string());
+  std::map<std::string, int64_t> all{{"files", int64_t(paths.size())}};
+  const auto counts = replay(paths, {}, [](const std::string& line, const std::string& now) {
+    INFO(line << " now " << now);
+    CHECK(false);
+  });
+  INFO((counts ? "" : counts.error().message));
+  REQUIRE(counts.ok());
+  for (const auto& [kind, count] : counts.value()) all[kind] = count.decisions;
+  return all;
+}
+
+TEST_CASE("serve: the event log, of workers as well, and of a server that is killed", "[serve][event_log]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const bool processes : {true, false}) {
+    INFO((processes ? "processes" : "killed"));
+    TempDir dir, logs;
+    write_dummy_model(dir.path);
+    std::vector<std::string> words = {"--port", "0", "--topology", "1P1D", "--event-log", logs.path + "/log"};
+    if (processes) words.push_back("--processes");
+    Server server(dir.path, words);
+    const int port = server.port();
+    REQUIRE(port > 0);
+    for (int i = 0; i < 20; ++i) {
+      const int fd = connect_to(port);
+      REQUIRE(fd >= 0);
+      send_completion(fd, 40, true);
+      CHECK(read_until(fd, "[DONE]").find("[DONE]") != std::string::npos);
+      close(fd);
+    }
+    server.signal(processes ? SIGTERM : SIGKILL);
+    CHECK(server.wait() == (processes ? 0 : 128 + SIGKILL));
+    const auto all = decisions(logs.path);
+    CHECK(all.at("files") == (processes ? 3 : 1));
+    CHECK(all.at("place") <= 20);
+    if (processes) CHECK(all.at("place") == 20);
+    CHECK(all.at("order") > 10);  // of one that was killed the last are missing
+    CHECK(all.at("plan") > 20 * 20);
+  }
+}
+
 TEST_CASE("serve: a port in use is named", "[serve]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   TempDir first_dir, second_dir;
@@ -217,6 +265,147 @@ TEST_CASE("serve: resident memory is what info adds up, from the first moment", 
     CHECK(resident < planned + (12 << 20));  // the program itself: 6 MiB
   }
 #endif
+}
+
+json stats_of(int port) {
+  const int fd = connect_to(port);
+  const std::string request = "GET /stats HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));
+  const std::string text = read_until(fd, "");
+  close(fd);
+  REQUIRE(text.find("\r\n\r\n") != text.npos);
+  CHECK(text.find("204,205") == text.npos);  // of the prompt
+  CHECK(text.find("secret-folder") == text.npos);
+  return parsed(text.substr(text.find("\r\n\r\n") + 4));
+}
+
+template <class F>
+json wait_for_stats(int port, F&& good) {
+  json stats = stats_of(port);
+  for (int i = 0; i < 600 && !good(stats); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    stats = stats_of(port);
+  }
+  INFO(stats.dump());
+  REQUIRE(good(stats));
+  return stats;
+}
+
+// Of one instance: cells, and blocks by state as its map has them.
+std::array<int, 5> sums(const json& map) {
+  std::array<int, 5> all = {};
+  for (const json& run : map["cells"]) {
+    all[0] += run[0].get<int>();
+    for (size_t s = 1; s < 5; ++s) all[s] += run[0].get<int>() * run[s].get<int>();
+  }
+  return all;
+}
+
+TEST_CASE("serve: /stats has the map of blocks, the last answers and the switches", "[serve][page]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  struct Case {
+    const char* topology;
+    bool processes;
+  };
+  for (const Case& c : {Case{"1P1D", false}, Case{"1C", false}, Case{"1P1D", true}}) {
+    INFO(c.topology << (c.processes ? " as processes" : " as threads"));
+    TempDir dir;
+    std::filesystem::create_directory(dir.path + "/secret-folder");
+    write_dummy_model(dir.path, 512);  // a token takes a while
+    std::vector<std::string> words = {
+        "--port", "0",          "--topology", c.topology,    "--block-tokens",
+        "2",      "--kv-bytes", "20MiB",      "--event-log", dir.path + "/secret-folder/log"};
+    if (c.processes) words.push_back("--processes");
+    Server server(dir.path, words);
+    const int port = server.port();
+    REQUIRE(port > 0);
+    const size_t n = c.topology == std::string("1C") ? 1 : 2;
+
+    const int fd = connect_to(port);
+    const std::string body = R"({"prompt":[200,201,202,203,204,205,206],"ignore_eos":true,"max_tokens":4000,)"
+                             R"("temperature":0,"stream":true})";
+    const std::string request =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n" + body;
+    REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));
+    read_until(fd, "data: ");
+    // While it runs: its blocks, all that are active there, and itself.
+    json stats = wait_for_stats(port, [&](const json& s) {
+      if (!c.processes && !s["instances"][0].contains("map")) return false;
+      return std::any_of(s["instances"].begin(), s["instances"].end(), [&](const json& i) {
+        if (i["name"] != (n == 2 ? "D0" : "C0")) return false;
+        return c.processes ? i["blocks"]["active"] > 10
+                           : i.contains("map") && sums(i["map"])[2] > 10 && s["answers"][0]["output"] > 20;
+      });
+    });
+    const auto answer = [](const json& s) { return s["answers"][0]; };
+    CHECK_SAME(answer(stats)["finish"], "");
+    CHECK(answer(stats)["prompt"] == 7);
+    CHECK(answer(stats)["us"]["decode"] > 0);
+    const uint64_t id = answer(stats)["request"];
+    for (const json& i : stats["instances"]) {
+      CHECK(i["blocks"]["capacity"] == 2560);
+      REQUIRE(i.contains("map") == !c.processes);
+      if (c.processes) continue;
+      const auto all = sums(i["map"]);
+      CHECK(i["map"]["per_cell"] == 3);
+      CHECK(all[0] == 854);
+      CHECK(all[1] + all[2] + all[3] + all[4] == 2560);
+      int holds = 0;
+      for (const json& h : i["map"]["requests"]) {
+        CHECK(h[1] == id);
+        holds += h[2].get<int>();
+      }
+      CHECK(holds == all[2]);
+    }
+    close(fd);
+    stats = wait_for_stats(port, [&](const json& s) { return answer(s)["finish"] != ""; });
+    CHECK_SAME(answer(stats)["finish"], "abort");
+    CHECK(answer(stats)["request"] == id);
+
+    const int second = connect_to(port);
+    send_completion(second, 8, false);
+    read_until(second, "");
+    close(second);
+    stats = stats_of(port);
+    const json a = answer(stats);
+    REQUIRE(stats["answers"].size() == 2);
+    CHECK(a["request"] > id);
+    CHECK_SAME(a["finish"], "length");
+    CHECK_SAME(a["prefill"], n == 2 ? "P0" : "C0");
+    CHECK_SAME(a["decode"], n == 2 ? "D0" : "C0");
+    CHECK(a["prompt"] == 3);
+    CHECK(a["output"] == 8);
+    CHECK(a["attempts"] == 1);
+    int64_t whole = 0;
+    for (const json& us : a["us"]) whole += us.get<int64_t>();
+    CHECK(a["ttft_us"] > 0);
+    CHECK(a["ttft_us"] < whole);
+    CHECK(whole <= a["age_us"].get<int64_t>() + 7);
+    CHECK(a["us"]["decode"] > 0);
+    if (!c.processes) {  // of processes several words may come at once
+      for (const char* phase : {"queue", "prefill", "first_decode"}) CHECK(a["us"][phase] > 0);
+      if (n == 1) CHECK(a["us"]["transfer"] == 0);
+    }
+    // At rest the map is what the counts say.
+    if (!c.processes)
+      wait_for_stats(port, [&](const json& s) {
+        return std::all_of(s["instances"].begin(), s["instances"].end(), [](const json& i) {
+          const json& b = i["blocks"];
+          return i.contains("map") && sums(i["map"]) == std::array<int, 5>{854, b["free"], 0, b["cached"], 0};
+        });
+      });
+
+    const json& switches = stats["switches"];
+    const auto has = [&](const char* expected) {
+      return std::find(switches.begin(), switches.end(), parsed(expected)) != switches.end();
+    };
+    CHECK(has((std::string(R"(["topology",")") + c.topology + R"(",true])").c_str()));
+    CHECK(has(R"(["event-log","given",true])"));
+    CHECK(has(R"(["allocator","paged",false])"));
+    CHECK(has(c.processes ? R"(["transport","shm",false])" : R"(["transport","local",false])"));
+    CHECK(has(R"(["api-key-file","",false])"));
+  }
 }
 
 TEST_CASE("serve: 500 silent connections do not disturb a client", "[serve]") {

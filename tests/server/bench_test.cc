@@ -1,3 +1,5 @@
+#include "server/bench.h"
+
 #include <atomic>
 #include <cmath>
 #include <csignal>
@@ -8,7 +10,6 @@
 #include <utility>
 
 #include "base/json.h"
-#include "server/bench.h"
 #include "server/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -84,6 +85,41 @@ TEST_CASE("bench: figures from time stamps", "[bench]") {
   CHECK(empty.request_throughput == 0);
 }
 
+TEST_CASE("bench: a request's TBT is the mean of its longest tenth of gaps", "[bench]") {
+  std::vector<double> chunks = {100};
+  for (int i = 1; i <= 20; ++i) chunks.push_back(chunks.back() + (i == 4 ? 0.5 : i == 9 ? 0.3 : 0.01));
+  const std::vector<RequestRecord> records = {record(100, chunks, 5, 21), record(100, {100.2}, 5, 1),
+                                              record(100, {100.1, 100.6}, 5, 2)};
+  BenchResult r = summarize_bench(records, 100, 4, parse_goodput("tbt:450").value());
+  CHECK(r.request_goodput == Approx(0.5));  // 400 and none of one token, but not 500
+  CHECK(r.tbt_ms.count == 2);
+  CHECK(r.tbt_ms.min == Approx(400));  // two of twenty
+  CHECK(r.tbt_ms.max == Approx(500));
+  CHECK(r.tbt_max_ms.min == Approx(500));
+  CHECK(r.tbt_p99_ms.min == Approx(500 - 0.19 * 200));
+  CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:399").value()).request_goodput == Approx(0.25));
+  CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:450 ttft:150").value()).request_goodput == Approx(0.25));
+}
+
+TEST_CASE("bench: who is refused has not failed, and is not good", "[bench]") {
+  std::vector<RequestRecord> records = {record(100, {100.1, 100.2}, 5, 2), record(100, {}, 5, 0),
+                                        record(100, {}, 5, 0)};
+  records[1].error = records[2].error = "HTTP 429";
+  records[1].refused = records[2].refused = true;
+  records[1].retry_after_s = 3;
+  const BenchResult r = summarize_bench(records, 100, 4, parse_goodput("ttft:1000").value());
+  CHECK(r.completed == 1);
+  CHECK(r.refused == 2);
+  CHECK(r.failed == 0);
+  CHECK(r.slo_attainment == Approx(1 / 3.0));
+  CHECK(r.retry_after_s.count == 1);
+  CHECK(r.ttft_ms.count == 1);
+  const std::string table = bench_table(r, {1, 0, true});
+  CHECK(table.find("Refused requests (429):                  2         \n") != table.npos);
+  CHECK(table.find("Mean Retry-After (s):                    3.00      \n") != table.npos);
+  CHECK(bench_json(r)["refused_with_retry_after"] == 1);
+}
+
 TEST_CASE("bench: concurrency by sweep", "[bench]") {
   // b is sent at the moment when a ends: never two at once.
   std::vector<RequestRecord> records = {record(0, {1}, 1, 1), record(1.5, {2}, 1, 1)};
@@ -100,6 +136,7 @@ TEST_CASE("bench: goodput limits", "[bench]") {
   CHECK(g.value().ttft_ms == 200);
   CHECK(g.value().e2el_ms == 1.5);
   CHECK(std::isinf(g.value().tpot_ms));
+  CHECK(parse_goodput("tbt:7.5").value().tbt_ms == 7.5);
   g = parse_goodput("");
   REQUIRE(g);
   CHECK_FALSE(g.value().given);
@@ -110,7 +147,7 @@ TEST_CASE("bench: goodput limits", "[bench]") {
   }
 }
 
-TEST_CASE("bench: the table is vLLM's, 50 columns", "[bench]") {
+TEST_CASE("bench: the table is vLLM's, 50 columns, and TBT", "[bench]") {
   BenchResult r = summarize_bench(synthetic(), 100, 4, Goodput());
   CHECK(bench_table(r, {2.5, 8, true}) ==
         "============ Serving Benchmark Result ============\n"
@@ -140,6 +177,11 @@ TEST_CASE("bench: the table is vLLM's, 50 columns", "[bench]") {
         "Mean ITL (ms):                           216.67    \n"
         "Median ITL (ms):                         100.00    \n"
         "P99 ITL (ms):                            675.00    \n"
+        "--------Longest Tenth of a Request's Gaps---------\n"
+        "Mean TBT (ms):                           450.00    \n"
+        "Median TBT (ms):                         450.00    \n"
+        "P99 TBT (ms):                            695.00    \n"
+        "Max TBT (ms):                            700.00    \n"
         "----------------End-to-end Latency----------------\n"
         "Mean E2EL (ms):                          633.33    \n"
         "Median E2EL (ms):                        400.00    \n"
@@ -172,12 +214,12 @@ TEST_CASE("bench: JSON keys are vLLM's", "[bench]") {
 
 // One answer fed as bytes with time stamps.
 RequestRecord answer(const std::vector<std::pair<double, std::string>>& pieces, int status = 200,
-                     const std::string& error = "") {
+                     const std::string& error = "", const std::string& retry_after = "") {
   RequestRecord r;
   r.input_tokens = 7;
   AnswerReader reader(r, true);
   for (const auto& [time, bytes] : pieces) reader.feed(status, bytes, time);
-  reader.finish({status, "Reason", error}, 9);
+  reader.finish({status, "Reason", error, retry_after}, 9);
   return r;
 }
 
@@ -206,6 +248,12 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK(answer({{1, a}, {2, done}}, 200, "cut").error == "cut");
   CHECK(answer({}, 0, "connect: refused").error == "connect: refused");
   CHECK(answer({{1, "{\"error\":{\"message\":\"full\"}}"}}, 503).error == "HTTP 503 Reason: full");
+  r = answer({{1, "{\"error\":{\"message\":\"ttft\"}}"}}, 429, "", "7");
+  CHECK(r.refused);
+  CHECK(r.error == "HTTP 429 Reason: ttft");
+  CHECK(r.retry_after_s == 7);
+  for (const char* none : {"", "soon", "-1", "7s"}) CHECK(answer({}, 429, "", none).retry_after_s == -1);
+  CHECK_FALSE(answer({}, 503, "", "7").refused);
   CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error == "HTTP 400 Reason: flat");
   CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
   CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
@@ -219,6 +267,7 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
 struct Script {
   std::atomic<int> answered{0}, in_flight{0}, most_in_flight{0};
   int fail_every = 0;         // every n-th completion is a 503
+  int refuse_every = 0;       // … a 429
   int delay_ms = 0;           // between chunks
   int tokens_per_answer = 0;  // 0: as asked for
   std::mutex mutex;
@@ -245,8 +294,12 @@ struct Script {
       std::lock_guard lock(mutex);
       bodies.push_back(body);
     }
-    if (int n = warm_up ? 0 : ++answered; fail_every && n && n % fail_every == 0)
+    const int n_answered = warm_up ? 0 : ++answered;
+    const auto every = [n_answered](int n) { return n && n_answered && n_answered % n == 0; };
+    if (every(fail_every))
       return FakeServer::send_json(fd, R"({"error":{"message":"queue full"}})", "503 Service Unavailable");
+    if (every(refuse_every))
+      return FakeServer::send_json(fd, R"({"error":{"message":"ttft"}})", "429 Too Many Requests\r\nRetry-After: 4");
     int now = ++in_flight, most = most_in_flight;
     while (now > most && !most_in_flight.compare_exchange_weak(most, now)) {
     }
@@ -335,6 +388,22 @@ TEST_CASE("bench: failures are counted, and the exit code says so", "[bench]") {
   int errors = 0;
   for (const json& error : run.out["errors"]) errors += error == "HTTP 503 Service Unavailable: queue full";
   CHECK(errors == 3);
+}
+
+TEST_CASE("bench: refusals are no failures: they are counted, with Retry-After, and the exit code is 0", "[bench]") {
+  Script script;
+  script.refuse_every = 3;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(
+      server, {"--requests", "12", "--input-len", "3", "--output-len", "2", "--goodput", "ttft:60000 tbt:60000"});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 8);
+  CHECK(run.out["failed"] == 0);
+  CHECK(run.out["refused"] == 4);
+  CHECK(run.out["refused_with_retry_after"] == 4);
+  CHECK(run.out["mean_retry_after_s"] == 4.0);
+  CHECK(run.out["slo_attainment"].get<double>() == Approx(8 / 12.0));
+  CHECK(run.out["p99_tbt_worst_tenth_ms"].get<double>() > 0);
 }
 
 TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[bench]") {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 
+#include "base/arrivals.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::datasets_test {

@@ -4,19 +4,20 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <string>
 
 namespace xpyd::testing {
 
-// Keeps the result tables out of the tests' output.
-class QuietStdout {
+// What is printed goes to a file.
+class CaughtStdout {
  public:
-  QuietStdout() : kept_(dup(1)) {
+  explicit CaughtStdout(const std::string& path) : kept_(dup(1)) {
     std::fflush(stdout);
-    int null = open("/dev/null", O_WRONLY);
-    dup2(null, 1);
-    close(null);
+    const int file = open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+    dup2(file, 1);
+    close(file);
   }
-  ~QuietStdout() {
+  ~CaughtStdout() {
     std::fflush(stdout);
     dup2(kept_, 1);
     close(kept_);
@@ -24,6 +25,12 @@ class QuietStdout {
 
  private:
   int kept_;
+};
+
+// Keeps the result tables out of the tests' output.
+class QuietStdout : CaughtStdout {
+ public:
+  QuietStdout() : CaughtStdout("/dev/null") {}
 };
 
 }  // namespace xpyd::testing

@@ -1,0 +1,107 @@
+// What the event log says of steps, transfers and requests, beside decisions (event_log.h): lines "step", "fetch",
+// "transfer" and "request". Times are Clock seconds.
+//
+// Thread safety: plain values.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "base/json_columns.h"
+
+namespace xpyd::disagg {
+
+// One step of one instance, or several that are alike (a simulation's). Whose tokens it has is in the "plan" before it.
+struct StepLife {
+  std::string instance;
+  double t = 0, seconds = 0;  // when it began; how long it took
+  int steps = 1;
+  int tokens = 0;                   // of prompts
+  double prefix = 0, attended = 0;  // of them, as model/step_cost.h counts them
+  int decodes = 0;
+  int64_t context = 0;                                    // tokens of KV that they look at
+  int running = 0, waiting = 0;                           // sequences, after it
+  int free = 0, active = 0, cached = 0, in_transfer = 0;  // blocks
+  int evicted = 0;                                        // of them, from its prefix cache, since the step before
+  double wire_s_per_byte = 0;                             // of its last posts; 0: none yet
+};
+template <class A>
+void columns(A& a, Like<A, StepLife>& s) {
+  a("instance", s.instance), a("t", s.t), a("seconds", s.seconds), a("steps", s.steps), a("tokens", s.tokens);
+  a("prefix", s.prefix), a("attended", s.attended);
+  a("decodes", s.decodes), a("context", s.context), a("running", s.running), a("waiting", s.waiting);
+  a("free", s.free), a("active", s.active), a("cached", s.cached), a("in_transfer", s.in_transfer);
+  a("evicted", s.evicted), a("wire_s_per_byte", s.wire_s_per_byte);
+}
+
+// KV of a request that an instance had in a tier, and has loaded while the request waited.
+struct FetchLife {
+  std::string instance;
+  uint64_t request = 0;
+  double t = 0, seconds = 0;
+  int tokens = 0;
+};
+template <class A>
+void columns(A& a, Like<A, FetchLife>& s) {
+  a("instance", s.instance), a("request", s.request), a("t", s.t), a("seconds", s.seconds), a("tokens", s.tokens);
+}
+
+// KV of a prompt that crossed a wire: from its first post to the end of its last one.
+struct TransferLife {
+  std::string from, to;  // instances
+  uint64_t request = 0;
+  double t = 0, seconds = 0;
+  int tokens = 0;
+  double bytes = 0;
+};
+template <class A>
+void columns(A& a, Like<A, TransferLife>& s) {
+  a("from", s.from), a("to", s.to), a("request", s.request), a("t", s.t), a("seconds", s.seconds);
+  a("tokens", s.tokens), a("bytes", s.bytes);
+}
+
+// One request, written when it has ended; of its first choice and last attempt. 0: that never came.
+struct RequestLife {
+  uint64_t request = 0;
+  double t = 0;       // it arrived
+  double placed = 0;  // … and was given to instances, which are:
+  std::string prefill, decode;
+  double started = 0;  // P's first step with it begins
+  double prompt_done = 0;
+  double joined = 0;  // its KV is at D
+  double first = 0;   // the client's first token
+  double second = 0;
+  double ended = 0;
+  int prompt = 0, cached = 0, output = 0, attempts = 0;  // tokens; tries
+  std::string finish;
+  std::vector<float> gaps;  // between tokens, from the first on
+  // By lines of its instances (trace_view.cc).
+  double fetching = 0, fetched = 0;  // P loads what a tier has of it
+  double decoding = 0;               // D's first step with it begins
+};
+template <class A>
+void columns(A& a, Like<A, RequestLife>& s) {
+  a("request", s.request), a("t", s.t), a("placed", s.placed), a("prefill", s.prefill), a("decode", s.decode);
+  a("started", s.started), a("prompt_done", s.prompt_done), a("joined", s.joined);
+  a("first", s.first), a("second", s.second), a("ended", s.ended), a("prompt", s.prompt), a("cached", s.cached);
+  a("output", s.output), a("attempts", s.attempts), a("finish", s.finish);
+  a("gaps", s.gaps);
+}
+
+// Where the time until a request's second token went: P brings the first one, and D's part shows in the second. Of a
+// request that has one token, until that.
+inline constexpr std::array kPhases = {"schedule", "queue", "fetch", "prefill", "transfer", "wait", "first_decode"};
+struct Phase {
+  size_t kind;  // into kPhases
+  double begin_s, end_s;
+};
+// In order, without a gap; none is empty.
+std::vector<Phase> phases(const RequestLife& life);
+std::array<double, kPhases.size()> attribute(const RequestLife& life);  // seconds of each
+// A row's names, one request's row (Mooncake, FAST '25 figure 14), and the same in words.
+std::string attribution_header();
+std::string attribution_row(const RequestLife& life);
+std::string attribution_line(const RequestLife& life);
+
+}  // namespace xpyd::disagg

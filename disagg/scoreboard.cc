@@ -1,0 +1,209 @@
+#include "disagg/scoreboard.h"
+
+#include <algorithm>
+#include <climits>
+#include <numeric>
+#include <utility>
+
+namespace xpyd::disagg {
+
+void DecodeTimes::ended(double seconds) {
+  if (last_.size() < kMost) last_.push_back(0);
+  last_[next_++ % kMost] = float(seconds);
+}
+
+double DecodeTimes::mean() const {
+  return last_.empty() ? 0 : std::accumulate(last_.begin(), last_.end(), 0.0) / double(last_.size());
+}
+
+double DecodeTimes::quantile(double q) const {
+  if (last_.empty()) return 0;
+  std::vector<float> sorted = last_;
+  const auto at = sorted.begin() + long(std::min(double(sorted.size() - 1), q * double(sorted.size())));
+  std::nth_element(sorted.begin(), at, sorted.end());
+  return *at;
+}
+
+void Scoreboard::joined(Member& member) {
+  member.in_directory = directory_.joined(member.info.capacity_blocks);
+  member.row = rows_.size();
+  rows_.push_back({.member = &member,
+                   .version = member.probe->version(),
+                   .in_directory = member.in_directory,
+                   .block_tokens = member.info.block_tokens});
+  views_.emplace_back();
+  ids_.push_back(member.info.id);
+  find_smallest();
+}
+
+void Scoreboard::left(Member& member) {
+  drain(member, false);
+  directory_.left(member.in_directory);
+  const auto at = long(member.row);
+  rows_.erase(rows_.begin() + at), views_.erase(views_.begin() + at), ids_.erase(ids_.begin() + at);
+  for (size_t i = member.row; i < rows_.size(); ++i) rows_[i].member->row = i;
+  find_smallest();
+}
+
+void Scoreboard::find_smallest() {
+  smallest_ = {INT_MAX, 1, INT_MAX};
+  for (const Row& row : rows_) {
+    const InstanceInfo& info = row.member->info;
+    smallest_.max_batch = std::min(smallest_.max_batch, info.max_batch);
+    const int64_t tokens = int64_t(info.capacity_blocks) * info.block_tokens;
+    if (tokens < int64_t(smallest_.capacity_blocks) * smallest_.block_tokens)
+      smallest_.block_tokens = info.block_tokens, smallest_.capacity_blocks = info.capacity_blocks;
+  }
+}
+
+void Scoreboard::drain(Member& member, bool on) { draining_ += int(on) - int(std::exchange(member.draining, on)); }
+
+void Scoreboard::placed(Member& member, const PlacedPrompt& prompt, double now_s) {
+  PlacedLoad& load = member.load;
+  if (load.prompting.steps == 0) load.moved_s = now_s;
+  ++load.queued_requests;
+  load.queued_tokens += prompt.tokens;
+  load.queued.add(prompt.work);
+  load.prompting.add(prompt.work);
+  member.recent.emplace_back(now_s, prompt.tokens);
+  member.recent_tokens += prompt.tokens;
+  rows_[member.row].stale = true;
+}
+
+void Scoreboard::begun(Member& member, const PlacedPrompt& prompt, double now_s) {
+  --member.load.queued_requests;
+  member.load.queued.add(prompt.work, -1);
+  member.load.moved_s = now_s;
+  rows_[member.row].stale = true;
+}
+
+void Scoreboard::done(Member& member, const PlacedPrompt& prompt, double now_s) {
+  member.load.queued_tokens -= prompt.tokens;
+  member.load.prompting.add(prompt.work, -1);
+  member.load.moved_s = now_s;
+  rows_[member.row].stale = true;
+}
+
+void Scoreboard::decodes(Member& member, int sequences, int64_t tokens) {
+  member.load.sequences += sequences;
+  member.load.context_tokens += tokens;
+  rows_[member.row].stale = true;
+}
+
+int Scoreboard::promised(const Member& member, PromptHashes& prompt) {
+  const std::optional<int> known = member.probe->promise(prompt.tokens(), prompt.salt());
+  if (known) return *known;
+  const int block_tokens = member.info.block_tokens;
+  return directory_.find(prompt.of(block_tokens))[size_t(member.in_directory)] * block_tokens;
+}
+
+ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
+  const auto prompt_tokens = int(prompt.tokens().size());
+  int found_of = 0, block_tokens = 0;
+  std::span<const int> found;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    Row& row = rows_[i];
+    InstanceView& view = views_[i];
+    const uint64_t version = row.version ? row.version->load(std::memory_order_acquire) : row.seen + 1;
+    if (row.stale || version != row.seen || now_s >= row.until_s) {
+      row.seen = version;
+      refresh(row, view, now_s);
+    }
+    block_tokens = row.block_tokens;
+    if (view.role != Role::decode) {
+      if (const std::optional<int> known = row.member->probe->promise(prompt.tokens(), prompt.salt())) {
+        view.cached_tokens = *known;
+      } else {
+        if (found_of != block_tokens) found = directory_.find(prompt.of(found_of = block_tokens));
+        view.cached_tokens = found[size_t(row.in_directory)] * block_tokens;
+      }
+    }
+    predict(row, view, prompt_tokens, now_s);
+  }
+  if (fetch_s_per_token_ > 0) predict_fetches(prompt_tokens);
+  ClusterView seen{.instances = views_, .prompt_tokens = prompt_tokens, .block_tokens = block_tokens};
+  if (draining_ == 0) return seen;
+  staying_.clear(), staying_ids_.clear();
+  for (size_t i = 0; i < rows_.size(); ++i)
+    if (!rows_[i].member->draining) staying_.push_back(views_[i]), staying_ids_.push_back(ids_[i]);
+  seen.instances = staying_;
+  return seen;
+}
+
+// Steps of a colocated instance that decodes have its sequences in them, too.
+StepShape among_decodes(StepShape work, const InstanceView& view) {
+  if (view.role == Role::colocated)
+    work.add_decodes(work.steps * view.sequences, work.steps * double(view.context_tokens));
+  return work;
+}
+
+// Who has done little is as fast as others of its role have shown to be: if its prior were too slow, nothing would be
+// placed there, and it would never show what it is.
+const StepCost::Terms& Scoreboard::like_others(Role role, const InstanceStats& stats) {
+  StepCost::Terms& others = measured_[size_t(role)];
+  if (stats.steps >= kKnown) return others = terms(stats);
+  return others == StepCost::Terms{} ? terms(stats) : others;
+}
+
+void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
+  Member& member = *row.member;
+  const PlacedLoad& load = member.load;
+  for (; !member.recent.empty() && member.recent.front().first < now_s - kRecentSeconds; member.recent.pop_front())
+    member.recent_tokens -= member.recent.front().second;
+  const Unsaid unsaid = member.probe->unsaid();
+  const InstanceStats stats = member.probe->stats();
+  const KvStats kv = member.probe->kv();
+  row.stale = false;
+  row.until_s = member.recent.empty() ? unsaid.until_s
+                                      : std::min(unsaid.until_s, member.recent.front().first + kRecentSeconds);
+  row.terms = like_others(view.role = member.info.role, stats);
+  view = {.role = member.info.role,
+          .queued = load.queued_requests,
+          .queued_tokens = load.queued_tokens,
+          .sequences = load.sequences,
+          .context_tokens = load.context_tokens + unsaid.tokens,
+          .available_tokens = int64_t(kv.available() - unsaid.blocks) * row.block_tokens,
+          .capacity_tokens = int64_t(member.info.capacity_blocks) * row.block_tokens,
+          .indexed_tokens = int64_t(kv.cached) * row.block_tokens,
+          .recent_tokens = member.recent_tokens,
+          .fetch_s = kNever,
+          .fetched_prefill_s = kNever};
+  row.queued_s = seconds(row.terms, among_decodes(load.queued, view));
+  row.prompting_s = seconds(row.terms, among_decodes(load.prompting, view));
+  row.moved_s = load.moved_s;
+  row.fetch_s_per_token = stats.wire_s_per_byte > 0
+                              ? stats.wire_s_per_byte * double(member.info.layout.shape.token_bytes())
+                              : fetch_s_per_token_;
+  StepShape step;
+  if (load.queued_tokens > 0) step.add_prompt(double(std::min<int64_t>(chunk_tokens_, load.queued_tokens)), 0);
+  step.add_decodes(view.sequences, double(view.context_tokens));
+  row.step_s = seconds(row.terms, step);
+}
+
+void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, double now_s) const {
+  if (view.role != Role::decode) {
+    view.queue_s = std::max(row.queued_s, row.prompting_s - (now_s - row.moved_s));
+    view.prefill_s = seconds(row.terms, among_decodes(prompt(prompt_tokens, view.cached_tokens).work, view));
+  }
+  if (view.role != Role::prefill) {
+    view.step_s = view.sequences > 0 ? row.step_s : 0;
+    view.step_with_s = row.step_s +
+                       seconds(row.terms, {.steps = 0, .decodes = 1, .decode_context = double(prompt_tokens)});
+  }
+}
+
+// What the best holder has and one has not, from there to here.
+void Scoreboard::predict_fetches(int prompt_tokens) {
+  int best = 0;
+  for (const InstanceView& view : views_) best = std::max(best, view.role == Role::decode ? 0 : view.cached_tokens);
+  for (size_t i = 0; i < views_.size(); ++i) {
+    InstanceView& view = views_[i];
+    if (view.role == Role::decode) continue;
+    view.fetch_s = view.fetched_prefill_s = kNever;
+    if (best <= view.cached_tokens) continue;
+    view.fetch_s = (best - view.cached_tokens) * rows_[i].fetch_s_per_token;
+    view.fetched_prefill_s = seconds(rows_[i].terms, among_decodes(prompt(prompt_tokens, best).work, view));
+  }
+}
+
+}  // namespace xpyd::disagg

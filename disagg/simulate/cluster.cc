@@ -1,0 +1,338 @@
+#include "disagg/simulate/cluster.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <unordered_map>
+
+#include "allocator/kv_plan.h"
+#include "allocator/tiered.h"
+#include "base/random.h"
+#include "disagg/simulate/links.h"
+#include "disagg/simulate/node.h"
+#include "disagg/transport/forwarding.h"
+
+namespace xpyd::disagg {
+namespace {
+
+class Simulator final : public Post {
+ public:
+  Simulator(const SimulationOptions& options, const Trace& trace);
+  Status build();
+  Simulation run();
+
+ private:
+  class Wire;
+  // A request's client.
+  class Client final : public EventSink {
+   public:
+    Client(Simulator& cluster, size_t request) : cluster_(cluster), request_(request) {}
+    void on_event(TokenEvent event) override { cluster_.heard(request_, event); }
+    void on_run(const TokenEvent&, std::span<const int32_t>, std::span<const double> times_s) override {
+      for (double time_s : times_s) cluster_.run_.records[request_].times.token(time_s);
+    }
+
+   private:
+    Simulator& cluster_;
+    const size_t request_;
+  };
+
+  struct Breath {
+    InstanceId from;
+    double at_s;
+    uint64_t number;  // of its event
+    std::vector<Message> letters;
+  };
+
+  Status add(Role role, const std::string& name);
+  void joins(const Node& node) {
+    conductor_->joined(node.instance().info(), std::make_shared<NodeProbe>(node, timeline_));
+  }
+  void look_at_roles();
+  void send(InstanceId from, InstanceId to, Message message) override;
+  void deliver(InstanceId from, InstanceId to, Message message);
+  void fetch(InstanceId from, InstanceId to, StartRequest start);
+  void arrives(size_t at);
+  void heard(size_t at, const TokenEvent& event);
+  double now(InstanceId id) const {
+    return id >= 0 && nodes_[size_t(id)]->in_turn() ? nodes_[size_t(id)]->time().clock.seconds : timeline_.now();
+  }
+
+  const SimulationOptions options_;
+  const Trace& trace_;
+  Timeline timeline_;
+  Links links_;
+  std::unique_ptr<Conductor> conductor_;
+  std::deque<std::atomic<uint64_t>> versions_;  // of the nodes, side by side: a look reads all
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::vector<int>> next_;  // closed loop: who waits for a request's end
+  std::unordered_map<AttemptId, uint64_t> request_of_;
+  const double layer_share_, bytes_scale_;
+  std::shared_ptr<Breath> breath_;  // the last one
+  std::optional<RoleMove> moving_;  // it is being emptied
+  size_t ended_ = 0;                // requests
+  Simulation run_;
+};
+
+// The local wire, whose posts arrive when the links have carried them. Layer by layer, the first layer's KV leaves when
+// the step has computed it, and the last one's when the step ends. An instance here hears only between steps; a live
+// one looks between layers: what it posts right after a step, since D's answer came in it, has been leaving since then.
+class Simulator::Wire final : public ForwardingTransport {
+ public:
+  Wire(const TransportOptions& options, Simulator& cluster)
+      : ForwardingTransport(find_transport("local")->make(options).value()), self_(options.self), cluster_(cluster) {}
+
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const bool writes = transfer.op == KvOp::write;
+    const InstanceId from = writes ? self_ : transfer.peer, to = writes ? transfer.peer : self_;
+    const double bytes = double(plan.bytes) * cluster_.bytes_scale_, ends_s = cluster_.now(self_);
+    const double share = cluster_.layer_share_, rate = cluster_.options_.hardware.link_bytes_per_s;
+    const NodeTime& time = cluster_.nodes_[size_t(self_)]->time();
+    const bool late = writes && ends_s == time.last_ended_s;
+    const double began_s = late ? std::max(time.last_began_s, time.heard_s)
+                                : std::max(cluster_.timeline_.now(), time.began_s);
+    double start_s = began_s + (ends_s - began_s) * share, gone = 0;
+    if (late) {
+      const double open = cluster_.links_.rate(from, to);
+      start_s = std::clamp(start_s, gone_until_s_, std::max(gone_until_s_, ends_s));
+      gone = std::min(bytes * (1 - share), open * std::max(0.0, ends_s - start_s));
+      gone_until_s_ = start_s + gone / open;
+    }
+    const double last_s = ends_s + bytes * share / rate;
+    cluster_.run_.kv_gb += bytes * 1e-9;
+    const TransferId id = ++last_;
+    flights_[id] = TransferState::in_flight;
+    cluster_.timeline_.at(start_s, [this, id, from, to, left = bytes - gone, last_s, transfer, plan] {
+      cluster_.links_.send(from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, transfer, plan] {
+        cluster_.timeline_.at(last_s, [this, id, transfer, plan] {
+          auto flight = flights_.find(id);
+          if (flight == flights_.end() || flight->second != TransferState::in_flight) return;
+          flight->second = inner().poll(inner().post(transfer, plan));
+          cluster_.nodes_[size_t(self_)]->wake();
+          Node& peer = *cluster_.nodes_[size_t(transfer.peer)];
+          if (peer.instance().counts_posts()) peer.wake();
+        });
+      });
+    });
+    return id;
+  }
+  TransferState poll(TransferId id) override {
+    const TransferState state = flights_.at(id);
+    if (state != TransferState::in_flight) flights_.erase(id);
+    return state;
+  }
+  void cancel(TransferId id) override { flights_.at(id) = TransferState::failed; }
+
+ private:
+  const InstanceId self_;
+  Simulator& cluster_;
+  std::unordered_map<TransferId, TransferState> flights_;
+  TransferId last_ = 0;
+  double gone_until_s_ = 0;  // the link out, by what was posted late
+};
+
+Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
+    : options_(options),
+      trace_(trace),
+      links_(timeline_),
+      next_(trace.requests.size()),
+      layer_share_(options.conductor.stream_kv == StreamKv::layer ? 1.0 / options.model.n_layers : 1),
+      bytes_scale_(options.model.kv_token_bytes() / double(small_kv().token_bytes())) {
+  ConductorOptions conductor = options.conductor;
+  if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
+  conductor_ = std::make_unique<Conductor>(std::move(conductor), timeline_.clock, *this);
+}
+
+Status Simulator::build() {
+  const Result<std::vector<Role>> roles = parse_topology(options_.topology, 4096);
+  if (!roles) return roles.error();
+  int counts[3] = {0, 0, 0};
+  for (Role role : roles.value())
+    if (Status added = add(role, instance_name(role, counts[int(role)]++)); !added) return added;
+  for (const auto& node : nodes_) joins(*node);
+  return ok();
+}
+
+Status Simulator::add(Role role, const std::string& name) {
+  const InstanceId id = conductor_->new_id();
+  const StepCost cost = step_cost(options_.model, options_.hardware);
+  Node& node = *nodes_.emplace_back(
+      std::make_unique<Node>(timeline_, cost, options_.message_s, options_.each_step, versions_.emplace_back(1)));
+  const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens : kv_tokens(options_.model, options_.hardware);
+  if (tokens < options_.block_tokens)
+    return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +
+                   options_.hardware.name + ": expected --kv-tokens");
+  KvOptions kv{.shape = small_kv(), .block_tokens = options_.block_tokens, .proof_tokens = 1};
+  kv.pool_bytes = size_t(tokens) * small_kv().token_bytes();
+  kv.max_sequence_tokens = options_.conductor.max_model_len;
+  kv.vattention.max_sequences = max_sequences(options_.engine.max_batch);
+  kv.clock = &node.time().clock;
+  kv.device = &node.device();
+  kv.queue = &node.queue();
+  kv.tiers.host_bytes = size_t(options_.host_tokens) * small_kv().token_bytes();
+  kv.tiers.block_tokens = options_.block_tokens;
+  kv.tiers.copy_gbps = options_.hardware.host_bytes_per_s / bytes_scale_ * 1e-9;
+  // What a D has matters to orders that may leave a prompt there.
+  const bool wanted = role != Role::decode || options_.conductor.disagg->local;
+  auto log = wanted ? std::make_shared<PrefixLog>() : nullptr;
+  auto memory = make_ranked_memory(options_.scheme, kv, {.n_layers = 1, .n_kv_heads = 1}, log);
+  if (memory && kv.tiers.on()) memory = make_tiered(std::move(memory).value(), kv);
+  if (!memory) return memory.error();
+  links_.set_rate(id, options_.hardware.link_bytes_per_s);
+  const TransportOptions wire{.regions = {{memory.value()->base(), memory.value()->layout().pool_bytes()}},
+                              .queue = &node.queue(),
+                              .clock = &node.time().clock,
+                              .self = id};
+  InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cost_known = true};
+  instance.cache_log = log;
+  instance.report_every_s = 0;
+  instance.log = options_.conductor.log;
+  instance.bytes_scale = bytes_scale_;
+  instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
+  instance.engine = options_.engine;
+  node.start(std::make_unique<Instance>(std::move(instance), node.make_model(), std::move(memory).value(),
+                                        std::make_unique<Wire>(wire, *this), node.time().clock, *this));
+  return ok();
+}
+
+void Simulator::send(InstanceId from, InstanceId to, Message message) {
+  if (auto* start = std::get_if<StartRequest>(&message)) {
+    request_of_[start->attempt] = start->request->id;
+    run_.records[start->request->id].order = start->order;
+  }
+  if (auto* progress = std::get_if<AttemptProgress>(&message);
+      progress && progress->stage == AttemptProgress::prompt_done)
+    run_.records[request_of_.at(progress->attempt)].prompt_done_s = now(from);
+  const double at_s = now(from) + options_.message_s;
+  if (to != kConductor) {
+    return timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
+      auto* start = std::get_if<StartRequest>(letter.get());
+      start && start->source >= 0 ? fetch(from, to, std::move(*start)) : deliver(from, to, std::move(*letter));
+    });
+  }
+  if (auto* run = std::get_if<TokensOf>(&message))
+    for (double& time_s : run->times_s) time_s += options_.message_s;
+  // What one says to the conductor in one breath comes at once: most of all that is said are tokens of one step.
+  if (breath_ && breath_->from == from && breath_->at_s == at_s && breath_->number == timeline_.last())
+    return breath_->letters.push_back(std::move(message));
+  breath_ = std::make_shared<Breath>(Breath{from, at_s, timeline_.last() + 1, {}});
+  breath_->letters.push_back(std::move(message));
+  timeline_.at(at_s, [this, breath = breath_] {
+    for (Message& letter : breath->letters) conductor_->receive(breath->from, std::move(letter));
+  });
+}
+
+void Simulator::deliver(InstanceId from, InstanceId to, Message message) {
+  if (from != kConductor) nodes_[size_t(to)]->time().heard_s = timeline_.now();
+  nodes_[size_t(to)]->instance().send(from, std::move(message));
+  nodes_[size_t(to)]->wake();
+}
+
+// What the source has at this moment, and no longer.
+void Simulator::fetch(InstanceId from, InstanceId to, StartRequest start) {
+  const std::vector<int32_t>& prompt = start.request->prompt;
+  const auto here = [&](InstanceId id) { return nodes_[size_t(id)]->instance().memory().probe(prompt, 0); };
+  const int tokens = here(start.source), missing = tokens - here(to);
+  if (missing <= 0) return deliver(from, to, std::move(start));
+  const double bytes = missing * options_.model.kv_token_bytes();
+  const InstanceId source = start.source;
+  links_.send(source, to, bytes, options_.hardware.link_s, [this, from, to, tokens, start = std::move(start)] {
+    Node& node = *nodes_[size_t(to)];
+    node.first([this, &node, tokens, request = start.request] {
+      run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)));
+    });
+    deliver(from, to, start);
+  });
+}
+
+void Simulator::arrives(size_t at) {
+  const TraceRequest& asked = trace_.requests[at];
+  auto request = std::make_shared<Request>();
+  request->id = at;
+  request->prompt.resize(size_t(asked.prompt_tokens));
+  auto at_token = request->prompt.begin();
+  for (uint64_t block : asked.blocks) {
+    const auto end = at_token + std::min<long>(trace_.block_tokens, request->prompt.end() - at_token);
+    std::iota(at_token, end, int32_t(Random(block).next() >> 34));
+    at_token = end;
+  }
+  request->sampling.temperature = 0;
+  request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
+  request->ignore_eos = true;
+  request->arrival_s = timeline_.now();
+  SimulatedRecord& record = run_.records[at];
+  record.arrival_s = request->arrival_s;
+  record.prompt = asked.prompt_tokens;
+  Status taken = conductor_->submit(std::move(request), std::make_shared<Client>(*this, at));
+  if (!taken) heard(at, {.finish = FinishReason::error, .error = taken.error().message});
+}
+
+void Simulator::heard(size_t at, const TokenEvent& event) {
+  SimulatedRecord& record = run_.records[at];
+  record.last_s = timeline_.now();
+  if (event.token >= 0) {
+    record.times.token(record.last_s);
+    record.cached = event.cached_tokens;
+  }
+  if (event.finish == FinishReason::none) return;
+  ++ended_;
+  record.end = event.finish == FinishReason::length    ? SimulatedEnd::completed
+               : event.finish == FinishReason::refused ? SimulatedEnd::refused
+                                                       : SimulatedEnd::failed;
+  record.why = event.error;
+  for (int next : next_[at])
+    timeline_.at(timeline_.now() + trace_.requests[size_t(next)].think_s, [this, next] { arrives(size_t(next)); });
+}
+
+// An instance that changes its role is empty first, and joins anew with an empty cache.
+void Simulator::look_at_roles() {
+  if (const std::optional<RoleMove> move = conductor_->change_roles()) {
+    conductor_->drain(move->id, true);
+    moving_ = move;
+  }
+  if (moving_ && conductor_->idle(moving_->id)) {
+    conductor_->left(moving_->id, "it changes its role");
+    XPYD_CHECK(add(moving_->role, moving_->name).ok());
+    joins(*nodes_.back());
+    moving_.reset();
+  }
+  if (ended_ < run_.records.size()) timeline_.at(timeline_.now() + 1, [this] { look_at_roles(); });
+}
+
+Simulation Simulator::run() {
+  run_.records.resize(trace_.requests.size());
+  if (options_.conductor.roles != find_roles_policy("fixed")) look_at_roles();
+  for (size_t i = 0; i < trace_.requests.size(); ++i) {
+    const TraceRequest& request = trace_.requests[i];
+    if (trace_.closed_loop && request.after >= 0)
+      next_[size_t(request.after)].push_back(int(i));
+    else
+      timeline_.at(request.arrival_s, [this, i] { arrives(i); });
+  }
+  run_.events = timeline_.run();
+  run_.end_s = timeline_.now();
+  for (const auto& node : nodes_) {
+    const InstanceStats stats = node->instance().stats();
+    run_.steps += stats.steps, run_.preemptions += stats.preemptions;
+    const bool decodes = node->instance().options().role == Role::decode;
+    (decodes ? run_.decode_busy_s : run_.prefill_busy_s) += stats.step_seconds;
+    const double block_gb = options_.block_tokens * options_.model.kv_token_bytes() * 1e-9;
+    (decodes ? run_.decode_gb_s : run_.prefill_gb_s) += node->held_block_s() * block_gb;
+    run_.cost_error.n += stats.cost_error.n;
+    run_.cost_error.absolute += stats.cost_error.absolute;
+    run_.cost_error.signed_sum += stats.cost_error.signed_sum;
+  }
+  run_.conductor = conductor_->totals();
+  return std::move(run_);
+}
+
+}  // namespace
+
+Result<Simulation> simulate(const SimulationOptions& options, const Trace& trace) {
+  Simulator simulator(options, trace);
+  if (Status built = simulator.build(); !built) return built.error();
+  return simulator.run();
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,226 @@
+#include "disagg/simulate/node.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace xpyd::disagg {
+namespace {
+
+// Copies nothing, at once.
+class NullQueue final : public DeviceQueue {
+ public:
+  void copy(std::span<const Copy>, bool) override {}
+  int64_t mark() override { return 0; }
+  bool reached(int64_t) override { return true; }
+  void wait() override {}
+};
+
+// Its memory is addresses: nobody writes there, and the pages are zeros that cost nothing. Page groups (vattention) are
+// the CPU's. Copies to and from the host go by the instance's clock, one direction beside the other.
+class NullDevice final : public Device {
+ public:
+  explicit NullDevice(Clock& clock) : clock_(clock) {}
+  const char* name() const override { return "null"; }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return Error{ErrorCode::unavailable, "no addresses for " + std::to_string(bytes) + " bytes"};
+    return std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [bytes](std::byte* p) { munmap(p, bytes); });
+  }
+  Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override { return allocate(bytes); }
+  Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
+    return cpu_device().make_page_groups(options);
+  }
+  std::unique_ptr<DeviceQueue> make_queue(Phase) override { return std::make_unique<NullQueue>(); }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override {
+    return std::make_unique<PacedQueue>(clock_, gbps * 1e9);
+  }
+
+ private:
+  // A mark is the nanosecond at which what is before it is done.
+  class PacedQueue final : public DeviceQueue {
+   public:
+    PacedQueue(Clock& clock, double bytes_per_s) : clock_(clock), bytes_per_s_(bytes_per_s) {}
+    void copy(std::span<const Copy> copies, bool) override {
+      free_s_ = std::max(free_s_, clock_.now());
+      for (const Copy& copy : copies) free_s_ += double(copy.bytes) / bytes_per_s_;
+    }
+    int64_t mark() override { return int64_t(std::ceil(free_s_ * 1e9)); }
+    bool reached(int64_t mark) override { return clock_.now() * 1e9 >= double(mark); }
+    void wait() override { clock_.sleep(std::max(0.0, free_s_ - clock_.now())); }
+
+   private:
+    Clock& clock_;
+    const double bytes_per_s_;
+    double free_s_ = 0;
+  };
+  Clock& clock_;
+};
+
+class PacedModel final : public Model {
+ public:
+  PacedModel(const StepCost::Terms& terms, NodeTime& time) : terms_(terms), time_(time) {}
+  const ModelConfig& config() const override { return config_; }
+  void forward(const StepInput& step, float* logits) override {
+    StepShape shape;
+    for (size_t s = 0; s < step.views.size(); ++s) {
+      const int n = step.q_offsets[s + 1] - step.q_offsets[s], before = step.kv_lengths[s] - n;
+      if (n == 1 && before > 0)
+        shape.add_decodes(1, before + 1);
+      else
+        shape.add_prompt(n, before);
+    }
+    time_.began_s = time_.clock.seconds;
+    time_.clock.seconds += seconds(terms_, shape);
+    if (step.observer) step.observer->layer_done(0);
+    time_.last_began_s = time_.began_s, time_.last_ended_s = time_.clock.seconds;
+    std::fill_n(logits, size_t(config_.vocab) * step.logit_rows.size(), 0.0f);
+  }
+  Work work(const StepInput&) const override { return {}; }
+  size_t weight_bytes() const override { return 0; }
+  size_t scratch_bytes() const override { return 0; }
+
+ private:
+  const ModelConfig config_ = small_shape();
+  const StepCost::Terms terms_;
+  NodeTime& time_;
+};
+
+}  // namespace
+
+ModelConfig small_shape() {
+  ModelConfig c;
+  c.family = "llama";
+  c.n_layers = c.n_heads = c.n_kv_heads = c.head_dim = 1;
+  c.hidden = c.intermediate = 8;
+  c.vocab = 2;
+  c.max_position = 1 << 30;
+  return c;
+}
+
+Node::Node(Timeline& timeline, const StepCost& cost, double message_s, bool each_step, std::atomic<uint64_t>& version)
+    : timeline_(timeline),
+      terms_(cost.terms()),
+      message_s_(message_s),
+      each_step_(each_step),
+      version_(version),
+      device_(std::make_unique<NullDevice>(time_.clock)),
+      queue_(device_->make_queue()) {}
+
+Node::~Node() = default;
+
+std::unique_ptr<Model> Node::make_model() { return std::make_unique<PacedModel>(terms_, time_); }
+
+// As if it had computed them; where there is no room they are left out.
+int Node::store(std::span<const int32_t> tokens) {
+  KvMemory& memory = instance_->memory();
+  const Result<KvReservation> reserved = memory.reserve(tokens, 0);
+  if (!reserved) return 0;
+  const KvReservation at = reserved.value();
+  const std::span<const int32_t> rest = tokens.subspan(size_t(at.cached_tokens));
+  const bool room = !at.loading && memory.append(at.handle, int(rest.size()));
+  if (room) memory.written(at.handle, rest);
+  memory.free(at.handle);
+  return room ? int(rest.size()) : 0;
+}
+
+void Node::wake() {
+  ++version_;
+  if (run_.steps > 0) {  // the step that is under way ends, and no other begins
+    const double now = timeline_.now();
+    if (now <= time_.clock.seconds) {
+      run_ = {};
+      ++runs_;
+    } else {
+      const auto under_way = size_t(std::lower_bound(ends_s_.begin(), ends_s_.end(), now) - ends_s_.begin());
+      if (under_way + 1 >= ends_s_.size()) return;
+      ends_s_.resize(under_way + 1);
+      return plan_end();
+    }
+  }
+  if (std::exchange(planned_, true)) return;
+  timeline_.at(time_.clock.seconds, [this] { turn(); });
+}
+
+void Node::turn() {
+  planned_ = false;
+  held_block_s_ += held_ * (timeline_.now() - time_.clock.seconds);
+  time_.clock.seconds = time_.began_s = timeline_.now();
+  in_turn_ = true;
+  for (const auto& first : std::exchange(first_, {})) first();
+  const bool moved = instance_->turn();
+  in_turn_ = false;
+  ++version_;
+  hold(time_.clock.seconds - time_.began_s, false);
+  if (!moved) return;
+  if (!each_step_) begin_run();
+  ++version_;
+  if (run_.steps == 0) wake();
+}
+
+// For so long, now that the time is over; `grows`: little by little from what it was before.
+void Node::hold(double seconds, bool grows) {
+  const KvStats kv = instance_->memory().stats();
+  const double held = kv.capacity - kv.free - kv.cached;
+  held_block_s_ += (grows ? (held_ + held) / 2 : held) * seconds;
+  held_ = held;
+}
+
+void Node::begin_run() {
+  // Of whoever computes prompts others must know in time what its cache has lost.
+  run_ = instance_->alike(most_, instance_->options().role == Role::decode);
+  if (run_.steps < 2) run_ = {};
+  if (run_.steps == 0) return;
+  ends_s_.resize(size_t(run_.steps));
+  double at = time_.clock.seconds;
+  for (int j = 0; j < run_.steps; ++j) ends_s_[size_t(j)] = at += seconds(terms_, run_.shape(j));
+  plan_end();
+}
+
+void Node::plan_end() {
+  timeline_.at(ends_s_.back(), [this, number = ++runs_] { end_run(number); });
+}
+
+void Node::end_run(uint64_t number) {
+  if (number != runs_) return;
+  const double began_s = std::exchange(time_.clock.seconds, ends_s_.back());
+  most_ = std::clamp(2 * int(ends_s_.size()), 16, 1 << 16);
+  in_turn_ = true;
+  instance_->repeat(run_, began_s, ends_s_);
+  in_turn_ = false;
+  hold(time_.clock.seconds - began_s, true);
+  while (!said_.empty() && said_.front().ends_s.back() + message_s_ < timeline_.now()) said_.pop_front();
+  said_.push_back({std::move(ends_s_), int(run_.first.decodes)});
+  run_ = {};
+  wake();  // with another version
+}
+
+Unsaid Node::unsaid(double now) const {
+  Unsaid all;
+  const auto ended = [&](const std::vector<double>& ends_s) {
+    const auto next = std::upper_bound(ends_s.begin(), ends_s.end(), now - message_s_);
+    if (next != ends_s.end()) all.until_s = std::min(all.until_s, *next + message_s_ - 1e-9);  // early is not late
+    return int(next - ends_s.begin());
+  };
+  for (const Said& said : said_) {
+    if (said.ends_s.back() + message_s_ <= now) continue;  // it has been heard
+    const int steps = ended(said.ends_s);
+    all.steps += steps;
+    all.tokens += int64_t(steps) * said.decodes;
+  }
+  if (run_.steps == 0) return all;
+  const int steps = ended(ends_s_);
+  all.steps += steps;
+  all.tokens += int64_t(steps * run_.first.decodes);
+  // What the step that is under way needs is taken already.
+  const auto begun = std::lower_bound(ends_s_.begin(), ends_s_.end(), now) - ends_s_.begin();
+  if (now > time_.clock.seconds) all.blocks = instance_->blocks_taken(int(begun) + 1);
+  // At the very end of a step the next one has not begun.
+  const double until_s = now > time_.clock.seconds ? ends_s_[size_t(begun)] : time_.clock.seconds;
+  all.until_s = std::min(all.until_s, std::nextafter(until_s, kNever));
+  return all;
+}
+
+}  // namespace xpyd::disagg

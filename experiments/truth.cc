@@ -1,0 +1,156 @@
+// truth: a live cluster against its simulation, from the calibration alone.
+//
+// Every instance is a thread and really computes (llama-micro, f32, dummy weights of 21 MB: instances that read more
+// slow each other through the machine's one memory, which no cost of a step can know). Loads with other lengths and
+// other arrivals take turns with those that are measured; what their event logs say of steps and transfers
+// (`xpyd calibrate`) is all that the simulation gets, beside lengths and arrival times. Three errors are told apart:
+// `step_off` and `link_off` are those of the predicted steps and transfers themselves, over the measured runs' logs;
+// `replay_differ` counts decisions of these logs that the policies would now take otherwise: what is left is the
+// machine's (threads that wait for a core).
+//
+// Arithmetic, two cores. A prompt of 240 tokens takes one core 240 x 10.5 MFLOP at 50 GFLOP/s: 50 ms; a decode step
+// 1 ms. At half of a core's capacity a prompt waits for another one every second time, so that the TTFT's median is the
+// step's own error, and its P90 the queue's. 240 requests: 24 beyond the P90.
+#include <cmath>
+
+#include "base/arrivals.h"
+#include "base/files.h"
+#include "disagg/replay.h"
+#include "disagg/simulate/calibrate.h"
+#include "experiments/load.h"
+#include "experiments/simulated.h"
+
+namespace xpyd::experiments::truth_experiment {
+namespace {
+
+using namespace disagg;
+
+struct Sizes {
+  int n_rounds, n_requests, prompt, output;
+  const char* model;
+};
+Sizes sizes_of(const Setting& setting) {
+  if (setting.tiny) return {1, 4, 30, 4, "experiments/models/llama-tiny"};
+  return {4, 60, 300, 32, "experiments/models/llama-micro"};
+}
+
+// What one instance with one core can do, is the unit of `load`; a D takes little of it, and two cores are two.
+std::vector<Values> points(const Setting& setting) {
+  if (setting.tiny) return {{{"topology", "1P1D"}, {"load", 0.5}}};
+  return {{{"topology", "1C"}, {"load", 0.5}},
+          {{"topology", "2C"}, {"load", 0.8}},
+          {{"topology", "1P1D"}, {"load", 0.5}},
+          {{"topology", "2P2D"}, {"load", 0.6}}};
+}
+
+void use(SimulationOptions& o, const Calibration& calibration) {
+  o.hardware.step_terms = calibration.step_terms;
+  if (calibration.link_bytes_per_s > 0)
+    o.hardware.link_bytes_per_s = calibration.link_bytes_per_s, o.hardware.link_s = 0;
+}
+
+SimulationOptions simulation_of(Stack& stack, const std::string& topology, const Trace& trace) {
+  const ClusterOptions& live = stack.options;
+  SimulationOptions o = simulated("a800", "llama-3-8b", topology, trace).value();
+  const KvShape& shape = live.kv.shape;
+  o.model.n_layers = shape.n_layers;
+  o.model.kv_element_bytes = 1;
+  o.model.kv_elements = double(shape.token_bytes()) / shape.n_layers;
+  o.kv_tokens = double(live.kv.pool_bytes) / double(shape.token_bytes());
+  o.engine.max_batch = live.max_batch;
+  o.engine.policy = live.batching;
+  set_step_tokens(o, live.step_tokens);
+  o.conductor.placement = live.placement;
+  return o;
+}
+
+// Measured, simulated, and the second over the first less one.
+void add(Values& values, const std::string& name, std::vector<double> live, std::vector<double> simulated,
+         int percent) {
+  std::ranges::sort(live), std::ranges::sort(simulated);
+  const Value a = percentile_seen(live, percent), b = percentile_seen(simulated, percent);
+  const std::string column = name + "_p" + std::to_string(percent);
+  values.update({{column + "_ms", a}, {column + "_simulated_ms", b}});
+  if (a.is_number()) values.update({{column + "_off", double(b) / double(a) - 1}});
+}
+
+Measure open(const Setting& setting) {
+  const Sizes sizes = sizes_of(setting);
+  auto bed = std::make_shared<Bed>(
+      setting, std::vector<std::string>{sizes.model, "--kv-bytes", setting.tiny ? "4MiB" : "256MiB", "--max-model-len",
+                                        setting.tiny ? "256" : "1024", "--max-batch", setting.tiny ? "4" : "16",
+                                        "--threads", "1", "--prefix-cache", "off", "--transport", "local"});
+  return [=](const Values& point) -> Result<Finding> {
+    const auto load = [&](int n, uint64_t seed) {
+      return random_load(n, sizes.prompt, sizes.output, 0.8, seed).requests;
+    };
+    Result<double> capacity = bed->capacity(load(sizes.n_requests, setting.seed + 1000));
+    if (!capacity) return capacity.error();
+    const double rate = double(point["load"]) * capacity.value();
+    const std::string topology = point["topology"];
+    const PrivateFolder folder;
+    std::vector<std::string> calibrated_logs, measured_logs;
+    std::vector<Trace> traces;
+    std::map<std::string, std::vector<double>> live, simulated;
+    std::optional<SimulationOptions> options;
+    // In turns, so that a machine that becomes slower does so for both.
+    for (int i = 0; i < 2 * sizes.n_rounds; ++i) {
+      const bool measured = i % 2 == 1;
+      const uint64_t seed = setting.seed + uint64_t(i);
+      std::vector<std::string>& logs = measured ? measured_logs : calibrated_logs;
+      logs.push_back(folder.path() + "/" + std::to_string(i));
+      const std::vector<BenchRequest> requests = load(sizes.n_requests, seed);
+      const std::vector<double> due = arrival_times(sizes.n_requests, rate, false, 1, seed);
+      Result<std::string> wrong = bed->open({"--topology", topology, "--event-log", logs.back()});
+      if (!wrong) return wrong.error();
+      const Run run = run_load(bed->stack(), requests, due);
+      for (const std::string& one : {wrong.value(), run.wrong})
+        if (!one.empty()) return Finding{{}, one};
+      if (!measured) continue;
+      std::ranges::copy(run.ttft_ms, std::back_inserter(live["ttft"]));
+      std::ranges::copy(run.gaps_ms, std::back_inserter(live["tbt"]));
+      Trace& trace = traces.emplace_back();
+      trace.block_tokens = bed->stack().options.kv.block_tokens;
+      for (size_t k = 0; k < requests.size(); ++k)
+        add_request(trace, due[k], requests[k].input_tokens, requests[k].output_tokens);
+      if (!options) options = simulation_of(bed->stack(), topology, trace);
+    }
+    bed->close();  // the logs are whole
+    const Result<Calibration> calibration = calibrate(calibrated_logs);
+    if (!calibration) return calibration.error();
+    const Result<Calibration> seen = compare(calibration.value(), measured_logs);
+    if (!seen) return seen.error();
+    use(*options, calibration.value());
+
+    int64_t decisions = 0, differ = 0;
+    for (const std::string& log : measured_logs) {
+      const auto replayed = replay(std::span(&log, 1), {}, [](const std::string&, const std::string&) {});
+      if (!replayed) return replayed.error();
+      for (const auto& [kind, count] : replayed.value()) decisions += count.decisions, differ += count.differ;
+    }
+    for (const Trace& trace : traces) {
+      const Result<Simulation> simulation = simulate(*options, trace);
+      if (!simulation) return simulation.error();
+      std::string wrong = unserved(simulation.value(), trace);
+      if (!wrong.empty()) return Finding{{}, wrong};
+      for (const SimulatedRecord& record : simulation.value().records) {
+        simulated["ttft"].push_back(1e3 * (record.times.first_s - record.arrival_s));
+        for (float gap : record.times.gaps) simulated["tbt"].push_back(1e3 * double(gap));
+      }
+    }
+    Values values = {{"rate", rate}};
+    for (int percent : {50, 90})
+      for (const auto& [name, samples] : live) add(values, name, samples, simulated[name], percent);
+    values.update({{"step_off", seen.value().step_error.mape()},
+                   {"step_bias", seen.value().step_error.bias()},
+                   {"link_off", seen.value().link_error.mape()},
+                   {"decisions", decisions},
+                   {"replay_differ", differ}});
+    return Finding{{values}, ""};
+  };
+}
+
+REGISTER_EXPERIMENT("truth", "cpu", points, open);
+
+}  // namespace
+}  // namespace xpyd::experiments::truth_experiment

@@ -1,0 +1,26 @@
+"""Every router on five loads and three pools: mean TTFT over the best row's, and what each finds in the caches."""
+import style
+
+from claims import best_routed, routed
+
+table = style.result("routers")
+pools, loads = table.distinct("pool"), table.distinct("load")
+rows = sorted(table.distinct("placement"), key=lambda row: sum(
+    min(10, routed(table, "ttft_mean_s", row, pool, load) / best_routed(table, "ttft_mean_s", pool, load))
+    for pool in pools for load in loads))
+figure, panels = style.plt.subplots(1, len(pools), figsize=(12, 5), sharey=True)
+for panel, pool in zip(panels, pools):
+    for number, load in enumerate(loads):
+        for at, row in enumerate(rows):
+            ratios = [routed(part, "ttft_mean_s", row, pool, load) / best_routed(part, "ttft_mean_s", pool, load)
+                      for part in table.samples()]
+            middle, (low, high) = style.statistics.median(ratios), style.interval(ratios)
+            panel.errorbar(middle, at + .12 * (number - 2), xerr=[[middle - low], [high - middle]], capsize=2,
+                           label=None if at else load.replace("tool_agent", "tool&agent"), **style.LINES[number])
+    panel.set_xscale("log")
+    panel.set_xlabel("mean TTFT / best row's")
+    panel.set_title(pool, fontsize=9)
+panels[0].set_yticks(range(len(rows)), rows)
+panels[0].invert_yaxis()
+panels[-1].legend(fontsize=7)
+style.save(figure, "routers", table)

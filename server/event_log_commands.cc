@@ -1,0 +1,84 @@
+// xpyd replay, trace, explain and calibrate: readings of an event log (disagg/event_log.h).
+#include <cstdio>
+
+#include "disagg/replay.h"
+#include "disagg/simulate/calibrate.h"
+#include "disagg/trace_view.h"
+#include "server/commands.h"
+
+namespace xpyd::server {
+
+Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix) {
+  if (options.text("event-log").empty()) return std::shared_ptr<EventLog>();
+  JsonText shown;
+  shown.open('{');
+  for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
+  auto log = EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"),
+                              shown.close('}').take());
+  if (!log) return Error{log.error().code, "--event-log: " + log.error().message};
+  return std::shared_ptr<EventLog>(std::move(log).value());
+}
+
+int replay_main(const Options& options) {
+  if (options.positional().empty()) return fail(" replay", invalid("expected the event log's FILE"));
+  ReplayOptions again;
+  for (auto [option, kind] : {std::pair{"placement", "place"},
+                              {"admission", "admit"},
+                              {"admission", "join"},
+                              {"disagg", "order"},
+                              {"batching", "plan"},
+                              {"host-eviction", "evict"},
+                              {"roles", "role"}})
+    if (!options.text(option).empty()) again.instead[kind] = options.text(option);
+  const auto counts = replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
+    std::printf("%s\n  now: %s\n", line.c_str(), answer.c_str());
+  });
+  if (!counts) return fail(" replay", counts.error());
+  bool differs = false;
+  for (const auto& [kind, count] : counts.value()) {
+    std::fprintf(stderr, "%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
+                 static_cast<long long>(count.differ));
+    if (kind == "place" && count.decisions > 0)
+      std::fprintf(stderr, ", regret ratio %.4f", count.regret / double(count.decisions));
+    std::fprintf(stderr, "\n");
+    differs |= count.differ > 0;
+  }
+  return differs ? 1 : 0;
+}
+
+int trace_main(const Options& options) {
+  if (options.positional().empty()) return fail(" trace", invalid("expected the event log's FILE"));
+  const Status written = write_trace(options.positional(), stdout);
+  return written ? 0 : fail(" trace", written.error());
+}
+
+int explain_main(const Options& options) {
+  if (options.positional().empty()) return fail(" explain", invalid("expected the event log's FILE"));
+  const int64_t number = options.integer("request");
+  auto lives = read_lives(options.positional());
+  if (!lives) return fail(" explain", lives.error());
+  if (number >= 0) {
+    std::erase_if(lives.value(), [number](const RequestLife& life) { return life.request != uint64_t(number); });
+    if (lives.value().empty())
+      return fail(" explain", Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"});
+  }
+  for (const RequestLife& life : lives.value())
+    if (number >= 0) std::printf("%s\n", attribution_line(life).c_str());
+  std::printf("%s\n", attribution_header().c_str());
+  for (const RequestLife& life : lives.value()) std::printf("%s\n", attribution_row(life).c_str());
+  return 0;
+}
+
+int calibrate_main(const Options& options) {
+  if (options.positional().empty()) return fail(" calibrate", invalid("expected the event log's FILE"));
+  const Result<Calibration> found = calibrate(options.positional());
+  if (!found) return fail(" calibrate", found.error());
+  const Calibration& c = found.value();
+  std::printf("%s\n", hardware_json(c).c_str());
+  std::fprintf(stderr, "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
+               c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n,
+               100 * c.link_error.mape(), 100 * c.link_error.bias());
+  return 0;
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,72 @@
+// xpyd simulate: a trace, served by a cluster in virtual time (disagg/simulate/).
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "disagg/cluster.h"
+#include "disagg/simulate/cluster.h"
+#include "server/commands.h"
+
+namespace xpyd::server {
+namespace {
+
+Result<SimulationOptions> simulation_options(const Options& options, const Trace& trace) {
+  SimulationOptions simulation;
+  options.fill(simulation);
+  options.fill(simulation.engine);
+  Result<Hardware> hardware = find_hardware(options.text("hardware"));
+  if (!hardware) return Error{hardware.error().code, "--hardware: " + hardware.error().message};
+  Result<SimulatedModel> model = find_simulated_model(options.text("model"));
+  if (!model) return Error{model.error().code, "--model: " + model.error().message};
+  simulation.hardware = std::move(hardware).value();
+  simulation.model = std::move(model).value();
+  ClusterOptions cluster;
+  options.fill(cluster);
+  cluster.transport = find_transport("local");
+  cluster.step_tokens = simulation.engine.step_tokens;
+  cluster.max_queue_bytes = INT64_MAX;
+  for (const TraceRequest& request : trace.requests)
+    cluster.max_model_len = std::max(
+        cluster.max_model_len,
+        request.prompt_tokens +
+            std::max(1, simulation.output_tokens < 0 ? request.output_tokens : simulation.output_tokens));
+  Result<std::shared_ptr<EventLog>> log = open_event_log(options);
+  if (!log) return log.error();
+  cluster.log = log.value();
+  simulation.conductor = conductor_options(cluster);
+  simulation.conductor.patience_s = kNever;
+  return simulation;
+}
+
+}  // namespace
+
+int simulate_main(const Options& options) {
+  if (options.positional().empty()) return fail(" simulate", invalid("expected the trace's FILE"));
+  if (Status writable = check_result_file(options); !writable) return fail(" simulate", writable.error());
+  TraceOptions reading;
+  options.fill(reading);
+  reading.seed = uint64_t(options.integer("seed"));
+  Result<Trace> trace = find_trace_format(options.text("format"))->load(options.positional()[0], reading);
+  if (!trace) return fail(" simulate", trace.error());
+  if (options.flag("closed-loop")) trace.value().closed_loop = true;
+  for (const std::string& note : trace.value().notes) say("xpyd: " + note);
+  Result<SimulationOptions> simulation = simulation_options(options, trace.value());
+  if (!simulation) return fail(" simulate", simulation.error());
+  const auto begin = std::chrono::steady_clock::now();
+  Result<Simulation> run = simulate(simulation.value(), trace.value());
+  if (!run) return fail(" simulate", run.error());
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  const ConductorOptions& conductor = simulation.value().conductor;
+  const auto wanted = [](double s) { return s > 0 ? s : kNever; };
+  const Objectives objectives = {wanted(conductor.objectives.ttft_s), wanted(conductor.objectives.tbt_s)};
+  auto result = nlohmann::json::parse(result_json(run.value(), objectives, wall.count()));
+  for (const auto& [name, value] : result.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+  const auto failed = std::ranges::find(run.value().records, SimulatedEnd::failed, &SimulatedRecord::end);
+  if (failed != run.value().records.end())
+    say("xpyd: the first request that failed, " + std::to_string(failed - run.value().records.begin()) + ": " +
+        failed->why);
+  const Status written = write_result_file(options, std::move(result));
+  return written ? 0 : fail(" simulate", written.error());
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,160 @@
+"""Opens the page of `BIN serve` in Chromium, as a person at a desk and on a phone: python page_client.py BIN [FOLDER]
+
+What it sees is left as pictures, too, where FOLDER is named. Every check prints a line; the exit code is 0 only if all
+held.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+
+from playwright.sync_api import sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+FACTS = "".join(f"The key of box {i} is amber. " for i in range(100))
+passed, failed = [], []
+
+
+def check(what: str, held: bool, more: object = "") -> None:
+    print(("ok    " if held else "FAIL  ") + what + ("" if held else f": {more}"), flush=True)
+    (passed if held else failed).append(what)
+
+
+def until(page, expression: str) -> None:
+    """wait_for_function() would need what the page's policy of content forbids."""
+    for _ in range(600):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    sys.exit("never true on the page: " + expression + "\n" + page.inner_text("body"))
+
+
+class Server:
+    def __init__(self, binary: str, port: int, *options: str):
+        self.process = subprocess.Popen([binary, "serve", "--port", str(port), "--kv-bytes", "16MiB", *options],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if found := re.search(r"on http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(found.group(1))
+                break
+        else:
+            sys.exit("the server did not start")
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.port}/"
+
+    def ask(self, prompt: str, **more) -> dict:
+        body = json.dumps({"prompt": prompt, "temperature": 0, **more}).encode()
+        request = urllib.request.Request(self.url + "v1/completions", body, {"Content-Type": "application/json"})
+        return json.load(urllib.request.urlopen(request))
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def look(browser, server: Server, name: str, width: int, height: int, scheme: str, pictures: str) -> None:
+    finger = width < 500
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=finger)
+    touch = page.touchscreen.tap if finger else page.mouse.move
+    said = []
+    page.on("console", lambda m: m.type in ("error", "warning") and said.append(m.text))
+    page.on("pageerror", lambda e: said.append(str(e)))
+    page.goto(server.url)
+    page.wait_for_selector("canvas.map")
+    page.click("#go")
+    until(page, "document.querySelector('#answer').textContent.endsWith('amber.')")
+    until(page, "(document.querySelector('#answers button')?.ariaLabel || '').endsWith('ended by stop')")
+    row = page.locator("#answers button").first
+    label = row.get_attribute("aria-label")
+    check(f"{name}: the answer has a row", "P0 → D0" in label, label)
+    row.hover()
+    note = page.inner_text("#answer-note")
+    check(f"{name}: which says its phases", all(word in note for word in ("prefill", "decode", "TTFT", "stop")), note)
+    parts = page.evaluate("""[...document.querySelectorAll('#answers li:first-child .lanes i')].map(
+        i => [i.className, i.getBoundingClientRect().left, i.getBoundingClientRect().right])""")
+    check(f"{name}: in order", len(parts) > 2 and all(a[1] <= b[1] + .01 for a, b in zip(parts, parts[1:])), parts)
+    check(f"{name}: prefill above, decode below", "low" not in next(c for c, *_ in parts if "prefill" in c)
+          and "low" in next(c for c, *_ in parts if "decode" in c), parts)
+
+    # While a long answer runs, pointer or finger goes over D's map until it meets it, as a person's would.
+    running = threading.Thread(target=server.ask, args=(FACTS,), kwargs={"max_tokens": 2500, "ignore_eos": True})
+    running.start()
+    canvas = page.locator("canvas.map").last
+    until(page, "/[1-9][0-9]* of [0-9]+ in use/.test([...document.querySelectorAll('.instance')].at(-1).innerText)")
+    canvas.scroll_into_view_if_needed()
+    box, said_there = canvas.bounding_box(), ""
+    for step in range(200):
+        x, y = step * 11 % int(box["width"]), step * 11 // int(box["width"]) * 11
+        if y >= box["height"]:
+            break
+        touch(box["x"] + x + 3, box["y"] + y + 3)
+        said_there = page.locator(".instance").last.inner_text()
+        if re.search(r"blocks? \d+.*: .*active.* · request \d+ \(\d+ blocks?\)", said_there):
+            break
+    check(f"{name}: pointing at a cell says whose blocks are there", "· request" in said_there, said_there)
+    check(f"{name}: and shows its row", page.locator("#answers .lit").count() == 1)
+    if pictures:
+        page.screenshot(path=f"{pictures}/page-{name}.png", full_page=True)
+    page.mouse.move(1, 1)
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    said_there = page.locator(".instance").last.inner_text()
+    check(f"{name}: so does an arrow key", re.search(r"block\w* \d+", said_there) is not None, said_there)
+    running.join()
+    painted = canvas.evaluate("""c => new Set(Array.from(new Uint32Array(
+        c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer))).size""")
+    check(f"{name}: the map is painted", painted >= 3, painted)
+    check(f"{name}: all switches are there", page.locator("dl div").count() > 80
+          and "--kv-bytes" in page.inner_text("#given"), page.inner_text("#given"))
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    check(f"{name}: nothing scrolls sideways", wide[0] <= wide[1], wide)
+    check(f"{name}: the console is silent", not said, said)
+    page.close()
+
+
+def restarts(browser, binary: str) -> None:
+    """Workers as processes: counts alone. The server goes and comes back as another one: the page goes on."""
+    server = Server(binary, 0, "--topology", "1P1D", "--processes")
+    page = browser.new_page()
+    said = []
+    page.on("pageerror", lambda e: said.append(str(e)))
+    page.goto(server.url)
+    until(page, "document.querySelector('#instances').innerText.includes('how many blocks, not which')")
+    check("processes: a map of each", page.locator("canvas.map").count() == 2)
+    server.ask(FACTS)
+    page.wait_for_selector("#answers button")
+    server.end()
+    until(page, "document.querySelector('#model').innerText.includes('does not answer')")
+    again = Server(binary, server.port, "--topology", "1C", "--transport", "local", "--served-model-name", "<b>no</b>")
+    until(page, "[...document.querySelectorAll('.instance b')].map(b => b.innerText).join() === 'C0'")
+    until(page, "document.querySelectorAll('#answers button').length === 0")
+    title = page.inner_text("#model")
+    check("restarted: another model's name, as text", "<b>no</b>" in title, title)
+    check("restarted: nothing failed on the page", not said, said)
+    page.close()
+    again.end()
+
+
+def main() -> None:
+    binary, pictures = sys.argv[1], (sys.argv[2:] or [""])[0]
+    if pictures:
+        pathlib.Path(pictures).mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as p, tempfile.TemporaryDirectory() as home:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env={"HOME": home})
+        server = Server(binary, 0)
+        look(browser, server, "desktop", 1280, 800, "light", pictures)
+        look(browser, server, "phone", 390, 844, "light", pictures)
+        look(browser, server, "narrow", 360, 780, "dark", pictures)
+        server.end()
+        restarts(browser, binary)
+        browser.close()
+    print(f"{len(passed)} passed, {len(failed)} failed")
+    sys.exit(1 if failed else 0)
+
+
+main()

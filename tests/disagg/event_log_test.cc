@@ -1,0 +1,193 @@
+#include "disagg/event_log.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "base/random.h"
+#include "disagg/replay.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::event_log_test {
+namespace {
+
+struct Log {
+  TempDir folder;
+  std::string path = folder.path + "/log";
+  std::vector<std::string> lines() const {
+    std::ifstream file(path);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(file, line);) all.push_back(line);
+    return all;
+  }
+  void write(const std::vector<std::string>& all) const {
+    std::ofstream file(path);
+    for (const std::string& line : all) file << line << "\n";
+  }
+  std::vector<std::string> differences;
+  Result<std::map<std::string, Replayed>> replayed(const ReplayOptions& options = {}) {
+    differences.clear();
+    return replay({&path, 1}, options,
+                  [this](const std::string&, const std::string& now) { differences.push_back(now); });
+  }
+};
+
+// Decisions of every kind, as a server would log them.
+void fill(EventLog& log, int n) {
+  Random random(7);
+  const model::StepCost cost(model::StepCost::Terms{0.010, 0, 0, 0, 0.001, 1e-6});
+  for (int i = 0; i < n; ++i) {
+    std::vector<InstanceView> instances(4);
+    for (InstanceView& x : instances)
+      x = {.role = Role::prefill,
+           .queued = int(random.below(9)),
+           .queued_tokens = int64_t(random.below(9999)),
+           .cached_tokens = int(random.below(1000)),
+           .queue_s = random.uniform(),
+           .prefill_s = random.uniform(),
+           .fetch_s = random.uniform(),
+           .fetched_prefill_s = random.uniform()};
+    instances.back().role = Role::decode;
+    const ClusterView view{.instances = instances, .prompt_tokens = 1000, .random = random.next()};
+    for (const char* name : {"mooncake", "random"})
+      log.decided(i, "place", name, uint64_t(i), view, PlacementOptions{},
+                  find_placement_policy(name)->place(view, {}));
+    const DecodeView there[] = {{.joins_s = 90, .context = int64_t(random.below(60000)), .at_longest = 60000}};
+    const ClusterAdmission admission{.now_s = 100,
+                                     .ttft_s = random.uniform() * 3,
+                                     .objectives = {2, 0.05},
+                                     .prompt_tokens = 5000,
+                                     .max_tokens = 500,
+                                     .decoding = there,
+                                     .capacity_tokens = 100000,
+                                     .cost = &cost,
+                                     .mean_s = 20};
+    log.decided(i, "admit", "predicted", uint64_t(i), admission, AdmissionOptions{},
+                find_admission_policy("predicted")->arrives(admission, {}), "cost", cost.terms());
+    const DisaggView order{.tokens = int(random.below(4000)), .prefill_jobs = int(random.below(4))};
+    log.decided(i, "order", "conditional_threshold", uint64_t(i), order, DisaggOptions{},
+                find_disagg_policy("conditional_threshold")->decide(order, {}));
+    const SequenceView sequences[] = {
+        {.n_tokens = 500, .n_computed = int(random.below(499)), .n_limit = 600, .n_blocks = 32}};
+    const BatchView batch{.running = sequences,
+                          .available_blocks = 100,
+                          .capacity_blocks = 200,
+                          .block_tokens = 16,
+                          .max_batch = 8,
+                          .step_tokens = 128};
+    BatchPlan plan;
+    find_batch_policy("chunked")->plan(batch, plan);
+    log.decided(i, "plan", "chunked", 0, batch, NoOptions{}, plan);
+    const BlockUse blocks[] = {{.last_use = i, .uses = 1 + int64_t(random.below(9)), .position = 3},
+                               {.last_use = i + 1, .uses = 1 + int64_t(random.below(9))}};
+    log.decided(i, "evict", "lru", 0, std::span<const BlockUse>(blocks), NoOptions{}, 0);
+    const RolesView roles{.now_s = 100,
+                          .prefill = 2,
+                          .decode = 2,
+                          .prompt_tokens_s = 9000 * random.uniform(),
+                          .output_tokens_s = 900 * random.uniform(),
+                          .prefill_velocity = 3000,
+                          .decode_velocity = 300};
+    log.decided(i, "role", "velocity", 0, roles, RolesOptions{}, find_roles_policy("velocity")->decide(roles, {}));
+  }
+}
+
+TEST_CASE("event log: every decision is taken again as it was; another policy's differences are counted",
+          "[event_log]") {
+  Log log;
+  {
+    auto written = EventLog::create(log.path, 1 << 20, "{}").value();
+    fill(*written, 50);
+    written->write(R"({"t":3,"e":"step"})");
+  }
+  auto counts = log.replayed().value();
+  CHECK(counts.size() == 6);
+  CHECK(counts.at("place").decisions == 100);
+  for (const char* kind : {"plan", "evict", "role"}) CHECK(counts.at(kind).decisions == 50);
+  for (const auto& [kind, count] : counts) CHECK(count.differ == 0);
+  CHECK(counts.at("place").regret > 0);
+  counts = log.replayed({{{"place", "mooncake"}}}).value();
+  CHECK(counts.at("place").differ > 20);  // of the 50 at random
+  CHECK(counts.at("place").differ <= 50);
+  CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
+  CHECK(log.replayed({{{"evict", "lfu"}}}).value().at("evict").differ > 10);
+  CHECK(log.replayed({{{"role", "fixed"}}}).value().at("role").differ > 5);
+  CHECK(log.replayed({{{"admit", "none"}}}).value().at("admit").differ > 5);  // who asks nobody refuses nobody
+  CHECK(log.replayed({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);
+}
+
+TEST_CASE("event log: a decision that was changed differs; what is broken is an error with its line", "[event_log]") {
+  Log log;
+  fill(*EventLog::create(log.path, 1 << 20, "{}").value(), 3);
+  const std::vector<std::string> good = log.lines();
+  auto lines = good;
+  const size_t at = lines[1].find("\"answer\":{");
+  lines[1] = lines[1].substr(0, at) + R"("answer":{"prefill":9,"decode":3,"source":-1}})";
+  log.write(lines);
+  CHECK(log.replayed().value().at("place").differ == 1);
+  for (auto [n, text, says] :
+       {std::tuple{0, R"({"xpyd_event_log":2})", ":1: not an event log of version 1"},
+        {0, "hello", ":1: "},
+        {2, R"({"t":1,"e":"place")", ":3: "},
+        {2, R"({"t":1,"e":"place","policy":"nobodys"})", "nobodys"},
+        {2, R"({"t":1,"e":"place","policy":"random","view":{"instances":5}})", "array"},
+        {2, R"({"e":"plan","policy":"chunked","view":{"running":[{"n_tokens":9}]}})", ":3: block_tokens"}}) {
+    lines = good;
+    lines[size_t(n)] = text;
+    log.write(lines);
+    INFO(text);
+    REQUIRE_FALSE(log.replayed().ok());
+    CHECK(log.replayed().error().message.find(says) != std::string::npos);
+  }
+  const std::string absent = log.path + "x";
+  CHECK_FALSE(replay({&absent, 1}, {}, [](auto&, auto&) {}).ok());
+}
+
+TEST_CASE("event log: what a killed process had begun to write is left out, and nothing else", "[event_log]") {
+  Log log;
+  fill(*EventLog::create(log.path, 1 << 20, "{}").value(), 3);
+  std::vector<std::string> lines = log.lines();
+  const int64_t plans = log.replayed().value().at("plan").decisions;
+  for (const size_t cut : {size_t(1), lines[7].size() / 2, lines[7].size() - 1}) {
+    std::ofstream file(log.path);
+    for (size_t i = 0; i < 7; ++i) file << lines[i] << "\n";
+    file << lines[7].substr(0, cut);
+    file.close();
+    const auto counts = log.replayed();
+    REQUIRE(counts.ok());
+    int64_t all = 0;
+    for (const auto& [kind, count] : counts.value()) all += count.decisions;
+    CHECK(all == 6);
+  }
+  CHECK(plans == 3);
+  std::ofstream(log.path) << lines[0].substr(0, 5);  // the first line is not of a log
+  CHECK(log.replayed().error().message.find(":1: ") != std::string::npos);
+  std::ofstream(log.path) << "";
+  CHECK(log.replayed().error().message.find(":1: ") != std::string::npos);
+  // From the start there is one, however early a process ends.
+  const auto open = EventLog::create(log.path, 1 << 20, "{}");
+  CHECK(log.replayed().ok());
+}
+
+TEST_CASE("event log: never longer than it may be, and it says what is left out", "[event_log]") {
+  Log log;
+  fill(*EventLog::create(log.path, 5000, "{}").value(), 50);
+  const auto lines = log.lines();
+  struct stat about {};
+  REQUIRE(stat(log.path.c_str(), &about) == 0);
+  CHECK(about.st_size < 5100);
+  CHECK(lines.back() == "{\"e\":\"left_out\",\"lines\":" + std::to_string(1 + 350 - (lines.size() - 1)) + "}");
+  CHECK(log.replayed().ok());
+}
+
+TEST_CASE("event log: only a regular file is emptied for it", "[event_log]") {
+  Log log;
+  REQUIRE(mkfifo(log.path.c_str(), 0600) == 0);
+  CHECK_FALSE(EventLog::create(log.path, 100, "{}").ok());
+  CHECK_FALSE(EventLog::create(log.folder.path, 100, "{}").ok());
+  struct stat about {};
+  CHECK((stat(log.path.c_str(), &about) == 0 && S_ISFIFO(about.st_mode)));
+}
+
+}  // namespace
+}  // namespace xpyd::testing::event_log_test

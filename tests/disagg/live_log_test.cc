@@ -1,0 +1,401 @@
+// Logs of clusters that have served: what was decided is decided again as it was, and every reading of them tells what
+// happened.
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "base/json.h"
+#include "disagg/event_log.h"
+#include "disagg/replay.h"
+#include "disagg/simulate/cluster.h"
+#include "disagg/trace_view.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing::live_log_test {
+namespace {
+
+using nlohmann::json;
+
+struct Logged {
+  TempDir folder;
+  std::string path = folder.path + "/log";
+  std::shared_ptr<EventLog> log = EventLog::create(path, 64 << 20, "{}").value();
+
+  // Of all lines, by what they are.
+  std::map<std::string, std::vector<json>> lines() const {
+    std::map<std::string, std::vector<json>> all;
+    REQUIRE(read_event_logs({&path, 1}, [&](auto&, const json& line) { all[line["e"]].push_back(line); }).ok());
+    return all;
+  }
+  std::map<std::string, Replayed> replayed(const ReplayOptions& options = {}) const {
+    std::string differs;
+    const auto counts = replay(
+        {&path, 1}, options, [&](const std::string& line, const std::string& now) { differs = line + "\nnow " + now; });
+    REQUIRE(counts.ok());
+    if (options.instead.empty()) CHECK(differs == "");
+    return counts.value();
+  }
+  json trace() const {
+    const std::string file = folder.path + "/trace";
+    std::FILE* out = std::fopen(file.c_str(), "w");
+    CHECK(write_trace({&path, 1}, out).ok());
+    std::fclose(out);
+    return parse_json_file(file, {.max_bytes = 1 << 30, .max_values = 1 << 28}).value();
+  }
+};
+
+// Requests of some families, a few of several choices, on instances that are threads.
+void serve(TinySetup setup, int n, const std::shared_ptr<EventLog>& log) {
+  setup.log = log;
+  setup.step_tokens = 32;
+  TinyCluster tiny(setup);
+  REQUIRE(tiny.cluster->start().ok());
+  for (int i = 0; i < n; ++i) {
+    std::vector<int32_t> prompt;
+    for (int t = 0; t < 1 + 17 * (i % 7); ++t) prompt.push_back((t * 5 + i % 3) % 96);
+    auto request = tiny_request(uint64_t(i), prompt, 1 + i % 9);
+    request->n = 1 + i % 2;
+    request->ignore_eos = true;
+    request->arrival_s = tiny.clock.now();
+    REQUIRE(tiny.submit(request).ok());
+  }
+  REQUIRE(tiny.cluster->wait_idle(60));
+  // Those that have sent see a moment later that all has arrived, and say so.
+  const auto sends = [](const auto& instance) { return instance->stats().queue_prefill_sending > 0; };
+  while (std::ranges::any_of(tiny.cluster->instances(), sends)) tiny.clock.sleep(0.001);
+  tiny.cluster->stop();
+}
+
+TEST_CASE("event log: runs over threads are decided again as they were, whatever the policies", "[event_log][live]") {
+  const char* topologies[] = {"1C", "1P1D", "2P2D"};
+  const char* orders[] = {"prefill_first", "conditional_cost", "decode_first", "conditional_threshold"};
+  size_t i = 0;
+  for (const PlacementPolicy& placement : placement_policies())
+    for (const char* topology : topologies) {
+      TinySetup setup{.topology = topology, .placement = placement.name};
+      setup.admission = admission_policies()[i % admission_policies().size()].name;
+      setup.disagg = orders[i % std::size(orders)];
+      setup.disagg_options = {.pull = i % 5 == 0, .max_local_prefill_tokens = 25, .max_prefill_queue = 100};
+      setup.objectives = {.ttft_s = 1000, .tbt_s = 1000};
+      INFO(setup.describe() << " " << setup.admission << " " << setup.disagg);
+      ++i;
+      Logged logged;
+      serve(setup, 20, logged.log);
+      logged.log.reset();
+      const auto counts = logged.replayed();
+      CHECK(counts.at("place").decisions == 20);
+      CHECK(counts.at("plan").decisions > 20);
+      CHECK(counts.contains("order") == (std::string(topology) != "1C"));
+      CHECK(counts.contains("admit") == (find_admission_policy(setup.admission)->arrives != nullptr));
+      const auto lines = logged.lines();
+      CHECK(lines.at("request").size() == 20);
+      CHECK(lines.at("step").size() > 20);
+    }
+}
+
+TEST_CASE("event log: what was refused is in it, and would not have been with another policy", "[event_log][live]") {
+  Logged logged;
+  TinySetup setup{.topology = "1P1D"};
+  setup.admission = "early";
+  setup.objectives = {.ttft_s = 1e-9, .tbt_s = 1000};
+  serve(setup, 10, logged.log);
+  logged.log.reset();
+  CHECK(logged.replayed().at("admit").decisions == 10);
+  CHECK(logged.replayed({{{"admit", "none"}}}).at("admit").differ > 0);
+  CHECK(logged.replayed({{{"place", "random"}}}).at("place").differ == 0);  // there is one of each
+  const auto lines = logged.lines();
+  for (const json& life : lines.at("request")) CHECK((life["finish"] == "refused" || life.value("output", 0) > 0));
+}
+
+// Of each request's tokens, those that plans gave it; of each instance, its steps one after the other.
+TEST_CASE("event log: every request's chunks and every token are in it", "[event_log][live]") {
+  for (const char* disagg : {"prefill_first", "decode_first"}) {
+    Logged logged;
+    TinySetup setup{.topology = "1P1D"};
+    setup.disagg = disagg;
+    setup.prefix_cache = false;
+    serve(setup, 14, logged.log);
+    logged.log.reset();
+    const auto lines = logged.lines();
+    std::map<uint64_t, int> planned;  // of prompts
+    for (const json& plan : lines.at("plan")) {
+      const json answer = plan["answer"], none = json::array();
+      size_t at = 0;
+      for (const char* part : {"runs", "admits"})
+        for (const json& run : answer.value(part, none)) {
+          const uint64_t request = plan["requests"].at(at++);
+          if (plan["instance"] == "P0") planned[request] += run["n_tokens"].get<int>();
+        }
+      CHECK(plan["requests"].size() == at + answer.value("preempts", none).size());
+    }
+    for (const json& life : lines.at("request")) {
+      const uint64_t request = life.value("request", uint64_t(0));
+      INFO(disagg << " " << life.dump());
+      const int prompt = life["prompt"];
+      CHECK(planned[request] == (std::string(disagg) == "decode_first" ? prompt - 1 : prompt));
+      CHECK(life.value("gaps", json::array()).size() + 1 == life["output"].get<size_t>());
+    }
+    std::map<std::string, double> until_s;
+    for (const json& step : lines.at("step")) {
+      CHECK(step["t"].get<double>() >= until_s[step["instance"]] - 1e-6);
+      until_s[step["instance"]] = step["t"].get<double>() + step["seconds"].get<double>();
+    }
+    std::set<uint64_t> crossed, had_more;  // who has a second token has it by KV that crossed
+    for (const json& life : lines.at("request"))
+      if (life["output"] > 1 && life["prompt"] > 1) had_more.insert(life.value("request", uint64_t(0)));
+    for (const json& transfer : lines.at("transfer")) {
+      CHECK(transfer["from"] == "P0");
+      CHECK(transfer["to"] == "D0");
+      const uint64_t request = transfer.value("request", uint64_t(0));
+      CHECK(crossed.insert(request).second);
+      if (had_more.erase(request) == 0) continue;
+      CHECK(transfer["bytes"].get<double>() ==
+            transfer["tokens"].get<double>() * double(kv_shape(tiny_config(), Dtype::f32).token_bytes()));
+    }
+    CHECK(had_more.empty());
+  }
+}
+
+TEST_CASE("event log: KV that a tier gives up, and loads, is in it", "[event_log][live]") {
+  Logged logged;
+  TinySetup setup{.topology = "1C"};
+  const size_t token = kv_shape(tiny_config(), Dtype::f32).token_bytes();
+  setup.pool_bytes = 256 * token;
+  setup.tiers = {.host_bytes = 160 * token};
+  setup.prefix_cache = false;
+  setup.log = logged.log;
+  TinyCluster tiny(setup);
+  for (int i = 0; i < 12; ++i) {  // one after the other; two of three come back
+    std::vector<int32_t> prompt;
+    for (int t = 0; t < 60; ++t) prompt.push_back((t * 7 + (i % 3 == 2 ? i : i % 3)) % 96);
+    auto request = tiny_request(uint64_t(i), prompt, 2);
+    request->arrival_s = tiny.clock.now();
+    REQUIRE(tiny.submit(request).ok());
+    tiny.run();
+  }
+  tiny.cluster.reset();
+  setup.log.reset();
+  logged.log.reset();
+  const auto counts = logged.replayed();
+  CHECK(counts.at("evict").decisions > 3);
+  CHECK(logged.replayed({{{"evict", "length_aware"}}}).at("evict").decisions == counts.at("evict").decisions);
+  const auto lines = logged.lines();
+  REQUIRE(lines.contains("fetch"));
+  const json& fetch = lines.at("fetch")[0];
+  CHECK(fetch["tokens"] == 48);  // three blocks of 16
+  const auto lives = read_lives({&logged.path, 1}).value();
+  const RequestLife& life = lives.at(fetch.value("request", size_t(0)));
+  CHECK(life.cached == 48);
+  CHECK(attribute(life)[2] == Approx(fetch["seconds"].get<double>()).margin(2e-5));
+}
+
+TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
+  const auto seconds = [](const RequestLife& life) {
+    std::vector<double> all;
+    for (double s : attribute(life)) all.push_back(std::round(s * 1000) / 1000);
+    return all;
+  };
+  RequestLife life{.request = 7, .t = 100, .placed = 100.5, .prefill = "P0", .decode = "D1"};
+  life.started = 102, life.prompt_done = 105, life.first = 105.001, life.joined = 105.2, life.decoding = 105.3,
+  life.second = 105.4, life.ended = 109;
+  //                            schedule queue fetch prefill transfer wait first_decode
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0.2, 0.1, 0.1});
+  CHECK(attribution_line(life) ==
+        "request 7: first token after 5.001000 s, second after 5.400000 s: schedule 0.500000 queue 1.500000 prefill "
+        "3.000000 transfer 0.200000 wait 0.100000 first_decode 0.100000");
+  CHECK(attribution_row(life) ==
+        "7,0,0,0.500000,1.500000,0.000000,3.000000,0.200000,0.100000,0.100000,5.001000,5.400000,P0,D1");
+  CHECK(attribution_header() ==
+        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,transfer_s,wait_s,first_decode_s,ttft_s,"
+        "second_token_s,prefill,decode");
+  life.fetching = 100.7, life.fetched = 101.5;  // while it waited
+  CHECK(seconds(life) == std::vector<double>{0.5, 0.7, 0.8, 3, 0.2, 0.1, 0.1});
+  life.fetched = 103;  // beyond its turn: none of it is counted twice
+  CHECK(seconds(life) == std::vector<double>{0.5, 0.2, 1.3, 3, 0.2, 0.1, 0.1});
+  life.fetching = life.fetched = life.decoding = 0;  // D's log is not there
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0.2, 0, 0.2});
+  life.joined = 0;  // one instance for both
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0.4});
+  life.second = 0;  // it had one token
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0.001});
+  // decode_first: KV is there before the first token.
+  life = {.t = 10, .placed = 11, .started = 12, .prompt_done = 14, .joined = 15, .first = 17, .second = 18};
+  life.decoding = 16;
+  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 2, 1, 1, 2});
+  // Refused, and aborted in the queue.
+  life = {.t = 10, .ended = 10.5};
+  CHECK(seconds(life) == std::vector<double>{0, 0, 0, 0, 0, 0, 0});
+  life = {.t = 10, .placed = 11, .started = 12, .ended = 13};
+  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 0, 0, 0, 0});
+}
+
+TEST_CASE("explain: what instances say of their first steps counts, not when the conductor heard of it",
+          "[event_log][explain]") {
+  Logged logged;
+  RequestLife life{.request = 7, .t = 1, .placed = 1.5, .prefill = "P0", .decode = "D1", .started = 2.25};
+  life.prompt_done = life.first = 3, life.joined = 5.75, life.second = 6, life.ended = 9;
+  logged.log->happened("request", life);
+  const auto admits = [&](double t, const char* instance, std::vector<uint64_t> requests) {
+    BatchPlan plan{.runs = {{0, 1}}, .admits = {{0, 16}}};
+    logged.log->decided(t, "plan", "chunked", 0, BatchView{}, NoOptions{}, plan, "instance", instance, "requests",
+                        requests);
+  };
+  admits(1.25, "P0", {3, 7});  // an attempt before
+  admits(2, "P0", {3, 7});
+  admits(4.5, "D1", {7, 3});  // it runs there: not its first step
+  admits(4.75, "D0", {3, 7});
+  admits(5, "D1", {3, 7});
+  logged.log->happened("fetch", FetchLife{.instance = "P0", .request = 7, .t = 1.625, .seconds = 0.125, .tokens = 16});
+  logged.log.reset();
+  const auto lives = read_lives({&logged.path, 1});
+  REQUIRE(lives.ok());
+  const std::array<double, 7> expected = {0.5, 0.375, 0.125, 1, 2, 0, 1};
+  CHECK(attribute(lives.value().at(0)) == expected);
+}
+
+TEST_CASE("explain: of a run, the phases of each request are its time to the second token",
+          "[event_log][explain][live]") {
+  for (const char* disagg : {"prefill_first", "decode_first"}) {
+    Logged logged;
+    TinySetup setup{.topology = "2P2D"};
+    setup.disagg = disagg;
+    serve(setup, 30, logged.log);
+    logged.log.reset();
+    const auto lives = read_lives({&logged.path, 1});
+    REQUIRE(lives.ok());
+    REQUIRE(lives.value().size() == 30);
+    int waited = 0;
+    for (const RequestLife& life : lives.value()) {
+      INFO(attribution_line(life));
+      const auto seconds = attribute(life);
+      const double last = life.second > 0 ? life.second : life.first;
+      CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - life.t).margin(1e-9));
+      if (life.output < 2 || life.prompt < 2) continue;  // decode_first: one token is computed on D
+      CHECK(seconds[1] > 0);
+      CHECK(seconds[3] > 0);
+      CHECK(life.joined > 0);
+      CHECK(life.decoding > 0);
+      CHECK(seconds[6] > 0);
+      waited += seconds[5] > 0;
+    }
+    CHECK(waited > 0);
+  }
+}
+
+// The Chrome trace event format: what viewers need of each event.
+void check_trace(const json& trace) {
+  CHECK(trace["displayTimeUnit"] == "ms");
+  REQUIRE(trace["traceEvents"].is_array());
+  std::set<std::pair<int, uint64_t>> named;  // 0 for a process itself
+  std::map<uint64_t, int> arrows;
+  std::map<std::pair<int, uint64_t>, std::vector<std::pair<double, double>>> tracks;
+  for (const json& event : trace["traceEvents"]) {
+    INFO(event.dump());
+    const std::string ph = event.at("ph");
+    const int pid = event.at("pid");
+    CHECK(event.at("name").is_string());
+    if (ph == "M") {
+      const bool process = event["name"] == "process_name";
+      CHECK((process || event["name"] == "thread_name"));
+      CHECK(event["args"]["name"].is_string());
+      CHECK(named.insert({pid, process ? 0 : event.at("tid").get<uint64_t>()}).second);
+      continue;
+    }
+    CHECK(pid > 0);
+    CHECK(named.contains({pid, 0}));
+    if (ph != "C") CHECK(named.contains({pid, event.at("tid").get<uint64_t>()}));
+    CHECK(event.at("ts").is_number());
+    if (ph == "X") {
+      CHECK(event.at("dur").get<double>() > 0);
+      const double begin = event["ts"], end = begin + event["dur"].get<double>();
+      tracks[{pid, event.at("tid").get<uint64_t>()}].push_back({begin, end});
+    } else if (ph == "C") {
+      for (const auto& [name, value] : event.at("args").items()) CHECK(value.is_number());
+    } else {
+      CHECK((ph == "s" || ph == "f"));
+      CHECK(event.contains("cat"));
+      arrows[event.at("id").get<uint64_t>()] += ph == "s" ? 1 : -1;
+    }
+  }
+  for (const auto& [id, open] : arrows) CHECK(open == 0);
+  // On a track nothing overlaps: viewers would drop it.
+  for (auto& [track, spans] : tracks) {
+    std::sort(spans.begin(), spans.end());
+    for (size_t i = 1; i < spans.size(); ++i) CHECK(spans[i].first >= spans[i - 1].second - 1e-3);
+  }
+}
+
+TEST_CASE("trace: a live run's has instances, wires, requests and counters", "[event_log][trace][live]") {
+  Logged logged;
+  serve({.topology = "2P2D"}, 30, logged.log);
+  logged.log.reset();
+  const json trace = logged.trace();
+  check_trace(trace);
+  std::map<int, std::string> processes;
+  std::map<std::string, std::map<std::string, int>> names;  // of events, by process
+  int batches = 0;
+  for (const json& event : trace["traceEvents"]) {
+    const int pid = event["pid"];
+    if (event["ph"] == "M") {
+      if (event["name"] == "process_name") processes[pid] = event["args"]["name"];
+      continue;
+    }
+    ++names[processes[pid]][event["name"]];
+    if (event["ph"] == "X" && processes[pid] == "P0") batches += event["args"]["batch"].get<std::string>() != "";
+  }
+  for (const char* instance : {"P0", "P1", "D0", "D1"}) {
+    INFO(instance);
+    CHECK(names[instance]["blocks"] > 0);
+    CHECK(names[instance]["sequences"] == names[instance]["blocks"]);
+    CHECK(names[instance][instance[0] == 'P' ? "prefill" : "decode"] > 0);
+  }
+  // A prompt of which all but the last token is cached is a step of one token, like a decode.
+  CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
+  for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
+  int wires = 0;
+  for (const auto& [process, events] : names) wires += process.find(" -> ") != std::string::npos;
+  CHECK(wires > 0);
+}
+
+TEST_CASE("trace: a simulated run is logged alike, and its decisions are the live policies'", "[event_log][trace]") {
+  Logged logged;
+  SimulationOptions o{.hardware = find_hardware("a800x8").value(),
+                      .model = find_simulated_model("llama-3-70b").value()};
+  o.topology = "2P2D";
+  o.block_tokens = 64;
+  o.kv_tokens = 200000;
+  o.engine = {.policy = find_batch_policy("chunked"), .max_batch = 32, .step_tokens = 512};
+  o.conductor.placement = find_placement_policy("mooncake");
+  o.conductor.admission = find_admission_policy("predicted");
+  o.conductor.objectives = {.ttft_s = 5, .tbt_s = 0.2};
+  o.conductor.disagg = find_disagg_policy("prefill_first");
+  o.conductor.max_model_len = 8192;
+  o.conductor.log = logged.log;
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 60; ++i) {
+    TraceRequest request{.arrival_s = 0.1 * i, .prompt_tokens = 700 + 10 * (i % 9), .output_tokens = 2 + i % 50};
+    for (int b = 0; b * 64 < request.prompt_tokens; ++b) request.blocks.push_back(uint64_t(i % 7) * 1000 + uint64_t(b));
+    trace.requests.push_back(std::move(request));
+  }
+  REQUIRE(simulate(o, trace).ok());
+  o = {};
+  logged.log.reset();
+  const auto counts = logged.replayed();
+  for (const char* kind : {"place", "admit", "join", "order", "plan"}) CHECK(counts.at(kind).decisions > 30);
+  const auto lines = logged.lines();
+  CHECK(lines.at("request").size() == 60);
+  CHECK(lines.contains("transfer"));
+  check_trace(logged.trace());
+  const auto lives = read_lives({&logged.path, 1});
+  for (const RequestLife& life : lives.value()) {
+    const auto seconds = attribute(life);
+    const double last = life.second > 0 ? life.second : life.first;
+    if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - life.t).margin(1e-6));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::live_log_test

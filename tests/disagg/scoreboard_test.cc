@@ -1,0 +1,154 @@
+#include "disagg/scoreboard.h"
+
+#include <list>
+
+#include "base/random.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::scoreboard_test {
+namespace {
+
+class Told final : public InstanceProbe {
+ public:
+  explicit Told(bool versions) : versions_(versions) {}
+  InstanceStats stats() const override { return stats_; }
+  KvStats kv() const override { return stats_.kv; }
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  Unsaid unsaid() const override { return unsaid_; }
+  const std::atomic<uint64_t>* version() const override { return versions_ ? &version_ : nullptr; }
+  void did(int64_t steps, const StepCost::Terms& cost) {
+    stats_.steps = steps;
+    stats_.cost = cost;
+    ++version_;
+  }
+  void change(Random& random) {
+    stats_.kv = {.capacity = 100, .free = int(random.below(50)), .cached = int(random.below(50)), .block_tokens = 16};
+    stats_.cost = {1e-3, 1e-5 * double(1 + random.below(9)), 1e-9, 1e-10, 1e-5, 1e-8};
+    stats_.wire_s_per_byte = random.below(2) ? 1e-9 : 0;
+    unsaid_ = {.blocks = int(random.below(5)), .tokens = int64_t(random.below(100))};
+    ++version_;
+  }
+
+ private:
+  const bool versions_;
+  InstanceStats stats_;
+  Unsaid unsaid_;
+  std::atomic<uint64_t> version_{1};
+};
+
+void check_same(const ClusterView& a, const ClusterView& b) {
+  REQUIRE(a.instances.size() == b.instances.size());
+  for (size_t i = 0; i < a.instances.size(); ++i) {
+    const InstanceView &x = a.instances[i], &y = b.instances[i];
+    CHECK((x.role == y.role && x.queued == y.queued && x.queued_tokens == y.queued_tokens));
+    CHECK((x.sequences == y.sequences && x.context_tokens == y.context_tokens));
+    CHECK((x.available_tokens == y.available_tokens && x.indexed_tokens == y.indexed_tokens));
+    CHECK((x.recent_tokens == y.recent_tokens && x.cached_tokens == y.cached_tokens));
+    CHECK((x.queue_s == y.queue_s && x.prefill_s == y.prefill_s && x.step_s == y.step_s));
+    CHECK((x.step_with_s == y.step_with_s && x.fetch_s == y.fetch_s && x.fetched_prefill_s == y.fetched_prefill_s));
+  }
+}
+
+// What a worker says before its first step was six times what its twin took: it got nothing, ever.
+TEST_CASE("scoreboard: who has done nothing yet is as fast as its like", "[scoreboard]") {
+  Scoreboard board(512, StepCost());
+  std::list<Member> members;
+  for (int i = 0; i < 2; ++i) {
+    Member& m = members.emplace_back();
+    m.info = {.id = i, .role = Role::colocated, .capacity_blocks = 100, .block_tokens = 16, .max_batch = 8};
+    m.probe = std::make_shared<Told>(true);
+    board.joined(m);
+  }
+  const auto told = [&](int i) { return std::dynamic_pointer_cast<Told>(std::next(members.begin(), i)->probe); };
+  const StepCost::Terms slow = {6e-3, 6e-5, 0, 0, 6e-5, 0}, fast = {1e-3, 1e-5, 0, 0, 1e-5, 0};
+  told(0)->did(0, slow);
+  told(1)->did(10, fast);
+  std::vector<int32_t> tokens(500);
+  const auto prefill_s = [&](size_t i) {
+    PromptHashes prompt(tokens, 0);
+    return board.look(prompt, 0).instances[i].prefill_s;
+  };
+  CHECK(prefill_s(0) == Approx(36e-3));  // nobody has done much
+  told(1)->did(100, fast);
+  CHECK(prefill_s(1) == Approx(6e-3));
+  told(0)->did(1, slow);
+  CHECK(prefill_s(0) == Approx(6e-3));
+  told(0)->did(32, slow);  // now it has shown it
+  CHECK(prefill_s(0) == Approx(36e-3));
+}
+
+// Whatever was placed, began, ended, was reported, left and came: a scoreboard that keeps rows says what one says that
+// has just met everybody.
+TEST_CASE("scoreboard: rows that are kept are those that would be computed anew", "[scoreboard]") {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    Random random(seed);
+    const StepCost prior;
+    Scoreboard kept(512, prior, seed % 2 ? 1e-6 : 0);
+    std::list<Member> members;
+    std::vector<int32_t> tokens(2000);
+    for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = int32_t(t);
+    const std::vector<uint64_t> hashes = prefix_hashes(tokens, 16, 0);
+    std::map<InstanceId, size_t> held;
+    std::map<InstanceId, std::vector<PlacedPrompt>> queued, begun;
+    double now = 0;
+    InstanceId last = 0;
+    for (int turn = 0; turn < 400; ++turn) {
+      now += random.uniform() * 3;
+      if (members.size() < 2 || (members.size() < 6 && random.below(10) == 0)) {
+        Member& m = members.emplace_back();
+        m.info = {
+            .id = last++, .role = Role(random.below(3)), .capacity_blocks = 100, .block_tokens = 16, .max_batch = 8};
+        m.info.layout.shape = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8};
+        m.probe = std::make_shared<Told>(random.below(2));
+        kept.joined(m);
+      }
+      Member& m = *std::next(members.begin(), long(random.below(members.size())));
+      const InstanceId id = m.info.id;
+      switch (random.below(8)) {
+        case 0:
+          queued[id].push_back(kept.prompt(1 + int(random.below(3000)), 0)), kept.placed(m, queued[id].back(), now);
+          break;
+        case 1:
+          if (queued[id].empty()) break;
+          begun[id].push_back(queued[id].back()), queued[id].pop_back();
+          kept.begun(m, begun[id].back(), now);
+          break;
+        case 2:
+          if (begun[id].empty()) break;
+          kept.done(m, begun[id].back(), now), begun[id].pop_back();
+          break;
+        case 3: kept.decodes(m, 1, int64_t(random.below(3000))); break;
+        case 4: std::dynamic_pointer_cast<Told>(m.probe)->change(random); break;
+        case 5: kept.drain(m, random.below(3) == 0); break;
+        case 6: {
+          const size_t more = std::min(hashes.size(), held[id] + random.below(20));
+          kept.heard(m, CacheReport{{hashes.begin() + long(held[id]), hashes.begin() + long(more)}, {}});
+          held[id] = more;
+          break;
+        }
+        default:
+          if (random.below(4) != 0) break;
+          kept.left(m);
+          members.remove_if([id](const Member& other) { return other.info.id == id; });
+          break;
+      }
+      std::list<Member> again = members;
+      Scoreboard fresh(512, prior, seed % 2 ? 1e-6 : 0);
+      std::vector<InstanceId> staying;
+      for (Member& other : again) {
+        const bool draining = std::exchange(other.draining, false);
+        fresh.joined(other);
+        fresh.drain(other, draining);
+        fresh.heard(other, CacheReport{{hashes.begin(), hashes.begin() + long(held[other.info.id])}, {}});
+        if (!draining) staying.push_back(other.info.id);
+      }
+      PromptHashes one(tokens, 0), two(tokens, 0);
+      const ClusterView seen = kept.look(one, now);
+      check_same(seen, fresh.look(two, now));
+      CHECK(std::ranges::equal(kept.ids(), staying));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::scoreboard_test

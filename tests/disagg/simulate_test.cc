@@ -1,0 +1,106 @@
+#include <vector>
+
+#include "base/random.h"
+#include "disagg/simulate/hardware.h"
+#include "disagg/simulate/links.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::simulate_test {
+namespace {
+
+TEST_CASE("timeline: in the order of time, and of saying", "[simulate]") {
+  Timeline timeline;
+  std::vector<int> order;
+  timeline.at(2, [&] { order.push_back(2); });
+  timeline.at(1, [&] {
+    order.push_back(1);
+    timeline.at(0.5, [&] { order.push_back(10); });  // late: now
+    timeline.at(2, [&] { order.push_back(3); });
+  });
+  CHECK(timeline.run() == 4);
+  CHECK(order == std::vector{1, 10, 2, 3});
+  CHECK(timeline.now() == 2);
+}
+
+TEST_CASE("links: shared equally at both ends, as transfers come and go", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  for (int end = 0; end < 4; ++end) links.set_rate(end, 100);
+  double a = 0, b = 0, c = 0;
+  links.send(0, 1, 300, 0, [&] { a = timeline.now(); });
+  timeline.at(1, [&] { links.send(0, 2, 100, 0.5, [&] { b = timeline.now(); }); });
+  timeline.at(1, [&] { links.send(3, 2, 50, 0, [&] { c = timeline.now(); }); });
+  timeline.run();
+  // From 1 on: a and b share 0's link out, b and c share 2's in: 50 each. c ends at 2, b at 3, a has 100 left then.
+  CHECK(c == 2);
+  CHECK(b == 3.5);
+  CHECK(a == 4);
+  CHECK(links.bytes() == 450);
+}
+
+TEST_CASE("links: one that is called off leaves its share, and never arrives", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  links.set_rate(0, 100), links.set_rate(1, 100);
+  double a = 0;
+  bool b = false;
+  links.send(0, 1, 200, 0, [&] { a = timeline.now(); });
+  const Links::Id id = links.send(0, 1, 1000, 0, [&] { b = true; });
+  CHECK(links.busy(0) == 2);
+  CHECK(links.rate(0, 1) == Approx(100.0 / 3));
+  timeline.at(2, [&] { links.cancel(id), links.cancel(id); });
+  timeline.run();
+  CHECK(a == 3);
+  CHECK_FALSE(b);
+  CHECK(links.busy(1) == 0);
+}
+
+TEST_CASE("links: whatever comes, all bytes arrive, and no link carries more than it can", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  Random random(3);
+  std::vector<double> in(5), first(5, 1e9), last(5);
+  for (int end = 0; end < 5; ++end) links.set_rate(end, 50 + 50 * end);
+  int arrived = 0;
+  for (int i = 0; i < 400; ++i) {
+    const int from = int(random.below(5)), to = int(random.below(5));
+    const double bytes = double(1 + random.below(1000)), at = random.uniform() * 100;
+    timeline.at(at, [&, from, to, bytes, at] {
+      first[size_t(to)] = std::min(first[size_t(to)], at);
+      links.send(from, to, bytes, 0,
+                 [&, to, bytes] { ++arrived, in[size_t(to)] += bytes, last[size_t(to)] = timeline.now(); });
+    });
+  }
+  timeline.run();
+  CHECK(arrived == 400);
+  for (size_t end = 0; end < 5; ++end)
+    CHECK(in[end] <= (50 + 50 * double(end)) * (last[end] - first[end]) * (1 + 1e-9));
+}
+
+TEST_CASE("hardware: Mooncake's figures follow from the table", "[simulate]") {
+  const Hardware a800 = find_hardware("a800x8").value();
+  const SimulatedModel llama = find_simulated_model("llama-3-70b").value();
+  CHECK(a800.cards == 8);
+  CHECK(llama.kv_token_bytes() == 327680);  // FAST '25: 320 KB
+  // Its replay (8 A800, MFU .44) takes F(n) = l (a n^2 d + b n d^2) FLOPs, l 80, d 8192, a 4, b 22.
+  const double n = 8192, flops = 80 * (4 * n * n * 8192 + 22 * n * 8192 * 8192);
+  const double steps = step_cost(llama, a800).seconds(model::prompt_steps(n, 0, 2048));
+  CHECK(steps == Approx(flops / (8 * 312e12 * 0.44)).epsilon(0.15));
+  CHECK(kv_tokens(llama, a800) > 1.2e6);
+  CHECK(kv_tokens(llama, find_hardware("v100").value()) == 0);
+}
+
+TEST_CASE("hardware: names, counts and files; what is wrong with them", "[simulate]") {
+  CHECK(find_hardware("h100").value().cards == 1);
+  for (const char* bad : {"", "x8", "a800x", "a800x0", "a800x-1", "a800x9999", "b100", "a800x8x"}) {
+    INFO(bad);
+    CHECK(find_hardware(bad).error().code == ErrorCode::not_found);
+  }
+  CHECK(find_simulated_model("llama").error().message.find("qwen2.5-7b") != std::string::npos);
+  CHECK_FALSE(find_hardware("no/such.json").ok());
+  for (const SimulatedModel& model : model_table())
+    for (const Hardware& hardware : hardware_table()) CHECK(step_cost(model, hardware).seconds({.tokens = 1}) > 0);
+}
+
+}  // namespace
+}  // namespace xpyd::testing::simulate_test

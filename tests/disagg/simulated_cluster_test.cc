@@ -1,0 +1,260 @@
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/random.h"
+#include "disagg/event_log.h"
+#include "disagg/order.h"
+#include "disagg/simulate/calibrate.h"
+#include "disagg/simulate/cluster.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::simulated_cluster_test {
+namespace {
+
+// Prompts of some conversations that go on, and answers of many lengths.
+Trace some_load(uint64_t seed, int n, double rate) {
+  Random random(seed);
+  Trace trace{.block_tokens = 64};
+  double at_s = 0;
+  for (int i = 0; i < n; ++i) {
+    at_s += random.exponential() / rate;
+    TraceRequest request{.arrival_s = at_s,
+                         .prompt_tokens = 1 + int(random.below(3000)),
+                         .output_tokens = 1 + int(random.below(random.below(5) == 0 ? 600 : 60))};
+    const uint64_t conversation = random.below(8);
+    for (int b = 0; b * 64 < request.prompt_tokens; ++b)
+      request.blocks.push_back(b < 12 ? conversation * 1000 + uint64_t(b) : 1000000 + uint64_t(i) * 1000 + uint64_t(b));
+    trace.requests.push_back(std::move(request));
+  }
+  return trace;
+}
+
+SimulationOptions options(const std::string& topology) {
+  SimulationOptions o{.hardware = find_hardware("a800x8").value(),
+                      .model = find_simulated_model("llama-3-70b").value()};
+  o.topology = topology;
+  o.block_tokens = 64;
+  o.kv_tokens = 200000;
+  o.engine = {.policy = find_batch_policy("chunked"), .max_batch = 32, .step_tokens = 512};
+  o.conductor.placement = find_placement_policy("prefix_aware");
+  o.conductor.disagg = find_disagg_policy("prefill_first");
+  o.conductor.max_model_len = 8192;
+  o.conductor.max_queue_bytes = INT64_MAX;
+  o.conductor.chunk_tokens = 512;
+  return o;
+}
+
+nlohmann::json numbers(const SimulationOptions& o, const Trace& trace) {
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  return nlohmann::json::parse(result_json(run.value(), kNoObjectives, 0));
+}
+
+TEST_CASE("simulation: everybody is served, whatever the topology", "[simulate]") {
+  const Trace trace = some_load(1, 300, 8);
+  for (const char* topology : {"1C", "3C", "1P1D", "2P3D", "1C1P1D"}) {
+    INFO(topology);
+    const nlohmann::json got = numbers(options(topology), trace);
+    CHECK(got["completed"] == 300);
+    CHECK(got["failed"] == 0);
+    CHECK(got["hit_tokens"] > 0);
+  }
+}
+
+TEST_CASE("simulation: steps played at once are those that would have been played", "[simulate]") {
+  for (const char* topology : {"1C", "2C", "1P1D", "2P2D"})
+    for (const char* placement : {"least_loaded", "least_tokens", "mooncake", "llm_d"})
+      for (uint64_t seed : {1, 2}) {
+        INFO(topology << " " << placement << " " << seed);
+        const Trace trace = some_load(seed, 120, 12);
+        SimulationOptions o = options(topology);
+        o.conductor.placement = find_placement_policy(placement);
+        if (seed == 2) o.kv_tokens = 30000;  // too little: sequences lose their memory
+        const nlohmann::json at_once = numbers(o, trace);
+        o.each_step = true;
+        const nlohmann::json each = numbers(o, trace);
+        CHECK(at_once["events"] < each["events"]);
+        for (const char* column : {"completed", "hit_tokens"}) CHECK(at_once[column] == each[column]);
+        for (const char* column : {"ttft_mean_s", "ttft_p99_s", "tbt_p50_s", "tbt_p99_s", "tbt_worst_tenth_p99_s"})
+          CHECK(at_once[column].get<double>() == Approx(each[column].get<double>()).epsilon(1e-9));
+        CHECK(at_once["kv_gb_s"].get<double>() == Approx(each["kv_gb_s"].get<double>()).epsilon(0.01));
+      }
+}
+
+TEST_CASE("simulation: the same seed, the same times", "[simulate]") {
+  const Trace trace = some_load(3, 200, 10);
+  SimulationOptions o = options("2P2D");
+  o.conductor.placement = find_placement_policy("random");
+  const std::string hash = numbers(o, trace)["log_hash"];
+  CHECK(numbers(o, trace)["log_hash"] == hash);
+  const TempDir dir;
+  std::string logs[2];
+  for (std::string& log : logs) {
+    o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
+    CHECK(numbers(o, trace)["log_hash"] == hash);
+    o.conductor.log.reset();
+    log = read_small_file(dir.path + "/log", 1 << 30).value();
+  }
+  CHECK(logs[0].size() > 100000);
+  CHECK((logs[0] == logs[1]));
+  o.conductor.seed = 9;
+  CHECK(numbers(o, trace)["log_hash"] != hash);
+}
+
+TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  trace.requests.push_back({.prompt_tokens = 1000, .output_tokens = 3});
+  for (int b = 0; b < 16; ++b) trace.requests[0].blocks.push_back(uint64_t(b));
+  SimulationOptions o = options("1C");
+  const StepCost cost = step_cost(o.model, o.hardware);
+  StepShape first, second, decode, last;
+  first.add_prompt(512, 0), second.add_prompt(488, 512), decode.add_decodes(1, 1001), last.add_decodes(1, 1002);
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  const TokenTimes& times = run.value().records[0].times;
+  // A message there, and one back.
+  CHECK(times.first_s == Approx(cost.seconds(first) + cost.seconds(second) + 2 * o.message_s));
+  REQUIRE(times.gaps.size() == 2);
+  CHECK(times.gaps[0] == Approx(cost.seconds(decode)).epsilon(1e-5));
+  CHECK(times.gaps[1] == Approx(cost.seconds(last)).epsilon(1e-5));
+  // Placement said so, but for the messages.
+  const ConductorStats& said = run.value().conductor;
+  CHECK((said.ttft_error.n == 1 && said.tbt_error.n == 1));
+  CHECK(said.ttft_error.signed_sum == Approx(-2 * o.message_s / times.first_s).epsilon(0.01));
+  CHECK(said.tbt_error.mape() < 1e-3);
+  CHECK(run.value().records[0].prompt_done_s == Approx(times.first_s - o.message_s));
+  // 8 blocks in the first step and 16 from the second to the last, whose end may count as its beginning.
+  const double block_gb = 64 * o.model.kv_token_bytes() * 1e-9;
+  CHECK(run.value().prefill_gb_s >= block_gb * (8 * cost.seconds(first) + 16 * cost.seconds(second)));
+  CHECK(run.value().prefill_gb_s <= block_gb * 16 * times.last_s);
+}
+
+TEST_CASE("simulation: a prompt of one step sends its layers while it is computed", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  trace.requests.push_back({.prompt_tokens = 512, .output_tokens = 3});
+  for (int b = 0; b < 8; ++b) trace.requests[0].blocks.push_back(uint64_t(b));
+  SimulationOptions o = options("1P1D");
+  o.hardware.link_s = 0;
+  const double bytes = 512 * o.model.kv_token_bytes();
+  const auto first_gap = [&](double bytes_per_s) {
+    o.hardware.link_bytes_per_s = bytes_per_s;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().kv_gb == Approx(bytes * 1e-9));
+    return double(run.value().records[0].times.gaps[0]);
+  };
+  // Faster than the computation: what a layer of 80 takes is left, less a message's time beside it.
+  CHECK(first_gap(50e9) - first_gap(1e15) == Approx(bytes / 80 / 50e9).margin(o.message_s));
+}
+
+// P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.
+TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (double at_s : {0.0, 10.0, 10.001}) {
+    const auto own = uint64_t(at_s * 1000);
+    trace.requests.push_back({.arrival_s = at_s, .prompt_tokens = 6400, .output_tokens = 2});
+    for (uint64_t b = 0; b < 100; ++b)
+      trace.requests.back().blocks.push_back(own == 10000 || b >= 90 ? own * 100 + b : b);
+  }
+  SimulationOptions o = options("2P1D");
+  o.conductor.placement = find_placement_policy("mooncake");
+  for (const bool fetch : {false, true}) {
+    o.fetch = fetch;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().fetched_tokens == (fetch ? 90 * 64 : 0));
+    const TokenTimes& last = run.value().records[2].times;
+    const StepCost cost = step_cost(o.model, o.hardware);
+    StepShape rest;
+    rest.add_prompt(512, 90 * 64), rest.add_prompt(128, 90 * 64 + 512), rest.steps = 2;
+    const double moved = 90 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
+    if (!fetch) continue;
+    CHECK(run.value().records[2].cached == 90 * 64);
+    // P0's link has the KV of the other prompt to carry, too.
+    const double alone = moved + o.hardware.link_s + cost.seconds(rest) + 2 * o.message_s;
+    CHECK(last.first_s - 10.001 > alone);
+    CHECK(last.first_s - 10.001 < alone + moved);
+  }
+}
+
+// A pool of three prompts, and four that come in turn: without a tier the first one has gone when it comes again.
+TEST_CASE("simulation: a host tier brings back what the pool has lost", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 8; ++i) {
+    trace.requests.push_back({.arrival_s = 20.0 * i, .prompt_tokens = 6400, .output_tokens = 2});
+    for (int b = 0; b < 100; ++b) trace.requests.back().blocks.push_back(uint64_t(i % 4) * 1000 + uint64_t(b));
+  }
+  SimulationOptions o = options("1C");
+  o.kv_tokens = 3 * 6400 + 640;
+  CHECK(numbers(o, trace)["hit_tokens"] < 8 * 64 * 20);  // of each a piece that was not needed yet
+  o.host_tokens = 10 * 6400;
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  const SimulatedRecord& last = run.value().records[7];
+  CHECK(last.cached == 99 * 64);
+  const double loaded = 99 * 64 * o.model.kv_token_bytes() / o.hardware.host_bytes_per_s;
+  CHECK(last.times.first_s - last.arrival_s > loaded);
+  CHECK(last.times.first_s - last.arrival_s < loaded + 0.1);
+}
+
+// The log of a simulated cluster, read as that of a live one: the cluster that it describes is the same one.
+TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate][log]") {
+  const TempDir dir;
+  const std::string log = dir.path + "/log", file = dir.path + "/measured.json";
+  const Trace trace = some_load(5, 200, 6);
+  SimulationOptions o = options("2P2D");
+  o.conductor.placement = find_placement_policy("round_robin");  // which no small difference turns round
+  o.conductor.log = EventLog::create(log, 1 << 30, "{}").value();
+  const nlohmann::json known = numbers(o, trace);
+  o.conductor.log.reset();
+  const Result<Calibration> found = calibrate(std::vector{log});
+  REQUIRE(found.ok());
+  CHECK(found.value().step_error.n > 1000);
+  CHECK(found.value().step_error.mape() < 0.01);
+  CHECK(found.value().link_error.n == 2);  // both P
+  CHECK(found.value().link_bytes_per_s > 0);
+  std::ofstream(file) << hardware_json(found.value());
+  o.hardware = find_hardware(file).value();
+  CHECK(o.hardware.step_terms == found.value().step_terms);
+  o.hardware.link_bytes_per_s = options("1C").hardware.link_bytes_per_s;  // whose bytes the log counts are small ones
+  const nlohmann::json again = numbers(o, trace);
+  for (const char* column : {"ttft_mean_s", "ttft_p50_s", "tbt_p50_s"})
+    CHECK(again[column].get<double>() == Approx(known[column].get<double>()).epsilon(0.02));
+
+  std::ofstream(file) << R"({"name":"x","step_terms":[1,2]})";
+  CHECK_FALSE(find_hardware(file).ok());
+  std::ofstream(file) << R"({"name":"x","step_terms":[1,2,3,-4,5,6]})";
+  CHECK_FALSE(find_hardware(file).ok());
+  std::ofstream(log) << "{\"xpyd_event_log\":1,\"options\":{}}\n";
+  CHECK_FALSE(calibrate(std::vector{log}).ok());  // no step
+}
+
+TEST_CASE("simulation: in a closed loop a turn waits for the one before it", "[simulate]") {
+  Trace trace{.block_tokens = 64, .closed_loop = true};
+  for (int i = 0; i < 3; ++i)
+    trace.requests.push_back({.prompt_tokens = 64, .output_tokens = 10, .blocks = {7}, .after = i - 1, .think_s = 2});
+  const Result<Simulation> run = simulate(options("1C"), trace);
+  REQUIRE(run.ok());
+  for (size_t i = 1; i < 3; ++i)
+    CHECK(run.value().records[i].arrival_s == Approx(run.value().records[i - 1].last_s + 2));
+}
+
+TEST_CASE("simulation: what is refused is counted, and keeps the others within their objectives", "[simulate]") {
+  const Trace trace = some_load(4, 400, 40);
+  SimulationOptions o = options("1P1D");
+  o.conductor.objectives = {5, 0.5};
+  const nlohmann::json all = numbers(o, trace);
+  CHECK(all["ttft_p90_s"] > 5);
+  for (const char* policy : {"late", "early", "early_in_flight", "predicted", "reserve"}) {
+    INFO(policy);
+    o.conductor.admission = find_admission_policy(policy);
+    const nlohmann::json some = numbers(o, trace);
+    CHECK(some["rejected_early"] > 0);
+    CHECK(some["completed"].get<int>() + some["rejected_early"].get<int>() + some["rejected_late"].get<int>() == 400);
+    CHECK(some["ttft_p90_s"] < 6);
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::simulated_cluster_test

@@ -1,0 +1,109 @@
+// xpyd replay, trace and explain, over logs that this process writes.
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/json.h"
+#include "disagg/event_log.h"
+#include "server/commands.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/server/quiet_stdout.h"
+
+namespace xpyd::testing::event_log_commands_test {
+namespace {
+
+struct Ran {
+  int code;
+  std::string out;
+};
+
+Ran run(int (*command)(const Options&), const char* name, std::vector<std::string> words) {
+  const auto options = Options::parse(option_table(), name, words, 9);
+  REQUIRE(options.ok());
+  TempDir dir;
+  Ran ran;
+  {
+    CaughtStdout caught(dir.path + "/out");
+    ran.code = command(options.value());
+  }
+  std::ifstream file(dir.path + "/out");
+  ran.out = {std::istreambuf_iterator<char>(file), {}};
+  return ran;
+}
+
+// Placements of two instances, of which the second has the prompt and the first is idle, and a life.
+std::string write_log(const std::string& path) {
+  const auto log = EventLog::create(path, 1 << 20, "{}").value();
+  for (uint64_t i = 0; i < 4; ++i) {
+    const InstanceView instances[] = {
+        {.role = Role::colocated}, {.role = Role::colocated, .queued_tokens = 100, .cached_tokens = i < 3 ? 900 : 0}};
+    const ClusterView view{.instances = instances, .prompt_tokens = 1000};
+    log->decided(1, "place", "least_loaded", i, view, PlacementOptions{},
+                 find_placement_policy("least_loaded")->place(view, {}));
+  }
+  RequestLife life{.request = 7, .t = 1, .placed = 1.5, .prefill = "C0", .decode = "C0", .started = 2};
+  life.prompt_done = life.first = 3, life.second = 3.25, life.ended = 4, life.output = 5;
+  log->happened("request", life);
+  log->happened("step", StepLife{.instance = "C0", .t = 2, .seconds = 1, .tokens = 1000});
+  return path;
+}
+
+TEST_CASE("replay: another policy's decisions are printed with what they saw, exit code 1", "[event_log]") {
+  TempDir dir;
+  const std::string path = write_log(dir.path + "/log");
+  Ran ran = run(replay_main, "replay", {path});
+  CHECK(ran.code == 0);
+  CHECK(ran.out == "");
+  ran = run(replay_main, "replay", {path, "--placement", "prefix_aware"});
+  CHECK(ran.code == 1);
+  int decisions = 0, now = 0;
+  std::istringstream lines(ran.out);
+  for (std::string line; std::getline(lines, line);) {
+    now += line == R"(  now: {"prefill":1,"decode":1,"source":-1})";
+    decisions += line.find(R"("e":"place")") != line.npos && line.find(R"("cached_tokens":900)") != line.npos;
+  }
+  CHECK(decisions == 3);
+  CHECK(now == 3);
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{}, {path, "--placement", "nobodys"}, {path + "x"}, {path, path + "x"}})
+    CHECK(run(replay_main, "replay", wrong).code != 0);
+  // Several files are one run.
+  CHECK(run(replay_main, "replay", {path, path, "--placement", "prefix_aware"}).out == ran.out + ran.out);
+}
+
+TEST_CASE("trace and explain: what they print of one request", "[event_log]") {
+  TempDir dir;
+  const std::string path = write_log(dir.path + "/log");
+  const Ran one = run(explain_main, "explain", {path, "--request", "7"});
+  CHECK(one.code == 0);
+  CHECK(one.out ==
+        "request 7: first token after 2.000000 s, second after 2.250000 s: schedule 0.500000 queue 0.500000 prefill "
+        "1.000000 first_decode 0.250000\n"
+        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,transfer_s,wait_s,first_decode_s,ttft_s,"
+        "second_token_s,prefill,decode\n"
+        "7,0,0,0.500000,0.500000,0.000000,1.000000,0.000000,0.000000,0.250000,2.000000,2.250000,C0,C0\n");
+  CHECK(one.out.ends_with(run(explain_main, "explain", {path}).out));
+  CHECK(run(explain_main, "explain", {path, "--request", "8"}).code != 0);
+  const Ran trace = run(trace_main, "trace", {path});
+  CHECK(trace.code == 0);
+  bool step = false;
+  const auto parsed = parse_json(trace.out, "trace").value();
+  for (const auto& event : parsed["traceEvents"])
+    step |= event["ph"] == "X" && event["name"] == "prefill" && event["args"].contains("tokens") &&
+            event["args"]["tokens"] == 1000 && event["ts"] == 2e6 && event["dur"] == 1e6;
+  CHECK(step);
+}
+
+TEST_CASE("a worker's log is a file of its own beside the server's", "[event_log]") {
+  TempDir dir;
+  const auto options = Options::parse(option_table(), "worker",
+                                      {"--join", "unix:/none", "--event-log", dir.path + "/log"}, 0);
+  REQUIRE(options.ok());
+  REQUIRE(prepare_stack(options.value()).ok());
+  CHECK(std::ifstream(dir.path + "/log.pid" + std::to_string(getpid())).good());
+  CHECK_FALSE(std::ifstream(dir.path + "/log").good());
+}
+
+}  // namespace
+}  // namespace xpyd::testing::event_log_commands_test
