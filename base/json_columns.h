@@ -1,8 +1,9 @@
 // Structs as JSON and back, exactly: whoever lists a struct's members once, as
 //
-//   template <class A> void columns(A& a, Like<A, Struct>& s) { a("name", s.name), a("n", s.n); }
+//   XPYD_COLUMNS(Struct, name, n)
 //
-// can write and read it. Zeros, false and empty lists are left out, and read as such. Numbers come back equal.
+// in the struct's namespace, can write and read it. Zeros, false and empty lists are left out, and read as such.
+// Numbers come back equal.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -19,6 +20,20 @@ namespace xpyd {
 
 template <class A, class Struct>
 using Like = std::conditional_t<A::kReads, Struct, const Struct>;
+
+// Calls a(NAME, s.NAME) for each name: a macro that names itself is expanded again when it is scanned again.
+#define XPYD_AGAIN(...) XPYD_AGAIN_16(XPYD_AGAIN_16(__VA_ARGS__))
+#define XPYD_AGAIN_16(...) XPYD_AGAIN_4(XPYD_AGAIN_4(XPYD_AGAIN_4(XPYD_AGAIN_4(__VA_ARGS__))))
+#define XPYD_AGAIN_4(...) XPYD_SCAN(XPYD_SCAN(XPYD_SCAN(XPYD_SCAN(__VA_ARGS__))))
+#define XPYD_SCAN(...) __VA_ARGS__
+#define XPYD_PARENTHESES ()
+#define XPYD_COLUMN(name, ...) a(#name, s.name) __VA_OPT__(, XPYD_NEXT XPYD_PARENTHESES(__VA_ARGS__))
+#define XPYD_NEXT() XPYD_COLUMN
+#define XPYD_COLUMNS(Struct, ...)          \
+  template <class A>                       \
+  void columns(A& a, Like<A, Struct>& s) { \
+    XPYD_AGAIN(XPYD_COLUMN(__VA_ARGS__));  \
+  }
 
 class JsonOut {
  public:

@@ -59,24 +59,10 @@ Limits limits(const ClusterOptions& o) {
 }
 
 ConductorOptions conductor_options(const ClusterOptions& o) {
-  return {.placement = o.placement,
-          .placement_options = o.placement_options,
-          .disagg = o.disagg ? o.disagg : find_disagg_policy("prefill_first"),
-          .disagg_options = o.disagg_options,
-          .admission = o.slo_admission,
-          .admission_options = o.admission_options,
-          .roles = o.roles,
-          .roles_options = o.roles_options,
-          .objectives = o.objectives,
-          .zero_copy = o.transport->shared_pool,
-          .max_model_len = o.max_model_len,
-          .max_queue_bytes = o.max_queue_bytes,
-          .limits = limits(o),
-          .seed = o.seed,
-          .chunk_tokens = o.step_tokens,
-          .stream_kv = o.stream_kv,
-          .prior = o.prior,
-          .log = o.log};
+  ConductorOptions conductor = o;
+  conductor.zero_copy = o.transport->shared_pool;
+  conductor.limits = limits(o);
+  return conductor;
 }
 
 Status check_shared_pool(const ClusterOptions& o, bool processes) {
@@ -192,7 +178,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .cache_log = cache_log,
                           .log = o.log};
   options.engine = {.policy = o.batching,
-                    .admission = o.admission,
+                    .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
                     .ahead = o.ahead,
@@ -231,7 +217,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
     const Welcome as{.id = cluster->conductor_.new_id(),
                      .name = instance_name(role, counts[int(role)]++),
                      .role = role,
-                     .local = conductor_options(o).disagg->local};
+                     .local = o.disagg->local};
     Result<BuiltInstance> built = build_instance(o, as, int(i), shared_pool, clock, *cluster);
     if (!built) return built.error();
     cluster->queues_.push_back(std::move(built.value().queue));

@@ -25,7 +25,7 @@ namespace xpyd::disagg {
 // "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is an error.
 Result<std::vector<Role>> parse_topology(const std::string& text, int most = 64);  // of each letter
 
-struct ClusterOptions {
+struct ClusterOptions : ConductorOptions {
   std::vector<Role> topology;
   const KvScheme* kv_scheme = nullptr;
   KvOptions kv;                        // of one instance; a shared pool has pool_bytes times the number of instances
@@ -39,33 +39,17 @@ struct ClusterOptions {
             .pp = decode ? decode_pp : prefill_pp};
   }
   const BatchPolicy* batching = nullptr;
-  const AdmissionRule* admission = nullptr;  // null: the policy's own
-  const PlacementPolicy* placement = nullptr;
-  PlacementOptions placement_options;
-  const AdmissionPolicy* slo_admission = find_admission_policy("none");
-  AdmissionOptions admission_options;
-  const RolesPolicy* roles = find_roles_policy("fixed");
-  RolesOptions roles_options;
-  Objectives objectives = {};            // 0: none
-  const DisaggPolicy* disagg = nullptr;  // null: prefill_first
-  DisaggOptions disagg_options;
+  const AdmissionRule* admit = nullptr;  // null: the policy's own
   const TransportRow* transport = nullptr;
   std::optional<FaultOptions> faults;   // of the transport, on purpose
   std::string wire_host = "127.0.0.1";  // where wires that listen do
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
-  StreamKv stream_kv = StreamKv::layer;
-  int max_batch = 64;                     // sequences per instance
-  int step_tokens = 512;                  // tokens per step
-  int max_model_len = 0;                  // tokens: prompt and output together
-  int vocab = INT_MAX;                    // token ids
-  int64_t max_queue_bytes = 256ll << 20;  // of requests that wait for their first step
-  bool ahead = true;                      // engines plan a step while the model computes the one before, where it can
+  int max_batch = 64;                   // sequences per instance
+  int vocab = INT_MAX;                  // token ids
+  bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
-  uint64_t seed = 0;
-  std::optional<CostPrior> prior = {};  // of steps, before they are seen
-  std::shared_ptr<EventLog> log;        // null: none
   Device* device = &cpu_device();
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;

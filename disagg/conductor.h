@@ -48,7 +48,7 @@ inline StepCost first_cost(const std::optional<CostPrior>& prior) {
 struct ConductorOptions {
   const PlacementPolicy* placement = nullptr;
   PlacementOptions placement_options;
-  const DisaggPolicy* disagg = nullptr;
+  const DisaggPolicy* disagg = find_disagg_policy("prefill_first");
   DisaggOptions disagg_options;
   const AdmissionPolicy* admission = find_admission_policy("none");
   AdmissionOptions admission_options;
@@ -68,7 +68,7 @@ struct ConductorOptions {
   double patience_s = 30;  // that a request waits for an instance to be there
   double lease_s = 0;      // an instance that is silent for so long is gone; 0: never
   uint64_t seed = 0;
-  int chunk_tokens = 512;  // of a step
+  int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};

@@ -39,9 +39,9 @@ void Conductor::add_costs(DisaggView& view, const InstanceStats& prefill, const 
   view.kv_s_per_token = (pull ? decode : prefill).wire_s_per_byte * double(shape.token_bytes());
   if (prior && view.kv_s_per_token == 0 && !options_.zero_copy)  // a copy on this machine: no wire is faster
     view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
-  view.chunk_tokens = options_.chunk_tokens;
+  view.chunk_tokens = options_.step_tokens;
   view.overlap = overlap(options_.stream_kv, pull, shape.n_layers, view.tokens - view.cached_prefill,
-                         options_.chunk_tokens);
+                         options_.step_tokens);
 }
 
 void Conductor::charge(Attempt& attempt, Member& member) {

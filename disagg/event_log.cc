@@ -52,7 +52,7 @@ void EventLog::write(std::string line) {
 
 namespace {
 
-Status read_event_log(const std::string& path,
+Status read_event_log(const std::string& path, bool alone,
                       const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
   std::ifstream file(path);
   if (!file) return Error{ErrorCode::not_found, path + ": cannot be read"};
@@ -60,7 +60,7 @@ Status read_event_log(const std::string& path,
   for (int64_t number = 1; std::getline(file, text) || number == 1; ++number) {
     const std::string where = path + ":" + std::to_string(number) + ": ";
     Result<nlohmann::json> parsed = parse_json(text, where);
-    if (!parsed && number > 1 && file.eof()) {
+    if (!parsed && file.eof() && (number > 1 || !alone)) {
       log_line(LogLevel::warning, "xpyd: %sthe line is cut off, and left out", where.c_str());
       break;
     }
@@ -82,7 +82,7 @@ Status read_event_log(const std::string& path,
 Status read_event_logs(std::span<const std::string> paths,
                        const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
   for (const std::string& path : paths)
-    if (Status read = read_event_log(path, line); !read) return read;
+    if (Status read = read_event_log(path, paths.size() == 1, line); !read) return read;
   return ok();
 }
 

@@ -72,7 +72,8 @@ class EventLog {
 };
 
 // Each line of one run's logs after the first of each, in order, as text and parsed. Where a process was killed while
-// it wrote, what there is of its last line is left out, and a warning says so. Errors: not_found; invalid_argument with
+// it wrote, what there is of its last line is left out, and a warning says so: of several logs one may hold nothing
+// else. Errors: not_found; invalid_argument with
 // FILE:LINE: not a log, of another version, a broken line, or what `line` throws.
 Status read_event_logs(std::span<const std::string> paths,
                        const std::function<void(const std::string& text, const nlohmann::json& line)>& line);

@@ -26,14 +26,8 @@ struct StepLife {
   int evicted = 0;                                        // of them, from its prefix cache, since the step before
   double wire_s_per_byte = 0;                             // of its last posts; 0: none yet
 };
-template <class A>
-void columns(A& a, Like<A, StepLife>& s) {
-  a("instance", s.instance), a("t", s.t), a("seconds", s.seconds), a("steps", s.steps), a("tokens", s.tokens);
-  a("prefix", s.prefix), a("attended", s.attended);
-  a("decodes", s.decodes), a("context", s.context), a("running", s.running), a("waiting", s.waiting);
-  a("free", s.free), a("active", s.active), a("cached", s.cached), a("in_transfer", s.in_transfer);
-  a("evicted", s.evicted), a("wire_s_per_byte", s.wire_s_per_byte);
-}
+XPYD_COLUMNS(StepLife, instance, t, seconds, steps, tokens, prefix, attended, decodes, context, running, waiting, free,
+             active, cached, in_transfer, evicted, wire_s_per_byte)
 
 // KV of a request that an instance had in a tier, and has loaded while the request waited.
 struct FetchLife {
@@ -42,10 +36,7 @@ struct FetchLife {
   double t = 0, seconds = 0;
   int tokens = 0;
 };
-template <class A>
-void columns(A& a, Like<A, FetchLife>& s) {
-  a("instance", s.instance), a("request", s.request), a("t", s.t), a("seconds", s.seconds), a("tokens", s.tokens);
-}
+XPYD_COLUMNS(FetchLife, instance, request, t, seconds, tokens)
 
 // KV of a prompt that crossed a wire: from its first post to the end of its last one.
 struct TransferLife {
@@ -55,11 +46,7 @@ struct TransferLife {
   int tokens = 0;
   double bytes = 0;
 };
-template <class A>
-void columns(A& a, Like<A, TransferLife>& s) {
-  a("from", s.from), a("to", s.to), a("request", s.request), a("t", s.t), a("seconds", s.seconds);
-  a("tokens", s.tokens), a("bytes", s.bytes);
-}
+XPYD_COLUMNS(TransferLife, from, to, request, t, seconds, tokens, bytes)
 
 // One request, written when it has ended; of its first choice and last attempt. 0: that never came.
 struct RequestLife {
@@ -80,14 +67,8 @@ struct RequestLife {
   double fetching = 0, fetched = 0;  // P loads what a tier has of it
   double decoding = 0;               // D's first step with it begins
 };
-template <class A>
-void columns(A& a, Like<A, RequestLife>& s) {
-  a("request", s.request), a("t", s.t), a("placed", s.placed), a("prefill", s.prefill), a("decode", s.decode);
-  a("started", s.started), a("prompt_done", s.prompt_done), a("joined", s.joined);
-  a("first", s.first), a("second", s.second), a("ended", s.ended), a("prompt", s.prompt), a("cached", s.cached);
-  a("output", s.output), a("attempts", s.attempts), a("finish", s.finish);
-  a("gaps", s.gaps);
-}
+XPYD_COLUMNS(RequestLife, request, t, placed, prefill, decode, started, prompt_done, joined, first, second, ended,
+             prompt, cached, output, attempts, finish, gaps)
 
 // Where the time until a request's second token went: P brings the first one, and D's part shows in the second. Of a
 // request that has one token, until that.

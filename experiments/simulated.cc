@@ -50,7 +50,7 @@ void add_request(Trace& trace, double arrival_s, int prompt, int output) {
 }
 
 void set_step_tokens(SimulationOptions& options, int tokens) {
-  options.engine.step_tokens = options.conductor.chunk_tokens = tokens;
+  options.engine.step_tokens = options.conductor.step_tokens = tokens;
 }
 
 Trace window(const Trace& trace, size_t first, size_t n) {

@@ -20,21 +20,19 @@ Result<SimulationOptions> simulation_options(const Options& options, const Trace
   if (!model) return Error{model.error().code, "--model: " + model.error().message};
   simulation.hardware = std::move(hardware).value();
   simulation.model = std::move(model).value();
-  ClusterOptions cluster;
-  options.fill(cluster);
-  cluster.transport = find_transport("local");
-  cluster.step_tokens = simulation.engine.step_tokens;
-  cluster.max_queue_bytes = INT64_MAX;
+  ConductorOptions& conductor = simulation.conductor;
+  options.fill(conductor);
+  conductor.step_tokens = simulation.engine.step_tokens;
+  conductor.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
-    cluster.max_model_len = std::max(
-        cluster.max_model_len,
+    conductor.max_model_len = std::max(
+        conductor.max_model_len,
         request.prompt_tokens +
             std::max(1, simulation.output_tokens < 0 ? request.output_tokens : simulation.output_tokens));
   Result<std::shared_ptr<EventLog>> log = open_event_log(options);
   if (!log) return log.error();
-  cluster.log = log.value();
-  simulation.conductor = conductor_options(cluster);
-  simulation.conductor.patience_s = kNever;
+  conductor.log = log.value();
+  conductor.patience_s = kNever;
   return simulation;
 }
 

@@ -65,6 +65,7 @@ std::string model_dir(const Options& options) {
 
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend) {
   options.fill(cluster);
+  options.fill(static_cast<ConductorOptions&>(cluster));
   options.fill(backend);
   if (!options.given("page-group-bytes")) cluster.kv.vattention.page_group_bytes = backend.device->page_group_bytes;
   cluster.kv.vattention.on_card = backend.device->name != std::string("cpu");
@@ -120,7 +121,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
-                  cluster.slo_admission->arrives)) {
+                  cluster.admission->arrives)) {
     const Dtype dtype = backend.load.dtype;
     cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};

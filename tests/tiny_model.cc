@@ -90,7 +90,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.max_model_len = tiny_config().max_position;
   options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
-  options.slo_admission = find_admission_policy(setup.admission);
+  options.admission = find_admission_policy(setup.admission);
   options.objectives = setup.objectives;
   options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);

@@ -164,6 +164,18 @@ TEST_CASE("event log: what a killed process had begun to write is left out, and 
   CHECK(log.replayed().error().message.find(":1: ") != std::string::npos);
   std::ofstream(log.path) << "";
   CHECK(log.replayed().error().message.find(":1: ") != std::string::npos);
+  // Of a run with several, one of a process that was killed before it had begun.
+  const std::string other = log.path + ".pid7";
+  fill(*EventLog::create(other, 1 << 20, "{}").value(), 3);
+  const std::string both[] = {log.path, other};
+  for (const char* begun : {"", "{\"xpyd"}) {
+    std::ofstream(log.path) << begun;
+    const auto counts = replay(both, {}, [](auto&, auto&) {});
+    REQUIRE(counts.ok());
+    CHECK(counts.value().at("plan").decisions == 3);
+  }
+  std::ofstream(log.path) << "hello\n";
+  CHECK_FALSE(replay(both, {}, [](auto&, auto&) {}).ok());
   // From the start there is one, however early a process ends.
   const auto open = EventLog::create(log.path, 1 << 20, "{}");
   CHECK(log.replayed().ok());

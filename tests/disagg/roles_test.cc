@@ -70,7 +70,7 @@ TEST_CASE("roles: a simulated cluster finds its ratio", "[roles][simulate]") {
   o.conductor.disagg = find_disagg_policy("prefill_first");
   o.conductor.max_model_len = 16384;
   o.conductor.max_queue_bytes = INT64_MAX;
-  o.conductor.chunk_tokens = 2048;
+  o.conductor.step_tokens = 2048;
   const Result<Simulation> as_it_is = simulate(o, trace);
   o.conductor.roles = find_roles_policy("velocity");
   const Result<Simulation> elastic = simulate(o, trace);

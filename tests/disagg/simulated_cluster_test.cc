@@ -41,7 +41,7 @@ SimulationOptions options(const std::string& topology) {
   o.conductor.disagg = find_disagg_policy("prefill_first");
   o.conductor.max_model_len = 8192;
   o.conductor.max_queue_bytes = INT64_MAX;
-  o.conductor.chunk_tokens = 512;
+  o.conductor.step_tokens = 512;
   return o;
 }
 

@@ -269,7 +269,7 @@ TEST_CASE("conditional_cost: a P that nobody has used yet gets its share", "[iss
     SimOptions options;
     options.conductor.disagg = &cost();
     options.conductor.disagg_options.pull = pull;
-    options.conductor.chunk_tokens = 16;
+    options.conductor.step_tokens = 16;
     options.conductor.prior = CostPrior{{checksum_config()}, {1e6, 1e8}};
     SimCluster sim;
     sim.open(std::move(options));
@@ -303,7 +303,7 @@ TEST_CASE("conditional_cost: the server knows the model's work and the machine's
   CHECK(options.prior->rates.flops_per_s > 1e8);
   CHECK(options.prior->rates.bytes_per_s > 1e8);
   CHECK(options.prior->model.config.hidden == stack->config.hidden);
-  CHECK(options.chunk_tokens == 96);
+  CHECK(options.step_tokens == 96);
   CHECK(options.stream_kv == StreamKv::chunk);
 }
 
