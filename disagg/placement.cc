@@ -56,11 +56,15 @@ Spread spread(const ClusterView& view, Of of) {
   return s;
 }
 
-double load(const InstanceView& i) { return i.load(); }
-double cached(const InstanceView& i) { return i.cached_tokens; }
-double ttft(const InstanceView& i) { return i.queue_s + i.prefill_s; }
-double uncached(const ClusterView& view, const InstanceView& i) { return double(view.prompt_tokens - i.cached_tokens); }
-double match(const ClusterView& view, const InstanceView& i) { return cached(i) / std::max(1, view.prompt_tokens); }
+double load_of(const InstanceView& i) { return i.load(); }
+double cached_of(const InstanceView& i) { return i.cached_tokens; }
+double ttft_of(const InstanceView& i) { return i.queue_s + i.prefill_s; }
+double uncached_of(const ClusterView& view, const InstanceView& i) {
+  return double(view.prompt_tokens - i.cached_tokens);
+}
+double match_of(const ClusterView& view, const InstanceView& i) {
+  return cached_of(i) / std::max(1, view.prompt_tokens);
+}
 
 // Where decoding goes by rules that count: to the fewest sequences.
 int fewest_sequences(const ClusterView& view) {
@@ -103,16 +107,16 @@ Placement least_tokens(const ClusterView& view, const PlacementOptions&) {
 
 // Tokens that must be computed before this prompt is done: those queued before it and its uncached own.
 Placement prefix_aware(const ClusterView& view, const PlacementOptions&) {
-  return by(view, [&](const InstanceView& i) { return double(i.queued_tokens) + i.sequences + uncached(view, i); });
+  return by(view, [&](const InstanceView& i) { return double(i.queued_tokens) + i.sequences + uncached_of(view, i); });
 }
 
 // Lines 3 to 17 and 20 to 21. Line 5's ratio is infinite where this instance has nothing and another has something.
 Placement mooncake(const ClusterView& view, const PlacementOptions& options) {
-  const int holder = least(view, prefills, [](const InstanceView& i) { return -cached(i); });
+  const int holder = least(view, prefills, [](const InstanceView& i) { return -cached_of(i); });
   if (holder < 0) return {};
-  const double best = cached(view.instances[size_t(holder)]);
+  const double best = cached_of(view.instances[size_t(holder)]);
   auto fetches = [&](const InstanceView& i) {
-    return best > options.fetch_threshold * cached(i) && best > cached(i) && i.fetch_s < kNever;
+    return best > options.fetch_threshold * cached_of(i) && best > cached_of(i) && i.fetch_s < kNever;
   };
   Placement placed = by(
       view,
@@ -125,7 +129,7 @@ Placement mooncake(const ClusterView& view, const PlacementOptions& options) {
 // Without the 1 an idle instance would cost nothing, whatever its cache.
 Placement lmetric(const ClusterView& view, const PlacementOptions&) {
   return by(view,
-            [&](const InstanceView& i) { return (double(i.queued_tokens) + uncached(view, i)) * (i.load() + 1); });
+            [&](const InstanceView& i) { return (double(i.queued_tokens) + uncached_of(view, i)) * (i.load() + 1); });
 }
 
 Placement dynamo(const ClusterView& view, const PlacementOptions&) {
@@ -140,10 +144,10 @@ Placement dynamo(const ClusterView& view, const PlacementOptions&) {
 }
 
 Placement cache_aware(const ClusterView& view, double threshold, double absolute, double relative) {
-  const Spread loads = spread(view, load);
-  if (loads.most - loads.least > absolute && loads.most > relative * loads.least) return by(view, load);
-  const int holder = least(view, prefills, [](const InstanceView& i) { return -cached(i); });
-  if (holder >= 0 && match(view, view.instances[size_t(holder)]) > threshold)
+  const Spread loads = spread(view, load_of);
+  if (loads.most - loads.least > absolute && loads.most > relative * loads.least) return by(view, load_of);
+  const int holder = least(view, prefills, [](const InstanceView& i) { return -cached_of(i); });
+  if (holder >= 0 && match_of(view, view.instances[size_t(holder)]) > threshold)
     return pair(view, holder, fewest_sequences(view));
   return by(view, [](const InstanceView& i) { return double(i.indexed_tokens); });
 }
@@ -153,9 +157,9 @@ Placement sglang_library(const ClusterView& view, const PlacementOptions&) {
 }
 
 Placement llm_d(const ClusterView& view, const PlacementOptions&) {
-  const Spread hits = spread(view, cached);
+  const Spread hits = spread(view, cached_of);
   return by(view, [&](const InstanceView& i) {
-    const double prefix = hits.most > hits.least ? (cached(i) - hits.least) / (hits.most - hits.least) : 1;
+    const double prefix = hits.most > hits.least ? (cached_of(i) - hits.least) / (hits.most - hits.least) : 1;
     const double queue = 0.5 * (1 - std::min(i.queued, 128) / 128.0);
     const double memory = i.capacity_tokens > 0 ? double(i.available_tokens) / double(i.capacity_tokens) : 1;
     return -(10 * prefix + queue + memory);
@@ -166,14 +170,15 @@ Placement llm_d(const ClusterView& view, const PlacementOptions&) {
 // least to spare, so that the others stay able to take what is urgent; where none keeps them, the one that misses
 // least.
 Placement llm_d_latency(const ClusterView& view, const PlacementOptions&) {
-  auto sticky = [&](const InstanceView& i) { return prefills(i) && match(view, i) >= 0.8; };
-  const int nearest = least(view, sticky, ttft), quickest = least(view, prefills, ttft);
-  const bool stay = nearest >= 0 && ttft(view.instances[size_t(nearest)]) <= ttft(view.instances[size_t(quickest)]) + 5;
+  auto sticky = [&](const InstanceView& i) { return prefills(i) && match_of(view, i) >= 0.8; };
+  const int nearest = least(view, sticky, ttft_of), quickest = least(view, prefills, ttft_of);
+  const bool stay = nearest >= 0 &&
+                    ttft_of(view.instances[size_t(nearest)]) <= ttft_of(view.instances[size_t(quickest)]) + 5;
   auto spare = [&](const InstanceView& i) {  // weights .8 and .2, each as a share of its objective
-    return 0.8 * (1 - ttft(i) / view.objectives.ttft_s) + 0.2 * (1 - i.step_with_s / view.objectives.tbt_s);
+    return 0.8 * (1 - ttft_of(i) / view.objectives.ttft_s) + 0.2 * (1 - i.step_with_s / view.objectives.tbt_s);
   };
   auto keeps = [&](const InstanceView& i) {
-    return ttft(i) <= view.objectives.ttft_s && i.step_with_s <= view.objectives.tbt_s;
+    return ttft_of(i) <= view.objectives.ttft_s && i.step_with_s <= view.objectives.tbt_s;
   };
   auto eligible = [&](const InstanceView& i) { return stay ? sticky(i) : prefills(i); };
   int prefill = least(
@@ -184,26 +189,27 @@ Placement llm_d_latency(const ClusterView& view, const PlacementOptions&) {
 
 // Exploit where more than half is there; else explore: three minutes' work, this prompt's, and what must go for it.
 Placement preble(const ClusterView& view, const PlacementOptions&) {
-  const int holder = least(view, prefills, [](const InstanceView& i) { return -cached(i); });
-  if (holder >= 0 && match(view, view.instances[size_t(holder)]) > 0.5)
+  const int holder = least(view, prefills, [](const InstanceView& i) { return -cached_of(i); });
+  if (holder >= 0 && match_of(view, view.instances[size_t(holder)]) > 0.5)
     return pair(view, holder, fewest_sequences(view));
   return by(view, [&](const InstanceView& i) {
     const double unused = double(i.capacity_tokens - i.indexed_tokens - i.context_tokens);
-    return double(i.recent_tokens) + uncached(view, i) + std::max(0.0, uncached(view, i) - std::max(0.0, unused));
+    return double(i.recent_tokens) + uncached_of(view, i) + std::max(0.0, uncached_of(view, i) - std::max(0.0, unused));
   });
 }
 
 Placement aibrix(const ClusterView& view, const PlacementOptions&) {
-  const Spread loads = spread(view, load);
-  if (loads.most - loads.least > 8) return by(view, load);
-  auto eligible = [&](const InstanceView& i) { return prefills(i) && load(i) <= loads.mean + loads.deviation; };
-  const int prefill = least(view, eligible, [&](const InstanceView& i) { return -match(view, i) + 1e-9 * load(i); });
+  const Spread loads = spread(view, load_of);
+  if (loads.most - loads.least > 8) return by(view, load_of);
+  auto eligible = [&](const InstanceView& i) { return prefills(i) && load_of(i) <= loads.mean + loads.deviation; };
+  const int prefill = least(view, eligible,
+                            [&](const InstanceView& i) { return -match_of(view, i) + 1e-9 * load_of(i); });
   return pair(view, prefill, fewest_sequences(view));
 }
 
 Placement production_stack(const ClusterView& view, const PlacementOptions&) {
-  const double mean = spread(view, load).mean;
-  return by(view, [&](const InstanceView& i) { return (load(i) - mean) / std::max(1.0, mean) - match(view, i); });
+  const double mean = spread(view, load_of).mean;
+  return by(view, [&](const InstanceView& i) { return (load_of(i) - mean) / std::max(1.0, mean) - match_of(view, i); });
 }
 
 // The most loaded of those that still keep the objectives: the others stay free for what is urgent, or can be given
@@ -217,16 +223,16 @@ Placement polyserve(const ClusterView& view, const PlacementOptions&) {
   };
   auto step = [](const InstanceView& i) { return i.step_with_s; };
   auto both = [&](const InstanceView& i) {  // of a colocated one the step counts, too
-    return std::max(ttft(i) / ttft_s, i.role == Role::colocated ? step(i) / tbt_s : 0);
+    return std::max(ttft_of(i) / ttft_s, i.role == Role::colocated ? step(i) / tbt_s : 0);
   };
   return pair(view, most_loaded(prefills, both, 1, [](const InstanceView& i) { return -i.queue_s - i.step_s; }),
               most_loaded(decodes, step, tbt_s, [](const InstanceView& i) { return -i.sequences; }));
 }
 
 Placement eldr(const ClusterView& view, const PlacementOptions&) {
-  const double best = spread(view, [&](const InstanceView& i) { return match(view, i); }).most;
-  auto near = [&](const InstanceView& i) { return prefills(i) && match(view, i) >= best - 0.1; };
-  return pair(view, least(view, near, load), fewest_sequences(view));
+  const double best = spread(view, [&](const InstanceView& i) { return match_of(view, i); }).most;
+  auto near = [&](const InstanceView& i) { return prefills(i) && match_of(view, i) >= best - 0.1; };
+  return pair(view, least(view, near, load_of), fewest_sequences(view));
 }
 
 constexpr PlacementPolicy kPlacements[] = {
@@ -259,7 +265,7 @@ std::span<const PlacementPolicy> placement_policies() { return kPlacements; }
 const PlacementPolicy* find_placement_policy(std::string_view name) { return find_row(kPlacements, name); }
 
 double regret_ratio(const ClusterView& view, int prefill) {
-  const double best = spread(view, cached).most, chosen = cached(view.instances[size_t(prefill)]);
+  const double best = spread(view, cached_of).most, chosen = cached_of(view.instances[size_t(prefill)]);
   const double lost = best - chosen, novel = view.prompt_tokens - best;
   return lost + novel > 0 ? lost / (lost + novel) : 0;
 }
