@@ -33,9 +33,13 @@ const Row& row(const Row* found, const std::string& name) {
 std::string place_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count) {
   const auto view = part<ClusterView>(line, "view", keep);
   const auto recorded = part<Placement>(line, "answer", keep);
-  const auto n = int(view.instances.size());
-  if (recorded.prefill >= 0 && recorded.prefill < n) count.regret += regret_ratio(view, recorded.prefill);
-  return text_of(row(find_placement_policy(policy), policy).place(view, part<PlacementOptions>(line, "options", keep)));
+  const Placement now =
+      row(find_placement_policy(policy), policy).place(view, part<PlacementOptions>(line, "options", keep));
+  const auto regret = [&](const Placement& p) {
+    return p.prefill >= 0 && p.prefill < int(view.instances.size()) ? regret_ratio(view, p.prefill) : 0;
+  };
+  count.regret += regret(recorded), count.regret_now += regret(now);
+  return text_of(now);
 }
 
 template <bool kJoins>

@@ -19,7 +19,7 @@ struct ReplayOptions {
 
 struct Replayed {
   int64_t decisions = 0, differ = 0;
-  double regret = 0;  // place: sum of the recorded choices' regret_ratio
+  double regret = 0, regret_now = 0;  // place: sums of regret_ratio, of the recorded choices and of those made now
 };
 
 // `differs`: the line, and what was decided now, as JSON. Errors: not_found; invalid_argument, with FILE:LINE: not a

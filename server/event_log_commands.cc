@@ -39,7 +39,8 @@ int replay_main(const Options& options) {
     std::fprintf(stderr, "%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
                  static_cast<long long>(count.differ));
     if (kind == "place" && count.decisions > 0)
-      std::fprintf(stderr, ", regret ratio %.4f", count.regret / double(count.decisions));
+      std::fprintf(stderr, ", regret ratio %.4f, now %.4f", count.regret / double(count.decisions),
+                   count.regret_now / double(count.decisions));
     std::fprintf(stderr, "\n");
     differs |= count.differ > 0;
   }
@@ -75,7 +76,8 @@ int calibrate_main(const Options& options) {
   if (!found) return fail(" calibrate", found.error());
   const Calibration& c = found.value();
   std::printf("%s\n", hardware_json(c).c_str());
-  std::fprintf(stderr, "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
+  std::fprintf(stderr,
+               "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
                c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n,
                100 * c.link_error.mape(), 100 * c.link_error.bias());
   return 0;

@@ -105,10 +105,14 @@ TEST_CASE("event log: every decision is taken again as it was; another policy's 
   CHECK(counts.at("place").decisions == 100);
   for (const char* kind : {"plan", "evict", "role"}) CHECK(counts.at(kind).decisions == 50);
   for (const auto& [kind, count] : counts) CHECK(count.differ == 0);
-  CHECK(counts.at("place").regret > 0);
+  const double regret = counts.at("place").regret;
+  CHECK(regret > 0);
+  CHECK(counts.at("place").regret_now == regret);
   counts = log.replayed({{{"place", "mooncake"}}}).value();
   CHECK(counts.at("place").differ > 20);  // of the 50 at random
   CHECK(counts.at("place").differ <= 50);
+  CHECK(counts.at("place").regret == regret);
+  CHECK(counts.at("place").regret_now < regret);
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
   CHECK(log.replayed({{{"evict", "lfu"}}}).value().at("evict").differ > 10);
   CHECK(log.replayed({{{"role", "fixed"}}}).value().at("role").differ > 5);
