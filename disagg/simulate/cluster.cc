@@ -24,6 +24,7 @@ class Simulator final : public Post {
 
  private:
   class Wire;
+  class LinkProbe;
   // A request's client.
   class Client final : public EventSink {
    public:
@@ -46,9 +47,7 @@ class Simulator final : public Post {
   };
 
   Status add(Role role, const std::string& name);
-  void joins(const Node& node) {
-    conductor_->joined(node.instance().info(), std::make_shared<NodeProbe>(node, timeline_));
-  }
+  void joins(const Node& node);
   void look_at_roles();
   void send(InstanceId from, InstanceId to, Message message) override;
   void deliver(InstanceId from, InstanceId to, Message message);
@@ -132,6 +131,19 @@ class Simulator::Wire final : public ForwardingTransport {
   double gone_until_s_ = 0;  // the link out, by what was posted late
 };
 
+class Simulator::LinkProbe final : public NodeProbe {
+ public:
+  LinkProbe(const Node& node, const Simulator& cluster, InstanceId id)
+      : NodeProbe(node, cluster.timeline_), cluster_(cluster), id_(id) {}
+  std::optional<double> fetch_s_per_token(InstanceId source) const override {
+    return cluster_.options_.model.kv_token_bytes() / cluster_.links_.rate(source, id_);
+  }
+
+ private:
+  const Simulator& cluster_;
+  const InstanceId id_;
+};
+
 Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
     : options_(options),
       trace_(trace),
@@ -196,6 +208,16 @@ Status Simulator::add(Role role, const std::string& name) {
   return ok();
 }
 
+void Simulator::joins(const Node& node) {
+  const InstanceInfo info = node.instance().info();
+  std::shared_ptr<InstanceProbe> probe;
+  if (options_.links_seen)
+    probe = std::make_shared<LinkProbe>(node, *this, info.id);
+  else
+    probe = std::make_shared<NodeProbe>(node, timeline_);
+  conductor_->joined(info, std::move(probe));
+}
+
 void Simulator::send(InstanceId from, InstanceId to, Message message) {
   if (auto* start = std::get_if<StartRequest>(&message)) {
     request_of_[start->attempt] = start->request->id;
@@ -237,13 +259,15 @@ void Simulator::fetch(InstanceId from, InstanceId to, StartRequest start) {
   if (missing <= 0) return deliver(from, to, std::move(start));
   const double bytes = missing * options_.model.kv_token_bytes();
   const InstanceId source = start.source;
-  links_.send(source, to, bytes, options_.hardware.link_s, [this, from, to, tokens, start = std::move(start)] {
-    Node& node = *nodes_[size_t(to)];
-    node.first([this, &node, tokens, request = start.request] {
-      run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)));
-    });
-    deliver(from, to, start);
-  });
+  links_.send(source, to, bytes, options_.hardware.link_s,
+              [this, from, to, tokens, began_s = timeline_.now(), start = std::move(start)] {
+                run_.fetches_s.push_back(timeline_.now() - began_s);
+                Node& node = *nodes_[size_t(to)];
+                node.first([this, &node, tokens, request = start.request] {
+                  run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)));
+                });
+                deliver(from, to, start);
+              });
 }
 
 void Simulator::arrives(size_t at) {
