@@ -101,32 +101,42 @@ class Simulator::Wire final : public ForwardingTransport {
     const double last_s = ends_s + bytes * share / rate;
     cluster_.run_.kv_gb += bytes * 1e-9;
     const TransferId id = ++last_;
-    flights_[id] = TransferState::in_flight;
+    flights_[id] = {};
     cluster_.timeline_.at(start_s, [this, id, from, to, left = bytes - gone, last_s, transfer, plan] {
-      cluster_.links_.send(from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, transfer, plan] {
-        cluster_.timeline_.at(last_s, [this, id, transfer, plan] {
-          auto flight = flights_.find(id);
-          if (flight == flights_.end() || flight->second != TransferState::in_flight) return;
-          flight->second = inner().poll(inner().post(transfer, plan));
-          cluster_.nodes_[size_t(self_)]->wake();
-          Node& peer = *cluster_.nodes_[size_t(transfer.peer)];
-          if (peer.instance().counts_posts()) peer.wake();
-        });
-      });
+      auto begun = flights_.find(id);
+      if (begun == flights_.end() || begun->second.state != TransferState::in_flight) return;
+      begun->second.link = cluster_.links_.send(
+          from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, transfer, plan] {
+            cluster_.timeline_.at(last_s, [this, id, transfer, plan] {
+              auto flight = flights_.find(id);
+              if (flight == flights_.end() || flight->second.state != TransferState::in_flight) return;
+              flight->second.state = inner().poll(inner().post(transfer, plan));
+              cluster_.nodes_[size_t(self_)]->wake();
+              Node& peer = *cluster_.nodes_[size_t(transfer.peer)];
+              if (peer.instance().counts_posts()) peer.wake();
+            });
+          });
     });
     return id;
   }
   TransferState poll(TransferId id) override {
-    const TransferState state = flights_.at(id);
+    const TransferState state = flights_.at(id).state;
     if (state != TransferState::in_flight) flights_.erase(id);
     return state;
   }
-  void cancel(TransferId id) override { flights_.at(id) = TransferState::failed; }
+  void cancel(TransferId id) override {
+    flights_.at(id).state = TransferState::failed;
+    cluster_.links_.cancel(flights_.at(id).link);
+  }
 
  private:
+  struct Flight {
+    TransferState state = TransferState::in_flight;
+    Links::Id link = 0;  // 0: it has not begun
+  };
   const InstanceId self_;
   Simulator& cluster_;
-  std::unordered_map<TransferId, TransferState> flights_;
+  std::unordered_map<TransferId, Flight> flights_;
   TransferId last_ = 0;
   double gone_until_s_ = 0;  // the link out, by what was posted late
 };
@@ -228,10 +238,11 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     run_.records[request_of_.at(progress->attempt)].prompt_done_s = now(from);
   const double at_s = now(from) + options_.message_s;
   if (to != kConductor) {
-    return timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
+    timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
       auto* start = std::get_if<StartRequest>(letter.get());
       start && start->source >= 0 ? fetch(from, to, std::move(*start)) : deliver(from, to, std::move(*letter));
     });
+    return;
   }
   if (auto* run = std::get_if<TokensOf>(&message))
     for (double& time_s : run->times_s) time_s += options_.message_s;

@@ -148,6 +148,25 @@ TEST_CASE("simulation: a prompt of one step sends its layers while it is compute
   CHECK(first_gap(50e9) - first_gap(1e15) == Approx(bytes / 80 / 50e9).margin(o.message_s));
 }
 
+TEST_CASE("simulation: where one token is wanted no KV crosses", "[simulate]") {
+  const Trace trace = some_load(7, 200, 10);
+  SimulationOptions o = options("2P1D");
+  o.output_tokens = 0;
+  for (const char* order : {"prefill_first", "decode_first"})
+    for (const bool pull : {false, true}) {
+      INFO(order << " " << pull);
+      o.conductor.disagg = find_disagg_policy(order);
+      o.conductor.disagg_options.pull = pull;
+      const Result<Simulation> run = simulate(o, trace);
+      REQUIRE(run.ok());
+      if (o.conductor.disagg == find_disagg_policy("prefill_first")) CHECK(run.value().kv_gb == 0);
+      for (const SimulatedRecord& record : run.value().records) {
+        CHECK(record.end == SimulatedEnd::completed);
+        CHECK((record.times.first_s > record.arrival_s && record.times.gaps.empty()));
+      }
+    }
+}
+
 // P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.
 TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
   Trace trace{.block_tokens = 64};
