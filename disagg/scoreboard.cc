@@ -195,13 +195,16 @@ void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, 
 // What the best holder has and one has not, from there to here.
 void Scoreboard::predict_fetches(int prompt_tokens) {
   int best = 0;
-  for (const InstanceView& view : views_) best = std::max(best, view.role == Role::decode ? 0 : view.cached_tokens);
+  size_t holder = 0;  // the first of them, as in mooncake()
+  for (size_t i = 0; i < views_.size(); ++i)
+    if (views_[i].role != Role::decode && views_[i].cached_tokens > best) best = views_[holder = i].cached_tokens;
   for (size_t i = 0; i < views_.size(); ++i) {
     InstanceView& view = views_[i];
     if (view.role == Role::decode) continue;
     view.fetch_s = view.fetched_prefill_s = kNever;
     if (best <= view.cached_tokens) continue;
-    view.fetch_s = (best - view.cached_tokens) * rows_[i].fetch_s_per_token;
+    view.fetch_s = (best - view.cached_tokens) *
+                   rows_[i].member->probe->fetch_s_per_token(ids_[holder]).value_or(rows_[i].fetch_s_per_token);
     view.fetched_prefill_s = seconds(rows_[i].terms, among_decodes(prompt(prompt_tokens, best).work, view));
   }
 }

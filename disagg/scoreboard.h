@@ -37,6 +37,9 @@ class InstanceProbe {
   // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
   virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   virtual Unsaid unsaid() const { return {}; }
+  // Seconds that it would take now to bring a token's KV here from `source`, beside what the links between the two
+  // carry already; none: nobody sees these links.
+  virtual std::optional<double> fetch_s_per_token(InstanceId) const { return {}; }
   // Null: there is none, or none yet.
   virtual std::shared_ptr<const BlockMap> block_map() const { return {}; }
   // Another one when stats(), kv() or unsaid() may say something else; null: whenever they are asked.
@@ -92,7 +95,7 @@ struct Member {
 class Scoreboard {
  public:
   // `chunk_tokens` of a step. `prior`: of instances that have not said what their steps take. `fetch_s_per_token`: of
-  // KV between two instances, until it is measured; 0: they do not fetch.
+  // KV between two instances whose links nobody sees, until it is measured; 0: they do not fetch.
   Scoreboard(int chunk_tokens, const StepCost& prior, double fetch_s_per_token = 0)
       : chunk_tokens_(chunk_tokens), prior_(prior.terms()), fetch_s_per_token_(fetch_s_per_token) {}
 

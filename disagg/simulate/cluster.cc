@@ -24,6 +24,7 @@ class Simulator final : public Post {
 
  private:
   class Wire;
+  class LinkProbe;
   // A request's client.
   class Client final : public EventSink {
    public:
@@ -46,9 +47,7 @@ class Simulator final : public Post {
   };
 
   Status add(Role role, const std::string& name);
-  void joins(const Node& node) {
-    conductor_->joined(node.instance().info(), std::make_shared<NodeProbe>(node, timeline_));
-  }
+  void joins(const Node& node);
   void look_at_roles();
   void send(InstanceId from, InstanceId to, Message message) override;
   void deliver(InstanceId from, InstanceId to, Message message);
@@ -102,34 +101,57 @@ class Simulator::Wire final : public ForwardingTransport {
     const double last_s = ends_s + bytes * share / rate;
     cluster_.run_.kv_gb += bytes * 1e-9;
     const TransferId id = ++last_;
-    flights_[id] = TransferState::in_flight;
+    flights_[id] = {};
     cluster_.timeline_.at(start_s, [this, id, from, to, left = bytes - gone, last_s, transfer, plan] {
-      cluster_.links_.send(from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, transfer, plan] {
-        cluster_.timeline_.at(last_s, [this, id, transfer, plan] {
-          auto flight = flights_.find(id);
-          if (flight == flights_.end() || flight->second != TransferState::in_flight) return;
-          flight->second = inner().poll(inner().post(transfer, plan));
-          cluster_.nodes_[size_t(self_)]->wake();
-          Node& peer = *cluster_.nodes_[size_t(transfer.peer)];
-          if (peer.instance().counts_posts()) peer.wake();
-        });
-      });
+      auto begun = flights_.find(id);
+      if (begun == flights_.end() || begun->second.state != TransferState::in_flight) return;
+      begun->second.link = cluster_.links_.send(
+          from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, transfer, plan] {
+            cluster_.timeline_.at(last_s, [this, id, transfer, plan] {
+              auto flight = flights_.find(id);
+              if (flight == flights_.end() || flight->second.state != TransferState::in_flight) return;
+              flight->second.state = inner().poll(inner().post(transfer, plan));
+              cluster_.nodes_[size_t(self_)]->wake();
+              Node& peer = *cluster_.nodes_[size_t(transfer.peer)];
+              if (peer.instance().counts_posts()) peer.wake();
+            });
+          });
     });
     return id;
   }
   TransferState poll(TransferId id) override {
-    const TransferState state = flights_.at(id);
+    const TransferState state = flights_.at(id).state;
     if (state != TransferState::in_flight) flights_.erase(id);
     return state;
   }
-  void cancel(TransferId id) override { flights_.at(id) = TransferState::failed; }
+  void cancel(TransferId id) override {
+    flights_.at(id).state = TransferState::failed;
+    cluster_.links_.cancel(flights_.at(id).link);
+  }
 
  private:
+  struct Flight {
+    TransferState state = TransferState::in_flight;
+    Links::Id link = 0;  // 0: it has not begun
+  };
   const InstanceId self_;
   Simulator& cluster_;
-  std::unordered_map<TransferId, TransferState> flights_;
+  std::unordered_map<TransferId, Flight> flights_;
   TransferId last_ = 0;
   double gone_until_s_ = 0;  // the link out, by what was posted late
+};
+
+class Simulator::LinkProbe final : public NodeProbe {
+ public:
+  LinkProbe(const Node& node, const Simulator& cluster, InstanceId id)
+      : NodeProbe(node, cluster.timeline_), cluster_(cluster), id_(id) {}
+  std::optional<double> fetch_s_per_token(InstanceId source) const override {
+    return cluster_.options_.model.kv_token_bytes() / cluster_.links_.rate(source, id_);
+  }
+
+ private:
+  const Simulator& cluster_;
+  const InstanceId id_;
 };
 
 Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
@@ -196,6 +218,16 @@ Status Simulator::add(Role role, const std::string& name) {
   return ok();
 }
 
+void Simulator::joins(const Node& node) {
+  const InstanceInfo info = node.instance().info();
+  std::shared_ptr<InstanceProbe> probe;
+  if (options_.links_seen)
+    probe = std::make_shared<LinkProbe>(node, *this, info.id);
+  else
+    probe = std::make_shared<NodeProbe>(node, timeline_);
+  conductor_->joined(info, std::move(probe));
+}
+
 void Simulator::send(InstanceId from, InstanceId to, Message message) {
   if (auto* start = std::get_if<StartRequest>(&message)) {
     request_of_[start->attempt] = start->request->id;
@@ -206,10 +238,11 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     run_.records[request_of_.at(progress->attempt)].prompt_done_s = now(from);
   const double at_s = now(from) + options_.message_s;
   if (to != kConductor) {
-    return timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
+    timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
       auto* start = std::get_if<StartRequest>(letter.get());
       start && start->source >= 0 ? fetch(from, to, std::move(*start)) : deliver(from, to, std::move(*letter));
     });
+    return;
   }
   if (auto* run = std::get_if<TokensOf>(&message))
     for (double& time_s : run->times_s) time_s += options_.message_s;
@@ -237,13 +270,15 @@ void Simulator::fetch(InstanceId from, InstanceId to, StartRequest start) {
   if (missing <= 0) return deliver(from, to, std::move(start));
   const double bytes = missing * options_.model.kv_token_bytes();
   const InstanceId source = start.source;
-  links_.send(source, to, bytes, options_.hardware.link_s, [this, from, to, tokens, start = std::move(start)] {
-    Node& node = *nodes_[size_t(to)];
-    node.first([this, &node, tokens, request = start.request] {
-      run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)));
-    });
-    deliver(from, to, start);
-  });
+  links_.send(source, to, bytes, options_.hardware.link_s,
+              [this, from, to, tokens, began_s = timeline_.now(), start = std::move(start)] {
+                run_.fetches_s.push_back(timeline_.now() - began_s);
+                Node& node = *nodes_[size_t(to)];
+                node.first([this, &node, tokens, request = start.request] {
+                  run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)));
+                });
+                deliver(from, to, start);
+              });
 }
 
 void Simulator::arrives(size_t at) {

@@ -29,6 +29,7 @@ struct SimulationOptions {
   double kv_tokens = 0;      // of one instance's pool; 0: what fits beside the weights
   double host_tokens = 0;    // … and of its host memory below it
   bool fetch = true;         // an instance gets a prefix from another one where placement says so
+  bool links_seen = true;    // … and knows what the links carry now; else what they gave so far, in the mean
   double message_s = 50e-6;  // a control message's way
   int output_tokens = -1;    // of every request; -1: the trace's
   bool each_step = false;    // nothing is played at once: what shows that nothing is lost by it
@@ -53,6 +54,7 @@ struct Simulation {
   double end_s = 0;
   double kv_gb = 0;  // sent between instances
   int64_t fetched_tokens = 0;
+  std::vector<double> fetches_s;  // how long each fetched prefix was under way, by their ends
   double prefill_busy_s = 0,
          decode_busy_s = 0;                  // instances' steps, of those that prefill, and of those that only decode
   double prefill_gb_s = 0, decode_gb_s = 0;  // the integral of the KV that these hold

@@ -44,6 +44,7 @@ void Links::end(Id id) {
   auto found = flows_.find(id);
   Flow flow = std::move(found->second);
   flows_.erase(found);
+  if (flow.due) timeline_.call_off(*flow.due);
   std::erase(ends_[size_t(flow.from)].out, id);
   std::erase(ends_[size_t(flow.to)].in, id);
   share_anew(flow.from, flow.to);
@@ -66,10 +67,10 @@ void Links::share_anew(int from, int to) {
 }
 
 void Links::plan(Id id, Flow& flow) {
-  flow.due = ++plans_;
-  timeline_.at(flow.since_s + flow.left / flow.rate, [this, id, due = flow.due] {
-    auto found = flows_.find(id);
-    if (found != flows_.end() && found->second.due == due) end(id);
+  if (flow.due) timeline_.call_off(*flow.due);
+  flow.due = timeline_.at(flow.since_s + flow.left / flow.rate, [this, id] {
+    flows_.at(id).due.reset();
+    end(id);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -33,7 +34,7 @@ class Links {
   struct Flow {
     int from, to;
     double left, rate = 0, since_s = 0, latency_s;
-    uint64_t due = 0;  // the one planned arrival that counts
+    std::optional<uint32_t> due;  // the timeline's: its end
     std::function<void()> arrived;
   };
   struct End {
@@ -48,7 +49,6 @@ class Links {
   std::vector<End> ends_;
   std::unordered_map<Id, Flow> flows_;
   Id last_ = 0;
-  uint64_t plans_ = 0;
   double bytes_ = 0;
 };
 

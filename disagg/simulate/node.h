@@ -89,7 +89,7 @@ class Node {
 };
 
 // The conductor sees it as it sees a live one; its prefix cache by its reports.
-class NodeProbe final : public InstanceProbe {
+class NodeProbe : public InstanceProbe {
  public:
   NodeProbe(const Node& node, const Timeline& timeline) : node_(node), timeline_(timeline) {}
   InstanceStats stats() const override { return node_.instance().stats(); }

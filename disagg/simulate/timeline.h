@@ -18,27 +18,46 @@ class Timeline {
   VirtualClock clock;
 
   double now() const { return clock.seconds; }
-  // What is late happens now.
-  void at(double time_s, std::function<void()> what) {
+  // What is late happens now. Returns its name until then.
+  uint32_t at(double time_s, std::function<void()> what) {
     if (free_.empty()) free_.push_back(uint32_t(whats_.size())), whats_.emplace_back();
     const uint32_t slot = free_.back();
     free_.pop_back();
     whats_[slot] = std::move(what);
     heap_.push_back({std::max(time_s, clock.seconds), ++number_, slot});
     std::push_heap(heap_.begin(), heap_.end());
+    return slot;
   }
-  uint64_t last() const { return number_; }  // that was said
+  // It does not happen. Before: it has not.
+  void call_off(uint32_t slot) {
+    whats_[slot] = nullptr;
+    if (++called_off_ <= heap_.size() / 2) return;
+    std::erase_if(heap_, [this](const Event& event) {
+      if (whats_[event.slot]) return false;
+      free_.push_back(event.slot);
+      return true;
+    });
+    std::make_heap(heap_.begin(), heap_.end());
+    called_off_ = 0;
+  }
+  size_t planned() const { return heap_.size(); }  // of these at most half called off
+  uint64_t last() const { return number_; }        // that was said
   // Until nothing is left. Returns how much happened.
   int64_t run() {
     int64_t n = 0;
-    for (; !heap_.empty(); ++n) {
+    while (!heap_.empty()) {
       std::pop_heap(heap_.begin(), heap_.end());
       const Event event = heap_.back();
       heap_.pop_back();
-      clock.seconds = event.time_s;
       const std::function<void()> what = std::move(whats_[event.slot]);
       free_.push_back(event.slot);
+      if (!what) {
+        --called_off_;
+        continue;
+      }
+      clock.seconds = event.time_s;
       what();
+      ++n;
     }
     return n;
   }
@@ -57,6 +76,7 @@ class Timeline {
   std::vector<std::function<void()>> whats_;
   std::vector<uint32_t> free_;
   uint64_t number_ = 0;
+  size_t called_off_ = 0;  // in the heap
 };
 
 }  // namespace xpyd::disagg

@@ -55,6 +55,44 @@ TEST_CASE("links: one that is called off leaves its share, and never arrives", "
   CHECK(links.busy(1) == 0);
 }
 
+TEST_CASE("timeline: what is called off does not happen, and is not kept", "[simulate]") {
+  Timeline timeline;
+  Random random(5);
+  std::vector<uint32_t> names;
+  std::vector<int> expected, happened;
+  for (int i = 0; i < 1000; ++i) names.push_back(timeline.at(double(i), [&, i] { happened.push_back(i); }));
+  for (int i = 0; i < 1000; ++i)
+    if (i % 10 == 0) {
+      expected.push_back(i);
+    } else {
+      timeline.call_off(names[size_t(i)]);
+      timeline.call_off(timeline.at(5000, [&, i] { happened.push_back(i); }));
+    }
+  CHECK(timeline.planned() <= 2 * 100 + 1);
+  CHECK(timeline.run() == 100);
+  CHECK(happened == expected);
+  CHECK(timeline.now() == 990);
+}
+
+// Eight send to one, faster than it can take: each that comes or goes plans all others anew.
+TEST_CASE("links: no more is planned than is under way", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  for (int end = 0; end < 9; ++end) links.set_rate(end, 100);
+  constexpr int kTransfers = 400;
+  size_t most = 0;
+  int arrived = 0;
+  for (int i = 0; i < kTransfers; ++i)
+    timeline.at(0.01 * i, [&, i] {
+      links.send(i % 8, 8, 50 + i, 0, [&] { ++arrived; });
+      most = std::max(most, timeline.planned());
+    });
+  timeline.run();
+  CHECK(arrived == kTransfers);
+  CHECK(most <= 2 * kTransfers + 2);
+  CHECK(timeline.now() == Approx((50 + (kTransfers - 1) / 2.0) * kTransfers / 100));
+}
+
 TEST_CASE("links: whatever comes, all bytes arrive, and no link carries more than it can", "[simulate]") {
   Timeline timeline;
   Links links(timeline);

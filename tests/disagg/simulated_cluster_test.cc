@@ -148,6 +148,25 @@ TEST_CASE("simulation: a prompt of one step sends its layers while it is compute
   CHECK(first_gap(50e9) - first_gap(1e15) == Approx(bytes / 80 / 50e9).margin(o.message_s));
 }
 
+TEST_CASE("simulation: where one token is wanted no KV crosses", "[simulate]") {
+  const Trace trace = some_load(7, 200, 10);
+  SimulationOptions o = options("2P1D");
+  o.output_tokens = 0;
+  for (const char* order : {"prefill_first", "decode_first"})
+    for (const bool pull : {false, true}) {
+      INFO(order << " " << pull);
+      o.conductor.disagg = find_disagg_policy(order);
+      o.conductor.disagg_options.pull = pull;
+      const Result<Simulation> run = simulate(o, trace);
+      REQUIRE(run.ok());
+      if (o.conductor.disagg == find_disagg_policy("prefill_first")) CHECK(run.value().kv_gb == 0);
+      for (const SimulatedRecord& record : run.value().records) {
+        CHECK(record.end == SimulatedEnd::completed);
+        CHECK((record.times.first_s > record.arrival_s && record.times.gaps.empty()));
+      }
+    }
+}
+
 // P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.
 TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
   Trace trace{.block_tokens = 64};
@@ -175,6 +194,42 @@ TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
     const double alone = moved + o.hardware.link_s + cost.seconds(rest) + 2 * o.message_s;
     CHECK(last.first_s - 10.001 > alone);
     CHECK(last.first_s - 10.001 < alone + moved);
+  }
+}
+
+// What a policy is told of the fetches that it decides on.
+std::vector<double> said_fetches;
+Placement told(const ClusterView& view, const PlacementOptions& options) {
+  const Placement placed = find_placement_policy("mooncake")->place(view, options);
+  if (placed.source >= 0) said_fetches.push_back(view.instances[size_t(placed.prefill)].fetch_s);
+  return placed;
+}
+
+// Half of P0's prompt comes again three times: it computes the first, and sends to P1 and P2 at once.
+TEST_CASE("simulation: how long a fetch takes is said by what the links carry", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 4; ++i) {
+    trace.requests.push_back({.arrival_s = i == 0 ? 0 : 10 + 0.001 * i, .prompt_tokens = 6400, .output_tokens = 2});
+    for (uint64_t b = 0; b < 100; ++b) trace.requests.back().blocks.push_back(b < 50 ? b : uint64_t(i) * 1000 + b);
+  }
+  SimulationOptions o = options("3P1D");
+  PlacementPolicy policy = *find_placement_policy("mooncake");
+  policy.place = told;
+  o.conductor.placement = &policy;
+  const double alone = 50 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
+  for (const bool seen : {false, true}) {
+    INFO(seen);
+    o.links_seen = seen;
+    said_fetches.clear();
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    REQUIRE(said_fetches.size() == 2);
+    REQUIRE(run.value().fetches_s.size() == 2);
+    CHECK(said_fetches[0] == Approx(alone));
+    CHECK(said_fetches[1] == Approx(seen ? 2 * alone : alone));
+    const double took_s = run.value().fetches_s[1];
+    if (seen) CHECK(said_fetches[1] == Approx(took_s).epsilon(0.1));
+    if (!seen) CHECK(said_fetches[1] < 0.7 * took_s);
   }
 }
 
