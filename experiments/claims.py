@@ -128,8 +128,13 @@ def best_factor(table, **where):
 
 THEIR_STEPS = ("theirs is vLLM 0.5.1 as it ran, whose steps are not published; here both sides have the same steps, and chunks of 512 keep 100 ms but for "
                "those that meet many decodes")
+VLLM = dict(topology="16C", system="vllm")
 OTHER_LOAD = "Llama-3-70B on four H200, a dense model's steps, and a generated trace; theirs is a mixture of experts on B200 and the trace itself"
 OTHER_TRACE = "another trace: the published one is not public, and how fast it was played is not said"
+
+
+WHICH_LOCAL = ("what \"local\" routes by is not said: by the longest prefix alone everything goes where the first block of all is, "
+               "and where there is none (synthetic) nothing is lost")
 
 
 def looped(table, column, placement, concurrency=256):
@@ -148,6 +153,19 @@ def against_vllm(table, column, trace):
 
 def scheduled(table, system, trace="conversation"):
     return mooncake(table, "ttft_mean_s", "schedulers", trace, system=system)
+
+
+def pooled(table, column, system="global", trace="conversation", part="hits", **where):
+    """One cell of what Mooncake found about its pool."""
+    return table(column, part=part, trace=trace, system=system, **where)
+
+
+def by_gbps(table, column, gbps, system="global"):
+    return pooled(table, column, system, "synthetic", "bandwidth", gbps=float(gbps))
+
+
+def by_threshold(table, threshold, trace):
+    return pooled(table, "ttft_mean_s", trace=trace, part="threshold", threshold=float(threshold))
 
 
 def of_endless(table, trace, blocks):
@@ -1269,6 +1287,23 @@ CLAIMS = [
                    printed("1.64 (Fig. 6: +64 %)", 1.64, read="summary"), differs=THEIR_STEPS),
             Expect("synthetic: within 30 s and 100 ms, 8P8D / best 16C", lambda t: against_vllm(t, "kept_share", "synthetic"), 1, 5, "x",
                    printed("1.62 (Fig. 7: +62 %)", 1.62, read="summary"), differs=THEIR_STEPS),
+            Expect("conversation: requests within 30 s and 200 ms, 8P8D / best 16C", lambda t: against_vllm(t, "kept_200ms", "conversation"), 1, 5, "x",
+                   printed("2.57 (Fig. 1: +157 %)", 2.57, read="summary"), differs=THEIR_STEPS, amended="2026-11-25", reason="new: between the two above"),
+            *[Expect(f"{name}: requests within 30 s and {tbt} ms, 8P8D / best 16C", lambda t, trace=trace, tbt=tbt: against_vllm(t, f"kept_{tbt}ms", trace), 1, 3, "x",
+                     printed(f"{paper} (Fig. {figure}: +{100 * paper - 100:.0f} %)", paper, read="summary"), differs=THEIR_STEPS, amended="2026-11-25",
+                     reason="new: what keeps 100 ms keeps these")
+              for name, trace, figure, tbt, paper in (("tool&agent (generated)", "tool_agent", 6, 200, 1.42), ("tool&agent (generated)", "tool_agent", 6, 300, 1.22),
+                                                      ("synthetic", "synthetic", 7, 200, 1.4), ("synthetic", "synthetic", 7, 300, 1.28))],
+            *[Expect(f"synthetic: requests of {system} whose TBT is beyond {tbt} ms", lambda t, tbt=tbt, where=where: 1 - mooncake(t, f"within_{tbt}ms", trace="synthetic", **where),
+                     low, high, "%", paper, differs=THEIR_STEPS, amended="2026-11-25",
+                     reason="new: an answer of 69 to 149 steps of 17 ms meets .3 to .6 prompts of 2.6 s, which are .2 to .4 s of its longest tenth")
+              for system, where, tbt, low, high, paper in (("16C, whole prompts,", VLLM, 100, .2, .45, None), ("16C, whole prompts,", VLLM, 200, .12, .4, None),
+                                                           ("16C, whole prompts,", VLLM, 300, .08, .3, printed("20 % (Fig. 7)", .2, read="summary")),
+                                                           ("8P8D", {}, 100, 0, .02, None), ("8P8D", {}, 300, 0, .01, None))],
+            *[Expect(f"schedulers, conversation: mean TTFT, {system}", lambda t, system=system: scheduled(t, system), low, high, "s",
+                     printed(f"{paper} s (Fig. 5)", paper, read="summary"), differs="P works at another share of its time: what a step of theirs takes is not published",
+                     amended="2026-11-25", reason="new, beside the ratios below: another program's replay with an MFU of .40 to .55, which this model's step lies in the midst of")
+              for system, low, high, paper in (("random", 13, 98, 19.65), ("load", 2.2, 10.4, 5.27), ("local", 1.5, 3.2, 3.58), ("global", 1.4, 2.6, 3.07))],
             Expect("schedulers, conversation: mean TTFT, random / load", lambda t: scheduled(t, "random") / scheduled(t, "load"), 2, 15, "x",
                    printed("3.73 (Fig. 5: 19.65 and 5.27)", 19.65 / 5.27, read="summary"),
                    differs="near overload the mean hangs on how long the load lasts and on which requests the dice put together"),
@@ -1291,6 +1326,88 @@ CLAIMS = [
                    printed("98 to 99 % (Fig. 15)", .975, 1, read="summary"), differs="as 5P11D"),
             Expect("synthetic: within 10 s and 100 ms, 11P5D", lambda t: mooncake(t, "kept_share", "ratio", "synthetic", "11P5D", "global"), .93, 1, "%",
                    printed("86 % (Fig. 15)", .86, read="summary"), differs="five D's are idle by their published figures: 3.9 requests/s of 149 tokens are 9 sequences at once"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
+        "mooncake_pool",
+        "Mooncake's pool on the simulator: hits of one cache for all, copies of what is hot, the network's rate, the threshold, and three mistakes?",
+        "Mooncake (FAST'25) Figs. 10, 11, 13, Algorithm 1",
+        [
+            Expect("conversation: hits, global / longest prefix", lambda t: pooled(t, "hit_share") / pooled(t, "hit_share", "prefix"), 2, 2.8, "x",
+                   printed("2.22 (Fig. 10)", 2.22, read="summary"), differs=WHICH_LOCAL,
+                   amended="2026-11-25", was=(2.4, 2.8),
+                   reason="the first prompts come before anybody has told of block 0, so two or three instances have it, and the longest prefix finds .16, not .136"),
+            Expect("tool&agent (generated): hits, global / longest prefix", lambda t: pooled(t, "hit_share", trace="tool_agent") / pooled(t, "hit_share", "prefix", "tool_agent"),
+                   1.2, 1.5, "x", printed("1.38 (Fig. 10)", 1.38, read="summary"), differs=WHICH_LOCAL),
+            Expect("synthetic: hits, global / longest prefix", lambda t: pooled(t, "hit_share", trace="synthetic") / pooled(t, "hit_share", "prefix", "synthetic"),
+                   .97, 1.05, "x", printed("2.36 (Fig. 10)", 2.36, read="summary"), differs=WHICH_LOCAL,
+                   amended="2026-11-25", was=(1, 1.05),
+                   reason="a prompt that is computed at once where half of it is leaves the other half with its holder"),
+            Expect("conversation: hits, global / random", lambda t: pooled(t, "hit_share") / pooled(t, "hit_share", "random"), 3, 3.8, "x",
+                   amended="2026-11-25", was=(3, 3.6),
+                   reason="by the dice random finds .099 to .111 of the tokens; the range had two programs' means alone"),
+            Expect("synthetic: hits, global / random", lambda t: pooled(t, "hit_share", trace="synthetic") / pooled(t, "hit_share", "random", "synthetic"), 3.2, 3.8, "x",
+                   amended="2026-11-25", was=(3.2, 3.5),
+                   reason="blocks are known when they are computed, not when they are placed: random finds .18"),
+            Expect("conversation: P's time, global / longest prefix", lambda t: pooled(t, "prefill_busy_s") / pooled(t, "prefill_busy_s", "prefix"), .7, .85, "x",
+                   printed("0.76 (Fig. 10)", .76, read="summary"), differs=WHICH_LOCAL),
+            Expect("tool&agent (generated): P's time, global / longest prefix", lambda t: pooled(t, "prefill_busy_s", trace="tool_agent") /
+                   pooled(t, "prefill_busy_s", "prefix", "tool_agent"), .7, .9, "x", printed("0.74 (Fig. 10)", .74, read="summary"), differs=WHICH_LOCAL),
+            Expect("synthetic: P's time, global / longest prefix", lambda t: pooled(t, "prefill_busy_s", trace="synthetic") /
+                   pooled(t, "prefill_busy_s", "prefix", "synthetic"), .95, 1.05, "x", printed("0.52 (Fig. 10)", .52, read="summary"), differs=WHICH_LOCAL,
+                   amended="2026-11-25", was=(.95, 1.02),
+                   reason="a hundredth of the hits is 2 % of what is left to compute"),
+            Expect("conversation: hits that Algorithm 1 loses, of one cache's for all", lambda t: 1 - pooled(t, "hit_share") / pooled(t, "hit_share", "pool"), 0, .05, "%"),
+            Expect("tool&agent (generated): hits that Algorithm 1 loses", lambda t: 1 - pooled(t, "hit_share", trace="tool_agent") / pooled(t, "hit_share", "pool", "tool_agent"), 0, .05, "%"),
+            Expect("synthetic: hits that Algorithm 1 loses", lambda t: 1 - pooled(t, "hit_share", trace="synthetic") / pooled(t, "hit_share", "pool", "synthetic"), 0, .05, "%"),
+            Expect("conversation: instances of 8 with a copy, keys 100 to 110", lambda t: pooled(t, "copies_100", part="copies"), 2, 8, "",
+                   printed("nearly all (Fig. 11)", 7, 8, read="summary"), differs="only a turn whose holder is busy makes a copy; their instances worked at another share of their time",
+                   amended="2026-11-25", was=(6, 8),
+                   reason="these keys are used some twenty times, by one conversation, and copied where their holder is busy when its next turn comes"),
+            Expect("tool&agent (generated): instances of 8 with a copy, keys 10 and 11", lambda t: pooled(t, "copies_10", trace="tool_agent", part="copies"), 6, 8, "",
+                   printed("nearly all (Fig. 11)", 7, 8, read="summary"), amended="2026-11-25", reason="new, beside the row below: blocks that all prompts have in common"),
+            Expect("tool&agent (generated): instances of 8 with a copy, keys 100 to 110", lambda t: pooled(t, "copies_100", trace="tool_agent", part="copies"), 1, 8, "",
+                   printed("nearly all (Fig. 11)", 7, 8, read="summary"), differs=OTHER_TRACE,
+                   amended="2026-11-25", was=(6, 8),
+                   reason="behind the first blocks, which all have, a key is one session's"),
+            Expect("synthetic: instances of 8 with a copy, keys 10 and 11", lambda t: pooled(t, "copies_10", trace="synthetic", part="copies"), 1, 5, "",
+                   printed("5 at most (Fig. 11)", 0, 5, read="summary")),
+            Expect("synthetic, 100 Gb/s: mean TTFT, global", lambda t: by_gbps(t, "ttft_mean_s", 100), 1, 2, "s", printed("below 2 s (Fig. 13)", 0, 2, read="summary")),
+            Expect("synthetic: mean TTFT, 24 Gb/s / 100", lambda t: by_gbps(t, "ttft_mean_s", 24) / by_gbps(t, "ttft_mean_s", 100), 1.1, 2.5, "x",
+                   printed("a sharp rise (Fig. 13)", 1.3, 10, read="summary"), differs="a fetch that would take longer than the prompt is not chosen"),
+            Expect("synthetic, 24 Gb/s: mean TTFT, global / local", lambda t: by_gbps(t, "ttft_mean_s", 24) / by_gbps(t, "ttft_mean_s", 100, "local"), .8, 1.2, "x"),
+            Expect("synthetic, 100 Gb/s: a fetch / what it would take alone", lambda t: by_gbps(t, "fetch_took_s", 100) / by_gbps(t, "fetch_alone_s", 100), 1, 2, "x",
+                   amended="2026-11-25", was=(1.1, 2),
+                   reason="who sees the links does not choose a busy one"),
+            Expect("synthetic, 24 Gb/s: a fetch / what it would take alone", lambda t: by_gbps(t, "fetch_took_s", 24) / by_gbps(t, "fetch_alone_s", 24), 1.5, 20, "x",
+                   amended="2026-11-25", reason="new, beside the row above: what P sends to D is four fifths of its link"),
+            Expect("synthetic: mean TTFT, local", lambda t: by_gbps(t, "ttft_mean_s", 100, "local"), 1.2, 2.6, "s", printed("2.6 s, recompute (Fig. 13)", 2.6, read="summary"),
+                   differs="P works at another share of its time: what a step of theirs takes is not published", amended="2026-11-25",
+                   reason="new: another program has 1.85 s with one prompt after the other, without chunks that share steps"),
+            Expect("synthetic, 100 Gb/s: a fetch as predicted / as it was", lambda t: by_gbps(t, "fetch_said_s", 100) / by_gbps(t, "fetch_took_s", 100), .7, 1.1, "x"),
+            Expect("synthetic, 24 Gb/s: a fetch as predicted / as it was", lambda t: by_gbps(t, "fetch_said_s", 24) / by_gbps(t, "fetch_took_s", 24), .5, 1.1, "x"),
+            Expect("synthetic, 24 Gb/s: the same by the mean of the past", lambda t: by_gbps(t, "fetch_said_s", 24, "blind") / by_gbps(t, "fetch_took_s", 24, "blind"), .1, .6, "x"),
+            Expect("synthetic, 24 Gb/s: mean TTFT, links seen / by the mean", lambda t: by_gbps(t, "ttft_mean_s", 24) / by_gbps(t, "ttft_mean_s", 24, "blind"), .7, 1, "x"),
+            Expect("conversation, 50 Gb/s: mean TTFT, threshold 5 / 1", lambda t: by_threshold(t, 5, "conversation") / by_threshold(t, 1, "conversation"), .95, 1.1, "x"),
+            Expect("synthetic, 50 Gb/s: mean TTFT, threshold 5 / 1", lambda t: by_threshold(t, 5, "synthetic") / by_threshold(t, 1, "synthetic"), .95, 1.1, "x"),
+            Expect("conversation, 50 Gb/s: mean TTFT, threshold endless / 1.3", lambda t: by_threshold(t, 1e9, "conversation") / by_threshold(t, 1.3, "conversation"), 1.05, 1.4, "x",
+                   amended="2026-11-25", was=(1.1, 1.4),
+                   reason="the other program's 1.18 is at 100 Gb/s; what a fetch saves falls with the rate"),
+            Expect("synthetic, 50 Gb/s: mean TTFT, threshold endless / 1.3", lambda t: by_threshold(t, 1e9, "synthetic") / by_threshold(t, 1.3, "synthetic"), 1, 1, "x",
+                   amended="2026-11-25", was=(1.1, 1.4),
+                   reason="where an instance has nothing of a prompt the ratio is beyond any threshold, and on synthetic nobody else fetches: endless is not local"),
+            Expect("longest prefix, conversation: requests of the busiest of 10 / mean", lambda t: pooled(t, "most_over_mean", "prefix"), 2, 10, "x",
+                   amended="2026-11-25", was=(9, 10),
+                   reason="the first prompts come before anybody has told of block 0: two or three instances have it, and share everything"),
+            Expect("longest prefix, synthetic: requests of the busiest of 10 / mean", lambda t: pooled(t, "most_over_mean", "prefix", "synthetic"), 1, 2.5, "x",
+                   amended="2026-11-25", was=(1, 1.3),
+                   reason="of equals the queue with the fewest tokens is taken: an instance with short prompts gets more of them"),
+            Expect("0 tokens here are no ratio, synthetic: mean TTFT / Algorithm 1's", lambda t: pooled(t, "ttft_mean_s", "zero", "synthetic") /
+                   pooled(t, "ttft_mean_s", trace="synthetic"), 1.05, 1.35, "x"),
+            Expect("hits promised and gone when the prompt began, 3 M tokens each", lambda t: pooled(t, "lost_share", "local", part="lease", kv_tokens=3e6), 0, .01, "%"),
+            Expect("hits promised and gone when the prompt began, 0.3 M", lambda t: pooled(t, "lost_share", "local", part="lease", kv_tokens=3e5), .01, .2, "%"),
         ],
         how="virtual",
         traces=True,
