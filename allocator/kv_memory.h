@@ -179,6 +179,8 @@ class KvMemory {
   // KvLoader's; without tiers below what there is is there.
   bool ready(KvHandle handle) { return !loader_ || loader_->ready(handle); }
   bool poll() { return loader_ && loader_->poll(); }
+  bool copying() const { return loader_ && loader_->copying(); }
+  int tier_block_tokens() const { return loader_ ? loader_->tier_block_tokens() : 0; }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const {
     return loader_ ? loader_->promise(tokens, salt) : probe(tokens, salt);
   }

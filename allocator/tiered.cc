@@ -314,7 +314,7 @@ bool TieredMemory::ready(KvHandle handle) {
 }
 
 bool TieredMemory::poll() {
-  const bool under_way = !outs_.empty() || !loading_.empty() || tiers_->moving();
+  const bool under_way = copying();
   tiers_->poll();
   poll_out();
   poll_in();

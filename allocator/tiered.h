@@ -34,6 +34,8 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool poll() override;
+  bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
+  int tier_block_tokens() const override { return block_tokens_; }
   bool append(KvHandle handle, int n_tokens) override;
   void written(KvHandle handle, std::span<const int32_t> tokens) override;
   void trim(KvHandle handle) override;

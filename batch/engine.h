@@ -83,7 +83,8 @@ class Engine final : private LayerObserver {
   // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc). `evicts`: also
   // where one of them takes a block from the prefix cache.
   StepRun alike(int most, bool evicts);
-  int blocks_taken(int steps) const;  // by its first steps
+  int blocks_taken(int steps) const;                 // by its first steps
+  std::vector<int> blocks_by_step(int steps) const;  // that each of its first steps takes
   // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has
   // changed since alike().
   void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);

@@ -1,6 +1,7 @@
 // Steps that are alike, at once: a simulation, whose model knows beforehand what a step takes, plays what lies between
 // two events in closed form. What is planned, by whom, and what becomes of it stays the policy's and the memory's.
 #include <algorithm>
+#include <utility>
 
 #include "base/status.h"
 #include "batch/engine.h"
@@ -15,9 +16,14 @@ StepShape StepRun::shape(int step) const {
 // The policy is asked for the first of them and the last: what it gives nobody in between would have been given.
 StepRun Engine::alike(int most, bool evicts) {
   StepRun run;
-  if (under_way_.begun || loading_ > 0) return run;
+  if (under_way_.begun || loading_ > 0 || memory_.copying()) return run;
+  // Who has just come, or has lost its memory, is looked up in the next step.
+  const auto startable = size_t(std::max(0, options_.max_batch - int(running_.size())));
+  for (size_t i = 0; i < std::min(startable, waiting_.size()); ++i)
+    if (!waiting_[i]->probed) return run;
   make_plan();
   if (plan_.runs.empty() || !plan_.admits.empty() || !plan_.preempts.empty()) return run;
+  const int tier_block = memory_.tier_block_tokens();
   for (const ScheduledRun& r : plan_.runs) {
     const Sequence& s = *running_[size_t(runnable_[size_t(r.index)])];
     const Request& request = *s.request;
@@ -25,6 +31,7 @@ StepRun Engine::alike(int most, bool evicts) {
         !request.stop_token_ids.empty() || request.deadline_s > 0)
       return run;
     most = std::min(most, request.max_tokens - s.n_output() - 1);
+    if (tier_block > 0) most = std::min(most, tier_block - 1 - s.computed % tier_block);  // a full one is copied
     run.first.add_decodes(1, s.computed + 1);
   }
   while (most > 0 && !planned_alike(most, evicts)) most /= 2;
@@ -66,6 +73,17 @@ int Engine::blocks_taken(int steps) const {
   return taken;
 }
 
+std::vector<int> Engine::blocks_by_step(int steps) const {
+  const int block_tokens = memory_.stats().block_tokens;
+  std::vector<int> taken(static_cast<size_t>(steps));
+  for (const ScheduledRun& r : plan_.runs) {
+    const SequenceView& view = running_views_[size_t(r.index)];
+    const int room = std::max(view.n_blocks * block_tokens, view.n_computed) - view.n_computed;
+    for (int step = room; step < steps; step += block_tokens) ++taken[size_t(step)];
+  }
+  return taken;
+}
+
 void Engine::repeat(const StepRun& run, double began_s, std::span<const double> ends_s) {
   const auto steps = int(ends_s.size());
   XPYD_CHECK(steps <= run.steps);
@@ -80,8 +98,10 @@ void Engine::repeat(const StepRun& run, double began_s, std::span<const double> 
   }
   stats_.generated_tokens += int64_t(steps) * int64_t(plan_.runs.size());
   stats_.steps += steps;
-  stats_.step_seconds += ends_s.back() - began_s;
-  for (int j = 0; j < steps; ++j) stats_.work.add(run.shape(j));
+  for (int j = 0; j < steps; ++j) {
+    stats_.step_seconds += ends_s[size_t(j)] - std::exchange(began_s, ends_s[size_t(j)]);
+    stats_.work.add(run.shape(j));
+  }
 }
 
 }  // namespace xpyd::batch

@@ -28,7 +28,6 @@ ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, dou
                         .random = random_.uniform()};
   decode_cost_ = board_.cost(member.probe->stats());
   view.cost = &decode_cost_;
-  const int unsaid = member.probe->unsaid().steps;
   decoding_.clear();
   coming_.clear();
   for (AttemptId number : member.decoding) {
@@ -36,7 +35,7 @@ ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, dou
     const Request& other = *requests_.at(attempt.request).request;
     const bool comes = attempt.prompting || attempt.prefill < 0;
     const DecodeView sequence{.joins_s = attempt.joins_s,
-                              .context = attempt.context + (comes ? 0 : unsaid),
+                              .context = attempt.context + (comes ? 0 : member.probe->unsaid_tokens(attempt.request)),
                               .at_longest = int64_t(other.prompt.size()) + other.max_tokens};
     auto& where = comes ? coming_ : decoding_;
     where.insert(where.end(), size_t(attempt.left), sequence);

@@ -164,7 +164,7 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
           .context_tokens = load.context_tokens + unsaid.tokens,
           .available_tokens = int64_t(kv.available() - unsaid.blocks) * row.block_tokens,
           .capacity_tokens = int64_t(member.info.capacity_blocks) * row.block_tokens,
-          .indexed_tokens = int64_t(kv.cached) * row.block_tokens,
+          .indexed_tokens = int64_t(kv.cached - std::max(0, unsaid.blocks - kv.free)) * row.block_tokens,
           .recent_tokens = member.recent_tokens,
           .fetch_s = kNever,
           .fetched_prefill_s = kNever};

@@ -20,10 +20,9 @@
 
 namespace xpyd::disagg {
 
-// Steps of a simulated instance that have ended, and that it tells of later: of each sequence so many tokens, in all
-// so many, and blocks that they have taken.
+// What steps of a simulated instance have done that have ended, and that it tells of later: tokens, and blocks taken.
 struct Unsaid {
-  int steps = 0, blocks = 0;
+  int blocks = 0;
   int64_t tokens = 0;
   double until_s = kNever;  // Clock: these are no longer all
 };
@@ -37,6 +36,7 @@ class InstanceProbe {
   // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
   virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   virtual Unsaid unsaid() const { return {}; }
+  virtual int unsaid_tokens(uint64_t request) const { return (void)request, 0; }  // of its Unsaid::tokens
   // Null: there is none, or none yet.
   virtual std::shared_ptr<const BlockMap> block_map() const { return {}; }
   // Another one when stats(), kv() or unsaid() may say something else; null: whenever they are asked.

@@ -60,6 +60,8 @@ class Receiver {
 
   // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
+  // Time alone moves something here, or there is room for who wants it: the next tick() may do something by itself.
+  bool may_move() const;
   bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }
@@ -126,6 +128,9 @@ class Receiver {
   void end(Incoming& in);
   // Room, and the KV that comes there (receiver_kv.cc).
   enum class Room { none, loading, all };
+  bool no_place(const Incoming& in, int sequences) const;
+  bool no_blocks(const Incoming& in, int sequences) const;
+  int sequences() const { return engine_.running() + engine_.waiting_with_kv() + promised(); }
   Room take_room(Incoming& in);
   int promised() const;
   bool grant(Incoming& in);

@@ -16,6 +16,27 @@ int Receiver::promised() const {
   return n;
 }
 
+bool Receiver::no_place(const Incoming& in, int sequences) const {
+  return sequences > 0 && sequences + in.request->n > parts_.max_batch;
+}
+
+bool Receiver::no_blocks(const Incoming& in, int sequences) const {
+  const KvStats kv = parts_.memory.stats();
+  const int spare = sequences == 0 ? 0 : kv.capacity / 100;
+  const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
+                   parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
+  return need + spare > kv.available();
+}
+
+bool Receiver::may_move() const {
+  if (!quarantine_.empty()) return true;
+  if (remote_prefilling_.empty()) return false;
+  const Incoming& next = incoming_.at(remote_prefilling_.front());
+  const int beside = sequences();
+  if (no_place(next, beside)) return false;
+  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, beside);
+}
+
 // Preempted sequences take no place: they wait for memory, and with a shared pool that memory may
 // be what the prompts to be handed over hold.
 //
@@ -26,18 +47,14 @@ Receiver::Room Receiver::take_room(Incoming& in) {
   Place& place = in.place;
   const std::vector<int32_t>& tokens = in.tokens;
   const uint64_t salt = kv_salt(*in.request, in.attempt);
-  const int sequences = engine_.running() + engine_.waiting_with_kv() + promised();
+  const int beside = sequences();
   bool loading = place.kv != kNoKv;
   const Room held = loading ? Room::loading : Room::none;
-  if (sequences > 0 && sequences + in.request->n > parts_.max_batch) return held;
+  if (no_place(in, beside)) return held;
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
   if (!loading) {
-    const KvStats kv = memory.stats();
-    const int spare = sequences == 0 ? 0 : kv.capacity / 100;
-    const int need = (int(tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
-                     memory.probe(tokens, salt) / kv.block_tokens;
-    if (need + spare > kv.available()) return Room::none;
+    if (no_blocks(in, beside)) return Room::none;
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;

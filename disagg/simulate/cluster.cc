@@ -163,6 +163,8 @@ Status Simulator::add(Role role, const std::string& name) {
   if (tokens < options_.block_tokens)
     return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +
                    options_.hardware.name + ": expected --kv-tokens");
+  if (options_.host_tokens > 0 && options_.hardware.host_bytes_per_s <= 0)
+    return invalid("--host-tokens: --hardware " + options_.hardware.name + " has no host_bytes_per_s");
   KvOptions kv{.shape = small_kv(), .block_tokens = options_.block_tokens, .proof_tokens = 1};
   kv.pool_bytes = size_t(tokens) * small_kv().token_bytes();
   kv.max_sequence_tokens = options_.conductor.max_model_len;
@@ -176,7 +178,10 @@ Status Simulator::add(Role role, const std::string& name) {
   // What a D has matters to orders that may leave a prompt there.
   const bool wanted = role != Role::decode || options_.conductor.disagg->local;
   auto log = wanted ? std::make_shared<PrefixLog>() : nullptr;
-  auto memory = make_ranked_memory(options_.scheme, kv, {.n_layers = 1, .n_kv_heads = 1}, log);
+  const KvShards shards{.n_layers = 1, .n_kv_heads = 1};
+  if (const auto plan = plan_ranks(options_.scheme, kv, shards); !plan)
+    return invalid("--kv-tokens: " + plan.error().message);
+  auto memory = make_ranked_memory(options_.scheme, kv, shards, log);
   if (memory && kv.tiers.on()) memory = make_tiered(std::move(memory).value(), kv);
   if (!memory) return memory.error();
   links_.set_rate(id, options_.hardware.link_bytes_per_s);

@@ -134,9 +134,10 @@ void Node::wake() {
       run_ = {};
       ++runs_;
     } else {
-      const auto under_way = size_t(std::lower_bound(ends_s_.begin(), ends_s_.end(), now) - ends_s_.begin());
-      if (under_way + 1 >= ends_s_.size()) return;
-      ends_s_.resize(under_way + 1);
+      const auto under_way = size_t(std::lower_bound(going_.ends_s.begin(), going_.ends_s.end(), now) -
+                                    going_.ends_s.begin());
+      if (under_way + 1 >= going_.ends_s.size()) return;
+      going_.ends_s.resize(under_way + 1);
       return plan_end();
     }
   }
@@ -153,74 +154,94 @@ void Node::turn() {
   const bool moved = instance_->turn();
   in_turn_ = false;
   ++version_;
-  hold(time_.clock.seconds - time_.began_s, false);
+  hold(time_.clock.seconds - time_.began_s);
   if (!moved) return;
   if (!each_step_) begin_run();
   ++version_;
   if (run_.steps == 0) wake();
 }
 
-// For so long, now that the time is over; `grows`: little by little from what it was before.
-void Node::hold(double seconds, bool grows) {
+// For so long, now that the time is over.
+void Node::hold(double seconds) {
   const KvStats kv = instance_->memory().stats();
-  const double held = kv.capacity - kv.free - kv.cached;
-  held_block_s_ += (grows ? (held_ + held) / 2 : held) * seconds;
-  held_ = held;
+  held_ = kv.capacity - kv.free - kv.cached;
+  held_block_s_ += held_ * seconds;
 }
 
 void Node::begin_run() {
-  // Of whoever computes prompts others must know in time what its cache has lost.
-  run_ = instance_->alike(most_, instance_->options().role == Role::decode);
+  // Who has been told what is in its cache must hear in time what it has lost.
+  run_ = instance_->alike(most_, !instance_->options().cache_log);
   if (run_.steps < 2) run_ = {};
   if (run_.steps == 0) return;
-  ends_s_.resize(size_t(run_.steps));
+  going_.ends_s.resize(size_t(run_.steps));
+  going_.requests = instance_->planned_requests();
+  std::ranges::sort(going_.requests);
   double at = time_.clock.seconds;
-  for (int j = 0; j < run_.steps; ++j) ends_s_[size_t(j)] = at += seconds(terms_, run_.shape(j));
+  for (int j = 0; j < run_.steps; ++j) going_.ends_s[size_t(j)] = at += seconds(terms_, run_.shape(j));
   plan_end();
 }
 
 void Node::plan_end() {
-  timeline_.at(ends_s_.back(), [this, number = ++runs_] { end_run(number); });
+  timeline_.at(going_.ends_s.back(), [this, number = ++runs_] { end_run(number); });
 }
 
 void Node::end_run(uint64_t number) {
   if (number != runs_) return;
-  const double began_s = std::exchange(time_.clock.seconds, ends_s_.back());
-  most_ = std::clamp(2 * int(ends_s_.size()), 16, 1 << 16);
+  const double began_s = std::exchange(time_.clock.seconds, going_.ends_s.back());
+  const std::vector<int> taken = instance_->blocks_by_step(int(going_.ends_s.size()));
+  double from_s = began_s;
+  for (size_t j = 0; j < taken.size(); ++j)
+    held_block_s_ += (held_ += taken[j]) * (going_.ends_s[j] - std::exchange(from_s, going_.ends_s[j]));
+  most_ = std::clamp(2 * int(going_.ends_s.size()), 16, 1 << 16);
   in_turn_ = true;
-  instance_->repeat(run_, began_s, ends_s_);
+  instance_->repeat(run_, began_s, going_.ends_s);
   in_turn_ = false;
-  hold(time_.clock.seconds - began_s, true);
+  hold(0);
   while (!said_.empty() && said_.front().ends_s.back() + message_s_ < timeline_.now()) said_.pop_front();
-  said_.push_back({std::move(ends_s_), int(run_.first.decodes)});
+  said_.push_back(std::exchange(going_, {}));
   run_ = {};
   wake();  // with another version
 }
 
+namespace {
+
+// Steps of which others know now: an end is heard a message later.
+size_t heard(const std::vector<double>& ends_s, double now, double message_s) {
+  return size_t(std::upper_bound(ends_s.begin(), ends_s.end(), now - message_s) - ends_s.begin());
+}
+
+}  // namespace
+
 Unsaid Node::unsaid(double now) const {
   Unsaid all;
-  const auto ended = [&](const std::vector<double>& ends_s) {
-    const auto next = std::upper_bound(ends_s.begin(), ends_s.end(), now - message_s_);
-    if (next != ends_s.end()) all.until_s = std::min(all.until_s, *next + message_s_ - 1e-9);  // early is not late
-    return int(next - ends_s.begin());
+  const auto count = [&](const Said& said) {
+    const size_t steps = heard(said.ends_s, now, message_s_);
+    all.tokens += int64_t(steps * said.requests.size());
+    if (steps < said.ends_s.size())
+      all.until_s = std::min(all.until_s, said.ends_s[steps] + message_s_ - 1e-9);  // early is not late
   };
-  for (const Said& said : said_) {
-    if (said.ends_s.back() + message_s_ <= now) continue;  // it has been heard
-    const int steps = ended(said.ends_s);
-    all.steps += steps;
-    all.tokens += int64_t(steps) * said.decodes;
-  }
+  for (const Said& said : said_)
+    if (said.ends_s.back() + message_s_ > now) count(said);  // else it has been heard
   if (run_.steps == 0) return all;
-  const int steps = ended(ends_s_);
-  all.steps += steps;
-  all.tokens += int64_t(steps * run_.first.decodes);
+  count(going_);
   // What the step that is under way needs is taken already.
-  const auto begun = std::lower_bound(ends_s_.begin(), ends_s_.end(), now) - ends_s_.begin();
+  const auto begun = std::ranges::lower_bound(going_.ends_s, now) - going_.ends_s.begin();
   if (now > time_.clock.seconds) all.blocks = instance_->blocks_taken(int(begun) + 1);
   // At the very end of a step the next one has not begun.
-  const double until_s = now > time_.clock.seconds ? ends_s_[size_t(begun)] : time_.clock.seconds;
+  const double until_s = now > time_.clock.seconds ? going_.ends_s[size_t(begun)] : time_.clock.seconds;
   all.until_s = std::min(all.until_s, std::nextafter(until_s, kNever));
   return all;
+}
+
+int Node::unsaid_tokens(uint64_t request, double now) const {
+  size_t steps = 0;
+  const auto count = [&](const Said& said) {
+    if (std::ranges::binary_search(said.requests, request)) steps += heard(said.ends_s, now, message_s_);
+  };
+  for (const Said& said : said_)
+    if (said.ends_s.back() + message_s_ > now) count(said);
+  if (run_.steps > 0) count(going_);
+  return int(steps);
 }
 
 }  // namespace xpyd::disagg

@@ -55,19 +55,20 @@ class Node {
   bool in_turn() const { return in_turn_; }  // then what it says is said by its own clock
   // By `now`.
   Unsaid unsaid(double now) const;
+  int unsaid_tokens(uint64_t request, double now) const;
   // The integral of the blocks that sequences and transfers hold. What begins or ends with a step does so before it.
   double held_block_s() const { return held_block_s_; }
 
  private:
   struct Said {
     std::vector<double> ends_s;
-    int decodes;
+    std::vector<uint64_t> requests;  // ascending
   };
   void turn();
   void begin_run();
   void end_run(uint64_t number);
   void plan_end();
-  void hold(double seconds, bool grows);
+  void hold(double seconds);
 
   Timeline& timeline_;
   const StepCost::Terms terms_;
@@ -81,9 +82,9 @@ class Node {
   std::unique_ptr<Instance> instance_;
   bool planned_ = false, in_turn_ = false;
   StepRun run_;
-  std::vector<double> ends_s_;  // of its steps
-  int most_ = 16;               // steps of the next one: twice what was played of the last one
-  uint64_t runs_ = 0;           // plans of an end: the last one counts
+  Said going_;         // of its steps
+  int most_ = 16;      // steps of the next one: twice what was played of the last one
+  uint64_t runs_ = 0;  // plans of an end: the last one counts
   mutable std::deque<Said> said_;
   double held_ = 0, held_block_s_ = 0;  // blocks since the last turn
 };
@@ -96,6 +97,7 @@ class NodeProbe final : public InstanceProbe {
   KvStats kv() const override { return node_.instance().memory().stats(); }
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
   Unsaid unsaid() const override { return node_.unsaid(timeline_.now()); }
+  int unsaid_tokens(uint64_t request) const override { return node_.unsaid_tokens(request, timeline_.now()); }
   const std::atomic<uint64_t>* version() const override { return &node_.version(); }
 
  private:

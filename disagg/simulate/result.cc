@@ -39,8 +39,9 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
   std::vector<double> ttft, worst_tenth;
   std::vector<float> gaps;
   int64_t completed = 0, failed = 0, hit = 0, prompt = 0, kept = 0;
-  double ttft_sum = 0;
+  double ttft_sum = 0, last_s = 0;  // … of a request's end: what happens later, nobody asked for
   for (const SimulatedRecord& r : run.records) {
+    last_s = std::max(last_s, r.last_s);
     prompt += r.prompt;
     hit += r.cached;
     completed += r.end == SimulatedEnd::completed;
@@ -54,7 +55,7 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
   }
   char hash[20];
   std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(hash_of(run)));
-  const double seconds = std::max(run.end_s, 1e-9);
+  const double seconds = std::max(last_s, 1e-9);
   const ConductorStats& c = run.conductor;
   return JsonText()
       .object("requests", run.records.size(), "completed", completed, "rejected_early", run.conductor.refused_early,

@@ -222,6 +222,8 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   bool ready(KvHandle) override { return random_.uniform() < 0.7; }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
   bool poll() override { return false; }
+  bool copying() const override { return false; }
+  int tier_block_tokens() const override { return 1; }
   void set_aside(KvHandle handle) override { inner_->free(handle); }
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }

@@ -62,26 +62,6 @@ TEST_CASE("simulation: everybody is served, whatever the topology", "[simulate]"
   }
 }
 
-TEST_CASE("simulation: steps played at once are those that would have been played", "[simulate]") {
-  for (const char* topology : {"1C", "2C", "1P1D", "2P2D"})
-    for (const char* placement : {"least_loaded", "least_tokens", "mooncake", "llm_d"})
-      for (uint64_t seed : {1, 2}) {
-        INFO(topology << " " << placement << " " << seed);
-        const Trace trace = some_load(seed, 120, 12);
-        SimulationOptions o = options(topology);
-        o.conductor.placement = find_placement_policy(placement);
-        if (seed == 2) o.kv_tokens = 30000;  // too little: sequences lose their memory
-        const nlohmann::json at_once = numbers(o, trace);
-        o.each_step = true;
-        const nlohmann::json each = numbers(o, trace);
-        CHECK(at_once["events"] < each["events"]);
-        for (const char* column : {"completed", "hit_tokens"}) CHECK(at_once[column] == each[column]);
-        for (const char* column : {"ttft_mean_s", "ttft_p99_s", "tbt_p50_s", "tbt_p99_s", "tbt_worst_tenth_p99_s"})
-          CHECK(at_once[column].get<double>() == Approx(each[column].get<double>()).epsilon(1e-9));
-        CHECK(at_once["kv_gb_s"].get<double>() == Approx(each["kv_gb_s"].get<double>()).epsilon(0.01));
-      }
-}
-
 TEST_CASE("simulation: the same seed, the same times", "[simulate]") {
   const Trace trace = some_load(3, 200, 10);
   SimulationOptions o = options("2P2D");
@@ -124,10 +104,9 @@ TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]
   CHECK(said.ttft_error.signed_sum == Approx(-2 * o.message_s / times.first_s).epsilon(0.01));
   CHECK(said.tbt_error.mape() < 1e-3);
   CHECK(run.value().records[0].prompt_done_s == Approx(times.first_s - o.message_s));
-  // 8 blocks in the first step and 16 from the second to the last, whose end may count as its beginning.
-  const double block_gb = 64 * o.model.kv_token_bytes() * 1e-9;
-  CHECK(run.value().prefill_gb_s >= block_gb * (8 * cost.seconds(first) + 16 * cost.seconds(second)));
-  CHECK(run.value().prefill_gb_s <= block_gb * 16 * times.last_s);
+  // 8 blocks in the first step, and 16 from the second to the last; then the token is on its way.
+  const double block_s = 8 * cost.seconds(first) + 16 * (cost.seconds(second) + cost.seconds(decode));
+  CHECK(run.value().prefill_gb_s == Approx(block_s * 64 * o.model.kv_token_bytes() * 1e-9));
 }
 
 TEST_CASE("simulation: a prompt of one step sends its layers while it is computed", "[simulate]") {
@@ -254,6 +233,44 @@ TEST_CASE("simulation: what is refused is counted, and keeps the others within t
     CHECK(some["completed"].get<int>() + some["rejected_early"].get<int>() + some["rejected_late"].get<int>() == 400);
     CHECK(some["ttft_p90_s"] < 6);
   }
+}
+
+// Roles are looked at every second, also after the last request's end.
+TEST_CASE("simulation: goodput is over the time until the last request's end", "[simulate]") {
+  SimulationOptions o = options("1P1D");
+  o.conductor.roles = find_roles_policy("velocity");
+  const Result<Simulation> run = simulate(o, some_load(6, 20, 50));
+  REQUIRE(run.ok());
+  double last_s = 0;
+  for (const SimulatedRecord& record : run.value().records) last_s = std::max(last_s, record.last_s);
+  CHECK(run.value().end_s > last_s);
+  const auto result = nlohmann::json::parse(result_json(run.value(), kNoObjectives, 0));
+  CHECK(result["goodput"].get<double>() == Approx(20 / last_s));
+}
+
+TEST_CASE("simulation: memory that cannot be is an error that names the option", "[simulate]") {
+  const Trace trace = some_load(1, 5, 8);
+  const auto error = [&](const SimulationOptions& o) {
+    const Result<Simulation> run = simulate(o, trace);
+    return run.ok() ? "" : run.error().message;
+  };
+  SimulationOptions o = options("1C");
+  CHECK(error(o) == "");
+  o.host_tokens = 6400;
+  CHECK(error(o) == "");
+  o.hardware.host_bytes_per_s = 0;
+  CHECK(error(o) == "--host-tokens: --hardware a800x8 has no host_bytes_per_s");
+  o = options("1C");
+  o.scheme = "vattention";
+  o.kv_tokens = 64;
+  CHECK(error(o).starts_with("--kv-tokens: "));
+  o = options("1C");
+  o.kv_tokens = 10;
+  CHECK(error(o).find("expected --kv-tokens") != std::string::npos);
+  o = options("1C");
+  o.hardware = find_hardware("v100").value();
+  o.kv_tokens = 0;
+  CHECK(error(o).find("expected --kv-tokens") != std::string::npos);
 }
 
 }  // namespace
