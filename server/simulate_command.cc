@@ -1,6 +1,7 @@
 // xpyd simulate: a trace, served by a cluster in virtual time (disagg/simulate/).
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "disagg/cluster.h"
@@ -36,10 +37,30 @@ Result<SimulationOptions> simulation_options(const Options& options, const Trace
   return simulation;
 }
 
+// What is written must not be what is read, nor the other thing that is written.
+Status check_files(const Options& options) {
+  namespace fs = std::filesystem;
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code none, absent;
+    return !a.empty() && !b.empty() &&
+           (fs::equivalent(a, b, none) || fs::weakly_canonical(a, none) == fs::weakly_canonical(b, absent));
+  };
+  for (const char* written : {"event-log", "json"}) {
+    const std::string& path = options.text(written);
+    if (same(path, options.positional()[0]))
+      return invalid("--" + std::string(written) + " " + path + ": it is the trace's FILE");
+    for (const char* other : {"hardware", "model", "json"})
+      if (other != std::string_view(written) && same(path, options.text(other)))
+        return invalid("--" + std::string(written) + " " + path + ": it is the file of --" + other);
+  }
+  return ok();
+}
+
 }  // namespace
 
 int simulate_main(const Options& options) {
   if (options.positional().empty()) return fail(" simulate", invalid("expected the trace's FILE"));
+  if (Status apart = check_files(options); !apart) return fail(" simulate", apart.error());
   if (Status writable = check_result_file(options); !writable) return fail(" simulate", writable.error());
   TraceOptions reading;
   options.fill(reading);

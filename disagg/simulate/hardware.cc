@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -83,6 +84,18 @@ Error unknown(const std::string& what, const std::string& name, const std::strin
   return {ErrorCode::not_found, what + " " + name + " is neither a file (.json) nor one of: " + names};
 }
 
+// `names`: of the fields that there are. A misspelt one would be its default, and nobody would know.
+Status check_names(const nlohmann::json& file, const std::string& path, std::initializer_list<std::string_view> names) {
+  if (!file.is_object()) return ok();  // JsonFields says so
+  for (const auto& [name, value] : file.items()) {
+    if (std::ranges::find(names, name) != names.end()) continue;
+    std::string known;
+    for (std::string_view one : names) known += (known.empty() ? "" : ", ") + std::string(one);
+    return invalid(path + ": " + name + ": no such field; expected " + known);
+  }
+  return ok();
+}
+
 bool is_file(const std::string& name) { return name.ends_with(".json"); }
 
 }  // namespace
@@ -109,6 +122,11 @@ Result<Hardware> find_hardware(const std::string& name) {
   }
   Result<nlohmann::json> file = parse_json_file(name);
   if (!file) return file.error();
+  if (Status known = check_names(file.value(), name,
+                                 {"name", "cards", "flops_per_s", "bytes_per_s", "memory_bytes", "mfu", "mbu", "step_s",
+                                  "step_terms", "link_bytes_per_s", "link_s", "host_bytes", "host_bytes_per_s"});
+      !known)
+    return known.error();
   JsonFields fields(file.value(), name);
   Hardware h;
   h.name = fields.string_or("name", name);
@@ -125,6 +143,7 @@ Result<Hardware> find_hardware(const std::string& name) {
         return invalid(name + ": step_terms: expected seconds, from 0 to 10");
       h.step_terms[i] = term.get<double>();
     }
+    if (h.step_terms == model::StepCost::Terms{}) return invalid(name + ": step_terms: expected one above 0");
   } else {
     return invalid(name + ": step_terms: expected " + std::to_string(h.step_terms.size()) + " numbers");
   }
@@ -148,6 +167,11 @@ Result<SimulatedModel> find_simulated_model(const std::string& name) {
   }
   Result<nlohmann::json> file = parse_json_file(name);
   if (!file) return file.error();
+  if (Status known = check_names(file.value(), name,
+                                 {"name", "n_layers", "n_heads", "head_dim", "active_parameters", "parameters",
+                                  "kv_elements", "weight_element_bytes", "kv_element_bytes"});
+      !known)
+    return known.error();
   JsonFields fields(file.value(), name);
   SimulatedModel m;
   m.name = fields.string_or("name", name);

@@ -1,3 +1,5 @@
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/random.h"
@@ -100,6 +102,93 @@ TEST_CASE("hardware: names, counts and files; what is wrong with them", "[simula
   CHECK_FALSE(find_hardware("no/such.json").ok());
   for (const SimulatedModel& model : model_table())
     for (const Hardware& hardware : hardware_table()) CHECK(step_cost(model, hardware).seconds({.tokens = 1}) > 0);
+}
+
+// FILE with `fields`, of which one is changed or added; "" leaves it out.
+std::string with(nlohmann::json fields, const std::string& name, const std::string& value, const std::string& path) {
+  std::string text;
+  if (value.empty()) fields.erase(name);
+  for (const auto& [key, old] : fields.items())
+    if (key != name) text += (text.empty() ? "" : ", ") + ("\"" + key + "\": ") + old.dump();
+  if (!value.empty()) text += ", \"" + name + "\": " + value;
+  std::ofstream(path) << "{" << text << "}";
+  return path;
+}
+
+TEST_CASE("hardware: an error of a file names the file and the field", "[simulate]") {
+  const TempDir dir;
+  const std::string path = dir.path + "/x.json";
+  struct Wrong {
+    const char *field, *value;
+  };
+  const nlohmann::json card = {{"flops_per_s", 1e14}, {"bytes_per_s", 1e12}, {"memory_bytes", 1e10}};
+  REQUIRE(find_hardware(with(card, "cards", "2", path)).ok());
+  const Wrong cards[] = {{"flops_per_s", ""},
+                         {"flops_per_s", "0"},
+                         {"flops_per_s", "-1"},
+                         {"flops_per_s", "\"many\""},
+                         {"flops_per_s", "null"},
+                         {"bytes_per_s", ""},
+                         {"bytes_per_s", "0"},
+                         {"memory_bytes", ""},
+                         {"memory_bytes", "-5"},
+                         {"cards", "0"},
+                         {"cards", "1.5"},
+                         {"name", "7"},
+                         {"mfu", "0"},
+                         {"mfu", "1.5"},
+                         {"mbu", "-0.5"},
+                         {"step_s", "-1"},
+                         {"link_bytes_per_s", "0"},
+                         {"link_s", "-1"},
+                         {"host_bytes", "-1"},
+                         {"host_bytes_per_s", "\"fast\""},
+                         {"link_byte_per_s", "1e9"},
+                         {"step_terms", "[]"},
+                         {"step_terms", "7"},
+                         {"step_terms", "[0,0,0,0,0,0]"},
+                         {"step_terms", "[1,2,3,4,5]"},
+                         {"host_rate", "1e10"},
+                         {"step_terms", "[1e-3,0,0,0,0,-1]"},
+                         {"step_terms", "[1e-3,0,0,0,0,null]"}};
+  for (const auto& [field, value] : cards) {
+    INFO(field << ": " << value);
+    const Result<Hardware> found = find_hardware(with(card, field, value, path));
+    REQUIRE_FALSE(found.ok());
+    CHECK(found.error().message.find(path) != std::string::npos);
+    CHECK(found.error().message.find(field) != std::string::npos);
+  }
+  const nlohmann::json model = {{"n_layers", 2},     {"n_heads", 2},      {"head_dim", 64}, {"active_parameters", 1e9},
+                                {"parameters", 2e9}, {"kv_elements", 256}};
+  REQUIRE(find_simulated_model(with(model, "name", "\"x\"", path)).ok());
+  const Wrong models[] = {{"n_layers", ""},
+                          {"n_layers", "0"},
+                          {"n_layers", "-2"},
+                          {"n_layers", "2.5"},
+                          {"n_heads", "\"two\""},
+                          {"head_dim", "0"},
+                          {"parameters", "1"},
+                          {"parameters", "-1"},
+                          {"active_parameters", "0"},
+                          {"kv_elements", "null"},
+                          {"kv_elements", ""},
+                          {"kv_heads", "2"},
+                          {"weight_element_bytes", "0"},
+                          {"kv_element_bytes", "-1"},
+                          {"name", "[]"}};
+  for (const auto& [field, value] : models) {
+    INFO(field << ": " << value);
+    const Result<SimulatedModel> found = find_simulated_model(with(model, field, value, path));
+    REQUIRE_FALSE(found.ok());
+    CHECK(found.error().message.find(path) != std::string::npos);
+    CHECK(found.error().message.find(field) != std::string::npos);
+  }
+  for (const char* text : {"", "[]", "7", "{", R"({"flops_per_s": NaN})", R"({"flops_per_s": 1e999})"}) {
+    INFO(text);
+    std::ofstream(path) << text;
+    for (const std::string& error : {find_hardware(path).error().message, find_simulated_model(path).error().message})
+      CHECK(error.find(path) != std::string::npos);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // xpyd replay, trace and explain, over logs that this process writes.
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -103,6 +104,71 @@ TEST_CASE("a worker's log is a file of its own beside the server's", "[event_log
   REQUIRE(prepare_stack(options.value()).ok());
   CHECK(std::ifstream(dir.path + "/log.pid" + std::to_string(getpid())).good());
   CHECK_FALSE(std::ifstream(dir.path + "/log").good());
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file is touched", "[simulate]") {
+  TempDir dir;
+  const std::string trace = dir.path + "/trace.jsonl", log = dir.path + "/log", json = dir.path + "/json",
+                    card = dir.path + "/card.json", link = dir.path + "/link", absent = dir.path + "/absent";
+  const std::string row = R"({"timestamp": 0, "input_length": 100, "output_length": 3, "hash_ids": [1]})";
+  const std::string fields = R"({"flops_per_s": 1e15, "bytes_per_s": 1e13, "memory_bytes": 1e12})";
+  std::ofstream(trace) << row << "\n";
+  std::ofstream(card) << fields << "\n";
+  std::filesystem::create_symlink("trace.jsonl", link);
+  const auto simulated = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), trace);
+    return run(simulate_main, "simulate", more);
+  };
+  CHECK(simulated({"--hardware", card, "--event-log", log, "--json", json}).code == 0);
+  CHECK(text_of(log).starts_with("{\"xpyd_event_log\""));
+  const std::string kept = text_of(log);
+  for (const std::vector<std::string>& files : {std::vector<std::string>{"--event-log", trace},
+                                                {"--event-log", link},
+                                                {"--event-log", dir.path + "/./trace.jsonl"},
+                                                {"--json", trace},
+                                                {"--json", link},
+                                                {"--event-log", json, "--json", json},
+                                                {"--event-log", absent, "--json", dir.path + "/./absent"},
+                                                {"--event-log", card, "--hardware", card},
+                                                {"--json", card, "--hardware", card}}) {
+    INFO(files[0] << " " << files[1]);
+    CHECK(simulated(files).code == 2);
+  }
+  CHECK(text_of(trace) == row + "\n");
+  CHECK(text_of(card) == fields + "\n");
+  CHECK_FALSE(std::filesystem::exists(absent));
+  for (const char* topology : {"", "0P1D", "1P0D", "0C", "1P", "1D", "P1D", "1X", "-1P1D", "5000P1D", "100000P1D",
+                               "99999999999999999999C", "1P1D1P", "1.5P1D"}) {
+    INFO(topology);
+    CHECK(simulated({"--topology", topology, "--json", json}).code == 2);
+  }
+  CHECK(run(simulate_main, "simulate", {trace, "--allocator", "vattention", "--kv-tokens", "600"}).code == 2);
+  CHECK(run(simulate_main, "simulate", {trace, "--hardware", card, "--host-tokens", "600"}).code == 2);
+  CHECK(run(simulate_main, "simulate", {absent}).code != 0);
+  CHECK(run(simulate_main, "simulate", {}).code == 2);
+  const std::pair<const char*, std::vector<const char*>> numbers[] = {{"speed", {"0", "-1", "nan", "inf", "", "fast"}},
+                                                                      {"repeat", {"0", "-1", "1.5", "nan"}},
+                                                                      {"jitter", {"-1", "nan", "inf"}},
+                                                                      {"rate", {"0", "-2", "nan"}},
+                                                                      {"requests", {"-1", "nan"}},
+                                                                      {"kv-tokens", {"-1", "nan"}},
+                                                                      {"host-tokens", {"-1", "nan"}},
+                                                                      {"block-tokens", {"0", "-1"}},
+                                                                      {"chunk-tokens", {"0"}},
+                                                                      {"max-batch", {"0"}},
+                                                                      {"decode-tokens", {"-2", "nan"}}};
+  for (const auto& [name, values] : numbers)
+    for (const char* value : values) {
+      INFO(name << " " << value);
+      const auto options = Options::parse(option_table(), "simulate", {trace, std::string("--") + name, value}, 1);
+      REQUIRE_FALSE(options.ok());
+      CHECK(options.error().message.find(name) != std::string::npos);
+    }
 }
 
 }  // namespace
