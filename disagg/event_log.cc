@@ -1,12 +1,14 @@
 #include "disagg/event_log.h"
 
 #include <fcntl.h>
+#include <stdio_ext.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "base/log.h"
 
@@ -22,17 +24,29 @@ Result<std::unique_ptr<EventLog>> EventLog::create(const std::string& path, int6
     close(fd);
     return Error{ErrorCode::invalid_argument, "event log " + path + ": not a regular file"};
   }
-  std::unique_ptr<EventLog> log(new EventLog(fdopen(fd, "w"), max_bytes));
+  std::unique_ptr<EventLog> log(new EventLog(path, fdopen(fd, "w"), max_bytes));
   JsonText json;
   json.open('{').add("xpyd_event_log", kEventLogVersion).key("options").raw(options).close('}');
   log->write(json.take());
-  std::fflush(log->file_);  // who is killed early leaves a log all the same
+  if (log->file_ && std::fflush(log->file_) != 0) log->give_up();  // who is killed early leaves a log all the same
   return log;
 }
 
 EventLog::~EventLog() {
+  if (!file_) return;
   if (dropped_ > 0) std::fprintf(file_, "{\"e\":\"left_out\",\"lines\":%lld}\n", static_cast<long long>(dropped_));
-  std::fclose(file_);
+  if (std::fflush(file_) == 0)
+    std::fclose(file_);
+  else
+    give_up();
+}
+
+// What stands in the buffer would come after a hole.
+void EventLog::give_up() {
+  log_line(LogLevel::error, "xpyd: event log %s: %s; it ends here, and the run goes on", path_.c_str(),
+           strerror(errno));
+  __fpurge(file_);
+  std::fclose(std::exchange(file_, nullptr));
 }
 
 void EventLog::begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request) {
@@ -42,12 +56,13 @@ void EventLog::begin(JsonText& json, double now_s, const char* kind, const char*
 void EventLog::write(std::string line) {
   line += '\n';
   std::lock_guard lock(mutex_);
+  if (!file_) return;
   if (dropped_ > 0 || int64_t(line.size()) > left_) {  // once one is left out, so are all: no hole is in the middle
     ++dropped_;
     return;
   }
   left_ -= int64_t(line.size());
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size()) dropped_ = 1;
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size()) give_up();
 }
 
 namespace {
@@ -81,6 +96,7 @@ Status read_event_log(const std::string& path, bool alone,
 
 Status read_event_logs(std::span<const std::string> paths,
                        const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
+  if (paths.empty()) return invalid("expected the event log's FILE");
   for (const std::string& path : paths)
     if (Status read = read_event_log(path, paths.size() == 1, line); !read) return read;
   return ok();

@@ -27,7 +27,8 @@ inline constexpr int kEventLogVersion = 1;
 class EventLog {
  public:
   // Creates FILE, or empties a regular file of this name. At most max_bytes are written; then the last line counts what
-  // was left out. `options`: JSON, of the first line.
+  // was left out. Where it cannot be written any more (a full disk), an error line says so once, it ends there, and who
+  // writes goes on. `options`: JSON, of the first line.
   static Result<std::unique_ptr<EventLog>> create(const std::string& path, int64_t max_bytes,
                                                   const std::string& options);
   ~EventLog();
@@ -63,18 +64,21 @@ class EventLog {
   void write(std::string line);  // one object, without its end of line
 
  private:
-  explicit EventLog(std::FILE* file, int64_t max_bytes) : file_(file), left_(max_bytes) {}
+  EventLog(std::string path, std::FILE* file, int64_t max_bytes)
+      : path_(std::move(path)), file_(file), left_(max_bytes) {}
+  void give_up();
   static void begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request);
 
   std::mutex mutex_;
-  std::FILE* file_;
+  const std::string path_;
+  std::FILE* file_;  // null: given up
   int64_t left_, dropped_ = 0;
 };
 
 // Each line of one run's logs after the first of each, in order, as text and parsed. Where a process was killed while
 // it wrote, what there is of its last line is left out, and a warning says so: of several logs one may hold nothing
 // else. Errors: not_found; invalid_argument with
-// FILE:LINE: not a log, of another version, a broken line, or what `line` throws.
+// FILE:LINE: not a log, of another version, a broken line, or what `line` throws; no paths.
 Status read_event_logs(std::span<const std::string> paths,
                        const std::function<void(const std::string& text, const nlohmann::json& line)>& line);
 

@@ -20,7 +20,6 @@ Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const s
 }
 
 int replay_main(const Options& options) {
-  if (options.positional().empty()) return fail(" replay", invalid("expected the event log's FILE"));
   ReplayOptions again;
   for (auto [option, kind] : {std::pair{"placement", "place"},
                               {"admission", "admit"},
@@ -47,13 +46,11 @@ int replay_main(const Options& options) {
 }
 
 int trace_main(const Options& options) {
-  if (options.positional().empty()) return fail(" trace", invalid("expected the event log's FILE"));
   const Status written = write_trace(options.positional(), stdout);
   return written ? 0 : fail(" trace", written.error());
 }
 
 int explain_main(const Options& options) {
-  if (options.positional().empty()) return fail(" explain", invalid("expected the event log's FILE"));
   const int64_t number = options.integer("request");
   auto lives = read_lives(options.positional());
   if (!lives) return fail(" explain", lives.error());
@@ -70,12 +67,12 @@ int explain_main(const Options& options) {
 }
 
 int calibrate_main(const Options& options) {
-  if (options.positional().empty()) return fail(" calibrate", invalid("expected the event log's FILE"));
   const Result<Calibration> found = calibrate(options.positional());
   if (!found) return fail(" calibrate", found.error());
   const Calibration& c = found.value();
   std::printf("%s\n", hardware_json(c).c_str());
-  std::fprintf(stderr, "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
+  std::fprintf(stderr,
+               "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
                c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n,
                100 * c.link_error.mape(), 100 * c.link_error.bias());
   return 0;

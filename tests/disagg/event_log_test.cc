@@ -1,7 +1,10 @@
 #include "disagg/event_log.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "base/random.h"
@@ -199,6 +202,50 @@ TEST_CASE("event log: only a regular file is emptied for it", "[event_log]") {
   CHECK_FALSE(EventLog::create(log.folder.path, 100, "{}").ok());
   struct stat about {};
   CHECK((stat(log.path.c_str(), &about) == 0 && S_ISFIFO(about.st_mode)));
+}
+
+// Files of this process cannot grow beyond `bytes`, as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) : signal_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit low{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &low);
+  }
+  ~FullDisk() { free(), std::signal(SIGXFSZ, signal_); }
+  void free() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_;
+  void (*signal_)(int);
+};
+
+TEST_CASE("event log: a full disk ends it, whose writers go on", "[event_log]") {
+  for (const bool room_again : {false, true}) {
+    Log log;
+    {
+      FullDisk disk(30000);
+      const auto file = EventLog::create(log.path, 1 << 30, "{}").value();
+      fill(*file, 100);
+      if (room_again) disk.free();  // there is a hole by now
+      fill(*file, 100);
+    }
+    CHECK(std::filesystem::file_size(log.path) == 30000);
+    const auto counts = log.replayed();  // but for the line that is cut
+    REQUIRE(counts.ok());
+    CHECK(counts.value().at("place").decisions > 10);
+    CHECK(log.differences.empty());
+  }
+  // What fails only when it is closed.
+  Log log;
+  {
+    FullDisk disk(100);
+    const auto file = EventLog::create(log.path, 1 << 30, "{}").value();
+    file->write(std::string(200, ' '));
+  }
+  CHECK(std::filesystem::file_size(log.path) <= 100);
+  for (const char* path : {"/dev/full", "/dev/null"})
+    CHECK(EventLog::create(path, 1 << 30, "{}").error().message.find(path) != std::string::npos);
 }
 
 }  // namespace
