@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ranges>
 #include <utility>
 
 namespace xpyd::disagg {
@@ -190,7 +189,8 @@ void Node::end_run(uint64_t number) {
   if (number != runs_) return;
   const double began_s = std::exchange(time_.clock.seconds, going_.ends_s.back());
   const std::vector<int> taken = instance_->blocks_by_step(int(going_.ends_s.size()));
-  for (double from_s = began_s; size_t j : std::views::iota(size_t(0), taken.size()))
+  double from_s = began_s;
+  for (size_t j = 0; j < taken.size(); ++j)
     held_block_s_ += (held_ += taken[j]) * (going_.ends_s[j] - std::exchange(from_s, going_.ends_s[j]));
   most_ = std::clamp(2 * int(going_.ends_s.size()), 16, 1 << 16);
   in_turn_ = true;
