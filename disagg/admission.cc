@@ -66,7 +66,7 @@ Refusal predicted(const ClusterAdmission& view, const AdmissionOptions& options)
   const double joins_s = view.now_s + view.ttft_s, lasts_s = t_d(view, options);
   auto there = [&](const DecodeView& s) {
     const bool known = options.decode == DecodeSeconds::oracle && s.ends_s >= 0;
-    return s.joins_s <= joins_s && (known ? s.ends_s : s.joins_s + lasts_s) > joins_s;
+    return s.joins_s <= joins_s && s.joins_s + (known ? (s.ends_s - s.joins_s) * options.factor : lasts_s) > joins_s;
   };
   Batch batch;
   for (const DecodeView& s : view.decoding)

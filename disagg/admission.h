@@ -25,7 +25,8 @@ struct DecodeView {
   int64_t at_longest = 0;  // … at most: prompt and max_tokens
 };
 
-// How long a decode is said to last (arXiv section 7.4: t_d, one number for all).
+// How long a decode is said to last (arXiv section 7.4: t_d, one number for all). oracle: each as long as it will,
+// where that is known; else as mean.
 enum class DecodeSeconds : uint8_t { fixed, mean, quantile, oracle };
 
 struct AdmissionOptions {

@@ -10,6 +10,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,7 +73,8 @@ struct ConductorOptions {
   StreamKv stream_kv = StreamKv::layer;
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
-  std::shared_ptr<EventLog> log = {};  // null: none
+  std::function<double(const Request&)> answer_tokens = {};  // that it will have; empty: nobody knows
+  std::shared_ptr<EventLog> log = {};                        // null: none
 };
 
 // What a request holds here while it waits: its prompt, and some for all the rest.
@@ -194,6 +196,7 @@ class Conductor final : public Service {
   bool start(uint64_t id, int first, int count, Out& out);
   double decode_velocity(const Member& member) const;
   ClusterAdmission admission(const Entry& entry, InstanceId decode, double ttft_s);
+  void foresee(const Member& member);
   Objectives objectives(const Request& request) const;
   void refuse(Entry& entry, const Refusal& refusal, int64_t& counted, Out& out);
   bool refused_late(AttemptId number, Out& out);

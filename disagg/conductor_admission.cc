@@ -1,4 +1,5 @@
 // Conductor: what it refuses, on arrival and when a prompt is done, and what its policy sees (admission.h).
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -40,9 +41,29 @@ ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, dou
     auto& where = comes ? coming_ : decoding_;
     where.insert(where.end(), size_t(attempt.left), sequence);
   }
+  if (options_.answer_tokens) foresee(member);
   view.decoding = decoding_;
   view.coming = coming_;
   return view;
+}
+
+// When these sequences end: the tokens that they will have yet, each of a step with all that are there or come.
+void Conductor::foresee(const Member& member) {
+  StepShape batch;
+  for (const auto* sequences : {&decoding_, &coming_})
+    for (const DecodeView& s : *sequences) batch.decodes += 1, batch.decode_context += double(s.context);
+  const double step_s = decode_cost_.seconds(batch), now_s = clock_.now();
+  auto decoding = decoding_.begin(), coming = coming_.begin();
+  for (AttemptId number : member.decoding) {
+    const Attempt& attempt = attempts_.at(number);
+    const Entry& entry = requests_.at(attempt.request);
+    const bool comes = attempt.prompting || attempt.prefill < 0;
+    const size_t heard = entry.choices[size_t(attempt.first)].output.size();
+    const double has = comes ? 0 : double(heard) + member.probe->unsaid_tokens(attempt.request);
+    const double ends_s = std::max(now_s, comes ? attempt.joins_s : 0) +
+                          (options_.answer_tokens(*entry.request) - has) * step_s;
+    for (int i = 0; i < attempt.left; ++i) (comes ? coming++ : decoding++)->ends_s = ends_s;
+  }
 }
 
 // Every choice ends with why, and with what was predicted.

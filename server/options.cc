@@ -219,8 +219,8 @@ std::vector<OptionRow> make_rows() {
       {"slo-tbt", number, "0", "s", "", 0, 1e6,
        "objective: time between tokens, the mean of a choice's longest tenth; 0: none (or x-slo-tbt-ms)", kPolicy,
        sets<&ConductorOptions::objectives, &Objectives::tbt_s>},
-      {"admission-decode", choice, "mean", "", "fixed|mean|quantile", 0, 0,
-       "predicted: how long a decode is said to last", kPolicy,
+      {"admission-decode", choice, "mean", "", "fixed|mean|quantile|oracle", 0, 0,
+       "predicted: how long a decode is said to last; oracle: simulate alone, each as long as it will", kPolicy,
        sets<&ConductorOptions::admission_options, &AdmissionOptions::decode>},
       {"admission-decode-s", number, "20", "s", "", 0, 1e6, "predicted, fixed: so long", kPolicy,
        sets<&ConductorOptions::admission_options, &AdmissionOptions::fixed_s>},
@@ -532,6 +532,8 @@ Status check_options(const Options& options, std::string_view group) {
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
+  if ((group == "serve" || group == "generate") && options.text("admission-decode") == "oracle")
+    return invalid("--admission-decode oracle: nobody knows how long an answer will be: expected it of xpyd simulate");
   if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected a text to continue");
   return ok();
 }

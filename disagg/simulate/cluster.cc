@@ -1,8 +1,10 @@
 #include "disagg/simulate/cluster.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <memory>
+#include <numbers>
 #include <numeric>
 #include <unordered_map>
 
@@ -163,6 +165,13 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
       bytes_scale_(options.model.kv_token_bytes() / double(small_kv().token_bytes())) {
   ConductorOptions conductor = options.conductor;
   if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
+  if (conductor.admission_options.decode == DecodeSeconds::oracle)
+    conductor.answer_tokens = [error = options.oracle_error, seed = options.oracle_seed](const Request& request) {
+      Random random(seed + request.id);  // Box and Muller's normal deviate
+      const double radius = std::sqrt(2 * random.exponential()),
+                   normal = radius * std::cos(2 * std::numbers::pi * random.uniform());
+      return request.max_tokens * std::exp(error * normal - error * error / 2);
+    };
   conductor_ = std::make_unique<Conductor>(std::move(conductor), timeline_.clock, *this);
 }
 

@@ -32,6 +32,8 @@ struct SimulationOptions {
   bool links_seen = true;    // … and knows what the links carry now; else what they gave so far, in the mean
   double message_s = 50e-6;  // a control message's way
   int output_tokens = -1;    // of every request; -1: the trace's
+  double oracle_error = 0;   // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
+  uint64_t oracle_seed = 0;  // … this the standard deviation of its logarithm, by this seed
   bool each_step = false;    // nothing is played at once: what shows that nothing is lost by it
 };
 

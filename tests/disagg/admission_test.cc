@@ -81,6 +81,8 @@ TEST_CASE("admission: predicted adds who comes before, and takes away who will h
   CHECK(c.arrives("predicted").predicted == Approx(0.060));
   for (DecodeView& s : c.decoding) s.ends_s = 101.5;  // gone when it joins
   CHECK_FALSE(c.arrives("predicted"));
+  c.options.factor = 1.01;  // 20.705 s from 81 on
+  CHECK(c.arrives("predicted").predicted == Approx(0.060));
 }
 
 TEST_CASE("admission: probabilistic refuses by saturation^5, and only what may be shed", "[admission]") {

@@ -328,5 +328,58 @@ TEST_CASE("simulation: memory that cannot be is an error that names the option",
   CHECK(error(o).find("expected --kv-tokens") != std::string::npos);
 }
 
+// Each view says when those end that decode or will.
+TEST_CASE("simulation: an oracle knows how long each answer will be, with the error that it is told",
+          "[simulate][log]") {
+  TempDir dir;
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 300; ++i)
+    trace.requests.push_back({.arrival_s = i * 60., .prompt_tokens = 900, .output_tokens = 200 + i});
+  // The next request comes when the one before it has only begun, or long after its end.
+  for (size_t i = 1; i < trace.requests.size(); i += 2)
+    trace.requests[i].arrival_s = trace.requests[i - 1].arrival_s + (i % 4 == 1 ? 1 : 0.01);
+  SimulationOptions o = options("1P1D");
+  o.conductor.admission = find_admission_policy("predicted");
+  o.conductor.admission_options.decode = DecodeSeconds::oracle;
+  // How long the ones before are said to last, over how long they do: of those that decode, and of those that come.
+  struct Ratios {
+    double decoding = 0, coming = 0;
+    int n_decoding = 0, n_coming = 0;
+    double worst = 0;
+  };
+  const auto ratios = [&] {
+    o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
+    const Result<Simulation> run = simulate(o, trace);
+    o.conductor.log.reset();
+    Ratios all;
+    std::ifstream file(dir.path + "/log");
+    for (std::string line; std::getline(file, line);) {
+      const nlohmann::json is = nlohmann::json::parse(line);
+      if (is.value("e", "") != "admit" || is["request"].get<size_t>() % 2 == 0) continue;
+      const SimulatedRecord& before = run.value().records[is["request"].get<size_t>() - 1];
+      const auto ratio = [&](const nlohmann::json& s) {
+        return (s["ends_s"].get<double>() - before.times.first_s) / (before.last_s - before.times.first_s);
+      };
+      for (const auto& s : is["view"]["decoding"])
+        all.decoding += ratio(s), ++all.n_decoding, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
+      for (const auto& s : is["view"]["coming"])
+        all.coming += ratio(s), ++all.n_coming, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
+    }
+    all.decoding /= all.n_decoding, all.coming /= all.n_coming;
+    return all;
+  };
+  const Ratios exact = ratios();
+  CHECK(exact.n_decoding == 75);
+  CHECK(exact.n_coming == 75);
+  CHECK(exact.worst < 0.03);  // what joins makes the steps longer
+  o.oracle_error = 0.5;
+  const Ratios wrong = ratios();
+  CHECK(wrong.worst > 0.5);
+  CHECK(std::abs(wrong.coming - 1) < 0.2);  // three and a half of its standard errors, .53 / sqrt(75)
+  CHECK(ratios().coming == wrong.coming);
+  o.oracle_seed = 1 << 20;
+  CHECK(ratios().coming != wrong.coming);
+}
+
 }  // namespace
 }  // namespace xpyd::testing::simulated_cluster_test

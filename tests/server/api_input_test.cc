@@ -193,6 +193,26 @@ TEST_CASE("api: a prompt that cannot fit", "[server][api]") {
   CHECK(server.service.seen().empty());
 }
 
+TEST_CASE("api: objectives in headers are milliseconds, and what is none is refused", "[server][api]") {
+  TestServer server;
+  for (const std::string name : {"x-slo-ttft-ms", "x-slo-tbt-ms"})
+    for (const std::string value :
+         {"abc", "-1", "0", "nan", "inf", "1e999", "5 ms", "1,000", "0x", "1e10", "--1", "5;6"})
+      for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
+        INFO(path << " " << name << ": " << value);
+        const Reply reply = server.post(path, R"({"prompt":"a","messages":[{"role":"user","content":"a"}]})",
+                                        name + ": " + value + "\r\n");
+        check_error(reply, 400, "invalid_request_error", name, nullptr);
+        CHECK(reply.body.find("expected milliseconds above 0") != std::string::npos);
+      }
+  CHECK(server.service.seen().empty());
+  CHECK(server.post("/v1/completions", R"({"prompt":"a"})", "X-SLO-TTFT-ms: 1500\r\nx-slo-tbt-ms: 2.5\r\n").status ==
+        200);
+  REQUIRE(server.service.seen().size() == 1);
+  CHECK(server.service.seen()[0].slo_ttft_s == 1.5);
+  CHECK(server.service.seen()[0].slo_tbt_s == 0.0025);
+}
+
 TEST_CASE("api: unknown fields are accepted and named in the log", "[server][api]") {
   TestServer server;
   CHECK(
