@@ -83,7 +83,6 @@ class Engine final : private LayerObserver {
   // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc). `evicts`: also
   // where one of them takes a block from the prefix cache.
   StepRun alike(int most, bool evicts);
-  int blocks_taken(int steps) const;                 // by its first steps
   std::vector<int> blocks_by_step(int steps) const;  // that each of its first steps takes
   // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has
   // changed since alike().
@@ -156,6 +155,7 @@ class Engine final : private LayerObserver {
   void end(Sequence& sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
   bool planned_alike(int steps, bool evicts);
+  int blocks_taken(int steps) const;  // by a run's first steps
 
   Model& model_;
   KvMemory& memory_;

@@ -98,10 +98,11 @@ void Engine::repeat(const StepRun& run, double began_s, std::span<const double> 
   }
   stats_.generated_tokens += int64_t(steps) * int64_t(plan_.runs.size());
   stats_.steps += steps;
-  for (int j = 0; j < steps; ++j) {
-    stats_.step_seconds += ends_s[size_t(j)] - std::exchange(began_s, ends_s[size_t(j)]);
-    stats_.work.add(run.shape(j));
-  }
+  for (double end_s : ends_s) stats_.step_seconds += end_s - std::exchange(began_s, end_s);
+  StepShape work = run.first;  // counts: their sum is exact
+  work.steps *= steps, work.tokens *= steps, work.decodes *= steps;
+  work.decode_context = steps * run.first.decode_context + run.first.decodes * (double(steps) * (steps - 1) / 2);
+  stats_.work.add(work);
 }
 
 }  // namespace xpyd::batch

@@ -60,7 +60,6 @@ class Instance final {
   // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
   StepRun alike(int most, bool evicts) { return receiver_.may_move() ? StepRun{} : engine_.alike(most, evicts); }
   void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
-  int blocks_taken(int steps) const { return engine_.blocks_taken(steps); }
   std::vector<int> blocks_by_step(int steps) const { return engine_.blocks_by_step(steps); }
   std::vector<uint64_t> planned_requests() const { return engine_.planned_requests(); }
   // Turns until `stop` is set; sleeps when there is nothing to do.

@@ -104,17 +104,18 @@ class Simulator::Wire final : public ForwardingTransport {
     cluster_.run_.kv_gb += bytes * 1e-9;
     const TransferId id = ++last_;
     flights_[id] = {};
-    cluster_.timeline_.at(start_s, [this, id, from, to, left = bytes - gone, last_s, transfer, plan] {
+    const auto posted = std::make_shared<const std::pair<KvTransfer, TransferPlan>>(transfer, plan);
+    cluster_.timeline_.at(start_s, [this, id, from, to, left = bytes - gone, last_s, posted] {
       auto begun = flights_.find(id);
       if (begun == flights_.end() || begun->second.state != TransferState::in_flight) return;
       begun->second.link = cluster_.links_.send(
-          from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, transfer, plan] {
-            cluster_.timeline_.at(last_s, [this, id, transfer, plan] {
+          from, to, left, cluster_.options_.hardware.link_s, [this, id, last_s, posted] {
+            cluster_.timeline_.at(last_s, [this, id, posted] {
               auto flight = flights_.find(id);
               if (flight == flights_.end() || flight->second.state != TransferState::in_flight) return;
-              flight->second.state = inner().poll(inner().post(transfer, plan));
+              flight->second.state = inner().poll(inner().post(posted->first, posted->second));
               cluster_.nodes_[size_t(self_)]->wake();
-              Node& peer = *cluster_.nodes_[size_t(transfer.peer)];
+              Node& peer = *cluster_.nodes_[size_t(posted->first.peer)];
               if (peer.instance().counts_posts()) peer.wake();
             });
           });
@@ -243,6 +244,10 @@ void Simulator::joins(const Node& node) {
 }
 
 void Simulator::send(InstanceId from, InstanceId to, Message message) {
+  // Instances of one role have nothing to say to each other: half of what all would be told of all.
+  if (auto* joined = std::get_if<PeerJoined>(&message);
+      joined && joined->info.role == nodes_[size_t(to)]->instance().options().role)
+    return;
   if (auto* start = std::get_if<StartRequest>(&message)) {
     request_of_[start->attempt] = start->request->id;
     run_.records[start->request->id].order = start->order;

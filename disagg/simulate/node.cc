@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace xpyd::disagg {
@@ -174,6 +175,8 @@ void Node::begin_run() {
   if (run_.steps < 2) run_ = {};
   if (run_.steps == 0) return;
   going_.ends_s.resize(size_t(run_.steps));
+  taken_ = instance_->blocks_by_step(run_.steps);
+  std::partial_sum(taken_.begin(), taken_.end(), taken_.begin());
   going_.requests = instance_->planned_requests();
   std::ranges::sort(going_.requests);
   double at = time_.clock.seconds;
@@ -188,10 +191,9 @@ void Node::plan_end() {
 void Node::end_run(uint64_t number) {
   if (number != runs_) return;
   const double began_s = std::exchange(time_.clock.seconds, going_.ends_s.back());
-  const std::vector<int> taken = instance_->blocks_by_step(int(going_.ends_s.size()));
   double from_s = began_s;
-  for (size_t j = 0; j < taken.size(); ++j)
-    held_block_s_ += (held_ += taken[j]) * (going_.ends_s[j] - std::exchange(from_s, going_.ends_s[j]));
+  for (size_t j = 0; j < going_.ends_s.size(); ++j)
+    held_block_s_ += (held_ + taken_[j]) * (going_.ends_s[j] - std::exchange(from_s, going_.ends_s[j]));
   most_ = std::clamp(2 * int(going_.ends_s.size()), 16, 1 << 16);
   in_turn_ = true;
   instance_->repeat(run_, began_s, going_.ends_s);
@@ -226,7 +228,7 @@ Unsaid Node::unsaid(double now) const {
   count(going_);
   // What the step that is under way needs is taken already.
   const auto begun = std::ranges::lower_bound(going_.ends_s, now) - going_.ends_s.begin();
-  if (now > time_.clock.seconds) all.blocks = instance_->blocks_taken(int(begun) + 1);
+  if (now > time_.clock.seconds) all.blocks = taken_[size_t(begun)];
   // At the very end of a step the next one has not begun.
   const double until_s = now > time_.clock.seconds ? going_.ends_s[size_t(begun)] : time_.clock.seconds;
   all.until_s = std::min(all.until_s, std::nextafter(until_s, kNever));

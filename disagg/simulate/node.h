@@ -82,9 +82,10 @@ class Node {
   std::unique_ptr<Instance> instance_;
   bool planned_ = false, in_turn_ = false;
   StepRun run_;
-  Said going_;         // of its steps
-  int most_ = 16;      // steps of the next one: twice what was played of the last one
-  uint64_t runs_ = 0;  // plans of an end: the last one counts
+  Said going_;              // of its steps
+  std::vector<int> taken_;  // [step]: blocks that its steps have taken by this one's end
+  int most_ = 16;           // steps of the next one: twice what was played of the last one
+  uint64_t runs_ = 0;       // plans of an end: the last one counts
   mutable std::deque<Said> said_;
   double held_ = 0, held_block_s_ = 0;  // blocks since the last turn
 };
