@@ -124,6 +124,11 @@ def stale(table, column, placement="mooncake", delay=0.0, loss=0.0, routers=1):
     return cell(delay_s=delay, loss=loss, routers=routers) / cell(delay_s=0.0, loss=0.0, routers=1)
 
 
+def regretted(table, column, what, against, load):
+    """One cell of the table of what could be known, over Algorithm 1's."""
+    return table(column, what=what, load=load) / table(column, what=against, load=load)
+
+
 def foreseen(table, column, error=0.0, factor=1.0):
     """One cell of the same with an oracle's t_d."""
     return table(column, admission="predicted", part="oracle", oracle_error=error, factor=factor, slo_tbt_s=.1)
@@ -1246,6 +1251,22 @@ CLAIMS = [
             Expect("dynamo: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", "dynamo", routers=4), 1.1, 4, "x"),
             Expect("mooncake: hits, four routers / one", lambda t: stale(t, "hit_share", routers=4), .9, 1.05, "x"),
             Expect("mooncake: mean TTFT, four routers, 2 s, 5 % / one, none", lambda t: stale(t, "ttft_mean_s", delay=2.0, loss=.05, routers=4), 1.1, 6, "x"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
+        "regret",
+        "How far is Algorithm 1 from caches that lose nothing, and from a look ahead that knows the future?",
+        "Mooncake (FAST'25) Algorithm 1; rollout (Bertsekas)",
+        [
+            Expect("load 0.5: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .5), .6, 1.02, "x"),
+            Expect("load 0.9: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .9), .6, 1.02, "x"),
+            Expect("load 1.3: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", 1.3), .6, 1.02, "x"),
+            Expect("load 0.9: hits, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "hit_share", "endless", "cache", .9), 1, 1.5, "x"),
+            Expect("load 0.5: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .5), .85, 1, "x"),
+            Expect("load 0.9: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .9), .6, .95, "x"),
+            Expect("load 1.3: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", 1.3), .6, .95, "x"),
         ],
         how="virtual",
         traces=True,
