@@ -117,6 +117,23 @@ def rejected(table, column, admission, factor=1.0, topology="12P1D", tbt=.1, par
     return table(column, admission=admission, factor=factor, topology=topology, slo_tbt_s=tbt, part=part)
 
 
+def stale(table, column, placement="mooncake", delay=0.0, loss=0.0, routers=1):
+    """One cell of the table of routers' views, over that of a view that is never late."""
+    def cell(**view):
+        return table(column, placement=placement, **view)
+    return cell(delay_s=delay, loss=loss, routers=routers) / cell(delay_s=0.0, loss=0.0, routers=1)
+
+
+def regretted(table, column, what, against, load):
+    """One cell of the table of what could be known, over Algorithm 1's."""
+    return table(column, what=what, load=load) / table(column, what=against, load=load)
+
+
+def foreseen(table, column, error=0.0, factor=1.0):
+    """One cell of the same with an oracle's t_d."""
+    return table(column, admission="predicted", part="oracle", oracle_error=error, factor=factor, slo_tbt_s=.1)
+
+
 def refused_by(table, admission, **where):
     return rejected(table, "refused_early", admission, **where) + rejected(table, "refused_late", admission, **where)
 
@@ -1238,6 +1255,41 @@ CLAIMS = [
         traces=True,
     ),
     Claim(
+        "router_views",
+        "What do stale views cost a router: cache events that come late or never, and routers that do not know of each other?",
+        "Dynamo, llm-d (several replicas of a router, views by events; nobody has published figures)",
+        [
+            Expect("mooncake: hits, events 2 s late / at once", lambda t: stale(t, "hit_share", delay=2.0), .95, 1.01, "x"),
+            Expect("mooncake: mean TTFT, events 2 s late / at once", lambda t: stale(t, "ttft_mean_s", delay=2.0), .95, 1.15, "x"),
+            Expect("mooncake: hits, 5 % of events lost / none", lambda t: stale(t, "hit_share", loss=.05), .8, 1, "x"),
+            Expect("mooncake: mean TTFT, 5 % of events lost / none", lambda t: stale(t, "ttft_mean_s", loss=.05), 1, 1.5, "x"),
+            Expect("mooncake: mean TTFT, two routers / one", lambda t: stale(t, "ttft_mean_s", routers=2), 1, 2, "x"),
+            Expect("mooncake: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", routers=4), 1.1, 4, "x"),
+            Expect("lmetric: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", "lmetric", routers=4), 1.1, 4, "x"),
+            Expect("dynamo: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", "dynamo", routers=4), 1.1, 4, "x"),
+            Expect("mooncake: hits, four routers / one", lambda t: stale(t, "hit_share", routers=4), .9, 1.05, "x"),
+            Expect("mooncake: mean TTFT, four routers, 2 s, 5 % / one, none", lambda t: stale(t, "ttft_mean_s", delay=2.0, loss=.05, routers=4), 1.1, 6, "x"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
+        "regret",
+        "How far is Algorithm 1 from caches that lose nothing, and from a look ahead that knows the future?",
+        "Mooncake (FAST'25) Algorithm 1; rollout (Bertsekas)",
+        [
+            Expect("load 0.5: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .5), .6, 1.02, "x"),
+            Expect("load 0.9: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .9), .6, 1.02, "x"),
+            Expect("load 1.3: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", 1.3), .6, 1.02, "x"),
+            Expect("load 0.9: hits, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "hit_share", "endless", "cache", .9), 1, 1.5, "x"),
+            Expect("load 0.5: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .5), .85, 1, "x"),
+            Expect("load 0.9: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .9), .6, .95, "x"),
+            Expect("load 1.3: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", 1.3), .6, .95, "x"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
         "rejection",
         "Who is refused under overload, when, and what does it save: early, predicted, reserved? How do the loads of P and D swing?",
         "Mooncake (arXiv 2407.00079 v4) section 7, Table 3, Figs. 9 and 10",
@@ -1246,6 +1298,16 @@ CLAIMS = [
             Expect("12P1D: within both objectives, four times t_d / unbiased", lambda t: rejected(t, "kept_share", "predicted", 4.0) /
                    rejected(t, "kept_share", "predicted"), 1.1, 4, "x"),
             Expect("12P1D: within both objectives, reserve / best t_d", lambda t: rejected(t, "kept_share", "reserve") / best_factor(t), .97, 1.1, "x"),
+            Expect("12P1D: within both objectives, an oracle's t_d / late", lambda t: foreseen(t, "kept_share") / rejected(t, "kept_share", "late"), .9, 1.3, "x",
+                   amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
+            Expect("12P1D: within both objectives, the oracle with an error of 0.5 / without", lambda t: foreseen(t, "kept_share", error=.5) /
+                   foreseen(t, "kept_share"), .9, 1.1, "x", amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
+            Expect("12P1D: within both objectives, twice the oracle's t_d / the oracle's", lambda t: foreseen(t, "kept_share", factor=2.) /
+                   foreseen(t, "kept_share"), 1, 3, "x", amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
+            Expect("12P1D: within both objectives, reserve / an oracle's t_d", lambda t: rejected(t, "kept_share", "reserve") / foreseen(t, "kept_share"), 1.5, 4, "x",
+                   amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
+            Expect("12P1D: refused late, an oracle's t_d: overtaken by somebody who came later", lambda t: foreseen(t, "overtaken_share"), .5, 1, "%",
+                   amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
             Expect("12P1D, 40 ms: within both objectives, reserve / late", lambda t: rejected(t, "kept_share", "reserve", tbt=.04) /
                    rejected(t, "kept_share", "late", tbt=.04), 1.1, 4, "x"),
             Expect("12P1D: prefill wasted, late", lambda t: rejected(t, "wasted_share", "late"), .1, .45, "%", amended="2026-11-23", was=(.1, .25),

@@ -7,7 +7,9 @@
 // `table_3`: the published set-up, 8P8D and the generated tool&agent at twice its speed. P's load is the work of
 // accepted prompts that are not done, over 30 s; D's the tokens that its sequences have, over its room; both looked at
 // every 2 s. `predicted` has the moving mean of ended decodes as t_d, times `factor`. What a sequence will need at most
-// is known here, since each answer ends at its max_tokens: better than a server knows it.
+// is known here, since each answer ends at its max_tokens: better than a server knows it. `oracle`: t_d is each
+// answer's own, its tokens exact and a step that of now, times `factor`, its tokens times a log-normal factor of
+// mean 1.
 //
 // Arithmetic. 3.4 requests/s, twice: 6.8. A D at its 1.33 M tokens takes 12.4 ms for weights and 1.33 M x 328 KB / 11.4
 // TB/s = 38 ms: 343 tokens of 50 ms are 17 s, and 110 sequences of 12,200 fit: 6.4/s: a little overloaded, more in
@@ -18,11 +20,15 @@
 // simulator: 97 early and 1,163 late); t_d four times as long is careful: fewer wasted. `reserve` wastes nothing by
 // construction; its price is what it holds for answers that are not written yet, some 170 tokens of 12,200: nothing. So
 // it keeps at least what the best t_d does, .97 to 1.1 of it, if the pilot is right that reservation is what is
-// missing. Table 3 (4183, 3771, 3589 of 23,000) has D's that bind. With the published model (8 heads of KV) eight of
-// these D's hold 10.6 M tokens, and 13 requests/s of 8,600 tokens and 182 answers of 15 ms have 0.3 M at once: no D
-// ever binds, and the three rows refuse the same. Swings: P's and D's loads are out of phase under early rejection:
-// correlation below 0. With k times the P, D and rate the sum of D's is smoother: the swing of D's load falls, at most
-// as 1 / sqrt(k). Of 9, 12 or 16 P prompts wait 8, 2 or 1 s, and the later D's load is felt, the more it swings.
+// missing. Then an oracle gains no more than the mean does, .9 to 1.3 of `late`: whom it does not see is who comes
+// later and joins before, the room that is left when others end is promised twice; an error of .5 and no bias changes
+// nothing
+// (.9 to 1.1), a bias of 2 is careful (1 to 3), and reserve keeps 1.5 to 4 times as many. Table 3 (4183, 3771, 3589 of
+// 23,000) has D's that bind. With the published model (8 heads of KV) eight of these D's hold 10.6 M tokens, and 13
+// requests/s of 8,600 tokens and 182 answers of 15 ms have 0.3 M at once: no D ever binds, and the three rows refuse
+// the same. Swings: P's and D's loads are out of phase under early rejection: correlation below 0. With k times the P,
+// D and rate the sum of D's is smoother: the swing of D's load falls, at most as 1 / sqrt(k). Of 9, 12 or 16 P prompts
+// wait 8, 2 or 1 s, and the later D's load is felt, the more it swings.
 #include <algorithm>
 #include <map>
 
@@ -39,10 +45,11 @@ constexpr int kDraws = 3;
 constexpr double kLookS = 2;
 constexpr double kLink = 100e9;  // four of 200 Gb/s
 
+// `error` below 0: t_d is the mean of decodes that have ended, and no oracle's.
 Values of(const char* part, const char* topology, double speed, double tbt, const char* admission, double factor,
-          int draw) {
-  return {{"part", part},           {"topology", topology}, {"speed", speed}, {"slo_tbt_s", tbt},
-          {"admission", admission}, {"factor", factor},     {"sample", draw}};
+          int draw, double error = -1) {
+  return {{"part", part},           {"topology", topology}, {"speed", speed},        {"slo_tbt_s", tbt},
+          {"admission", admission}, {"factor", factor},     {"oracle_error", error}, {"sample", draw}};
 }
 
 std::vector<Values> points(const Setting& setting) {
@@ -56,6 +63,10 @@ std::vector<Values> points(const Setting& setting) {
     for (const char* admission : {"late", "early", "early_in_flight", "reserve"})
       all.push_back(of("overload", "12P1D", 2, 0.04, admission, 1, draw));
     for (double factor : {1., 4.}) all.push_back(of("overload", "12P1D", 2, 0.04, "predicted", factor, draw));
+    // An oracle's t_d: without error, biased, and with an error that is none of the mean.
+    for (double factor : {0.5, 1., 2., 4.}) all.push_back(of("oracle", "12P1D", 2, 0.1, "predicted", factor, draw, 0));
+    for (double error : {0.5, 1.}) all.push_back(of("oracle", "12P1D", 2, 0.1, "predicted", 1, draw, error));
+    all.push_back(of("oracle", "12P1D", 2, 0.04, "predicted", 1, draw, 0));
     // More of everything; then prompts that wait longer, and less.
     for (const auto& [topology, speed] : {std::pair{"24P2D", 4.}, {"48P4D", 8.}})
       for (const char* admission : {"early", "predicted", "reserve"})
@@ -140,6 +151,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   o.conductor.placement = find_placement_policy("mooncake");
   o.conductor.admission = find_admission_policy(std::string(point["admission"]));
   o.conductor.admission_options.factor = point["factor"];
+  if (const double error = point["oracle_error"]; error >= 0) {
+    o.conductor.admission_options.decode = DecodeSeconds::oracle;
+    o.oracle_error = error, o.oracle_seed = setting.seed + uint64_t(point["sample"]) * (1 << 20);
+  }
   o.conductor.objectives = {30, point["slo_tbt_s"]};
   Result<Simulation> run = simulate(o, trace);
   if (!run) return run.error();

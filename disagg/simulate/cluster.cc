@@ -64,7 +64,7 @@ class Simulator final : public Post {
   const Trace& trace_;
   Timeline timeline_;
   Links links_;
-  std::unique_ptr<Conductor> conductor_;
+  std::unique_ptr<Routers> routers_;
   std::deque<std::atomic<uint64_t>> versions_;  // of the nodes, side by side: a look reads all
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<int>> next_;  // closed loop: who waits for a request's end
@@ -173,12 +173,14 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
                    normal = radius * std::cos(2 * std::numbers::pi * random.uniform());
       return request.max_tokens * std::exp(error * normal - error * error / 2);
     };
-  conductor_ = std::make_unique<Conductor>(std::move(conductor), timeline_.clock, *this);
+  routers_ = std::make_unique<Routers>(options.routers, conductor, timeline_, *this);
 }
 
 Status Simulator::build() {
   const Result<std::vector<Role>> roles = parse_topology(options_.topology, 4096);
   if (!roles) return roles.error();
+  if (options_.routers.routers > 1 && options_.conductor.roles != find_roles_policy("fixed"))
+    return invalid("--routers: nobody sees all that comes for a role: expected --roles fixed");
   int counts[3] = {0, 0, 0};
   for (Role role : roles.value())
     if (Status added = add(role, instance_name(role, counts[int(role)]++)); !added) return added;
@@ -187,7 +189,7 @@ Status Simulator::build() {
 }
 
 Status Simulator::add(Role role, const std::string& name) {
-  const InstanceId id = conductor_->new_id();
+  const InstanceId id = routers_->new_id();
   const StepCost cost = step_cost(options_.model, options_.hardware);
   Node& node = *nodes_.emplace_back(
       std::make_unique<Node>(timeline_, cost, options_.message_s, options_.each_step, versions_.emplace_back(1)));
@@ -240,7 +242,7 @@ void Simulator::joins(const Node& node) {
     probe = std::make_shared<LinkProbe>(node, *this, info.id);
   else
     probe = std::make_shared<NodeProbe>(node, timeline_);
-  conductor_->joined(info, std::move(probe));
+  routers_->joined(info, std::move(probe));
 }
 
 void Simulator::send(InstanceId from, InstanceId to, Message message) {
@@ -271,7 +273,7 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
   breath_ = std::make_shared<Breath>(Breath{from, at_s, timeline_.last() + 1, {}});
   breath_->letters.push_back(std::move(message));
   timeline_.at(at_s, [this, breath = breath_] {
-    for (Message& letter : breath->letters) conductor_->receive(breath->from, std::move(letter));
+    for (Message& letter : breath->letters) routers_->receive(breath->from, std::move(letter));
   });
 }
 
@@ -318,7 +320,7 @@ void Simulator::arrives(size_t at) {
   SimulatedRecord& record = run_.records[at];
   record.arrival_s = request->arrival_s;
   record.prompt = asked.prompt_tokens;
-  Status taken = conductor_->submit(std::move(request), std::make_shared<Client>(*this, at));
+  Status taken = routers_->submit(std::move(request), std::make_shared<Client>(*this, at));
   if (!taken) heard(at, {.finish = FinishReason::error, .error = taken.error().message});
 }
 
@@ -341,12 +343,12 @@ void Simulator::heard(size_t at, const TokenEvent& event) {
 
 // An instance that changes its role is empty first, and joins anew with an empty cache.
 void Simulator::look_at_roles() {
-  if (const std::optional<RoleMove> move = conductor_->change_roles()) {
-    conductor_->drain(move->id, true);
+  if (const std::optional<RoleMove> move = routers_->only().change_roles()) {
+    routers_->only().drain(move->id, true);
     moving_ = move;
   }
-  if (moving_ && conductor_->idle(moving_->id)) {
-    conductor_->left(moving_->id, "it changes its role");
+  if (moving_ && routers_->only().idle(moving_->id)) {
+    routers_->only().left(moving_->id, "it changes its role");
     XPYD_CHECK(add(moving_->role, moving_->name).ok());
     joins(*nodes_.back());
     moving_.reset();
@@ -377,7 +379,7 @@ Simulation Simulator::run() {
     run_.cost_error.absolute += stats.cost_error.absolute;
     run_.cost_error.signed_sum += stats.cost_error.signed_sum;
   }
-  run_.conductor = conductor_->totals();
+  run_.conductor = routers_->totals();
   return std::move(run_);
 }
 

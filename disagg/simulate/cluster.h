@@ -13,6 +13,7 @@
 #include "batch/engine.h"
 #include "disagg/conductor.h"
 #include "disagg/simulate/hardware.h"
+#include "disagg/simulate/routers.h"
 #include "disagg/simulate/traces.h"
 #include "disagg/token_times.h"
 
@@ -23,6 +24,7 @@ struct SimulationOptions {
   SimulatedModel model;
   std::string topology = "1P1D";
   ConductorOptions conductor;
+  RouterOptions routers;
   EngineOptions engine;
   std::string scheme = "paged";
   int block_tokens = 512;
@@ -65,7 +67,8 @@ struct Simulation {
   PredictionError cost_error;
 };
 
-// Errors: invalid_argument: a topology that is none, a request that no instance's memory can hold.
+// Errors: invalid_argument: a topology that is none, several routers and roles that change, a request that no
+// instance's memory can hold.
 Result<Simulation> simulate(const SimulationOptions& options, const Trace& trace);
 
 // The columns that scripts read, as one JSON object; `wall_s` is the caller's.

@@ -1,3 +1,4 @@
+#include <array>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -7,6 +8,7 @@
 #include "disagg/order.h"
 #include "disagg/simulate/calibrate.h"
 #include "disagg/simulate/cluster.h"
+#include "disagg/simulate/routers.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::simulated_cluster_test {
@@ -328,6 +330,129 @@ TEST_CASE("simulation: memory that cannot be is an error that names the option",
   CHECK(error(o).find("expected --kv-tokens") != std::string::npos);
 }
 
+// What is said to instances, word for word.
+struct Said final : Post {
+  void send(InstanceId, InstanceId to, Message message) override {
+    if (auto* start = std::get_if<StartRequest>(&message))
+      starts.push_back({uint64_t(to), start->attempt, start->request->id, uint64_t(start->decode)});
+    else
+      ++others;
+  }
+  std::vector<std::array<uint64_t, 4>> starts;
+  int others = 0;
+};
+
+struct SilentProbe final : InstanceProbe {
+  InstanceStats stats() const override { return {}; }
+  KvStats kv() const override { return {}; }
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+};
+
+struct NoSink final : EventSink {
+  void on_event(TokenEvent) override {}
+};
+
+// Requests of eight starts come, are begun, done and ended, and what they leave is in the cache of who computed them.
+template <class C>
+void play(C& conductor, Timeline& timeline, Said& said) {
+  for (int i = 0; i < 6; ++i)
+    conductor.joined({.id = conductor.new_id(),
+                      .name = "C" + std::to_string(i),
+                      .role = i < 4 ? Role::prefill : Role::decode,
+                      .capacity_blocks = 1000,
+                      .block_tokens = 16,
+                      .max_batch = 64},
+                     std::make_shared<SilentProbe>());
+  Random random(3);
+  for (size_t i = 0; i < 400; ++i) {
+    timeline.clock.seconds += random.uniform();
+    auto request = std::make_shared<Request>();
+    request->id = i;
+    request->prompt.assign(160 + random.below(100), int32_t(random.below(8)));
+    request->max_tokens = 2;
+    REQUIRE(conductor.submit(request, std::make_shared<NoSink>()).ok());
+    REQUIRE(said.starts.size() == i + 1);
+    if (random.below(2) == 0) continue;  // it stays, and is load
+    const auto [to, attempt, id, decode] = said.starts.back();
+    conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::started});
+    conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::prompt_done});
+    const std::vector<uint64_t> hashes = prefix_hashes(std::span<const int32_t>(request->prompt), 16, 0);
+    conductor.receive(InstanceId(to), CacheReport{hashes, {}});
+    TokenEvent end;
+    end.request_id = i;
+    end.finish = FinishReason::stop;
+    conductor.receive(InstanceId(decode), TokenOf{attempt, 0, end});
+  }
+}
+
+TEST_CASE("simulation: one router that hears everything at once is the conductor alone", "[simulate]") {
+  for (const char* placement : {"random", "prefix_aware", "lmetric"}) {
+    INFO(placement);
+    ConductorOptions o = options("").conductor;
+    o.placement = find_placement_policy(placement);
+    Timeline timeline, same, late;
+    Said alone, one, other;
+    Conductor conductor(o, timeline.clock, alone);
+    play(conductor, timeline, alone);
+    Routers routers({}, o, same, one);
+    play(routers, same, one);
+    CHECK((alone.starts == one.starts));
+    CHECK(alone.others == one.others);
+    CHECK(routers.totals().attempts == conductor.totals().attempts);
+    CHECK(same.run() == 0);  // nothing was put off
+    Routers deaf({.event_loss = 1}, o, late, other);
+    play(deaf, late, other);
+    CHECK((alone.starts == other.starts) == (std::string_view(placement) == "random"));
+  }
+}
+
+TEST_CASE("simulation: several routers serve everybody, whatever the order of P and D", "[simulate]") {
+  const Trace trace = some_load(6, 300, 12);
+  for (const char* disagg : {"prefill_first", "decode_first", "conditional_cost"})
+    for (const char* topology : {"3P2D", "4C", "2P1D1C"}) {
+      INFO(disagg << " " << topology);
+      SimulationOptions o = options(topology);
+      o.conductor.disagg = find_disagg_policy(disagg);
+      o.routers = {.routers = 3, .event_delay_s = 0.5, .event_loss = 0.1};
+      const nlohmann::json out = numbers(o, trace);
+      CHECK(out["completed"] == 300);
+      CHECK(numbers(o, trace)["log_hash"] == out["log_hash"]);
+      o.conductor.seed = 1;
+      if (std::string_view(disagg) == "prefill_first") CHECK(numbers(o, trace)["log_hash"] != out["log_hash"]);
+    }
+  SimulationOptions o = options("3P2D");
+  o.routers.routers = 2;
+  o.conductor.roles = find_roles_policy("velocity");
+  CHECK_FALSE(simulate(o, trace));
+}
+
+// Two prompts with one start, 10 s apart. At the first one the first instance is busy; at the second one nobody is, and
+// the first instance is taken where nothing is known.
+TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 40; ++i)
+    for (int j = 0; j < 3; ++j) {
+      trace.requests.push_back(
+          {.arrival_s = i * 20. + (j < 2 ? j * 0.01 : 10), .prompt_tokens = j > 0 ? 1280 : 3840, .output_tokens = 2});
+      for (int b = 0; b < (j > 0 ? 20 : 60); ++b)
+        trace.requests.back().blocks.push_back(uint64_t(i * 1000 + (j > 0 ? b : 100 + b)));
+    }
+  SimulationOptions o = options("4P1D");
+  const auto hits = [&](RouterOptions routers) {
+    o.routers = routers;
+    return numbers(o, trace)["hit_tokens"].get<double>();
+  };
+  const double all = hits({});
+  CHECK(all == 40 * 19 * 64);  // not of the block with the last token
+  CHECK(hits({.event_delay_s = 9}) == all);
+  CHECK(hits({.event_delay_s = 11}) == 0);
+  CHECK(hits({.event_loss = 1}) == 0);
+  // Where the first block was heard of, all that is there is used.
+  const double some = hits({.event_loss = 0.3});
+  CHECK(std::abs(some / all - 0.7) < 0.22);  // three standard errors, sqrt(.3 x .7 / 40)
+  CHECK(std::fmod(some, 19 * 64) == 0);
+}
+
 // Each view says when those end that decode or will.
 TEST_CASE("simulation: an oracle knows how long each answer will be, with the error that it is told",
           "[simulate][log]") {
@@ -360,9 +485,9 @@ TEST_CASE("simulation: an oracle knows how long each answer will be, with the er
       const auto ratio = [&](const nlohmann::json& s) {
         return (s["ends_s"].get<double>() - before.times.first_s) / (before.last_s - before.times.first_s);
       };
-      for (const auto& s : is["view"]["decoding"])
+      for (const auto& s : is["view"].value("decoding", nlohmann::json::array()))
         all.decoding += ratio(s), ++all.n_decoding, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
-      for (const auto& s : is["view"]["coming"])
+      for (const auto& s : is["view"].value("coming", nlohmann::json::array()))
         all.coming += ratio(s), ++all.n_coming, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
     }
     all.decoding /= all.n_decoding, all.coming /= all.n_coming;
