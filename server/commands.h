@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/status.h"
-#include "disagg/event_log.h"
 
 namespace xpyd::server {
 
@@ -28,9 +27,6 @@ Status check_result_file(const Options& options);
 // Replaces the file as a whole, with run_header() as "run"; nothing where none is asked for. Bytes
 // that are not UTF-8 become U+FFFD.
 Status write_result_file(const Options& options, nlohmann::json result);
-
-// Of --event-log, with `suffix` behind its name; null: none is asked for.
-Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix = "");
 
 int tour_main(const Options& options);
 int serve_main(const Options& options);

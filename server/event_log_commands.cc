@@ -8,17 +8,6 @@
 
 namespace xpyd::server {
 
-Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix) {
-  if (options.text("event-log").empty()) return std::shared_ptr<EventLog>();
-  JsonText shown;
-  shown.open('{');
-  for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
-  auto log = EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"),
-                              shown.close('}').take());
-  if (!log) return Error{log.error().code, "--event-log: " + log.error().message};
-  return std::shared_ptr<EventLog>(std::move(log).value());
-}
-
 int replay_main(const Options& options) {
   ReplayOptions again;
   for (auto [option, kind] : {std::pair{"placement", "place"},

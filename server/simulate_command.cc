@@ -7,6 +7,7 @@
 #include "disagg/cluster.h"
 #include "disagg/simulate/cluster.h"
 #include "server/commands.h"
+#include "server/stack.h"
 
 namespace xpyd::server {
 namespace {

@@ -13,9 +13,9 @@
 #include "base/peak.h"
 #include "base/version.h"
 #include "batch/admission.h"
+#include "disagg/event_log.h"
 #include "disagg/worker.h"
 #include "model/folder.h"
-#include "server/commands.h"
 #include "server/local_workers.h"
 
 namespace xpyd::server {
@@ -198,6 +198,17 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) try {
   return prepared;
 } catch (const Error& error) {
   return error;
+}
+
+Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix) {
+  if (options.text("event-log").empty()) return std::shared_ptr<EventLog>();
+  JsonText shown;
+  shown.open('{');
+  for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
+  auto log = EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"),
+                              shown.close('}').take());
+  if (!log) return Error{log.error().code, "--event-log: " + log.error().message};
+  return std::shared_ptr<EventLog>(std::move(log).value());
 }
 
 }  // namespace xpyd::server
