@@ -70,6 +70,7 @@ Result<Finding> run(const Values& point, Trace trace) {
   Result<SimulationOptions> options = simulated("a800x8", "llama-3-70b", point["pool"], trace);
   if (!options) return options.error();
   SimulationOptions& o = options.value();
+  o.fetch = false;
   const std::vector<Role> roles = parse_topology(o.topology).value();
   const Pool& pool = *std::ranges::find(kPools, o.topology, &Pool::topology);
   if (!trace.closed_loop) {
