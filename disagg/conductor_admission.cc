@@ -10,8 +10,10 @@ namespace xpyd::disagg {
 
 Objectives Conductor::objectives(const Request& request) const {
   const auto first = [](double own, double all, double none) { return own > 0 ? own : all > 0 ? all : none; };
-  return {first(request.slo_ttft_s, options_.objectives.ttft_s, kNoObjectives.ttft_s),
-          first(request.slo_tbt_s, options_.objectives.tbt_s, kNoObjectives.tbt_s)};
+  Objectives own = {first(request.slo_ttft_s, options_.objectives.ttft_s, kNoObjectives.ttft_s),
+                    first(request.slo_tbt_s, options_.objectives.tbt_s, kNoObjectives.tbt_s)};
+  if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // nobody waits for another token
+  return own;
 }
 
 ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, double ttft_s) {
@@ -60,8 +62,8 @@ void Conductor::foresee(const Member& member) {
     const bool comes = attempt.prompting || attempt.prefill < 0;
     const size_t heard = entry.choices[size_t(attempt.first)].output.size();
     const double has = comes ? 0 : double(heard) + member.probe->unsaid_tokens(attempt.request);
-    const double ends_s = std::max(now_s, comes ? attempt.joins_s : 0) +
-                          (options_.answer_tokens(*entry.request) - has) * step_s;
+    const double left = std::max(0.0, options_.answer_tokens(*entry.request) - has);
+    const double ends_s = std::max(now_s, comes ? attempt.joins_s : 0) + left * step_s;
     for (int i = 0; i < attempt.left; ++i) (comes ? coming++ : decoding++)->ends_s = ends_s;
   }
 }

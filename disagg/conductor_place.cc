@@ -63,10 +63,12 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   seen.number = uint64_t(totals_.attempts);
   seen.random = random_.next();
   seen.objectives = objectives(request);
-  const Placement placed = options_.placement->place(seen, options_.placement_options);
+  Placement placed = options_.placement->place(seen, options_.placement_options);
   if (placed.prefill < 0 || placed.decode < 0) return false;
   EventLog* const log = options_.log.get();
   if (log) log->decided(clock_.now(), "place", options_.placement->name, id, seen, options_.placement_options, placed);
+  // Of whom one token is wanted, that is the one that comes with the prompt: nobody needs the KV.
+  if (int(choice.output.size()) + 1 >= request.max_tokens) placed.decode = placed.prefill;
   totals_.regret += regret_ratio(seen, placed.prefill);
   const InstanceView &p = seen.instances[size_t(placed.prefill)], &d = seen.instances[size_t(placed.decode)];
 

@@ -142,8 +142,7 @@ void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decod
   const AttemptId attempt = sequence->attempt;
   sequence->queue_ticket = attempts_.ticket(attempt, AttemptProgress::started);
   sequence->prompt_ticket = attempts_.ticket(attempt, AttemptProgress::prompt_done);
-  // Of whom one token is wanted, that is the one that comes with the prompt: nobody needs the KV.
-  sequence->leaves = order != DisaggOrder::local && sequence->n_output() + 1 < sequence->request->max_tokens;
+  sequence->leaves = order != DisaggOrder::local;
   if (sequence->leaves) sender_.expect(attempt, order, decode);
   engine_.submit(std::move(sequence));
 }

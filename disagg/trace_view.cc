@@ -188,6 +188,7 @@ Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths,
 }  // namespace
 
 Status write_trace(std::span<const std::string> paths, std::FILE* out) {
+  if (paths.empty()) return read_event_logs(paths, {});  // its error, before anything is written
   TraceWriter trace(out);
   std::map<std::string, std::string> batches;
   const auto lives = read_lives(paths, [&](const std::string& kind, const json& line) {

@@ -48,9 +48,12 @@ Status check_files(const Options& options) {
   };
   for (const char* written : {"event-log", "json"}) {
     const std::string& path = options.text(written);
-    if (same(path, options.positional()[0]))
-      return invalid("--" + std::string(written) + " " + path + ": it is the trace's FILE");
-    for (const char* other : {"hardware", "model", "json"})
+    const fs::path file = options.positional()[0];
+    std::error_code none;
+    const fs::path folder = fs::weakly_canonical(path, none).parent_path();
+    if (same(path, file) || (fs::is_directory(file, none) && same(folder, file)))
+      return invalid("--" + std::string(written) + " " + path + ": it is the trace's FILE, or one of its files");
+    for (const char* other : {"hardware", "model", "config", "json"})
       if (other != std::string_view(written) && same(path, options.text(other)))
         return invalid("--" + std::string(written) + " " + path + ": it is the file of --" + other);
   }

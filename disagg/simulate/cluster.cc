@@ -191,8 +191,10 @@ Status Simulator::build() {
 Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = routers_->new_id();
   const StepCost cost = step_cost(options_.model, options_.hardware);
+  // What a node would have said of steps played at once is of all routers' requests, and of events that may be lost.
+  const bool each_step = options_.each_step || options_.routers.routers > 1 || options_.routers.event_loss > 0;
   Node& node = *nodes_.emplace_back(
-      std::make_unique<Node>(timeline_, cost, options_.message_s, options_.each_step, versions_.emplace_back(1)));
+      std::make_unique<Node>(timeline_, cost, options_.message_s, each_step, versions_.emplace_back(1)));
   const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens : kv_tokens(options_.model, options_.hardware);
   if (tokens < options_.block_tokens)
     return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +

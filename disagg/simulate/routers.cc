@@ -28,7 +28,7 @@ Routers::Routers(const RouterOptions& options, const ConductorOptions& each, Tim
     : options_(options), timeline_(timeline), post_(post) {
   for (int r = 0; r < options.routers; ++r) {
     ConductorOptions own = each;
-    own.seed += uint64_t(r);
+    own.seed ^= uint64_t(r) << 53;  // above all that --seed can be
     routers_.push_back(std::make_unique<Router>(*this, r, own));
   }
 }

@@ -140,12 +140,22 @@ TEST_CASE("simulation: where one token is wanted no KV crosses", "[simulate]") {
       o.conductor.disagg_options.pull = pull;
       const Result<Simulation> run = simulate(o, trace);
       REQUIRE(run.ok());
-      if (o.conductor.disagg == find_disagg_policy("prefill_first")) CHECK(run.value().kv_gb == 0);
+      CHECK(run.value().kv_gb == 0);
       for (const SimulatedRecord& record : run.value().records) {
         CHECK(record.end == SimulatedEnd::completed);
         CHECK((record.times.first_s > record.arrival_s && record.times.gaps.empty()));
       }
     }
+  // No second token comes too late, and D has no part in it.
+  o.conductor.objectives.tbt_s = 1e-6;
+  for (const AdmissionPolicy& policy : admission_policies()) {
+    INFO(policy.name);
+    o.conductor.admission = &policy;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().decode_busy_s == 0);
+    for (const SimulatedRecord& record : run.value().records) CHECK(record.end == SimulatedEnd::completed);
+  }
 }
 
 // P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.

@@ -86,6 +86,7 @@ TEST_CASE("trace and explain: what they print of one request", "[event_log]") {
         "7,0,0,0.500000,0.500000,0.000000,1.000000,0.000000,0.000000,0.250000,2.000000,2.250000,C0,C0\n");
   CHECK(one.out.ends_with(run(explain_main, "explain", {path}).out));
   CHECK(run(explain_main, "explain", {path, "--request", "8"}).code != 0);
+  CHECK(run(trace_main, "trace", {}).out == "");
   const Ran trace = run(trace_main, "trace", {path});
   CHECK(trace.code == 0);
   bool step = false;
@@ -114,11 +115,13 @@ std::string text_of(const std::string& path) {
 TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file is touched", "[simulate]") {
   TempDir dir;
   const std::string trace = dir.path + "/trace.jsonl", log = dir.path + "/log", json = dir.path + "/json",
-                    card = dir.path + "/card.json", link = dir.path + "/link", absent = dir.path + "/absent";
+                    card = dir.path + "/card.json", link = dir.path + "/link", absent = dir.path + "/absent",
+                    config = dir.path + "/config";
   const std::string row = R"({"timestamp": 0, "input_length": 100, "output_length": 3, "hash_ids": [1]})";
   const std::string fields = R"({"flops_per_s": 1e15, "bytes_per_s": 1e13, "memory_bytes": 1e12})";
   std::ofstream(trace) << row << "\n";
   std::ofstream(card) << fields << "\n";
+  std::ofstream(config) << "topology = 1C\n";
   std::filesystem::create_symlink("trace.jsonl", link);
   const auto simulated = [&](std::vector<std::string> more) {
     more.insert(more.begin(), trace);
@@ -135,12 +138,16 @@ TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file 
                                                 {"--event-log", json, "--json", json},
                                                 {"--event-log", absent, "--json", dir.path + "/./absent"},
                                                 {"--event-log", card, "--hardware", card},
-                                                {"--json", card, "--hardware", card}}) {
+                                                {"--json", card, "--hardware", card},
+                                                {"--json", config, "--config", config}}) {
     INFO(files[0] << " " << files[1]);
     CHECK(simulated(files).code == 2);
   }
   CHECK(text_of(trace) == row + "\n");
   CHECK(text_of(card) == fields + "\n");
+  CHECK(text_of(config) == "topology = 1C\n");
+  CHECK(run(simulate_main, "simulate", {dir.path, "--format", "weka", "--json", trace}).code == 2);
+  CHECK(text_of(trace) == row + "\n");
   CHECK_FALSE(std::filesystem::exists(absent));
   for (const char* topology : {"", "0P1D", "1P0D", "0C", "1P", "1D", "P1D", "1X", "-1P1D", "5000P1D", "100000P1D",
                                "99999999999999999999C", "1P1D1P", "1.5P1D"}) {
