@@ -31,6 +31,7 @@ ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, dou
                         .random = random_.uniform()};
   decode_cost_ = board_.cost(member.probe->stats());
   view.cost = &decode_cost_;
+  if (member.info.role == Role::prefill) return view;  // one token is wanted: nobody decodes there
   decoding_.clear();
   coming_.clear();
   for (AttemptId number : member.decoding) {
