@@ -1222,7 +1222,7 @@ CLAIMS = [
                      t(column + "_off", topology=topology), -most * cores, most * cores, "%",
                      **(dict(amended="2026-11-24", was=(-most, most), reason="the target is missed: instances and the load's own thread are "
                              "more than the machine's two cores, and how often they meet is in no step's cost") if cores > 1 and topology != "1C" else
-                        dict(amended="2026-11-25", was=(-most, most), reason="the target is missed in one of two sessions: -2.5 % in the first, "
+                        dict(amended="2026-11-25", was=(-most, most), reason="the target is missed in one of two runs: -2.5 % in the first, "
                              "-16 % in the second; why is not known") if cores > 1 else {}))
               for topology, cores_of in (("1C", 1), ("2C", 2), ("1P1D", 1), ("2P2D", 2))
               for what, column, most in (("median TTFT", "ttft_p50", .1), ("median gap", "tbt_p50", .1), ("P90 TTFT", "ttft_p90", .2),
