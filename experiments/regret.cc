@@ -16,10 +16,9 @@
 // queue is rare (0.85 to 1 of the TTFT); with .9 and 1.3 every request meets one, whose order is fixed but not its
 // place: .6 to .95.
 #include <algorithm>
-#include <map>
 #include <string>
 
-#include "experiments/simulated.h"
+#include "experiments/draws.h"
 
 namespace xpyd::experiments::regret_experiment {
 namespace {
@@ -93,18 +92,7 @@ Result<Finding> run(const Values& point, const Trace& all, const Setting& settin
 }
 
 Measure open(const Setting& setting) {
-  auto known = std::make_shared<std::map<int, Trace>>();
-  return [=](const Values& point) -> Result<Finding> {
-    const int draw = point["sample"];
-    if (!known->contains(draw)) {
-      const TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};
-      Result<Trace> trace =
-          find_trace_format("mooncake")->load(setting.traces + "/mooncake_conversation.jsonl", reading);
-      if (!trace) return trace.error();
-      known->emplace(draw, std::move(trace).value());
-    }
-    return run(point, known->at(draw), setting);
-  };
+  return over_draws(setting, [setting](const Values& point, const Trace& trace) { return run(point, trace, setting); });
 }
 
 REGISTER_EXPERIMENT("regret", "cpu", points, open);

@@ -14,9 +14,8 @@
 // what is lost at the start goes elsewhere: hits .8 to 1. Several routers share a cache's contents and not the queue of
 // prompts: each of four sees a quarter of the load, too little to avoid a busy instance: the queue of a service and a
 // half comes nearer to that of a router that does not look at loads, TTFT 1.1 to 4 times with four, and less with two.
-#include <map>
 
-#include "experiments/simulated.h"
+#include "experiments/draws.h"
 
 namespace xpyd::experiments::router_views_experiment {
 namespace {
@@ -62,18 +61,7 @@ Result<Finding> run(const Values& point, const Trace& all, const Setting& settin
 }
 
 Measure open(const Setting& setting) {
-  auto known = std::make_shared<std::map<int, Trace>>();
-  return [=](const Values& point) -> Result<Finding> {
-    const int draw = point["sample"];
-    if (!known->contains(draw)) {
-      const TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};
-      Result<Trace> trace =
-          find_trace_format("mooncake")->load(setting.traces + "/mooncake_conversation.jsonl", reading);
-      if (!trace) return trace.error();
-      known->emplace(draw, std::move(trace).value());
-    }
-    return run(point, known->at(draw), setting);
-  };
+  return over_draws(setting, [setting](const Values& point, const Trace& trace) { return run(point, trace, setting); });
 }
 
 REGISTER_EXPERIMENT("router_views", "cpu", points, open);

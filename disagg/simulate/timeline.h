@@ -40,7 +40,7 @@ class Timeline {
     std::make_heap(heap_.begin(), heap_.end());
     called_off_ = 0;
   }
-  size_t planned() const { return heap_.size(); }  // of these at most half called off
+  size_t planned() const { return heap_.size(); }  // right after call_off() at most half of these off
   uint64_t last() const { return number_; }        // that was said
   // Until nothing is left. Returns how much happened.
   int64_t run() {
