@@ -13,6 +13,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       memory_(memory),
       options_(std::move(options)),
       admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
+      window_(options_.ahead ? model.window() : 1),
       clock_(clock),
       hooks_(hooks) {
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
@@ -43,36 +44,40 @@ int Engine::waiting_with_kv() const {
 }
 
 bool Engine::step() {
-  const double start = clock_.now(), stepped = stats_.step_seconds;
+  const double start = clock_.now(), stepped = stats_.step_seconds, waited = stats_.wait_seconds;
   const bool copying = memory_.poll();
-  drop_ended(start);
+  const bool moved = iterate(start);
+  const double computed = in_waves() ? stats_.wait_seconds - waited : stats_.step_seconds - stepped;
+  stats_.schedule_seconds += clock_.now() - start - computed;
+  if (moved || (!copying && loading_ == 0)) return moved;
+  // Only copies to or from a tier go on.
+  clock_.sleep(50e-6);
+  return true;
+}
+
+bool Engine::iterate(double now) {
+  const bool ended = look_at_waves();
+  drop_ended(now);
   poll_loads();
+  if (window_ > 1 && int(under_way_.size()) == window_) return wait();
   make_plan();
-  if (under_way_.begun && needs_settling()) {
-    settle();
-    make_plan();
-  }
+  if (!under_way_.empty() && needs_settling()) return wait();
   while (!plan_.preempts.empty() && give_up_early()) make_plan();
-  const bool moved = apply_plan(start);
-  const double planned = clock_.now();
-  stats_.schedule_seconds += planned - start - (stats_.step_seconds - stepped);
-  if (next_.entries.empty()) {
-    if (under_way_.begun) {
-      settle();
-      return true;
-    }
-    if (moved || (!copying && loading_ == 0)) return moved;
-    // Only copies to or from a tier go on.
-    clock_.sleep(50e-6);
+  const bool moved = apply_plan(now);
+  if (next_->entries.empty()) return under_way_.empty() ? moved || ended : wait();
+  next_->shape = {};
+  for (const Entry& entry : next_->entries) {
+    if (entry.n_tokens > 1 || entry.first == 0)
+      next_->shape.add_prompt(entry.n_tokens, entry.first);
+    else
+      next_->shape.add_decodes(1, entry.end());
+  }
+  if (in_waves()) {
+    begin();
     return true;
   }
-  stats_.work.steps += 1;
-  for (const Entry& entry : next_.entries) {
-    if (entry.n_tokens > 1 || entry.first == 0)
-      stats_.work.add_prompt(entry.n_tokens, entry.first);
-    else
-      stats_.work.add_decodes(1, entry.end());
-  }
+  stats_.work.add(next_->shape);
+  const double planned = clock_.now();
   if (chosen_by_model()) {
     begin();
   } else {
@@ -85,20 +90,14 @@ bool Engine::step() {
 
 // The next step as the model sees it: spans into this engine's arrays.
 StepInput Engine::gather() {
-  return arrays_.gather(next_.entries, memory_, hooks_ && hooks_->layerwise() ? this : nullptr);
+  return arrays_.gather(next_->entries, memory_, hooks_ && hooks_->layerwise() ? this : nullptr);
 }
 
-void Engine::layer_done(int layer) {
-  hooks_->layer_ended();
-  for (const Entry& entry : next_.entries) {
-    Sequence& s = *entry.sequence;
-    if (s.leaves) hooks_->kv_written(s, layer, layer + 1, entry.first, entry.end());
-  }
-}
+void Engine::layer_done(int layer) { tell_layers(*next_, layer + 1); }
 
 bool Engine::chosen_by_model() const {
-  return options_.ahead && model_.chooses() &&
-         std::none_of(next_.entries.begin(), next_.entries.end(), [](const Entry& entry) {
+  return window_ > 1 && model_.chooses() &&
+         std::none_of(next_->entries.begin(), next_->entries.end(), [](const Entry& entry) {
            const Sequence& s = *entry.sequence;
            return entry.n_prompt_rows > 0 ||
                   (entry.wants_logits && (s.stands_for > 1 || more_than_a_draw(s.request->sampling)));
@@ -108,103 +107,144 @@ bool Engine::chosen_by_model() const {
 // ---- One step at a time: the CPU waits, then chooses from the logits.
 
 void Engine::forward() {
-  XPYD_CHECK(!under_way_.begun);
+  XPYD_CHECK(under_way_.empty());
   const StepInput input = gather();
   const double start = clock_.now();
   model_.forward(input, logits_.data());
   const double now = clock_.now();
   stats_.wait_seconds += now - start;
-  for (const Entry& entry : next_.entries) entry.sequence->computed = entry.end();
-  kv_in_place(next_);
-  const float* logits = logits_.data();
+  for (const Entry& entry : next_->entries) entry.sequence->computed = entry.end();
+  kv_in_place(*next_);
+  choose(*next_, logits_.data(), now);
+  tidy(*next_);
+}
+
+void Engine::choose(Step& step, const float* logits, double now) {
   const size_t vocab = size_t(model_.config().vocab);
   std::vector<std::pair<Sequence*, const float*>> splits;  // last: who ends makes room for choices
-  for (Entry& entry : next_.entries) {
+  for (Entry& entry : step.entries) {
+    const float* row = logits;
+    logits += vocab * (size_t(entry.n_prompt_rows) + entry.wants_logits);
+    if (entry.ended) continue;
     Sequence& s = *entry.sequence;
-    for (int at = entry.first; at < entry.first + entry.n_prompt_rows; ++at, logits += vocab)
-      s.prompt_logprobs[size_t(at) + 1] = judge({logits, vocab}, s.tokens[size_t(at) + 1], s.request->prompt_logprobs,
+    for (int at = entry.first; at < entry.first + entry.n_prompt_rows; ++at, row += vocab)
+      s.prompt_logprobs[size_t(at) + 1] = judge({row, vocab}, s.tokens[size_t(at) + 1], s.request->prompt_logprobs,
                                                 sampler_scratch_);
     if (!entry.wants_logits) continue;
     if (s.stands_for > 1) {
-      splits.push_back({&s, logits});
+      splits.push_back({&s, row});
     } else {
       open_choice(s, s.choice);
-      Sampled sampled = sample({logits, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
-      take_token(entry, std::move(sampled), row_hash(logits, vocab), now);
+      Sampled sampled = sample({row, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
+      take_token(entry, std::move(sampled), row_hash(row, vocab), now);
     }
-    logits += vocab;
   }
   for (auto [s, row] : splits) split(*s, row, now);
-  tidy(next_);
 }
 
-// ---- Two steps at a time: the model chooses.
+// ---- Waves: several steps at a time.
 
-// A token that is not known yet is -1 - r in its sequence, r being the row that chooses it; the step after may compute
-// it already. So a sequence's end is seen one step late, and that step's work on it is dropped.
+// Where the model chooses, a token that is not known yet is -1 - r in its sequence, r being the row that chooses it;
+// the step after may compute it already. So a sequence's end is seen one step late, and that step's work on it is
+// dropped. Where the engine does, a sequence whose token is being computed waits for it; prompts do not, whose chunks
+// follow each other.
 
 void Engine::begin() {
   draws_.clear();
-  const StepInput input = gather();
-  for (const Entry& entry : next_.entries) {
-    if (!entry.wants_logits) continue;
+  StepInput input = gather();
+  next_->layers_told = 0;
+  for (const Entry& entry : next_->entries) {
+    input.watched = input.watched || (hooks_ && entry.sequence->leaves);
+    if (!entry.wants_logits || !model_.chooses()) continue;
     Sequence& s = *entry.sequence;
     open_choice(s, s.choice);
     draws_.push_back(next_draw(s.request->sampling, s.sampler));
     s.tokens.push_back(-int32_t(draws_.size()));
   }
-  model_.begin(input, draws_);
-  for (const Entry& entry : next_.entries) entry.sequence->computed = entry.end();
-  next_.begun = true;
-  if (under_way_.begun) finish(under_way_);
-  std::swap(next_, under_way_);
+  if (!model_.chooses()) {
+    if (!input.watched) input.observer = nullptr;
+    next_->logits.resize(input.logit_rows.size() * size_t(model_.config().vocab));
+  }
+  model_.begin(input, draws_, next_->logits.data());
+  for (const Entry& entry : next_->entries) entry.sequence->computed = entry.end();
+  under_way_.push_back(std::move(next_));
+  if (spare_.empty()) spare_.push_back(std::make_unique<Step>());
+  next_ = std::move(spare_.back());
+  spare_.pop_back();
+  if (int(under_way_.size()) == window_) wait();
 }
 
-void Engine::finish(Step& step) {
+// What is new: KV that stages have written, and waves that have ended.
+bool Engine::look_at_waves() {
+  bool any = false;
+  for (; !under_way_.empty() && model_.ended(); any = true) finish();
+  for (size_t i = 0; i < under_way_.size(); ++i) tell_layers(*under_way_[i], model_.layers_written(int(i)));
+  return any;
+}
+
+// For the oldest step, or other news. Always true: something has moved, or may move now.
+bool Engine::wait() {
   const double start = clock_.now();
-  chosen_.resize(step.entries.size());
+  const bool over = model_.wait();
+  stats_.wait_seconds += clock_.now() - start;
+  if (over) finish();
+  return true;
+}
+
+void Engine::finish() {
+  std::unique_ptr<Step> step = std::move(under_way_.front());
+  under_way_.pop_front();
+  chosen_.resize(step->entries.size());
   model_.end(chosen_.data());
   const double now = clock_.now();
-  stats_.wait_seconds += now - start;
-  kv_in_place(step);
-  auto chosen = chosen_.begin();
-  for (Entry& entry : step.entries) {
-    if (!entry.wants_logits) continue;
-    const Chosen& c = *chosen++;
-    if (entry.ended) continue;
-    Sampled sampled;
-    sampled.chosen.token = c.token;
-    sampled.nan_logits = c.nan_logits;
-    take_token(entry, std::move(sampled), c.row_hash, now);
+  kv_in_place(*step);
+  if (model_.chooses()) {
+    auto chosen = chosen_.begin();
+    for (Entry& entry : step->entries) {
+      if (!entry.wants_logits) continue;
+      const Chosen& c = *chosen++;
+      if (entry.ended) continue;
+      Sampled sampled;
+      sampled.chosen.token = c.token;
+      sampled.nan_logits = c.nan_logits;
+      take_token(entry, std::move(sampled), c.row_hash, now);
+    }
+  } else {
+    choose(*step, step->logits.data(), now);
+    stats_.work.add(step->shape);
+    ++stats_.steps;
+    stats_.step_seconds += model_.stage_seconds();
   }
-  tidy(step);
-}
-
-void Engine::settle() {
-  if (!under_way_.begun) return;
-  const double start = clock_.now();
-  finish(under_way_);
-  stats_.step_seconds += clock_.now() - start;
+  tidy(*step);
+  spare_.push_back(std::move(step));
 }
 
 // ---- What a step gave.
 
-void Engine::kv_in_place(const Step& step) {
-  const bool layerwise = hooks_ && hooks_->layerwise();
-  if (hooks_ && !layerwise) hooks_->layer_ended();
+// KV in the layers below `layers` is in place.
+void Engine::tell_layers(Step& step, int layers) {
+  const int told = std::exchange(step.layers_told, std::max(layers, step.layers_told));
+  if (!hooks_ || layers <= told) return;
+  hooks_->layer_ended();
+  for (const Entry& entry : step.entries)
+    if (Sequence& s = *entry.sequence; !entry.ended && s.leaves)
+      hooks_->kv_written(s, told, layers, entry.first, entry.end());
+}
+
+void Engine::kv_in_place(Step& step) {
   for (const Entry& entry : step.entries) {
     if (entry.ended) continue;
     Sequence& s = *entry.sequence;
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_tokens)));
-    if (s.leaves && !layerwise) hooks_->kv_written(s, 0, model_.config().n_layers, entry.first, entry.end());
   }
+  tell_layers(step, model_.config().n_layers);
 }
 
 void Engine::tidy(Step& step) {
   for (SequencePtr& s : step.ended) release(*s);
   step.ended.clear();
   step.entries.clear();
-  step.begun = false;
+  step.layers_told = 0;
   std::erase(running_, nullptr);
   for (SequencePtr& s : arrived_) running_.push_back(std::move(s));
   arrived_.clear();
@@ -234,14 +274,19 @@ void Engine::take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, 
     return;
   }
   if (s.leaves) hooks_->prefill_cancelled(s);
-  const auto later = std::find_if(next_.entries.begin(), next_.entries.end(),
-                                  [&s](const Entry& other) { return other.sequence == &s; });
-  if (next_.begun && later != next_.entries.end()) {
-    later->ended = true;
-    next_.ended.push_back(std::move(gone));
-    return;
-  }
-  release(s);
+  retire(std::move(gone));
+}
+
+// A sequence that is over. What is under way for it is dropped, and its KV is in use until the last of that ends.
+void Engine::retire(SequencePtr s) {
+  Step* last = nullptr;
+  for (const auto& step : under_way_)
+    for (Entry& entry : step->entries)
+      if (entry.sequence == s.get()) entry.ended = true, last = step.get();
+  if (last)
+    last->ended.push_back(std::move(s));
+  else
+    release(*s);
 }
 
 SequencePtr Engine::remove(const Sequence& s) {
@@ -340,10 +385,10 @@ void Engine::release(Sequence& s) {
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
 }
 
-void Engine::end(Sequence& s, FinishReason reason, const std::string& error, double now) {
-  release(s);
-  if (s.leaves) hooks_->prefill_cancelled(s);
-  emit_end(s, reason, error, now);
+void Engine::end(SequencePtr s, FinishReason reason, const std::string& error, double now) {
+  if (s->leaves) hooks_->prefill_cancelled(*s);
+  emit_end(*s, reason, error, now);
+  retire(std::move(s));
 }
 
 void Engine::drop_ended(double now) {
@@ -352,24 +397,20 @@ void Engine::drop_ended(double now) {
     const bool late = s->request->deadline_s > 0 && now > s->request->deadline_s;
     return late ? FinishReason::timeout : FinishReason::none;
   };
-  auto ended = [&](const SequencePtr& s) {
+  const auto ended = [&](SequencePtr& s) {
     const FinishReason why = reason(s);
-    if (why != FinishReason::none) end(*s, why, "", now);
+    if (why != FinishReason::none) end(std::move(s), why, "", now);
     return why != FinishReason::none;
   };
-  if (std::any_of(running_.begin(), running_.end(),
-                  [&](const SequencePtr& s) { return reason(s) != FinishReason::none; })) {
-    settle();
-    std::erase_if(running_, ended);  // not outside: who is cancelled only now may be under way
-  }
+  std::erase_if(running_, ended);
   std::erase_if(waiting_, ended);
 }
 
 void Engine::end_all(FinishReason reason, const std::string& error) {
-  settle();
+  while (!under_way_.empty()) wait();
   double now = clock_.now();
-  for (SequencePtr& s : running_) end(*s, reason, error, now);
-  for (SequencePtr& s : waiting_) end(*s, reason, error, now);
+  for (SequencePtr& s : running_) end(std::move(s), reason, error, now);
+  for (SequencePtr& s : waiting_) end(std::move(s), reason, error, now);
   running_.clear();
   waiting_.clear();
 }

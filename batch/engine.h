@@ -27,7 +27,7 @@ struct EngineOptions {
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
   int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  bool ahead = true;      // plan the next step while the model computes one, where the model can
+  bool ahead = true;      // plan the next steps while the model computes some, where the model can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
 };
@@ -109,17 +109,22 @@ class Engine final : private LayerObserver {
       for (const SequencePtr& s : sequences)
         if (s->kv != kNoKv) f(s->request->id, s->kv);
     };
-    look(running_), look(waiting_), look(under_way_.ended);
+    look(running_), look(waiting_);
+    for (const auto& step : under_way_) look(step->ended);
   }
-  bool idle() const { return running_.empty() && waiting_.empty() && !under_way_.begun; }
+  bool idle() const { return running_.empty() && waiting_.empty() && under_way_.empty(); }
+  // The time of its steps is that of stages, of waves that have ended.
+  bool in_waves() const { return window_ > 1 && !model_.chooses(); }
   const EngineStats& stats() const { return stats_; }
 
  private:
   using Entry = StepEntry;
   struct Step {
     std::vector<Entry> entries;
-    std::vector<SequencePtr> ended;  // those of its entries: their KV is in use until the step ends
-    bool begun = false;
+    std::vector<SequencePtr> ended;  // those whose last step it is: their KV is in use until it ends
+    std::vector<float> logits;       // [n_logits, vocab], of a wave
+    StepShape shape;
+    int layers_told = 0;  // to the hooks
   };
 
   void layer_done(int layer) override;
@@ -129,6 +134,7 @@ class Engine final : private LayerObserver {
   bool give_up_early();
   void make_plan();
   void charge_shared_blocks();
+  void share_decodes();
   bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
@@ -140,9 +146,13 @@ class Engine final : private LayerObserver {
   bool chosen_by_model() const;
   void forward();
   void begin();
-  void finish(Step& step);
-  void settle();
-  void kv_in_place(const Step& step);
+  bool iterate(double now);
+  bool look_at_waves();
+  bool wait();
+  void finish();
+  void choose(Step& step, const float* logits, double now);
+  void tell_layers(Step& step, int layers);
+  void kv_in_place(Step& step);
   void tidy(Step& step);
   void open_choice(Sequence& sequence, int choice);
   void take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, double now);
@@ -152,7 +162,8 @@ class Engine final : private LayerObserver {
   void share_kv(std::vector<SequencePtr> choices);
   void preempt(SequencePtr sequence);
   void release(Sequence& sequence);
-  void end(Sequence& sequence, FinishReason reason, const std::string& error, double now);
+  void retire(SequencePtr sequence);
+  void end(SequencePtr sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
   bool planned_alike(int steps, bool evicts);
   int blocks_taken(int steps) const;  // by a run's first steps
@@ -161,6 +172,7 @@ class Engine final : private LayerObserver {
   KvMemory& memory_;
   EngineOptions options_;
   const AdmissionRule* admission_;
+  const int window_;  // steps under way
   Clock& clock_;
   EngineHooks* hooks_;
 
@@ -181,7 +193,9 @@ class Engine final : private LayerObserver {
   std::vector<int> runnable_;    // running_views_[i] is of running_[runnable_[i]]
   std::vector<int> admissible_;  // waiting_views_[i] is of waiting_[admissible_[i]]
   int loading_ = 0;              // of waiting_: their KV is on its way from a tier
-  Step next_, under_way_;
+  std::unique_ptr<Step> next_ = std::make_unique<Step>();
+  std::deque<std::unique_ptr<Step>> under_way_;  // oldest first
+  std::vector<std::unique_ptr<Step>> spare_;     // their memory
   StepArrays arrays_;
   std::vector<float> logits_;
   std::vector<Draw> draws_;

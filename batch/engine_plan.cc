@@ -33,6 +33,7 @@ void Engine::make_plan() {
     runnable_.push_back(int(i));
     running_views_.push_back(view_of(s));
   }
+  if (in_waves()) share_decodes();
   // No policy can start more than the free places; the rest of the queue need not be looked at.
   size_t startable = size_t(std::max(0, options_.max_batch - int(runnable_.size())));
   for (size_t i = 0; i < waiting_.size() && i < startable; ++i) {
@@ -60,6 +61,16 @@ void Engine::make_plan() {
   plan_.clear();
   options_.policy->plan(view, plan_);
   if (watcher_ && !(plan_.runs.empty() && plan_.admits.empty() && plan_.preempts.empty())) watcher_(view, plan_);
+}
+
+// Sequences that decode are shared by as many waves as there are stages: in one wave, they would leave all stages but
+// one idle. Who is under way has nothing pending.
+void Engine::share_decodes() {
+  const auto decodes = [](const SequenceView& view) { return view.n_output > 0; };
+  const auto waves = std::min(window_, model_.stages());
+  auto left = (std::ranges::count_if(running_views_, decodes) + waves - 1) / waves;
+  for (SequenceView& view : running_views_)
+    if (decodes(view) && view.pending() == 1 && --left < 0) view.most = 0;
 }
 
 std::vector<uint64_t> Engine::planned_requests() const {
@@ -91,9 +102,14 @@ void Engine::charge_shared_blocks() {
   }
 }
 
-// Whether the plan does what may not be done to sequences that are under way: preempt, or choose
-// from logits that the CPU sees.
+// Whether the plan does what may not be done to sequences that are under way: preempt, or, where the model chooses,
+// choose from logits that the CPU sees.
 bool Engine::needs_settling() const {
+  if (in_waves())
+    return std::any_of(plan_.preempts.begin(), plan_.preempts.end(), [&](int index) {
+      const Sequence& s = *running_[size_t(runnable_[size_t(index)])];
+      return memory_.written_tokens(s.kv) < s.computed;
+    });
   auto by_cpu = [](const Sequence& s) {
     return s.stands_for > 1 || more_than_a_draw(s.request->sampling) || s.wants_prompt_logprobs();
   };
@@ -196,13 +212,13 @@ bool Engine::place(SequencePtr& s, int n_tokens, double now) {
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
-  next_.entries.push_back(entry_of(*s, n_tokens));
+  next_->entries.push_back(entry_of(*s, n_tokens));
   return true;
 }
 
 // False: nothing runs, and nothing was changed either.
 bool Engine::apply_plan(double now) {
-  next_.entries.clear();
+  next_->entries.clear();
   std::sort(plan_.preempts.begin(), plan_.preempts.end());
   for (auto i = plan_.preempts.rbegin(); i != plan_.preempts.rend(); ++i) {
     preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first: the oldest waits in front
@@ -220,7 +236,7 @@ bool Engine::apply_plan(double now) {
     Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
     const int n_tokens = tokens_of(s, run);
     if (!append(s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
-    next_.entries.push_back(entry_of(s, n_tokens));
+    next_->entries.push_back(entry_of(s, n_tokens));
   }
   std::erase(running_, nullptr);
   // A refusal stops admission: whoever comes later waits too.
@@ -232,9 +248,9 @@ bool Engine::apply_plan(double now) {
     ++admitted;
   }
   if (admitted > 0) std::erase(waiting_, nullptr);
-  if (options_.policy->keeps_rows) arrays_.arrange(next_.entries);
+  if (options_.policy->keeps_rows) arrays_.arrange(next_->entries);
 
-  if (next_.entries.empty() && plan_.preempts.empty()) return !under_way_.begun && loading_ == 0 && make_room();
+  if (next_->entries.empty() && plan_.preempts.empty()) return under_way_.empty() && loading_ == 0 && make_room();
   return true;
 }
 

@@ -90,14 +90,15 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
 
 void run_decodes(Room& room) {
   for (int i = 0; i < int(room.view.running.size()); ++i) {
-    if (!room.preempted(i) && room.view.running[size_t(i)].pending() == 1) room.run(i, 1);
+    const SequenceView& s = room.view.running[size_t(i)];
+    if (!room.preempted(i) && s.pending() == 1 && s.most > 0) room.run(i, 1);
   }
 }
 
 void run_prefills(Room& room) {
   for (int i = 0; i < int(room.view.running.size()) && room.tokens > 0; ++i) {
-    int pending = room.view.running[size_t(i)].pending();
-    if (!room.preempted(i) && pending > 1) room.run(i, std::min(pending, room.tokens));
+    const SequenceView& s = room.view.running[size_t(i)];
+    if (!room.preempted(i) && s.pending() > 1 && s.most > 0) room.run(i, std::min({s.pending(), s.most, room.tokens}));
   }
 }
 

@@ -2,6 +2,7 @@
 // randomness, no I/O; the live engine and a simulation call the same function.
 #pragma once
 
+#include <climits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -10,14 +11,15 @@ namespace xpyd::batch {
 
 // One sequence as a policy sees it.
 struct SequenceView {
-  int n_tokens = 0;          // known: prompt and output so far
-  int n_computed = 0;        // tokens whose KV is in place; for a waiting one, those a prefix hit would give
-  int n_limit = 0;           // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
-  int n_blocks = 0;          // blocks held; a waiting one holds some when its KV came from another instance
-  int choices = 1;           // sequences that it counts for: until its first token it stands for all n choices
+  int n_tokens = 0;    // known: prompt and output so far
+  int n_computed = 0;  // tokens whose KV is in place or under way; for a waiting one, those a prefix hit would give
+  int n_limit = 0;     // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
+  int n_blocks = 0;    // blocks held; a waiting one holds some when its KV came from another instance
+  int choices = 1;     // sequences that it counts for: until its first token it stands for all n choices
   bool tail_shared = false;  // the next append copies a block first
   int n_output = 0;          // of n_tokens, those that were generated
   int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
+  int most = INT_MAX;        // tokens of it in the next step; 0: it takes no part
   int pending() const { return n_tokens - n_computed; }
 };
 

@@ -31,6 +31,7 @@ struct ClusterOptions : ConductorOptions {
   KvOptions kv;                        // of one instance; a shared pool has pool_bytes times the number of instances
   int prefill_tp = 1, prefill_pp = 1;  // ranks of a prefill or colocated instance
   int decode_tp = 1, decode_pp = 1;    // … of a decode instance
+  int pipeline_window = 0;             // waves under way on several stages; 0: two for each
   KvShards shards(Role role) const {
     const bool decode = role == Role::decode;
     return {.n_layers = kv.shape.n_layers,

@@ -76,13 +76,17 @@ InstanceInfo Instance::info() const {
           .role = options_.role,
           .layout = memory_->layout(),
           .shards = shards_of(*memory_),
+          .stages = engine_.in_waves() ? model_->stages() : 1,
           .capacity_blocks = kv.capacity + kv.elsewhere,
           .block_tokens = kv.block_tokens,
           .max_batch = options_.engine.max_batch,
           .address = transport_->address()};
 }
 
-void Instance::send(InstanceId from, Message message) { leases_.put({from, options_.id, std::move(message)}); }
+void Instance::send(InstanceId from, Message message) {
+  leases_.put({from, options_.id, std::move(message)});
+  if (engine_.in_waves()) model_->interrupt();  // mail does not wait for a wave
+}
 
 bool Instance::turn() {
   bool moved = connect_wires();
@@ -305,7 +309,8 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
 }
 
 // What a step took, against what it was said to take. Of two steps in a row the second takes what lies between their
-// ends: mail, tokens and wires are looked after in that time, too.
+// ends: mail, tokens and wires are looked after in that time, too. Of waves it is their slowest stage's time, which is
+// the time from one to the next where stages are busy.
 void Instance::fit_cost() {
   const EngineStats& engine = engine_.stats();
   if (engine.steps == counted_.steps) {
@@ -315,7 +320,8 @@ void Instance::fit_cost() {
   StepShape step = engine.work;
   step.add(counted_.work, -1);
   const double now = clock_.now();
-  const double seconds = back_to_back_ && fitted_s_ > 0 ? now - fitted_s_ : engine.step_seconds - counted_.step_seconds;
+  const bool from_the_last = back_to_back_ && fitted_s_ > 0 && !engine_.in_waves();
+  const double seconds = from_the_last ? now - fitted_s_ : engine.step_seconds - counted_.step_seconds;
   fitted_s_ = now;
   {
     std::lock_guard lock(stats_mutex_);

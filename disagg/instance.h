@@ -50,7 +50,10 @@ class Instance final {
 
   InstanceInfo info() const;
   void send(InstanceId from, Message message);
-  void poke() { leases_.mail().poke(); }
+  void poke() {
+    leases_.mail().poke();
+    model_->interrupt();
+  }
   // The thread of control, every eighth of a lease: says that this instance lives, and what stands
   // at it (handover/leases.h). Where leases are 0 nobody needs to.
   void renew_leases();

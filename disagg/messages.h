@@ -35,6 +35,7 @@ struct InstanceInfo {
   Role role = Role::colocated;
   KvLayout layout;  // of its memory; on several ranks each has its part of the shape
   KvShards shards;  // its ranks
+  int stages = 1;   // that compute different waves at the same time: what a step takes, each of them takes
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport

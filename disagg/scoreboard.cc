@@ -184,6 +184,12 @@ void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, 
   if (view.role != Role::decode) {
     view.queue_s = std::max(row.queued_s, row.prompting_s - (now_s - row.moved_s));
     view.prefill_s = seconds(row.terms, among_decodes(prompt(prompt_tokens, view.cached_tokens).work, view));
+    if (const int stages = row.member->info.stages; stages > 1) {  // sum t + (P - 1) t, of the last chunk
+      const int x = std::min(chunk_tokens_, prompt_tokens - view.cached_tokens);
+      StepShape last;
+      last.add_prompt(x, prompt_tokens - x);
+      view.prefill_s += (stages - 1) * seconds(row.terms, last);
+    }
   }
   if (view.role != Role::prefill) {
     view.step_s = view.sequences > 0 ? row.step_s : 0;

@@ -90,9 +90,10 @@ class CudaLlama final : public CudaModel {
 
   const ModelConfig& config() const override { return c_; }
   void forward(const StepInput& step, float* logits) override;
-  void begin(const StepInput& step, std::span<const Draw> draws) override;
+  void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
   void end(Chosen* chosen) override;
   bool chooses() const override { return true; }
+  int window() const override { return 2; }
   Work work(const StepInput& step) const override { return llama_work(step, c_, dtype_, dtype_); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
@@ -422,7 +423,7 @@ void CudaLlama::forward(const StepInput& step, float* logits) {
   if (bytes > 0 && logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
 }
 
-void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws) {
+void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float*) {
   XPYD_CHECK(begun_ - ended_ < long(steps_.size()), "two steps are under way");
   XPYD_CHECK(draws.empty() || draws.size() == step.logit_rows.size(), std::to_string(draws.size()));
   const Draw* on_card = start(step, n_previous_, draws);

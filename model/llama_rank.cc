@@ -85,7 +85,7 @@ void StageExchange::add_up(const Ops& ops, const float* sums, Range groups, size
 }
 
 LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
-                     ThreadTeam& team, int max_step_tokens, const Kernels& kernels)
+                     ThreadTeam& team, int max_step_tokens, int places, const Kernels& kernels)
     : weights_(std::move(weights)),
       c_(weights_->config),
       slice_(rank_slice(*weights_, shards, rank)),
@@ -100,19 +100,20 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       gemm_scratch_(max_step_tokens,
                     std::max({c_.hidden, width(weights_->layers[0].o.k_range(slice_.groups)), mlp_width_}),
                     team.size()),
-      positions_(size_t(max_step_tokens)) {
+      positions_(size_t(max_step_tokens)),
+      place_floats_((size_t(max_step_tokens) * size_t(c_.hidden) + 15) / 16 * 16) {
   wanted_.reserve(size_t(max_step_tokens));
   const int gathered_width = stage.gathers() ? width(weights_->layers[0].o.k_range(slice_.groups)) : 0;
   const std::pair<float**, int> parts[] = {
-      {&x_, c_.hidden},        {&normed_, c_.hidden},        {&qkv_, qkv_width()},        {&q_, q_width_},
-      {&attended_, q_width_},  {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2},
-      {&sin_, c_.head_dim / 2}};
+      {&normed_, c_.hidden},        {&qkv_, qkv_width()},        {&q_, q_width_},          {&attended_, q_width_},
+      {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2}};
   // Whole cache lines.
   auto floats = [&](int width) { return (size_t(max_step_tokens) * size_t(width) + 15) / 16 * 16; };
-  size_t total = 0;
+  size_t total = size_t(places) * place_floats_;
   for (const auto& [part, width] : parts) total += floats(width);
   activations_ = Buffer(total * sizeof(float));
-  float* next = activations_.as<float>();
+  x_ = activations_.as<float>();
+  float* next = x_ + size_t(places) * place_floats_;
   for (const auto& [part, width] : parts) {
     *part = next;
     next += floats(width);
@@ -305,11 +306,10 @@ void LlamaRank::mlp(const LayerWeights& layer, int n) {
   row_parallel(layer.down, layer.down_bias, gate_up_, stride, 1, n);
 }
 
-void LlamaRank::run(const StepInput& step, int first_token, const float* x_in, bool observed, float* logits) {
+void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool observed, float* logits) {
   Rows rows{int(step.token_ids.size()), step.q_offsets, step.kv_lengths, step.views};
   const auto& layers = weights_->layers;
-  float* x = row(x_, first_token, c_.hidden);
-  receive(step, x_in ? row(x_in, first_token, c_.hidden) : nullptr, x);
+  receive(step, x_in, x);
   for (int i = slice_.layers.begin; i < slice_.layers.end; ++i) {
     const LayerWeights& layer = layers[size_t(i)];
     const bool last = i + 1 == c_.n_layers;
@@ -351,6 +351,38 @@ void LlamaRank::keep_wanted(float* x) {
     std::copy_n(row(x, from, c_.hidden), c_.hidden, row(x, to, c_.hidden));
     std::copy_n(row(q_, from, q_width_), q_width_, row(q_, to, q_width_));
   }
+}
+
+// ---- A stage.
+
+StageRanks::StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& o, int stage,
+                       ThreadTeam* team, int max_step_tokens, int places, const Kernels& kernels, bool crowded)
+    : exchange_(*weights, o.shards, stage, max_step_tokens, crowded) {
+  for (int rank = stage * o.shards.tp; rank < (stage + 1) * o.shards.tp; ++rank) {
+    const auto mine = o.cpus.begin() + (o.cpus.empty() ? 0 : rank * o.threads_per_rank);
+    std::vector<int> cpus(mine, o.cpus.empty() ? mine : mine + o.threads_per_rank);
+    if (!team) teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank, std::move(cpus)));
+    ranks_.push_back(std::make_unique<LlamaRank>(weights, o.shards, rank, exchange_, team ? *team : *teams_.back(),
+                                                 max_step_tokens, places, kernels));
+  }
+}
+
+size_t StageRanks::scratch_bytes() const {
+  size_t total = exchange_.bytes();
+  for (const auto& rank : ranks_) total += rank->scratch_bytes();
+  return total;
+}
+
+Work sharded_work(const Weights& weights, const StepInput& step) {
+  const size_t n_seqs = step.kv_lengths.size();
+  if (n_seqs == 0) return {};
+  KvLayout whole = *step.views[0].layout;
+  whole.shape = kv_shape(weights.config, whole.shape.dtype);
+  std::vector<KvView> views(step.views.begin(), step.views.begin() + ptrdiff_t(n_seqs));
+  for (KvView& view : views) view.layout = &whole;
+  StepInput one = step;
+  one.views = views;
+  return llama_work(one, weights.config, weights.dtype, Dtype::f32);
 }
 
 }  // namespace xpyd::model

@@ -73,16 +73,18 @@ class StageExchange {
 
 class LlamaRank {
  public:
+  // `places`: residual streams that it keeps, of so many steps.
   LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
-            ThreadTeam& team, int max_step_tokens, const Kernels& kernels);
+            ThreadTeam& team, int max_step_tokens, int places, const Kernels& kernels);
 
-  // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the place of its first
-  // token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the stage before has left there; null in the
-  // first stage. `logits`: [n_logits, vocab], of the last stage. The observer is called on this thread when all ranks
-  // of the stage have written a layer's KV; `observed`: some rank of the stage has one.
-  void run(const StepInput& step, int first_token, const float* x_in, bool observed, float* logits);
+  // The step, or some tokens of it: `step` has this rank's views alone. `x_in`, [n_tokens, hidden]: what the stage
+  // before has made of them; null in the first stage. `x`, likewise, in one of the places: what this stage makes of
+  // them. `logits`: [n_logits, vocab], of the last stage. The observer is called on this thread when all ranks of the
+  // stage have written a layer's KV; `observed`: some rank of the stage has one.
+  void run(const StepInput& step, const float* x_in, float* x, bool observed, float* logits);
 
-  const float* x() const { return x_; }
+  // [max_step_tokens, hidden]
+  float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
   size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
 
@@ -129,8 +131,9 @@ class LlamaRank {
   std::vector<int> positions_;
   WantedRows wanted_;
   Buffer activations_;
-  // Into activations_, [max_step_tokens, width] each; x_ of the whole step, the others of the tokens of one run():
-  float* x_;         // hidden: the residual stream
+  const size_t place_floats_;
+  // Into activations_, [max_step_tokens, width] each, of the tokens of one run() but for x_:
+  float* x_;         // [places] of hidden: residual streams
   float* normed_;    // hidden: also the output of o_proj and down_proj before it is added
   float* qkv_;       // q_width + 2 kv_width
   float* q_;         // q_width: after RoPE
@@ -140,5 +143,22 @@ class LlamaRank {
   float* cos_;       // head_dim / 2
   float* sin_;       // head_dim / 2
 };
+
+// The tensor ranks of one stage, each with a team of its own for its kernels (or `team`, which is somebody else's).
+class StageRanks {
+ public:
+  StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& options, int stage, ThreadTeam* team,
+             int max_step_tokens, int places, const Kernels& kernels, bool crowded);
+  LlamaRank& rank(int tensor_rank) { return *ranks_[size_t(tensor_rank)]; }
+  size_t scratch_bytes() const;
+
+ private:
+  StageExchange exchange_;
+  std::vector<std::unique_ptr<ThreadTeam>> teams_;
+  std::vector<std::unique_ptr<LlamaRank>> ranks_;
+};
+
+// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not counted.
+Work sharded_work(const Weights& weights, const StepInput& step);
 
 }  // namespace xpyd::model

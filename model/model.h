@@ -41,6 +41,7 @@ struct StepInput {
   std::span<const KvView> views;
   std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
   LayerObserver* observer = nullptr;    // may be null
+  bool watched = false;                 // begin(): Model::wait() returns at the end of each stage, too
 };
 
 // What a model chose from one row of logits.
@@ -59,21 +60,36 @@ class Model {
   // Before: every token id is in [0, vocab), every position is below max_position.
   virtual void forward(const StepInput& step, float* logits) = 0;
 
-  // Steps ahead: a model whose device works beside the CPU may choose tokens itself, so that the CPU plans and enqueues
-  // one step while another is under way. At most two are begun and not ended, and forward() is called when none is.
+  // Waves: steps that are begun and not ended, at most so many, and they end in order; forward() is called when there
+  // are none. 1: forward() alone.
+  virtual int window() const { return 1; }
+  virtual int stages() const { return 1; }  // that compute different waves at the same time
+  // True: a device that computes beside the CPU chooses the tokens, so that a wave may compute what the one before it
+  // has not chosen yet. False: the CPU does, when the wave has ended.
   virtual bool chooses() const { return false; }
-  // Enqueues a step and one choice for each wanted row, and returns; hooks are called as by
-  // forward(), when what they ask for has been enqueued. Among the token ids, -1 - r stands for
-  // what row r of the step begun just before will choose. The spans are read during the call alone.
-  virtual void begin(const StepInput& step, std::span<const Draw> draws) {
-    (void)step, (void)draws;
-    XPYD_CHECK(chooses(), "begin() of a model that does not choose");
+  // Begins a wave and returns. Who chooses makes one choice by `draws` for each wanted row, and among its token ids
+  // -1 - r stands for what row r of the wave begun just before will choose; hooks are called as by forward(), when what
+  // they ask for has been enqueued. Who does not writes wanted rows to `logits`, which stay the model's until the wave
+  // has ended, and calls no hook: an observer only says that layers_written() counts layers. Spans of the step are read
+  // during the call alone.
+  virtual void begin(const StepInput& step, std::span<const Draw> draws, float* logits) {
+    (void)step, (void)draws, (void)logits;
+    XPYD_CHECK(window() > 1, "begin() of a model without waves");
   }
-  // Waits for the oldest step: its KV is in place. chosen: one for each of its wanted rows.
+  // Waits until the oldest wave has ended, and returns true; or until there is other news since the last call: layers
+  // of a watched wave, or interrupt(), which any thread may call.
+  virtual bool wait() { return true; }
+  virtual bool ended() const { return false; }  // the oldest wave has: wait() returns at once
+  virtual void interrupt() {}
+  // Layers whose KV a wave has written, from the first one; as far as it tells before its end. `wave`: 0 is the oldest.
+  virtual int layers_written(int wave) const { return (void)wave, 0; }
+  // After wait(): the oldest wave's KV is in place. chosen: one for each wanted row, of who chooses.
   virtual void end(Chosen* chosen) {
     (void)chosen;
-    XPYD_CHECK(chooses(), "end() of a model that does not choose");
+    XPYD_CHECK(window() > 1, "end() of a model without waves");
   }
+  // Of the wave that ended last, in its slowest stage. 0: not known.
+  virtual double stage_seconds() const { return 0; }
 
   // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
@@ -110,14 +126,15 @@ struct Kernels {
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
                                   int max_logits, const Kernels& kernels = {});
 
-// The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views),
-// and with the same bits. The first rank is the engine's thread.
+// The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views), and with the same
+// bits. On one stage the first rank is the engine's thread; several are a Pipeline (pipeline.h).
 inline constexpr int kMaxRanks = 64;
 struct ShardOptions {
   KvShards shards;
   int threads_per_rank = 1;
   std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] to pin to, or empty
-  int piece_tokens = 0;        // of a step, that pass from stage to stage together; 0: as many as pay
+  int piece_tokens = 0;        // of a step that is alone, that pass from stage to stage together; 0: as many as pay
+  int window = 0;              // waves under way on several stages; 0: two for each stage
 };
 // Before: check_model_shards() takes the shape.
 std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,

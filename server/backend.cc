@@ -35,6 +35,7 @@ class CpuBackend final : public Backend {
       : weights_(std::move(weights)),
         max_step_tokens_(stack.max_step_tokens()),
         max_batch_(stack.options.max_batch),
+        window_(stack.options.pipeline_window),
         kernels_(stack.backend_options.kernels),
         threads_(std::move(threads)),
         pin_(stack.backend_options.pin) {
@@ -45,8 +46,9 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
     if (t.shards.n_ranks() > 1)
-      return make_sharded_llama(weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t)},
-                                max_step_tokens_, max_batch_, kernels_);
+      return make_sharded_llama(
+          weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t), .window = window_},
+          max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 
@@ -58,7 +60,7 @@ class CpuBackend final : public Backend {
   }
 
   std::shared_ptr<const Weights> weights_;
-  int max_step_tokens_, max_batch_;
+  int max_step_tokens_, max_batch_, window_;
   Kernels kernels_;
   std::vector<Threads> threads_;
   bool pin_;

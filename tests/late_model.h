@@ -1,5 +1,6 @@
 // A device that computes beside the CPU, on the CPU: a begun step is computed when it is waited
-// for, so that whatever the engine gives away, reuses or forgets too early shows in its tokens.
+// for, so that whatever the engine gives away, reuses or forgets too early shows in its tokens. It chooses tokens
+// itself, or is a pipeline whose waves end as late as they may.
 #pragma once
 
 #include <deque>
@@ -14,17 +15,22 @@ namespace xpyd::testing {
 
 class LateModel final : public Model {
  public:
-  explicit LateModel(std::unique_ptr<Model> model) : model_(std::move(model)) {}
+  // `waves`: of a pipeline with half as many stages; 0: it chooses.
+  explicit LateModel(std::unique_ptr<Model> model, int waves = 0) : model_(std::move(model)), waves_(waves) {}
 
   const ModelConfig& config() const override { return model_->config(); }
   void forward(const StepInput& step, float* logits) override {
     REQUIRE(steps_.empty());
     model_->forward(step, logits);
   }
-  bool chooses() const override { return true; }
-  void begin(const StepInput& step, std::span<const Draw> draws) override {
-    REQUIRE(steps_.size() < 2);
-    REQUIRE(draws.size() == step.logit_rows.size());
+  bool chooses() const override { return waves_ == 0; }
+  int window() const override { return waves_ == 0 ? 2 : waves_; }
+  int stages() const override { return std::max(1, waves_ / 2); }
+  // Every other time there is other news.
+  bool wait() override { return waves_ == 0 || ++looks_ % 2 == 0; }
+  void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override {
+    REQUIRE(steps_.size() < size_t(window()));
+    REQUIRE(draws.size() == (chooses() ? step.logit_rows.size() : 0));
     for (const Draw& draw : draws) REQUIRE(draw.temperature == 0);
     auto copy = [](auto span) { return std::vector<int32_t>(span.begin(), span.end()); };
     Step mine{copy(step.token_ids),
@@ -32,7 +38,8 @@ class LateModel final : public Model {
               copy(step.kv_lengths),
               copy(step.logit_rows),
               {},
-              {step.views.begin(), step.views.end()}};
+              {step.views.begin(), step.views.end()},
+              logits};
     for (size_t s = 0; s < mine.views.size(); ++s) {
       KvView& view = mine.views[s];
       if (view.contiguous()) continue;
@@ -42,18 +49,20 @@ class LateModel final : public Model {
     }
     for (int32_t token : mine.ids)
       if (token < 0) {
+        REQUIRE(chooses());
         REQUIRE(steps_.size() == 1);  // else the token is known
         REQUIRE(size_t(-token) <= steps_[0].rows.size());
       }
     steps_.push_back(std::move(mine));
     ++begun;
-    overlapped += steps_.size() == 2;
+    overlapped += steps_.size() > 1;
   }
   void end(Chosen* chosen) override {
     REQUIRE(!steps_.empty());
     Step& step = steps_.front();
     const size_t vocab = size_t(config().vocab);
-    std::vector<float> logits(step.rows.size() * vocab);
+    std::vector<float> own(step.rows.size() * vocab);
+    float* logits = chooses() ? own.data() : step.logits;
     for (int32_t& token : step.ids)
       if (token < 0) token = previous_[size_t(-1 - token)];
     model_->forward({.token_ids = step.ids,
@@ -61,11 +70,12 @@ class LateModel final : public Model {
                      .kv_lengths = step.lengths,
                      .views = step.views,
                      .logit_rows = step.rows},
-                    logits.data());
+                    logits);
+    if (!chooses()) return steps_.pop_front();
     previous_.clear();
     SamplerState state;
     for (size_t r = 0; r < step.rows.size(); ++r) {
-      const std::span<const float> row{logits.data() + r * vocab, vocab};
+      const std::span<const float> row{logits + r * vocab, vocab};
       previous_.push_back(sample(row, {.temperature = 0}, state, scratch_).chosen.token);
       chosen[r] = {previous_.back(), 0, row_hash(row.data(), vocab)};
     }
@@ -82,8 +92,11 @@ class LateModel final : public Model {
     std::vector<int32_t> ids, offsets, lengths, rows;
     std::deque<std::vector<int32_t>> tables;
     std::vector<KvView> views;
+    float* logits;
   };
   std::unique_ptr<Model> model_;
+  const int waves_;
+  int looks_ = 0;
   std::deque<Step> steps_;
   std::vector<int32_t> previous_;
   SamplerScratch scratch_;

@@ -35,8 +35,8 @@ std::string TinySetup::describe() const {
          " step " + std::to_string(step_tokens) + " " + transport + " stream " + std::to_string(int(stream_kv)) +
          (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " host " + std::to_string(tiers.host_bytes) +
-         (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
+         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) + " host " +
+         std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
 void Recorder::on_event(TokenEvent event) {
@@ -105,9 +105,12 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.make_model = [this, max_step, shards, setup](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)
-      return make_sharded_llama(
-          tiny_weights(), {.shards = own, .threads_per_rank = setup.threads, .piece_tokens = setup.threads > 1 ? 7 : 0},
-          max_step, setup.max_batch);
+      return make_sharded_llama(tiny_weights(),
+                                {.shards = own,
+                                 .threads_per_rank = setup.threads,
+                                 .piece_tokens = setup.threads > 1 ? 7 : 0,
+                                 .window = setup.window},
+                                max_step, setup.max_batch);
     return make_llama(tiny_weights(), *teams[size_t(i)], max_step, setup.max_batch);
   };
   options.device = setup.device;

@@ -69,6 +69,7 @@ class Simulator final : public Post {
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<int>> next_;  // closed loop: who waits for a request's end
   std::unordered_map<AttemptId, uint64_t> request_of_;
+  const int n_layers_;  // of what the engines move
   const double layer_share_, bytes_scale_;
   std::shared_ptr<Breath> breath_;  // the last one
   std::optional<RoleMove> moving_;  // it is being emptied
@@ -81,14 +82,18 @@ class Simulator final : public Post {
 // one looks between layers: what it posts right after a step, since D's answer came in it, has been leaving since then.
 class Simulator::Wire final : public ForwardingTransport {
  public:
-  Wire(const TransportOptions& options, Simulator& cluster)
-      : ForwardingTransport(find_transport("local")->make(options).value()), self_(options.self), cluster_(cluster) {}
+  Wire(const TransportOptions& options, int stages, Simulator& cluster)
+      : ForwardingTransport(find_transport("local")->make(options).value()),
+        self_(options.self),
+        stages_(stages),
+        cluster_(cluster) {}
 
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     const bool writes = transfer.op == KvOp::write;
     const InstanceId from = writes ? self_ : transfer.peer, to = writes ? transfer.peer : self_;
     const double bytes = double(plan.bytes) * cluster_.bytes_scale_, ends_s = cluster_.now(self_);
-    const double share = cluster_.layer_share_, rate = cluster_.options_.hardware.link_bytes_per_s;
+    const double share = std::min(1.0, cluster_.layer_share_ * stages_),
+                 rate = cluster_.options_.hardware.link_bytes_per_s;
     const NodeTime& time = cluster_.nodes_[size_t(self_)]->time();
     const bool late = writes && ends_s == time.last_ended_s;
     const double began_s = late ? std::max(time.last_began_s, time.heard_s)
@@ -138,6 +143,7 @@ class Simulator::Wire final : public ForwardingTransport {
     Links::Id link = 0;  // 0: it has not begun
   };
   const InstanceId self_;
+  const int stages_;  // a post is of one of them
   Simulator& cluster_;
   std::unordered_map<TransferId, Flight> flights_;
   TransferId last_ = 0;
@@ -162,8 +168,9 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
       trace_(trace),
       links_(timeline_),
       next_(trace.requests.size()),
+      n_layers_(std::lcm(options.prefill_pp, options.decode_pp)),
       layer_share_(options.conductor.stream_kv == StreamKv::layer ? 1.0 / options.model.n_layers : 1),
-      bytes_scale_(options.model.kv_token_bytes() / double(small_kv().token_bytes())) {
+      bytes_scale_(options.model.kv_token_bytes() / double(small_kv(n_layers_).token_bytes())) {
   ConductorOptions conductor = options.conductor;
   if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
   if (conductor.admission_options.decode == DecodeSeconds::oracle)
@@ -190,31 +197,42 @@ Status Simulator::build() {
 
 Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = routers_->new_id();
-  const StepCost cost = step_cost(options_.model, options_.hardware);
+  PacedPipeline pipeline{.stages = role == Role::decode ? options_.decode_pp : options_.prefill_pp};
+  if (pipeline.stages > 1) {
+    if (options_.model.n_layers % pipeline.stages != 0)
+      return invalid("--" + std::string(role == Role::decode ? "decode" : "prefill") + "-pp " +
+                     std::to_string(pipeline.stages) + " does not divide the " +
+                     std::to_string(options_.model.n_layers) + " layers of --model " + options_.model.name);
+    pipeline.window = options_.pipeline_window > 0 ? options_.pipeline_window : 2 * pipeline.stages;
+    pipeline.boundary_s = options_.hardware.link_s;
+    pipeline.boundary_s_per_token = options_.model.boundary_bytes() / options_.hardware.link_bytes_per_s;
+  }
+  const StepCost cost = step_cost(options_.model, options_.hardware, pipeline.stages);
   // What a node would have said of steps played at once is of all routers' requests, and of events that may be lost.
   const bool each_step = options_.each_step || options_.routers.routers > 1 || options_.routers.event_loss > 0;
   Node& node = *nodes_.emplace_back(
       std::make_unique<Node>(timeline_, cost, options_.message_s, each_step, versions_.emplace_back(1)));
-  const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens : kv_tokens(options_.model, options_.hardware);
+  const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens
+                                               : kv_tokens(options_.model, options_.hardware, pipeline.stages);
   if (tokens < options_.block_tokens)
     return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +
                    options_.hardware.name + ": expected --kv-tokens");
   if (options_.host_tokens > 0 && options_.hardware.host_bytes_per_s <= 0)
     return invalid("--host-tokens: --hardware " + options_.hardware.name + " has no host_bytes_per_s");
-  KvOptions kv{.shape = small_kv(), .block_tokens = options_.block_tokens, .proof_tokens = 1};
-  kv.pool_bytes = size_t(tokens) * small_kv().token_bytes();
+  KvOptions kv{.shape = small_kv(n_layers_), .block_tokens = options_.block_tokens, .proof_tokens = 1};
+  kv.pool_bytes = size_t(tokens) * small_kv(n_layers_).token_bytes();
   kv.max_sequence_tokens = options_.conductor.max_model_len;
   kv.vattention.max_sequences = max_sequences(options_.engine.max_batch);
   kv.clock = &node.time().clock;
   kv.device = &node.device();
   kv.queue = &node.queue();
-  kv.tiers.host_bytes = size_t(options_.host_tokens) * small_kv().token_bytes();
+  kv.tiers.host_bytes = size_t(options_.host_tokens) * small_kv(n_layers_).token_bytes();
   kv.tiers.block_tokens = options_.block_tokens;
   kv.tiers.copy_gbps = options_.hardware.host_bytes_per_s / bytes_scale_ * 1e-9;
   // What a D has matters to orders that may leave a prompt there.
   const bool wanted = role != Role::decode || options_.conductor.disagg->local;
   auto log = wanted ? std::make_shared<PrefixLog>() : nullptr;
-  const KvShards shards{.n_layers = 1, .n_kv_heads = 1};
+  const KvShards shards{.n_layers = n_layers_, .n_kv_heads = 1};
   if (const auto plan = plan_ranks(options_.scheme, kv, shards); !plan)
     return invalid("--kv-tokens: " + plan.error().message);
   auto memory = make_ranked_memory(options_.scheme, kv, shards, log);
@@ -232,8 +250,9 @@ Status Simulator::add(Role role, const std::string& name) {
   instance.bytes_scale = bytes_scale_;
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
   instance.engine = options_.engine;
-  node.start(std::make_unique<Instance>(std::move(instance), node.make_model(), std::move(memory).value(),
-                                        std::make_unique<Wire>(wire, *this), node.time().clock, *this));
+  node.start(std::make_unique<Instance>(
+      std::move(instance), make_paced_model(cost.terms(), pipeline, n_layers_, node.time()), std::move(memory).value(),
+      std::make_unique<Wire>(wire, pipeline.stages, *this), node.time().clock, *this));
   return ok();
 }
 

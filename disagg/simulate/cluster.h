@@ -26,6 +26,8 @@ struct SimulationOptions {
   ConductorOptions conductor;
   RouterOptions routers;
   EngineOptions engine;
+  int prefill_pp = 1, decode_pp = 1;  // stages of an instance, each on cards of its own: `hardware` is one stage's
+  int pipeline_window = 0;            // waves under way on them; 0: two for each
   std::string scheme = "paged";
   int block_tokens = 512;
   double kv_tokens = 0;      // of one instance's pool; 0: what fits beside the weights

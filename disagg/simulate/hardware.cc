@@ -188,9 +188,10 @@ Result<SimulatedModel> find_simulated_model(const std::string& name) {
   return m;
 }
 
-model::StepCost step_cost(const SimulatedModel& m, const Hardware& h) {
+model::StepCost step_cost(const SimulatedModel& m, const Hardware& h, int stages) {
   if (h.step_terms != model::StepCost::Terms{}) return model::StepCost(h.step_terms);
-  const double flops_per_s = h.cards * h.flops_per_s * h.mfu, bytes_per_s = h.cards * h.bytes_per_s * h.mbu;
+  const int cards = h.cards * stages;  // a stage has its share of everything, and its own cards for it
+  const double flops_per_s = cards * h.flops_per_s * h.mfu, bytes_per_s = cards * h.bytes_per_s * h.mbu;
   const double token_s = 2 * m.active_parameters / flops_per_s;
   const double look_s = 4.0 * m.n_layers * m.n_heads * m.head_dim / flops_per_s;  // of one token, at one
   const double kv_s = m.kv_token_bytes() / bytes_per_s;
@@ -200,8 +201,8 @@ model::StepCost step_cost(const SimulatedModel& m, const Hardware& h) {
       model::StepCost::Terms{h.step_s + weights_s, token_s, kv_s, look_s / 2, token_s, std::max(kv_s, look_s)});
 }
 
-double kv_tokens(const SimulatedModel& m, const Hardware& h, double share) {
-  const double room = h.cards * h.memory_bytes * share - m.parameters * m.weight_element_bytes;
+double kv_tokens(const SimulatedModel& m, const Hardware& h, int stages, double share) {
+  const double room = stages * h.cards * h.memory_bytes * share - m.parameters * m.weight_element_bytes;
   return std::max(0.0, room / m.kv_token_bytes());
 }
 

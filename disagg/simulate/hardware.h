@@ -40,6 +40,8 @@ struct SimulatedModel {
   std::string source;
 
   double kv_token_bytes() const { return kv_elements * kv_element_bytes * n_layers; }
+  // Of a token's residual stream, from one pipeline stage to the next; as wide as its heads together.
+  double boundary_bytes() const { return double(n_heads) * head_dim * weight_element_bytes; }
 };
 
 std::span<const Hardware> hardware_table();
@@ -50,8 +52,10 @@ Result<Hardware> find_hardware(const std::string& name);
 Result<SimulatedModel> find_simulated_model(const std::string& name);
 
 // Of a mixture of experts a step of n tokens reads the share of the weights that n tokens choose; here, all of them.
-model::StepCost step_cost(const SimulatedModel& model, const Hardware& hardware);
+// `stages`: of a wave on one of so many pipeline stages, each on such hardware (what was measured there is of one
+// stage).
+model::StepCost step_cost(const SimulatedModel& model, const Hardware& hardware, int stages = 1);
 // Tokens of KV that fit beside the weights into `share` of the cards' memory; 0: none.
-double kv_tokens(const SimulatedModel& model, const Hardware& hardware, double share = 0.9);
+double kv_tokens(const SimulatedModel& model, const Hardware& hardware, int stages = 1, double share = 0.9);
 
 }  // namespace xpyd::disagg

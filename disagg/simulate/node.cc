@@ -60,46 +60,7 @@ class NullDevice final : public Device {
   Clock& clock_;
 };
 
-class PacedModel final : public Model {
- public:
-  PacedModel(const StepCost::Terms& terms, NodeTime& time) : terms_(terms), time_(time) {}
-  const ModelConfig& config() const override { return config_; }
-  void forward(const StepInput& step, float* logits) override {
-    StepShape shape;
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], before = step.kv_lengths[s] - n;
-      if (n == 1 && before > 0)
-        shape.add_decodes(1, before + 1);
-      else
-        shape.add_prompt(n, before);
-    }
-    time_.began_s = time_.clock.seconds;
-    time_.clock.seconds += seconds(terms_, shape);
-    if (step.observer) step.observer->layer_done(0);
-    time_.last_began_s = time_.began_s, time_.last_ended_s = time_.clock.seconds;
-    std::fill_n(logits, size_t(config_.vocab) * step.logit_rows.size(), 0.0f);
-  }
-  Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
-
- private:
-  const ModelConfig config_ = small_shape();
-  const StepCost::Terms terms_;
-  NodeTime& time_;
-};
-
 }  // namespace
-
-ModelConfig small_shape() {
-  ModelConfig c;
-  c.family = "llama";
-  c.n_layers = c.n_heads = c.n_kv_heads = c.head_dim = 1;
-  c.hidden = c.intermediate = 8;
-  c.vocab = 2;
-  c.max_position = 1 << 30;
-  return c;
-}
 
 Node::Node(Timeline& timeline, const StepCost& cost, double message_s, bool each_step, std::atomic<uint64_t>& version)
     : timeline_(timeline),
@@ -111,8 +72,6 @@ Node::Node(Timeline& timeline, const StepCost& cost, double message_s, bool each
       queue_(device_->make_queue()) {}
 
 Node::~Node() = default;
-
-std::unique_ptr<Model> Node::make_model() { return std::make_unique<PacedModel>(terms_, time_); }
 
 // As if it had computed them; where there is no room they are left out.
 int Node::store(std::span<const int32_t> tokens) {
@@ -150,6 +109,7 @@ void Node::turn() {
   planned_ = false;
   held_block_s_ += held_ * (timeline_.now() - time_.clock.seconds);
   time_.clock.seconds = time_.began_s = timeline_.now();
+  time_.wave_s = kNever;
   in_turn_ = true;
   for (const auto& first : std::exchange(first_, {})) first();
   const bool moved = instance_->turn();
@@ -157,6 +117,10 @@ void Node::turn() {
   ++version_;
   hold(time_.clock.seconds - time_.began_s);
   if (!moved) return;
+  if (time_.wave_s < kNever) {
+    if (time_.wave_s != std::exchange(wave_planned_s_, time_.wave_s)) timeline_.at(time_.wave_s, [this] { wake(); });
+    return;
+  }
   if (!each_step_) begin_run();
   ++version_;
   if (run_.steps == 0) wake();

@@ -1,6 +1,7 @@
 // One instance of a simulated cluster: the server's Instance, over a model that computes nothing and takes the seconds
-// that a real one takes, by a clock of its own that runs ahead of the cluster's while a step lasts. Steps that are
-// alike (Engine::alike) are played at once, and cut short at the step in which something comes.
+// that a real one takes (paced_model.h), by a clock of its own that runs ahead of the cluster's while a step lasts; of
+// waves, which are under way while it goes on, it is woken when a stage ends one. Steps that are alike (Engine::alike)
+// are played at once, and cut short at the step in which something comes.
 //
 // Thread safety: none; the timeline's thread.
 #pragma once
@@ -13,22 +14,10 @@
 
 #include "disagg/cluster.h"
 #include "disagg/instance.h"
+#include "disagg/simulate/paced_model.h"
 #include "disagg/simulate/timeline.h"
 
 namespace xpyd::disagg {
-
-// What the engine moves: one layer, four bytes a token. Its own model has this shape.
-ModelConfig small_shape();
-inline KvShape small_kv() { return kv_shape(small_shape(), Dtype::bf16); }
-
-// An instance's own time, when its step (else its turn) began, its step before that, and when
-// another instance was last heard.
-struct NodeTime {
-  VirtualClock clock;
-  double began_s = 0;
-  double last_began_s = 0, last_ended_s = 0;
-  double heard_s = 0;
-};
 
 class Node {
  public:
@@ -40,7 +29,6 @@ class Node {
   Device& device() { return *device_; }
   DeviceQueue& queue() { return *queue_; }
   NodeTime& time() { return time_; }
-  std::unique_ptr<Model> make_model();
   void start(std::unique_ptr<Instance> instance) { instance_ = std::move(instance); }
   Instance& instance() { return *instance_; }
   const Instance& instance() const { return *instance_; }
@@ -81,6 +69,7 @@ class Node {
   std::vector<std::function<void()>> first_;
   std::unique_ptr<Instance> instance_;
   bool planned_ = false, in_turn_ = false;
+  double wave_planned_s_ = 0;  // the last wake that a wave's end has got
   StepRun run_;
   Said going_;              // of its steps
   std::vector<int> taken_;  // [step]: blocks that its steps have taken by this one's end

@@ -91,7 +91,7 @@ void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, con
     auto next = [&] {
       if (ahead && under_way > 0)
         for (int i = 0; i < shape.n_seqs; ++i) step.ids[size_t(i)] = -1 - i;
-      llama.begin(step.input(), greedy);
+      llama.begin(step.input(), greedy, nullptr);
       if (++under_way > (ahead ? 1 : 0)) end();
     };
     auto wrong = [&] {

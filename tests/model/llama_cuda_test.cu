@@ -362,7 +362,7 @@ TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][
                                                                      last = {n - 1};
     const std::vector<KvView> views = {kv.view()};
     Chosen chosen;
-    loaded.model->begin({ids, offsets, lengths, views, last}, {});
+    loaded.model->begin({ids, offsets, lengths, views, last}, {}, nullptr);
     loaded.model->end(&chosen);
     CHECK(chosen.nan_logits == 0);
     const auto logits = run_step(*loaded.host.model, {host_kv.view()}, {{theirs.begin() + done, theirs.end()}}, {done});
@@ -401,7 +401,7 @@ TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "
     std::vector<Draw> sampling(static_cast<size_t>(n));
     auto begin = [&](const StepInput& step) {
       sampling[1] = {.temperature = 1.5f, .top_k = 40, .uniform = float(step.kv_lengths[0] % 5) / 5};
-      model.begin(step, sampling);
+      model.begin(step, sampling, nullptr);
     };
     auto end = [&] {
       model.end(last.data());

@@ -1,6 +1,7 @@
 // Tensor ranks and pipeline stages: the bits of one rank, for every shape.
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "attention/attention.h"
@@ -66,26 +67,88 @@ struct Loaded {
   std::shared_ptr<const Weights> weights;
 };
 
+constexpr int kScript[][3] = {{19, 33, 0}, {0, 5, 9}, {1, 0, 4}, {1, 1, 21}, {1, 1, 1}};
+
 // Three sequences: the first in one step, the second in two, the third in chunks beside the others'
 // last tokens. All logits, in order.
 std::vector<float> run_script(Model& model, const RankedKv& kv) {
   auto token = [&](int i) { return int32_t((i * 31 + 7) % model.config().vocab); };
   std::vector<int> lengths(3, 0);
   std::vector<float> all;
-  for (const std::vector<int>& step :
-       std::vector<std::vector<int>>{{19, 33, 0}, {0, 5, 9}, {1, 0, 4}, {1, 1, 21}, {1, 1, 1}}) {
+  for (const auto& step : kScript) {
     std::vector<std::vector<int32_t>> tokens;
     std::vector<int> slots, past;
     for (int s = 0; s < 3; ++s) {
-      if (step[size_t(s)] == 0) continue;
+      if (step[s] == 0) continue;
       slots.push_back(2 - s);
       past.push_back(lengths[size_t(s)]);
       tokens.emplace_back();
-      for (int i = 0; i < step[size_t(s)]; ++i) tokens.back().push_back(token(100 * s + lengths[size_t(s)]++));
+      for (int i = 0; i < step[s]; ++i) tokens.back().push_back(token(100 * s + lengths[size_t(s)]++));
     }
     const auto logits = run_step(model, kv.views(slots), tokens, past);
     all.insert(all.end(), logits.begin(), logits.end());
   }
+  return all;
+}
+
+// The same script, each step a wave, as many under way as there may be. What begin() was given is gone right after.
+std::vector<float> run_in_waves(Model& model, const RankedKv& kv, bool watched, int& unwritten) {
+  std::vector<int> lengths(3, 0);
+  std::vector<std::vector<float>> logits;
+  int begun = 0, ended = 0;
+  const auto end = [&] {
+    while (!model.wait()) {
+      // What a wave says to have written is there: its stages' layers, of the script's first sequence.
+      const int layers = model.layers_written(0);
+      CHECK(layers <= model.config().n_layers);
+      if (ended > 0 || layers == 0) continue;
+      const auto views = kv.views({2});
+      const KvShards shards{.n_layers = model.config().n_layers, .n_kv_heads = 1, .pp = model.stages()};
+      for (int stage = 0; shards.layers(stage).end <= layers; ++stage)
+        for (int t = 0; t < kScript[0][0]; ++t)
+          unwritten += std::isnan(*reinterpret_cast<const float*>(views[size_t(stage)].row(0, 0, t, 0)));
+      if (layers == model.config().n_layers) break;
+    }
+    CHECK(model.ended());
+    model.end(nullptr);
+    CHECK(model.stage_seconds() > 0);
+    ++ended;
+  };
+  for (const auto& step : kScript) {
+    std::vector<int32_t> ids, offsets = {0}, kv_lengths;
+    std::vector<int> slots;
+    for (int s = 0; s < 3; ++s) {
+      if (step[s] == 0) continue;
+      slots.push_back(2 - s);
+      for (int i = 0; i < step[s]; ++i)
+        ids.push_back(int32_t((31 * (100 * s + lengths[size_t(s)]++) + 7) % model.config().vocab));
+      offsets.push_back(int32_t(ids.size()));
+      kv_lengths.push_back(lengths[size_t(s)]);
+    }
+    std::vector<int32_t> rows(ids.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<KvView> views = kv.views(slots);
+    // Slots as blocks: one block, and a table that is overwritten afterwards.
+    std::vector<int32_t> tables(views.size());
+    for (size_t i = 0; i < views.size(); ++i) {
+      tables[i] = std::exchange(views[i].slot, 0);
+      views[i].block_table = &tables[i];
+    }
+    if (begun - ended == model.window()) end();
+    logits.emplace_back(rows.size() * size_t(model.config().vocab));
+    model.begin({.token_ids = ids,
+                 .q_offsets = offsets,
+                 .kv_lengths = kv_lengths,
+                 .views = views,
+                 .logit_rows = rows,
+                 .watched = watched},
+                {}, logits.back().data());
+    ++begun;
+    for (auto* gone : {&ids, &offsets, &kv_lengths, &rows, &tables}) std::fill(gone->begin(), gone->end(), 1 << 20);
+  }
+  while (ended < begun) end();
+  std::vector<float> all;
+  for (const auto& one : logits) all.insert(all.end(), one.begin(), one.end());
   return all;
 }
 
@@ -112,6 +175,44 @@ TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[
             CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, order}), expected));
           }
   }
+}
+
+TEST_CASE("sharded llama: waves have the bits of steps that are waited for", "[shards][model][waves]") {
+  Loaded loaded(kWide, Dtype::f32);
+  const auto expected = on_one_rank(loaded);
+  for (int tp : {1, 2, 4})
+    for (int pp : {2, 3})
+      for (int window : {0, 2, 3, 5, 64})
+        for (bool watched : {false, true})
+          for (int again = 0; again < 3; ++again) {
+            const KvShards shards = loaded.shards(tp, pp);
+            auto model = make_sharded_llama(loaded.weights, {.shards = shards, .window = window}, 64, 64);
+            CAPTURE(tp, pp, window, watched, again);
+            CHECK(model->window() == (window == 0 ? 2 * pp : window));
+            const RankedKv kv(loaded.config, shards, 64, 3);
+            int unwritten = 0;
+            CHECK(same_bits(run_in_waves(*model, kv, watched && tp == 1, unwritten), expected));
+            CHECK(unwritten == 0);
+            if (again == 2) CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3}), expected));  // pieces
+          }
+}
+
+TEST_CASE("sharded llama: whoever waits for a wave is interrupted, and a wave under way outlives its caller",
+          "[shards][model][waves]") {
+  Loaded loaded(kWide, Dtype::f32);
+  const KvShards shards = loaded.shards(1, 2);
+  const RankedKv kv(loaded.config, shards, 64, 1);
+  auto model = make_sharded_llama(loaded.weights, {.shards = shards}, 64, 64);
+  CHECK(!model->ended());
+  std::thread other([&] { model->interrupt(); });
+  CHECK(!model->wait());  // nothing is under way
+  other.join();
+  const std::vector<int32_t> ids(40, 3), offsets = {0, 40}, lengths = {40};
+  const auto views = kv.views({0});
+  model->begin({ids, offsets, lengths, views, {}, nullptr}, {}, nullptr);
+  model.reset();
+  for (int rank = 0; rank < 2; ++rank)
+    CHECK(std::isfinite(*reinterpret_cast<const float*>(views[size_t(rank)].row(0, 0, 39, 0))));
 }
 
 TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-groups", "[shards][model]") {
