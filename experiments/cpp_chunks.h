@@ -85,6 +85,20 @@ inline std::vector<Chunk> best_equal_time(const ChunkCost& cost, double cached, 
   return best.empty() ? cut(cached, tokens, fixed_chunks(tokens)) : best;
 }
 
+// The end of `queued` prompts of chunks that take so long on each of `n` stages, in a ring that moves on when all are
+// done: slot k has chunks k, k - 1, ... k - (n - 1), one a stage, and lasts as long as the longest.
+inline double in_slots(const std::vector<double>& chunk_s, int n, int queued) {
+  const int M = int(chunk_s.size()), all = queued * M;
+  double end = 0;
+  for (int k = 0; k < all + n - 1; ++k) {
+    double longest = 0;
+    for (int i = std::max(0, k - n + 1); i <= std::min(k, all - 1); ++i)
+      longest = std::max(longest, chunk_s[size_t(i % M)]);
+    end += longest;
+  }
+  return end;
+}
+
 // `queued` prompts of these chunks, all there at 0; a boundary takes `token_s` a token and `link_s`.
 inline std::vector<model::PipelineChunk> stream(const ChunkCost& cost, const std::vector<Chunk>& chunks, int n,
                                                 int queued, double token_s = 0, double link_s = 0) {

@@ -15,8 +15,9 @@
 // Gb/s even whole prompts expose 1 %; chunk x layer matters from 25 Gb/s down.
 //
 // At 2.5 Gb/s (a NIC that others use) the wire needs 131 us a token, 17.2 s a prompt. Equal-time: the last stage begins
-// at .7 s and ends at 13.2: 4 to 6 s exposed even by layers; prompt / layer 2.5 to 4.5. Chunks of 8,192 wait so long
-// for each other that the wire keeps up: .2 to 1.2 s by layers.
+// at .7 s and ends at 13.2: 4 to 6 s exposed even by layers; prompt / layer 2.5 to 4.5. Chunks of 8,192: the last
+// stage begins at 2.5 s and late chunks take it 1.1 s where the wire takes 1.07, so nothing is left behind: a layer of
+// the last one, 107 ms. (The first range, .2 to 1.2 s, took all 17.2 s from 2.9 on to be in one piece.)
 //
 // The window: nothing for one prompt, nor for a wire that keeps up. Of eight queued at 2.5 Gb/s, in chunks of 8,192, a
 // prompt takes 12 s without a window and 16 with W = P (cpp_surface), the wire 17.2: the last tail is 8 * 17.2 + 2.9 -

@@ -26,8 +26,8 @@
 // another loss: a ring that also carries admission, and waits for it.
 #include <algorithm>
 
+#include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
-#include "model/pipeline_time.h"
 
 namespace xpyd::experiments::cpp_waves_experiment {
 namespace {
@@ -45,10 +45,8 @@ constexpr Length kLengths[] = {{"65.5K", 65536, 44643, 23925, 22089, 23330, 0},
                                {"131K", 131072, 35878, 22070, 20699, 21430, .63},
                                {"262K", 262144, 28031, 19254, 0, 0, .51}};
 
-// Seconds of chunks of these sizes, at a second a token of one stage.
-double pipelined(const std::vector<double>& sizes) { return model::pipeline_seconds(sizes, kStages); }
-
-std::vector<double> cut(double tokens, bool equal) {
+// Tokens of each chunk: at a second a token, its seconds.
+std::vector<double> parts(double tokens, bool equal) {
   const int n = int((tokens + kChunk - 1) / kChunk);
   std::vector<double> sizes(size_t(n), equal ? tokens / n : kChunk);
   if (!equal) sizes.back() = tokens - (n - 1) * kChunk;
@@ -70,7 +68,8 @@ Result<Finding> run(const Values& point) {
   const double reused = point["reused"], tokens = (1 - reused) * length.tokens;
   const double many = 32 * length.tokens / kChunk;
   const double tp_over = length.pp / length.tp * (many + kStages - 1) / many;  // 1 + o
-  const double ratio = tp_over * tokens / pipelined(cut(tokens, point["cut"] == "equal parts"));
+  const double ratio = tp_over * tokens /
+                       model::pipeline_seconds(parts(tokens, point["cut"] == "equal parts"), kStages);
   const double published = reused > 0 ? (length.below > 0 ? 1 - length.below : 0)
                                       : (length.one_tp > 0 ? length.one_pp / length.one_tp : 0);
   return Finding{{{{"tp_over", tp_over}, {"ratio", ratio}, {"published", published}}}, ""};
@@ -90,22 +89,15 @@ std::vector<Values> lockstep_points(const Setting&) {
 Result<Finding> lockstep(const Values& point) {
   constexpr int kQueued = 16, kChunks = 16;
   const double growth = point["growth"];
-  std::vector<model::PipelineChunk> chunks;
   std::vector<double> seconds;
   double sum = 0;
-  for (int i = 0; i < kQueued * kChunks; ++i) {
-    seconds.push_back(1 + (growth - 1) * (i % kChunks) / (kChunks - 1));
-    chunks.push_back({std::vector<double>(kStages, seconds.back())});
-    sum += seconds.back();
-  }
-  // In slots: slot k has chunks k, k - 1, ... k - (P - 1), one a stage, and lasts as long as the longest.
-  double slots = 0;
-  for (int k = 0; k < int(seconds.size()) + kStages - 1; ++k) {
-    const int first = std::max(0, k - kStages + 1), last = std::min(k, int(seconds.size()) - 1);
-    slots += *std::max_element(seconds.begin() + first, seconds.begin() + last + 1);
-  }
-  const double end = model::pipeline_times(chunks, point["window"]).end();
-  return Finding{{{{"efficiency", sum / end}, {"slots_efficiency", sum / slots}}}, ""};
+  for (int i = 0; i < kChunks; ++i) sum += seconds.emplace_back(1 + (growth - 1) * i / (kChunks - 1));
+  std::vector<model::PipelineChunk> chunks;
+  for (int i = 0; i < kQueued * kChunks; ++i)
+    chunks.push_back({std::vector<double>(kStages, seconds[size_t(i % kChunks)])});
+  return Finding{{{{"efficiency", kQueued * sum / model::pipeline_times(chunks, point["window"]).end()},
+                   {"slots_efficiency", kQueued * sum / in_slots(seconds, kStages, kQueued)}}},
+                 ""};
 }
 
 REGISTER_EXPERIMENT("cpp_lockstep", "cpu", lockstep_points, [](const Setting&) -> Measure { return lockstep; });
