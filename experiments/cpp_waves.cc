@@ -21,9 +21,9 @@
 // free. With W < P in flight a pipeline of equal chunks has W / P of itself. With W = P it has all, but where small
 // chunks wait for the large ones of the prompt before: the eighth chunk of a prompt waits until the last before it has
 // left, 7 t_last, while 7 first ones have run. Growth 2: 7 (2 - 1.2) = 5.6 of 24; growth 4: 16.8 of 40. So 2P gains 1.1
-// to 1.3 at 2, 1.25 to 1.55 at 4, and nothing at 1. A ring whose slots all last as long as the longest chunk in it
-// loses as much: 1.15 to 1.3 at 2. So neither explains 3.36: that is what 8 / 3.36 = 2.4 chunks in flight would have,
-// another loss: a ring that also carries admission, and waits for it.
+// to 1.3 at 2, 1.25 to 1.55 at 4, and nothing at 1. A ring whose slots all last as long as the longest
+// chunk in it loses as much (the same, for chunks that grow: cpp_window.cc). So neither explains 3.36: that is what 8
+// / 3.36 = 2.4 chunks in flight would have, another loss: a ring that also carries admission, and waits for it.
 #include <algorithm>
 
 #include "experiments/cpp_chunks.h"

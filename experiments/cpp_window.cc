@@ -29,9 +29,10 @@
 // 2P or unbounded predict twice as well as W = P in either; else undecided.
 //
 // After the first run: q goes to 1, where it ended at .95 and the wide windows were at that edge. And `slots`, a ring
-// that moves on when its longest chunk is done: of one prompt the same, of many it loses what W = P does, 7 t_last less
-// the first 7 (cpp_waves.cc), so errors between half and twice those of W = P are expected, and these points cannot
-// tell the two from each other.
+// that moves on when its longest chunk is done, was added. It is W = P: a path of the recurrence goes from (i, s) to (i
+// + 1, s), (i, s + 1) or, from the last stage, (i + P, 0), each of which is one slot i + s later, so W = P never ends
+// after the slots do; and where a prompt's chunks grow, the longest of each slot is such a path. No figure of such
+// prompts can tell the two from each other.
 //
 // The sweep, q = .55, c = 30 ms, P = 8, 16 prompts: the pilot had 72, 76, 82, 90 and 90 % for chunks of 6K and windows
 // of 8, 10, 12, 16 and none; dynamic (18K, sigma .75) 79, 92, 92, 92, 92; equal time 87, 90, 90, 90, 90. Bounds: a

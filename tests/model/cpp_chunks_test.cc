@@ -56,5 +56,21 @@ TEST_CASE("chunks: a ring in slots, by hand", "[pipeline]") {
   CHECK(in_slots({2, 2, 2}, 3, 1) == 10);
 }
 
+TEST_CASE("chunks: as many in flight as stages are a ring in slots, where chunks grow", "[pipeline]") {
+  Random random(11);
+  for (int trial = 0; trial < 200; ++trial) {
+    const int stages = 1 + int(random.below(8)), queued = 1 + int(random.below(5));
+    std::vector<double> seconds(size_t(stages) + random.below(12));
+    for (double& t : seconds) t = 0.1 + random.uniform();
+    if (trial % 2) std::ranges::sort(seconds);
+    std::vector<model::PipelineChunk> chunks;
+    for (int i = 0; i < queued; ++i)
+      for (double t : seconds) chunks.push_back({std::vector<double>(size_t(stages), t)});
+    const double ring = in_slots(seconds, stages, queued), window = model::pipeline_times(chunks, stages).end();
+    CHECK(window <= ring * (1 + 1e-12));
+    if (trial % 2) CHECK(window == Approx(ring).epsilon(1e-12));
+  }
+}
+
 }  // namespace
 }  // namespace xpyd::testing::cpp_chunks_test
