@@ -30,6 +30,8 @@ for panel in panels:
     style.powers(panel, lengths, words)
     style.plain_log(panel)
     panel.legend(fontsize=6.5)
+panels[0].set_ylim(top=25)
+panels[1].set_ylim(bottom=.06)
 for panel in panels[:2]:
     panel.axhline(1, color="black", linewidth=.8)
 style.save(figure, "cpp_surface", table)

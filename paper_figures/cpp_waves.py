@@ -7,8 +7,9 @@ cases = [("65.5K", 0.), ("131K", 0.), ("131K", .9), ("262K", .9)]
 for number, cut in enumerate(table.distinct("cut")):
     left.bar([x + .4 * number - .2 for x in range(len(cases))], [table("ratio", length=l, reused=r, cut=cut) for l, r in cases], .38,
              label=cut, **style.FILLS[number])
-style.paper(left, range(len(cases)), [table("published", length=l, reused=r, cut="equal parts") for l, r in cases], "PP8 / TP, one at a time",
-            style.known("cpp_bubble", "cold 65.5K"))
+published = [table("published", length=l, reused=r, cut="equal parts") for l, r in cases]
+style.paper(left, range(len(cases)), published, "PP8 / TP, one at a time", style.known("cpp_bubble", "cold 65.5K"))
+left.legend(fontsize=7)
 left.axhline(1, color="black", linewidth=.8)
 left.set_xticks(range(len(cases)), [f"{l}\n{'cold' if r == 0 else '90 % reused'}" for l, r in cases], fontsize=8)
 left.set_ylabel("throughput, PP8 / TP, one at a time")
