@@ -1,0 +1,113 @@
+// What the computed experiments of chunked pipeline prefill share: the seconds of a chunk, rules that cut a prompt into
+// chunks, and the stream of chunks that a pipeline gets.
+//
+// t(L, x) = c + b x + gamma L + a (2 L x + x^2) for x tokens behind L (SGLang, vllm-ascend and ATOM fit the same
+// terms).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "model/pipeline_time.h"
+
+namespace xpyd::experiments {
+
+struct ChunkCost {
+  double stage_s = 0;                 // of every stage, however few layers it has: launches
+  double c = 0, b = 0, g = 0, a = 0;  // of all layers together; a stage has 1 / n of them
+
+  // One of `n` equal stages.
+  double seconds(double L, double x, int n) const {
+    return stage_s + (c + b * x + g * L + a * (2 * L * x + x * x)) / n;
+  }
+  // The largest x whose stage takes T, 0 where none does.
+  double tokens(double L, double T, int n) const {
+    const double rest = n * (T - stage_s) - c - g * L, linear = 2 * a * L + b;
+    if (rest <= 0) return 0;
+    return a > 0 ? (std::sqrt(linear * linear + 4 * a * rest) - linear) / (2 * a) : rest / b;
+  }
+};
+
+struct Chunk {
+  double L = 0, x = 0;  // tokens before it, and its own
+};
+
+// Tokens of the next chunk behind L.
+using ChunkRule = std::function<double(double L)>;
+constexpr double kChunkPage = 64;
+
+inline std::vector<Chunk> cut(double cached, double tokens, const ChunkRule& next) {
+  std::vector<Chunk> chunks;
+  for (double L = cached, end = cached + tokens; L < end;) {
+    const double x = std::min(end - L, std::max(kChunkPage, std::floor(next(L) / kChunkPage) * kChunkPage));
+    chunks.push_back({L, x});
+    L += x;
+  }
+  return chunks;
+}
+
+inline ChunkRule fixed_chunks(double x) {
+  return [x](double) { return x; };
+}
+
+// SGLang's: the prompt's time f(l) = a l^2 + b l + c differs by f(base) - f(0) between a chunk's ends; a share sigma of
+// that correction, and never less than a quarter of the base.
+inline ChunkRule sglang_chunks(const ChunkCost& cost, double base, double sigma) {
+  return [=](double L) {
+    const double T = cost.a * base * base + cost.b * base;
+    const double exact = ChunkCost{.b = cost.b, .a = cost.a}.tokens(L, T, 1);
+    return std::max(base + sigma * (exact - base), base / 4);
+  };
+}
+
+inline ChunkRule equal_time_chunks(const ChunkCost& cost, double T, int n) {
+  return [=](double L) { return cost.tokens(L, T, n); };
+}
+
+inline std::vector<double> stage_seconds(const ChunkCost& cost, const std::vector<Chunk>& chunks, int n) {
+  std::vector<double> seconds;
+  for (const Chunk& chunk : chunks) seconds.push_back(cost.seconds(chunk.L, chunk.x, n));
+  return seconds;
+}
+
+// The equal-time chunks of one prompt by itself whose end, in closed form, is earliest: T on a grid of 2 %.
+inline std::vector<Chunk> best_equal_time(const ChunkCost& cost, double cached, double tokens, int n) {
+  const double whole = cost.seconds(cached, tokens, n);
+  std::vector<Chunk> best;
+  double earliest = 0;
+  for (double T = whole; T > whole / 2000 && T > cost.seconds(cached + tokens, kChunkPage, n); T /= 1.02) {
+    std::vector<Chunk> chunks = cut(cached, tokens, equal_time_chunks(cost, T, n));
+    const double end = model::pipeline_seconds(stage_seconds(cost, chunks, n), n);
+    if (best.empty() || end < earliest) best = std::move(chunks), earliest = end;
+  }
+  return best.empty() ? cut(cached, tokens, fixed_chunks(tokens)) : best;
+}
+
+// The end of `queued` prompts of chunks that take so long on each of `n` stages, in a ring that moves on when all are
+// done: slot k has chunks k, k - 1, ... k - (n - 1), one a stage, and lasts as long as the longest.
+inline double in_slots(const std::vector<double>& chunk_s, int n, int queued) {
+  const int M = int(chunk_s.size()), all = queued * M;
+  double end = 0;
+  for (int k = 0; k < all + n - 1; ++k) {
+    double longest = 0;
+    for (int i = std::max(0, k - n + 1); i <= std::min(k, all - 1); ++i)
+      longest = std::max(longest, chunk_s[size_t(i % M)]);
+    end += longest;
+  }
+  return end;
+}
+
+// `queued` prompts of these chunks, all there at 0; a boundary takes `token_s` a token and `link_s`.
+inline std::vector<model::PipelineChunk> stream(const ChunkCost& cost, const std::vector<Chunk>& chunks, int n,
+                                                int queued, double token_s = 0, double link_s = 0) {
+  std::vector<model::PipelineChunk> all;
+  for (int i = 0; i < queued; ++i)
+    for (const Chunk& chunk : chunks)
+      all.push_back({.stage_s = std::vector<double>(size_t(n), cost.seconds(chunk.L, chunk.x, n)),
+                     .boundary_s = chunk.x * token_s + link_s});
+  return all;
+}
+
+}  // namespace xpyd::experiments
