@@ -7,30 +7,38 @@
 
 namespace xpyd::testing {
 
-const ModelConfig& tiny_config() {
-  static const ModelConfig config = [] {
-    Result<ModelConfig> parsed = parse_model_config(R"({
+namespace {
+
+struct Tiny {
+  explicit Tiny(int layers) {
+    config = parse_model_config(R"({
       "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-      "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4,
       "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512,
-      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
-    })",
-                                                    "tiny/config.json");
-    return parsed.value();
-  }();
-  return config;
+      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "num_hidden_layers": )" +
+                                    std::to_string(layers) + "}",
+                                "tiny/config.json")
+                 .value();
+    ThreadTeam team(1);
+    weights = load_weights("tiny", config, {.dummy = true, .seed = 7}, team).value();
+  }
+  ModelConfig config;
+  std::shared_ptr<const Weights> weights;
+};
+
+const Tiny& tiny(int layers) {
+  XPYD_CHECK(layers == 2 || layers == 4);
+  static const Tiny two(2), four(4);
+  return layers == 2 ? two : four;
 }
 
-std::shared_ptr<const Weights> tiny_weights() {
-  static const std::shared_ptr<const Weights> weights = [] {
-    ThreadTeam team(1);
-    return load_weights("tiny", tiny_config(), {.dummy = true, .seed = 7}, team).value();
-  }();
-  return weights;
-}
+}  // namespace
+
+const ModelConfig& tiny_config(int layers) { return tiny(layers).config; }
+std::shared_ptr<const Weights> tiny_weights(int layers) { return tiny(layers).weights; }
 
 std::string TinySetup::describe() const {
-  return topology + " " + scheme + " block " + std::to_string(block_tokens) +
+  return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + transport + " stream " + std::to_string(int(stream_kv)) +
          (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
@@ -87,7 +95,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.stream_kv = setup.stream_kv;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
-  options.max_model_len = tiny_config().max_position;
+  options.max_model_len = tiny_config(setup.layers).max_position;
   options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
   options.admission = find_admission_policy(setup.admission);
@@ -95,7 +103,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
-  options.kv.shape = kv_shape(tiny_config(), setup.kv_dtype);
+  options.kv.shape = kv_shape(tiny_config(setup.layers), setup.kv_dtype);
   options.prefill_tp = setup.prefill_tp;
   options.prefill_pp = setup.prefill_pp;
   options.decode_tp = setup.decode_tp;
@@ -105,13 +113,13 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.make_model = [this, max_step, shards, setup](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)
-      return make_sharded_llama(tiny_weights(),
+      return make_sharded_llama(tiny_weights(setup.layers),
                                 {.shards = own,
                                  .threads_per_rank = setup.threads,
                                  .piece_tokens = setup.threads > 1 ? 7 : 0,
                                  .window = setup.window},
                                 max_step, setup.max_batch);
-    return make_llama(tiny_weights(), *teams[size_t(i)], max_step, setup.max_batch);
+    return make_llama(tiny_weights(setup.layers), *teams[size_t(i)], max_step, setup.max_batch);
   };
   options.device = setup.device;
   if (setup.make_model)

@@ -15,12 +15,13 @@
 
 namespace xpyd::testing {
 
-// 2 layers, 4 query heads on 2 KV heads of 8, hidden 32, vocabulary 96, context 512. Made once.
-const ModelConfig& tiny_config();
-std::shared_ptr<const Weights> tiny_weights();
+// 2 layers (or 4), 4 query heads on 2 KV heads of 8, hidden 32, vocabulary 96, context 512. Made once.
+const ModelConfig& tiny_config(int layers = 2);
+std::shared_ptr<const Weights> tiny_weights(int layers = 2);
 
 // One run's choices of everything that must not change the logits.
 struct TinySetup {
+  int layers = 2;
   std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded", transport = "local";
   std::string disagg = "prefill_first";
   DisaggOptions disagg_options;

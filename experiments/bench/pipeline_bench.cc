@@ -26,7 +26,7 @@
 namespace xpyd::experiments {
 namespace {
 
-constexpr int kPrompts = 8, kPromptTokens = 1024, kChunk = 256;
+constexpr int kPrompts = 4, kPromptTokens = 512, kChunk = 128;
 
 class Hash final : public EventSink {
  public:
@@ -109,7 +109,7 @@ void bench_pipeline(Bench& bench) {
   const uint64_t expected = all[0]->hash;
   std::vector<BenchCase> cases;
   for (const auto& one : all)
-    cases.push_back({.name = "8 prompts of 1024, " + one->name(),
+    cases.push_back({.name = "4 prompts of 512, " + one->name(),
                      .n_threads = 2,
                      .run = [&c = *one] { c.run(); },
                      .check =

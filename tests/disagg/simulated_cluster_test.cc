@@ -9,6 +9,7 @@
 #include "disagg/simulate/calibrate.h"
 #include "disagg/simulate/cluster.h"
 #include "disagg/simulate/routers.h"
+#include "model/pipeline_time.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::simulated_cluster_test {
@@ -82,6 +83,90 @@ TEST_CASE("simulation: the same seed, the same times", "[simulate]") {
   CHECK((logs[0] == logs[1]));
   o.conductor.seed = 9;
   CHECK(numbers(o, trace)["log_hash"] != hash);
+}
+
+// Prompts that nobody has seen, all there at 0, whose chunks fill steps of 512 tokens: each wave is one chunk.
+Trace whole_chunks(const std::vector<int>& chunks) {
+  Trace trace{.block_tokens = 64};
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    trace.requests.push_back({.prompt_tokens = 512 * chunks[i], .output_tokens = 1});
+    for (int b = 0; b < 8 * chunks[i]; ++b) trace.requests.back().blocks.push_back(i * 1000 + uint64_t(b));
+  }
+  return trace;
+}
+
+TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prompt alone in closed form",
+          "[simulate][waves]") {
+  for (const std::vector<int>& prompts : std::vector<std::vector<int>>{{1}, {7}, {5, 1, 9}, {3, 3, 3, 3, 3, 3}})
+    for (int stages : {2, 4, 8})
+      for (int window : {1, 2, stages, 2 * stages, 1000}) {
+        SimulationOptions o = options("1C");
+        o.prefill_pp = stages;
+        o.pipeline_window = window;
+        const StepCost cost = step_cost(o.model, o.hardware, stages);
+        std::vector<model::PipelineChunk> chunks;
+        std::vector<double> seconds;
+        std::vector<size_t> lasts;  // of each prompt
+        for (int n : prompts) {
+          for (int c = 0; c < n; ++c) {
+            StepShape shape;
+            shape.add_prompt(512, 512 * c);
+            seconds.push_back(cost.seconds(shape));
+            chunks.push_back(
+                {.stage_s = std::vector<double>(size_t(stages), seconds.back()),
+                 .boundary_s = o.hardware.link_s + 512 * o.model.boundary_bytes() / o.hardware.link_bytes_per_s,
+                 .arrival_s = o.message_s});
+          }
+          lasts.push_back(chunks.size() - 1);
+        }
+        const model::PipelineTimes times = model::pipeline_times(chunks, window);
+        const Result<Simulation> run = simulate(o, whole_chunks(prompts));
+        REQUIRE(run.ok());
+        for (size_t i = 0; i < prompts.size(); ++i) {
+          CAPTURE(stages, window, prompts.size(), i);
+          const double first_s = run.value().records[i].times.first_s;
+          CHECK(first_s == Approx(times.left(int(lasts[i]), stages - 1) + o.message_s).epsilon(1e-12));
+        }
+        if (prompts.size() == 1 && window >= 2 * stages) {  // and placement had said so, but for the boundaries
+          const double closed = model::pipeline_seconds(seconds, stages) + (stages - 1) * chunks[0].boundary_s;
+          CHECK(run.value().records[0].times.first_s == Approx(closed + 2 * o.message_s).epsilon(1e-12));
+          CHECK(run.value().conductor.ttft_error.mape() < 0.06);
+        }
+      }
+}
+
+TEST_CASE("simulation: KV leaves a pipeline stage by stage, and everybody is served by it", "[simulate][waves]") {
+  // One prompt of 16 chunks whose KV takes as long on the wire as the whole pipeline computes it: what waits for the
+  // last stage to end is sent late.
+  double gaps[3] = {};
+  for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
+    SimulationOptions o = options("1P1D");
+    o.prefill_pp = 4;
+    o.conductor.stream_kv = stream;
+    o.hardware.link_bytes_per_s = 25e9;
+    o.conductor.max_model_len = 16384;
+    Trace trace = whole_chunks({16});
+    trace.requests[0].output_tokens = 3;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().kv_gb == Approx(16 * 512 * o.model.kv_token_bytes() * 1e-9));
+    REQUIRE(run.value().records[0].times.gaps.size() == 2);
+    gaps[int(stream)] = run.value().records[0].times.gaps[0];
+  }
+  CHECK(gaps[int(StreamKv::layer)] < gaps[int(StreamKv::chunk)]);
+  CHECK(4 * (gaps[int(StreamKv::chunk)] - gaps[int(StreamKv::layer)]) <
+        gaps[int(StreamKv::request)] - gaps[int(StreamKv::layer)]);
+  const Trace trace = some_load(7, 300, 8);
+  for (const char* topology : {"1C", "3C", "1P1D", "2P3D", "1C1P1D"})
+    for (int window : {0, 1, 3}) {
+      SimulationOptions o = options(topology);
+      o.prefill_pp = 4, o.decode_pp = 2, o.pipeline_window = window;
+      INFO(topology << " " << window);
+      const nlohmann::json got = numbers(o, trace);
+      CHECK(got["completed"] == 300);
+      CHECK(got["failed"] == 0);
+      CHECK(got["hit_tokens"] > 0);
+    }
 }
 
 TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]") {
