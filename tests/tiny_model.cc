@@ -160,8 +160,11 @@ RaggedRun run_ragged(const TinySetup& setup) {
   uint64_t id = 0;
   auto prompts = ragged_prompts();
   for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
-  tiny.run();
-  REQUIRE(tiny.recorder->ended() == int(prompts.size()));
+  // Some wires have threads of their own: while they work, nothing moves here.
+  const bool alone = setup.transport == "local" || setup.transport == "handoff";
+  for (const double until = tiny.clock.now() + 30; tiny.run(), tiny.recorder->ended() < int(prompts.size());)
+    REQUIRE((!alone && tiny.clock.now() < until));
+
   for (const auto& instance : tiny.cluster->instances())
     instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
   RaggedRun run{tiny.cluster->logits_hash(), 0, {}};
