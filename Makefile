@@ -83,7 +83,7 @@ SIMT_OBJ  := $(if $(SIMT),$(patsubst %.cc,%.o,$(shell tools/units $(BUILD)/simt/
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
+.PHONY: help deps build tour serve test chaos waves-parity faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -113,6 +113,10 @@ chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000
 
 # Sanitizers have an allocator of their own: nothing is preloaded before it.
 FAULTS_LIB = $(if $(filter release,$(MODE)),$(BUILD)/libfaults.so)
+waves-parity: build  ## one logits hash over stages, waves, chunk policies, wires and memories (SEEDS=2000 drawn setups)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@SEEDS=$(SEEDS) $(BUILD)/xpyd_tests '[all-waves]'
+
 faults: build  ## every call of a start, a request and a shutdown fails once (FAULTS='one-process processes worker processes-tcp' narrows, EVERY=20: a twentieth)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(FAULTS_LIB)
 	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) FAULTS="$(FAULTS)" EVERY="$(EVERY)" $(BUILD)/xpyd_tests '[all-faults]'

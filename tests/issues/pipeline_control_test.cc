@@ -1,0 +1,121 @@
+// sglang #34815: with PP8, every first token took 30 s, whatever the load, because admission and the release of KV went
+// round the pipeline with the data, some 2 P iterations each. Here a wave that does not end holds up nothing but
+// itself.
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing::pipeline_control_test {
+namespace {
+
+// A pipeline of eight stages in which waves stand until they are let go. It computes in end().
+class Gate {
+ public:
+  void let_go(int waves) {
+    std::lock_guard lock(mutex);
+    open += waves;
+    changed.notify_all();
+  }
+  bool begun_by(int waves, double seconds) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return begun >= waves; });
+  }
+  std::mutex mutex;
+  std::condition_variable changed;
+  int begun = 0, open = 0;  // waves, of all time
+  bool news = false;
+};
+
+class GatedModel final : public Model {
+ public:
+  GatedModel(std::unique_ptr<Model> model, Gate& gate) : model_(std::move(model)), gate_(gate) {}
+  const ModelConfig& config() const override { return model_->config(); }
+  void forward(const StepInput&, float*) override { FAIL("a step that is waited for"); }
+  int window() const override { return 16; }
+  int stages() const override { return 8; }
+  void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
+    std::lock_guard lock(gate_.mutex);
+    model_->forward({step.token_ids, step.q_offsets, step.kv_lengths, step.views, step.logit_rows}, logits);
+    ++gate_.begun;
+    gate_.changed.notify_all();
+  }
+  bool wait() override {
+    std::unique_lock lock(gate_.mutex);
+    gate_.changed.wait(lock, [&] { return gate_.news || gate_.open > ended_; });
+    return !std::exchange(gate_.news, false) && gate_.open > ended_;
+  }
+  bool ended() const override {
+    std::lock_guard lock(gate_.mutex);
+    return gate_.open > ended_ && gate_.begun > ended_;
+  }
+  void interrupt() override {
+    std::lock_guard lock(gate_.mutex);
+    gate_.news = true;
+    gate_.changed.notify_all();
+  }
+  void end(Chosen*) override { ++ended_; }
+  Work work(const StepInput&) const override { return {}; }
+  size_t weight_bytes() const override { return 0; }
+  size_t scratch_bytes() const override { return 0; }
+
+ private:
+  std::unique_ptr<Model> model_;
+  Gate& gate_;
+  int ended_ = 0;
+};
+
+template <class Done>
+bool within(double seconds, Done done) {
+  RealClock clock;
+  for (const double until = clock.now() + seconds; !done();) {
+    if (clock.now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+TEST_CASE("field bugs: a first token does not wait for waves that are not its own (sglang #34815)", "[issues][waves]") {
+  constexpr double kSoon = 20;  // seconds, of a machine that does other things too
+  ThreadTeam team(1);
+  Gate gate;
+  TinySetup setup;
+  setup.step_tokens = 64;
+  setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
+    return Result<std::unique_ptr<Model>>(std::make_unique<GatedModel>(
+        make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch), gate));
+  };
+  TinyCluster tiny(setup);
+  REQUIRE(tiny.cluster->start().ok());
+  const auto ask = [&](uint64_t id, int length) {
+    REQUIRE(tiny.submit(tiny_request(id, std::vector<int32_t>(size_t(length), int32_t(id)), 2)).ok());
+  };
+  ask(1, 300);  // five waves, none of which ends
+  REQUIRE(gate.begun_by(5, kSoon));
+  // Whoever comes is begun at once.
+  ask(2, 20);
+  REQUIRE(gate.begun_by(6, kSoon));
+  ask(3, 20);
+  REQUIRE(gate.begun_by(7, kSoon));
+  // Whoever leaves has left, and his KV is kept as long as it is written to.
+  tiny.cluster->abort(1);
+  CHECK(within(kSoon, [&] { return tiny.recorder->choice(1).ends == 1; }));
+  CHECK(tiny.recorder->choice(1).finish == FinishReason::abort);
+  CHECK(tiny.recorder->choice(2).ends == 0);
+  CHECK(tiny.cluster->stats().instances[0].kv.active >= 300 / 16);
+  // Then all goes on.
+  gate.let_go(1000);
+  CHECK(within(kSoon, [&] { return tiny.recorder->ended() == 3; }));
+  CHECK(tiny.recorder->choice(2).tokens.size() == 2);
+  CHECK(tiny.recorder->choice(3).tokens.size() == 2);
+  CHECK(tiny.cluster->wait_idle(kSoon));
+  tiny.cluster->stop();
+  const KvStats kv = tiny.cluster->instances()[0]->memory().stats();
+  CHECK(kv.free + kv.cached == kv.capacity);
+}
+
+}  // namespace
+}  // namespace xpyd::testing::pipeline_control_test
