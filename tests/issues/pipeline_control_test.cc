@@ -20,14 +20,15 @@ class Gate {
     open += waves;
     changed.notify_all();
   }
-  bool begun_by(int waves, double seconds) {
+  // So many are begun, and the engine has nothing to do but to wait.
+  bool waits_for(int waves, double seconds) {
     std::unique_lock lock(mutex);
-    return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return begun >= waves; });
+    return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return waits && begun >= waves; });
   }
   std::mutex mutex;
   std::condition_variable changed;
   int begun = 0, open = 0;  // waves, of all time
-  bool news = false;
+  bool news = false, waits = false;
 };
 
 class GatedModel final : public Model {
@@ -45,7 +46,10 @@ class GatedModel final : public Model {
   }
   bool wait() override {
     std::unique_lock lock(gate_.mutex);
+    gate_.waits = true;
+    gate_.changed.notify_all();
     gate_.changed.wait(lock, [&] { return gate_.news || gate_.open > ended_; });
+    gate_.waits = false;
     return !std::exchange(gate_.news, false) && gate_.open > ended_;
   }
   bool ended() const override {
@@ -94,12 +98,12 @@ TEST_CASE("field bugs: a first token does not wait for waves that are not its ow
     REQUIRE(tiny.submit(tiny_request(id, std::vector<int32_t>(size_t(length), int32_t(id)), 2)).ok());
   };
   ask(1, 300);  // five waves, none of which ends
-  REQUIRE(gate.begun_by(5, kSoon));
+  REQUIRE(gate.waits_for(5, kSoon));
   // Whoever comes is begun at once.
   ask(2, 20);
-  REQUIRE(gate.begun_by(6, kSoon));
+  REQUIRE(gate.waits_for(6, kSoon));
   ask(3, 20);
-  REQUIRE(gate.begun_by(7, kSoon));
+  REQUIRE(gate.waits_for(7, kSoon));
   // Whoever leaves has left, and his KV is kept as long as it is written to.
   tiny.cluster->abort(1);
   CHECK(within(kSoon, [&] { return tiny.recorder->choice(1).ends == 1; }));
