@@ -15,6 +15,8 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
       clock_(clock),
       hooks_(hooks) {
+  chunks_.options = options_.chunks;
+  if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -23,6 +25,7 @@ void Engine::submit(SequencePtr sequence) {
     s.prompt_logprobs.assign(s.tokens.size(), Sampled{});
     s.prompt_logprobs[0].chosen = {s.tokens[0], std::numeric_limits<float>::quiet_NaN()};
   }
+  chunks_.arrived(sequence->n_prompt(), clock_.now());
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
@@ -54,6 +57,7 @@ bool Engine::step() {
   }
   while (!plan_.preempts.empty() && give_up_early()) make_plan();
   const bool moved = apply_plan(start);
+  if (!next_.entries.empty() || under_way_.begun) keep_chunks();
   const double planned = clock_.now();
   stats_.schedule_seconds += planned - start - (stats_.step_seconds - stepped);
   if (next_.entries.empty()) {

@@ -49,13 +49,14 @@ void Engine::make_plan() {
   }
   if (admission_->looks_ahead && !waiting_views_.empty()) charge_shared_blocks();
   KvStats kv = memory_.stats();
+  const int step_tokens = choose_chunks(kv);
   BatchView view{.running = running_views_,
                  .waiting = waiting_views_,
                  .available_blocks = kv.available(),
                  .capacity_blocks = kv.capacity,
                  .block_tokens = kv.block_tokens,
                  .max_batch = options_.max_batch,
-                 .step_tokens = options_.step_tokens,
+                 .step_tokens = step_tokens,
                  .admission = admission_};
   plan_.clear();
   options_.policy->plan(view, plan_);

@@ -71,10 +71,11 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
   for (const SequenceView& s : view.waiting) {
     sequences += s.choices;
     if (tokens <= 0 || sequences > view.max_batch) break;
+    if (s.most() <= 0) break;  // not in this step, and nobody overtakes it
     // A prompt that no step can hold whole comes in pieces all the same.
-    const bool cut = s.pending() > tokens;
+    const bool cut = s.most() > tokens;
     if (prompts == Prompts::whole && cut && s.pending() <= view.step_tokens - view.max_batch) break;
-    candidates.push_back({&s, std::min(s.pending(), tokens)});
+    candidates.push_back({&s, std::min(s.most(), tokens)});
     tokens -= candidates.back().n_tokens;
   }
   const AdmissionRule& rule = view.admission ? *view.admission : *own;
@@ -96,8 +97,8 @@ void run_decodes(Room& room) {
 
 void run_prefills(Room& room) {
   for (int i = 0; i < int(room.view.running.size()) && room.tokens > 0; ++i) {
-    int pending = room.view.running[size_t(i)].pending();
-    if (!room.preempted(i) && pending > 1) room.run(i, std::min(pending, room.tokens));
+    const SequenceView& s = room.view.running[size_t(i)];
+    if (!room.preempted(i) && s.pending() > 1 && s.most() > 0) room.run(i, std::min(s.most(), room.tokens));
   }
 }
 
