@@ -13,8 +13,9 @@ namespace xpyd::batch {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr size_t kStops = 4096;     // of one search: further apart where there is more to compute, and no more
-constexpr size_t kWaveTimes = 128;  // that the oracle tries, besides equal_time's own
+constexpr size_t kStops = 2048;  // of one search: further apart where there is more to compute, and no more
+constexpr double kFinest = 128, kCoarsest = 16;  // … in a prompt's longest piece
+constexpr size_t kWaveTimes = 128;               // that the oracle tries, besides equal_time's own
 
 struct Stop {
   int tokens = 0;       // before it
@@ -30,8 +31,9 @@ class Stretch {
     double total = 0;
     for (const ChunkPrompt& p : view.prompts) total += p.left;
     const int block = view.block_tokens, least = std::max(1, view.minimum);
-    const double apart = std::min(std::ceil(total / double(kStops) / block), std::floor(view.base / 16.0 / block));
-    const int step = block * std::max(1, int(apart));
+    const double fits = std::ceil(total / double(kStops) / block);  // blocks from one to the next
+    const int step = block * int(std::clamp(fits, std::max(1.0, std::floor(view.base / kFinest / block)),
+                                            std::max(1.0, std::floor(view.base / kCoarsest / block))));
     Stop at;
     stops_.push_back(at);
     for (size_t i = 0; i < view.prompts.size() && stops_.size() < kStops; ++i) {

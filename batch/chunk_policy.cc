@@ -61,7 +61,8 @@ int piece(const ChunkPrompt& p, int want, int most, int least, int page, bool fi
 }
 
 int fill(const ChunkView& view, const ChunkWave& wave, std::vector<int>& most) {
-  const int room = prompt_room(view), tokens = std::min(wave.tokens, room);
+  const int room = prompt_room(view);
+  const int tokens = wave.tokens > 0 ? std::min(std::max(wave.tokens, wave.least), room) : 0;
   int used = 0;
   for (size_t i = 0; i < view.prompts.size() && used < tokens; ++i) {
     const int want = std::min(tokens - used, view.base), at_most = std::min(room - used, view.base);

@@ -69,10 +69,35 @@ Results run(const Load& load, const TinySetup& setup) {
   return results;
 }
 
+struct Counts {
+  int compared = 0, aborted = 0, stopped = 0;
+};
+
+void compare(const Results& all, const Results& others, Counts& counts) {
+  for (const auto& [key, theirs] : all) {
+    const Recorder::Choice& mine = others.at(key);
+    INFO("request " << key.first << " choice " << key.second);
+    CHECK(mine.ends == 1);
+    CHECK(theirs.ends == 1);
+    if (mine.finish == FinishReason::abort || theirs.finish == FinishReason::abort) {
+      // Aborts meet a request at different tokens: as far as both go they agree.
+      ++counts.aborted;
+      for (size_t i = 0; i < std::min(mine.tokens.size(), theirs.tokens.size()); ++i)
+        CHECK(mine.tokens[i] == theirs.tokens[i]);
+      continue;
+    }
+    ++counts.compared;
+    counts.stopped += mine.finish == FinishReason::stop;
+    CHECK(mine.tokens == theirs.tokens);
+    CHECK(mine.finish == theirs.finish);
+    CHECK(mine.logits_hash == theirs.logits_hash);
+  }
+}
+
 TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]") {
   ThreadTeam team(1);
   const long begun = LateModel::begun, overlapped = LateModel::overlapped;
-  int compared = 0, aborted = 0, stopped = 0;
+  Counts counts;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     const Load load = make_load(seed);
     for (const char* topology : {"1C", "1P1D"}) {
@@ -94,30 +119,45 @@ TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]
         return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(plain(s, queue).value()));
       };
       results[1] = run(load, setup);
-      for (const auto& [key, theirs] : results[0]) {
-        const Recorder::Choice& mine = results[1].at(key);
-        INFO("request " << key.first << " choice " << key.second);
-        CHECK(mine.ends == 1);
-        CHECK(theirs.ends == 1);
-        if (mine.finish == FinishReason::abort || theirs.finish == FinishReason::abort) {
-          // Aborts meet a request at different tokens: as far as both go they agree.
-          ++aborted;
-          for (size_t i = 0; i < std::min(mine.tokens.size(), theirs.tokens.size()); ++i)
-            CHECK(mine.tokens[i] == theirs.tokens[i]);
-          continue;
-        }
-        ++compared;
-        stopped += mine.finish == FinishReason::stop;
-        CHECK(mine.tokens == theirs.tokens);
-        CHECK(mine.finish == theirs.finish);
-        CHECK(mine.logits_hash == theirs.logits_hash);
-      }
+      compare(results[0], results[1], counts);
     }
   }
-  CHECK(compared > 1000);
-  CHECK(aborted > 20);
-  CHECK(stopped > 100);
+  CHECK(counts.compared > 1000);
+  CHECK(counts.aborted > 20);
+  CHECK(counts.stopped > 100);
   CHECK(LateModel::overlapped - overlapped > (LateModel::begun - begun) / 2);
+}
+
+TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model", "[engine][chunks]") {
+  ThreadTeam team(1);
+  Counts counts;
+  uint64_t seed = 1000;
+  for (const ChunkPolicy& policy : chunk_policies())
+    for (int turn = 0; turn < 16; ++turn) {
+      const Load load = make_load(++seed);
+      TinySetup setup{.topology = turn % 2 ? "1C" : "1P1D",
+                      .batching = batch_policies()[size_t(turn) / 4].name,
+                      .stream_kv = turn % 4 < 2 ? StreamKv::chunk : StreamKv::request};
+      setup.step_tokens = 16 + turn % 5 * 16;
+      setup.block_tokens = turn % 3 ? 16 : 4;
+      setup.max_batch = 3 + turn % 7;
+      setup.pool_bytes = (turn / 3 % 2 ? 12 : 128) * 16 * 256;
+      setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
+        return Result<std::unique_ptr<Model>>(
+            make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch));
+      };
+      const Results fixed = run(load, setup);
+      setup.chunk_policy = policy.name;
+      setup.chunks.request_tokens = turn % 3 == 1 ? 12 : 0;
+      setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 4 ? 0.001 : 0};
+      setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
+        return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(plain(s, queue).value()));
+      };
+      INFO("seed " << seed << " " << setup.describe());
+      compare(fixed, run(load, setup), counts);
+    }
+  CHECK(counts.compared > 1000);
+  CHECK(counts.stopped > 100);
 }
 
 }  // namespace
