@@ -251,7 +251,7 @@ bool Engine::make_room() {
     preempt(std::move(victim));
     return true;
   }
-  if (!running_.empty() || waiting_with_kv() < 2) return false;
+  if (int(running_.size()) + waiting_with_kv() < 2) return false;
   auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->kv != kNoKv; });
   SequencePtr victim = std::move(*last);
   waiting_.erase(std::next(last).base());

@@ -128,6 +128,19 @@ TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]
   CHECK(LateModel::overlapped - overlapped > (LateModel::begun - begun) / 2);
 }
 
+// Once: one ran, others waited with all the other blocks, which they shared, so that each needed one more; prefill_first
+// let them start, there was none, and nobody who waited gave any up.
+TEST_CASE("who waits with KV gives it up where nothing can move otherwise", "[engine]") {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    TinySetup setup{.topology = "1P1D", .batching = "prefill_first", .stream_kv = StreamKv::request};
+    setup.step_tokens = 16;
+    setup.max_batch = 6;
+    setup.pool_bytes = 12 * 16 * 256;
+    INFO("seed " << seed);
+    run(make_load(seed), setup);  // ends
+  }
+}
+
 TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model", "[engine][chunks]") {
   ThreadTeam team(1);
   Counts counts;
