@@ -199,7 +199,7 @@ void bench_chunks(Bench& bench) {
   constexpr double kSearchBudget = 1e-3, kOracleBudget = 1e-3, kOracleSearchBudget = 100e-3;
   std::vector<ChunkPrompt> prompts;
   for (uint64_t i = 0; i < 16; ++i) prompts.push_back({i + 1, i == 0 ? 32768 : 0, i == 0 ? 32768 : 4096});
-  const RealClock clock;
+  RealClock clock;
   int64_t sum = 0;
   for (const ChunkPolicy& policy : chunk_policies()) {
     ChunkView view{.prompts = prompts, .decodes = 10, .decode_context = 1e4, .budget = 2048, .base = 2048};

@@ -48,6 +48,10 @@ TEST_CASE("mpu: the largest budget that fills the ring", "[chunks]") {
   Asked ring = mpu();
   ring.in_flight = {kM, kM, kM, kM};
   CHECK(ring.budget({8 * kM}) == kM);
+  ring.in_flight.assign(12, kM / 2 + 1);
+  CHECK(Asked{ring.policy, ring.view, {}, {}, ring.in_flight}.budget({100}) == kM);
+  ring.in_flight.assign(12, kM / 2);  // two of which share a wave
+  CHECK(Asked{ring.policy, ring.view, {}, {}, ring.in_flight}.budget({100}) == kM / 2);
   // Eight stages fill less: 2 P waves.
   Asked eight = mpu();
   eight.view.stages = 8;
