@@ -16,6 +16,8 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       window_(options_.ahead ? model.window() : 1),
       clock_(clock),
       hooks_(hooks) {
+  chunks_.options = options_.chunks;
+  if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -24,6 +26,7 @@ void Engine::submit(SequencePtr sequence) {
     s.prompt_logprobs.assign(s.tokens.size(), Sampled{});
     s.prompt_logprobs[0].chosen = {s.tokens[0], std::numeric_limits<float>::quiet_NaN()};
   }
+  chunks_.arrived(sequence->n_prompt(), clock_.now());
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
@@ -64,6 +67,7 @@ bool Engine::iterate(double now) {
   if (!under_way_.empty() && needs_settling()) return wait();
   while (!plan_.preempts.empty() && give_up_early()) make_plan();
   const bool moved = apply_plan(now);
+  if (!next_->entries.empty() || !under_way_.empty()) keep_chunks();
   if (next_->entries.empty()) return under_way_.empty() ? moved || ended : wait();
   next_->shape = {};
   for (const Entry& entry : next_->entries) {
@@ -213,7 +217,8 @@ void Engine::finish() {
     choose(*step, step->logits.data(), now);
     stats_.work.add(step->shape);
     ++stats_.steps;
-    stats_.step_seconds += model_.stage_seconds();
+    const auto stages = model_.stage_seconds();
+    if (!stages.empty()) stats_.step_seconds += *std::max_element(stages.begin(), stages.end());
   }
   tidy(*step);
   spare_.push_back(std::move(step));

@@ -14,6 +14,7 @@
 #include "allocator/kv_memory.h"
 #include "base/clock.h"
 #include "batch/admission.h"
+#include "batch/engine_chunks.h"
 #include "batch/policy.h"
 #include "batch/sequence.h"
 #include "batch/step_arrays.h"
@@ -27,6 +28,7 @@ struct EngineOptions {
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
   int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  ChunkOptions chunks;    // of these, how many are whose
   bool ahead = true;      // plan the next steps while the model computes some, where the model can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
@@ -35,10 +37,11 @@ struct EngineOptions {
 // Cumulative.
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  double step_seconds = 0;        // forward and sampling
-  double wait_seconds = 0;        // of these, in forward() or waiting for a step to end
-  double schedule_seconds = 0;    // everything else of step()
-  StepShape work = {.steps = 0};  // of all steps
+  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // of the chunk policy; of these, ChunkChoice::extrapolates
+  double step_seconds = 0;                                // forward and sampling
+  double wait_seconds = 0;                                // of these, in forward() or waiting for a step to end
+  double schedule_seconds = 0;                            // everything else of step()
+  StepShape work = {.steps = 0};                          // of all steps
 };
 
 // Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
@@ -98,6 +101,10 @@ class Engine final : private LayerObserver {
   // … and with every waiting sequence whose KV a tier has loaded, since Sequence::load_s.
   using LoadWatcher = std::function<void(const Sequence& sequence)>;
   void watch_loads(LoadWatcher watcher) { load_watcher_ = std::move(watcher); }
+  // … and with every decision of the chunk policy, when its step begins.
+  void watch_chunks(ChunkWatcher watcher) { chunks_.watcher = std::move(watcher); }
+  // What a step takes, for the chunk policy; fitted to so many.
+  void know_cost(const StepCost::Terms& cost, double steps_seen);
 
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
@@ -133,6 +140,8 @@ class Engine final : private LayerObserver {
   void poll_loads();
   bool give_up_early();
   void make_plan();
+  int choose_chunks(const KvStats& kv);
+  void keep_chunks();
   void charge_shared_blocks();
   void share_decodes();
   bool needs_settling() const;
@@ -183,6 +192,7 @@ class Engine final : private LayerObserver {
   // Reused from step to step.
   std::vector<SequenceView> running_views_, waiting_views_;
   BatchPlan plan_;
+  EngineChunks chunks_;
   PlanWatcher watcher_;
   LoadWatcher load_watcher_;
   std::vector<SequenceView> later_views_;  // planned_alike()'s

@@ -50,13 +50,14 @@ void Engine::make_plan() {
   }
   if (admission_->looks_ahead && !waiting_views_.empty()) charge_shared_blocks();
   KvStats kv = memory_.stats();
+  const int step_tokens = choose_chunks(kv);
   BatchView view{.running = running_views_,
                  .waiting = waiting_views_,
                  .available_blocks = kv.available(),
                  .capacity_blocks = kv.capacity,
                  .block_tokens = kv.block_tokens,
                  .max_batch = options_.max_batch,
-                 .step_tokens = options_.step_tokens,
+                 .step_tokens = step_tokens,
                  .admission = admission_};
   plan_.clear();
   options_.policy->plan(view, plan_);
@@ -70,7 +71,7 @@ void Engine::share_decodes() {
   const auto waves = std::min(window_, model_.stages());
   auto left = (std::ranges::count_if(running_views_, decodes) + waves - 1) / waves;
   for (SequenceView& view : running_views_)
-    if (decodes(view) && view.pending() == 1 && --left < 0) view.most = 0;
+    if (decodes(view) && view.pending() == 1 && --left < 0) view.n_held = 1;
 }
 
 std::vector<uint64_t> Engine::planned_requests() const {
@@ -266,7 +267,7 @@ bool Engine::make_room() {
     preempt(std::move(victim));
     return true;
   }
-  if (!running_.empty() || waiting_with_kv() < 2) return false;
+  if (int(running_.size()) + waiting_with_kv() < 2) return false;
   auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->kv != kNoKv; });
   SequencePtr victim = std::move(*last);
   waiting_.erase(std::next(last).base());

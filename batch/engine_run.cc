@@ -22,6 +22,7 @@ StepRun Engine::alike(int most, bool evicts) {
   for (size_t i = 0; i < std::min(startable, waiting_.size()); ++i)
     if (!waiting_[i]->probed) return run;
   make_plan();
+  if (chunks_.decided) return run;  // prompts wait, and each step is decided anew
   if (plan_.runs.empty() || !plan_.admits.empty() || !plan_.preempts.empty()) return run;
   const int tier_block = memory_.tier_block_tokens();
   for (const ScheduledRun& r : plan_.runs) {

@@ -71,10 +71,11 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
   for (const SequenceView& s : view.waiting) {
     sequences += s.choices;
     if (tokens <= 0 || sequences > view.max_batch) break;
+    if (s.most() <= 0) break;  // not in this step, and nobody overtakes it
     // A prompt that no step can hold whole comes in pieces all the same.
-    const bool cut = s.pending() > tokens;
+    const bool cut = s.most() > tokens;
     if (prompts == Prompts::whole && cut && s.pending() <= view.step_tokens - view.max_batch) break;
-    candidates.push_back({&s, std::min(s.pending(), tokens)});
+    candidates.push_back({&s, std::min(s.most(), tokens)});
     tokens -= candidates.back().n_tokens;
   }
   const AdmissionRule& rule = view.admission ? *view.admission : *own;
@@ -91,14 +92,14 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
 void run_decodes(Room& room) {
   for (int i = 0; i < int(room.view.running.size()); ++i) {
     const SequenceView& s = room.view.running[size_t(i)];
-    if (!room.preempted(i) && s.pending() == 1 && s.most > 0) room.run(i, 1);
+    if (!room.preempted(i) && s.pending() == 1 && s.most() > 0) room.run(i, 1);
   }
 }
 
 void run_prefills(Room& room) {
   for (int i = 0; i < int(room.view.running.size()) && room.tokens > 0; ++i) {
     const SequenceView& s = room.view.running[size_t(i)];
-    if (!room.preempted(i) && s.pending() > 1 && s.most > 0) room.run(i, std::min({s.pending(), s.most, room.tokens}));
+    if (!room.preempted(i) && s.pending() > 1 && s.most() > 0) room.run(i, std::min(s.most(), room.tokens));
   }
 }
 

@@ -19,8 +19,9 @@ struct SequenceView {
   bool tail_shared = false;  // the next append copies a block first
   int n_output = 0;          // of n_tokens, those that were generated
   int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
-  int most = INT_MAX;        // tokens of it in the next step; 0: it takes no part
+  int n_held = 0;            // of pending(), those that the next step must leave (chunk_policy.h, waves)
   int pending() const { return n_tokens - n_computed; }
+  int most() const { return pending() - n_held; }  // tokens of it in the next step
 };
 
 struct AdmissionRule;  // batch/admission.h
@@ -38,7 +39,7 @@ struct BatchView {
 
 struct ScheduledRun {
   int index = 0;     // into running (or waiting)
-  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= pending
+  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= most
   bool operator==(const ScheduledRun&) const = default;
 };
 

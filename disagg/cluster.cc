@@ -181,9 +181,12 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
+                    .chunks = o.chunks,
                     .ahead = o.ahead,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
+  options.engine.chunks.ttft_s = o.objectives.ttft_s;
+  options.engine.chunks.tbt_s = o.objectives.tbt_s;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model).value(), std::move(memory),
                                               std::move(wire).value(), clock, post);
   return built;

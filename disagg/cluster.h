@@ -41,6 +41,7 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
+  ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
   const TransportRow* transport = nullptr;
   std::optional<FaultOptions> faults;   // of the transport, on purpose
   std::string wire_host = "127.0.0.1";  // where wires that listen do

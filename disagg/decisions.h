@@ -7,6 +7,7 @@
 #include "allocator/eviction.h"
 #include "base/json_columns.h"
 #include "batch/admission.h"
+#include "batch/chunk_policy.h"
 #include "batch/policy.h"
 #include "disagg/admission.h"
 #include "disagg/order.h"
@@ -21,11 +22,19 @@ XPYD_COLUMNS(BlockUse, last_use, uses, position)
 
 namespace xpyd::batch {
 
-XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks)
+XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
+             n_held)
 // Without `admission`, which is a row's name beside it.
 XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
 XPYD_COLUMNS(ScheduledRun, index, n_tokens)
 XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
+
+XPYD_COLUMNS(ChunkPrompt, id, done, left)
+XPYD_COLUMNS(ChunkView, prompts, in_flight, decodes, decode_context, budget, base, minimum, block_tokens, stages,
+             window, cost, steps_seen, longest_prefix, longest_chunk, ttft_s, tbt_s, slack_s, gap_s, arrival_tokens_s,
+             kv_free)
+XPYD_COLUMNS(ChunkState, head, wave_s, level, more_for, less_for, waited, chunk, since)
+XPYD_COLUMNS(ChunkChoice, step_tokens, most, extrapolates, state)
 
 }  // namespace xpyd::batch
 

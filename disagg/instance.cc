@@ -36,6 +36,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
   if (options_.log) watch();
   published_.name = options_.name;
   cost_ = options_.cost;
+  engine_.know_cost(cost_.terms(), options_.cost_known ? kGivenSteps : 0);
   publish();
 }
 
@@ -45,6 +46,10 @@ void Instance::watch() {
   engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
     options_.log->decided(clock_.now(), "plan", options_.engine.policy->name, 0, view, NoOptions{}, plan, "instance",
                           options_.name, "admission", view.admission->name, "requests", engine_.planned_requests());
+  });
+  engine_.watch_chunks([this](const ChunkView& view, const ChunkState& before, const ChunkChoice& choice) {
+    options_.log->decided(clock_.now(), "chunk", options_.engine.chunks.policy->name, 0, view, before, choice,
+                          "instance", options_.name);
   });
   engine_.watch_loads([this](const Sequence& s) {
     options_.log->happened("fetch", FetchLife{.instance = options_.name,
@@ -327,7 +332,11 @@ void Instance::fit_cost() {
     std::lock_guard lock(stats_mutex_);
     published_.cost_error.add(cost_.seconds(step), seconds);
   }
-  if (!options_.cost_known) cost_.saw(step, seconds);
+  // The first steps of all are slow: memory is touched, and kernels are loaded, for the first time.
+  if (!options_.cost_known && counted_.steps > 0) {
+    cost_.saw(step, seconds);
+    engine_.know_cost(cost_.terms(), cost_.steps_seen());
+  }
   if (options_.log) log_step(step, seconds);
   counted_ = engine;
 }
@@ -367,6 +376,8 @@ void Instance::publish() {
   s.prompt_tokens = engine.prompt_tokens;
   s.generated_tokens = engine.generated_tokens;
   s.preemptions = engine.preemptions;
+  s.chunk_decisions = engine.chunk_decisions;
+  s.chunk_extrapolations = engine.chunk_extrapolations;
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;

@@ -69,6 +69,17 @@ std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep
   return text_of(plan);
 }
 
+std::string chunk_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  const auto view = part<ChunkView>(line, "view", keep);
+  if (view.prompts.empty()) throw std::runtime_error("prompts: expected at least one");
+  for (const int at_least_one : {view.block_tokens, view.budget, view.base, view.stages, view.window})
+    if (at_least_one < 1)
+      throw std::runtime_error("block_tokens, budget, base, stages, window: expected each at least 1");
+  ChunkChoice choice;
+  choose_chunks(row(find_chunk_policy(policy), policy), view, part<ChunkState>(line, "options", keep), choice);
+  return text_of(choice);
+}
+
 // Of the blocks that stood first, in that order, the one that goes.
 std::string evict_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto blocks = part<std::span<const BlockUse>>(line, "view", keep);
@@ -88,7 +99,7 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {
     {"place", place_again}, {"admit", admit_again<false>}, {"join", admit_again<true>}, {"order", order_again},
-    {"plan", plan_again},   {"evict", evict_again},        {"role", role_again},
+    {"plan", plan_again},   {"chunk", chunk_again},        {"evict", evict_again},      {"role", role_again},
 };
 
 // Of an answer as it was written: zeros are left out there, too.

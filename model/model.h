@@ -88,8 +88,8 @@ class Model {
     (void)chosen;
     XPYD_CHECK(window() > 1, "end() of a model without waves");
   }
-  // Of the wave that ended last, in its slowest stage. 0: not known.
-  virtual double stage_seconds() const { return 0; }
+  // Of the wave that ended last, [stages()], until the next one ends; empty: not known.
+  virtual std::span<const double> stage_seconds() const { return {}; }
 
   // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;

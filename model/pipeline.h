@@ -42,7 +42,7 @@ class Pipeline final : public Model {
   void interrupt() override { news_.add(1); }
   int layers_written(int wave) const override;
   void end(Chosen* chosen) override;
-  double stage_seconds() const override { return stage_seconds_; }
+  std::span<const double> stage_seconds() const override { return stage_seconds_; }
   Work work(const StepInput& step) const override { return sharded_work(*weights_, step); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override;
@@ -89,17 +89,17 @@ class Pipeline final : public Model {
   const int piece_tokens_, window_, places_;  // places_: for residual streams, of a stage that is not the last
   const bool crowded_;
   std::vector<std::unique_ptr<StageRanks>> stages_;
-  std::vector<Written> observers_;    // [pp]
-  std::vector<Wave> waves_;           // [window]
-  std::vector<Job> jobs_;             // a ring: those of all waves that are begun
-  WaitWord posted_;                   // jobs
-  std::unique_ptr<WaitWord[]> done_;  // [n_ranks]: jobs that a rank has done
-  std::atomic<uint32_t> over_{0};     // waves
-  WaitWord news_;                     // for the engine's thread
-  uint32_t begun_ = 0, first_ = 0;    // waves: the engine's thread alone
-  uint32_t n_jobs_ = 0;               // jobs posted
-  uint32_t seen_ = 0;                 // news
-  double stage_seconds_ = 0;
+  std::vector<Written> observers_;     // [pp]
+  std::vector<Wave> waves_;            // [window]
+  std::vector<Job> jobs_;              // a ring: those of all waves that are begun
+  WaitWord posted_;                    // jobs
+  std::unique_ptr<WaitWord[]> done_;   // [n_ranks]: jobs that a rank has done
+  std::atomic<uint32_t> over_{0};      // waves
+  WaitWord news_;                      // for the engine's thread
+  uint32_t begun_ = 0, first_ = 0;     // waves: the engine's thread alone
+  uint32_t n_jobs_ = 0;                // jobs posted
+  uint32_t seen_ = 0;                  // news
+  std::vector<double> stage_seconds_;  // [pp]
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };

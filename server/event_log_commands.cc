@@ -15,6 +15,7 @@ int replay_main(const Options& options) {
                               {"admission", "join"},
                               {"disagg", "order"},
                               {"batching", "plan"},
+                              {"chunk-policy", "chunk"},
                               {"host-eviction", "evict"},
                               {"roles", "role"}})
     if (!options.text(option).empty()) again.instead[kind] = options.text(option);

@@ -309,6 +309,11 @@ std::string Metrics::render(const ServiceStats& service) const {
                c.wasted_prefill_s);
   text.counter("choices_ended_total", "That ended by stop or length.", c.ended);
   text.counter("choices_kept_total", "Of them, within both objectives (goodput).", c.kept);
+  instances("chunk_decisions_total", "Steps with prompts of which --chunk-policy said how many tokens they have.",
+            &S::chunk_decisions);
+  instances("chunk_extrapolations_total",
+            "Of these, by a cost that has seen fewer than 8 steps, or none half as long or half as far.",
+            &S::chunk_extrapolations);
   instances("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
             [](I i) { return i.cost_error.mape(); });
   instances("step_prediction_bias", "Mean of (predicted - seen) / seen.", [](I i) { return i.cost_error.bias(); });

@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "base/table.h"
 #include "batch/admission.h"
+#include "batch/chunk_policy.h"
 #include "batch/policy.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
@@ -36,7 +37,7 @@ constexpr const char* kEngine = "serve generate worker";      // runs a model
 constexpr const char* kShape = "serve generate worker info";  // knows a model
 constexpr const char* kCluster = "serve generate";            // has a conductor
 constexpr const char* kPolicy = "serve generate simulate";    // …, maybe of a simulated one
-constexpr const char* kEventLog = "serve generate simulate worker";
+constexpr const char* kEverywhere = "serve generate simulate worker";
 
 // "a|b|c", the names of a table's rows: a new row is a new choice.
 template <class Rows>
@@ -67,8 +68,9 @@ std::vector<std::string> one_or_none(const std::string& text) {
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
-                           admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
-                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
+                           admissions = names(admission_rules(), "auto"), chunks = names(chunk_policies()),
+                           placements = names(placement_policies()), formats = names(trace_formats()),
+                           hardware = names(hardware_table()) + "|FILE.json",
                            models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
@@ -172,6 +174,17 @@ std::vector<OptionRow> make_rows() {
        sets_as<find_admission_rule, &ClusterOptions::admit>},
       {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20, "chunked: tokens of one step at most", kShape, kByName,
        "max-num-batched-tokens chunked-prefill-size"},
+      {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0,
+       "how many tokens of each prompt a step computes; all but fixed and mpu follow from what steps take, or have "
+       "taken",
+       kEngine, sets_as<find_chunk_policy, &ClusterOptions::chunks, &ChunkOptions::policy>},
+      {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
+       "of one prompt in a step at most; 0: as the step", kEngine,
+       sets<&ClusterOptions::chunks, &ChunkOptions::request_tokens>},
+      {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
+       "of a prompt in a step at least, unless the prompt has fewer; 0: a quarter of the most (--chunk-policy fixed: "
+       "none)",
+       kEngine, sets<&ClusterOptions::chunks, &ChunkOptions::minimum>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
@@ -218,9 +231,9 @@ std::vector<OptionRow> make_rows() {
        "Retry-After",
        kPolicy, sets_as<find_admission_policy, &ConductorOptions::admission>},
       {"slo-ttft", number, "0", "s", "", 0, 1e6, "objective: time to the first token; 0: none (or x-slo-ttft-ms)",
-       kPolicy, sets<&ConductorOptions::objectives, &Objectives::ttft_s>},
+       kEverywhere, sets<&ConductorOptions::objectives, &Objectives::ttft_s>},
       {"slo-tbt", number, "0", "s", "", 0, 1e6,
-       "objective: time between tokens, the mean of a choice's longest tenth; 0: none (or x-slo-tbt-ms)", kPolicy,
+       "objective: time between tokens, the mean of a choice's longest tenth; 0: none (or x-slo-tbt-ms)", kEverywhere,
        sets<&ConductorOptions::objectives, &Objectives::tbt_s>},
       {"admission-decode", choice, "mean", "", "fixed|mean|quantile|oracle", 0, 0,
        "predicted: how long a decode is said to last; oracle: simulate alone, each as long as it will", kPolicy,
@@ -243,11 +256,11 @@ std::vector<OptionRow> make_rows() {
       {"event-log", text, "", "", "FILE", 0, 0,
        "every decision with what it saw, every step, every request's life (xpyd replay, trace, explain); a worker's "
        "part is in FILE.pidN, N its process; empty: none",
-       kEventLog},
+       kEverywhere},
       {"event-log-bytes", bytes, "1GiB", "bytes", "", 4096, kMaxBytes,
        "a file's size at most; the last line counts "
        "the lines that are left out",
-       kEventLog},
+       kEverywhere},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
@@ -445,6 +458,14 @@ std::vector<OptionRow> make_rows() {
        "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
       {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20, "of one step at most", "simulate",
        sets<&EngineOptions::step_tokens>},
+      {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
+       "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
+      {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
+       "of one prompt in a step at most; 0: as the step", "simulate",
+       sets<&EngineOptions::chunks, &ChunkOptions::request_tokens>},
+      {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
+       "of a prompt in a step at least; 0: a quarter of the most (--chunk-policy fixed: none)", "simulate",
+       sets<&EngineOptions::chunks, &ChunkOptions::minimum>},
       {"max-batch", integer, "256", "sequences", "", 1, 65536, "running at once, each instance", "simulate",
        sets<&EngineOptions::max_batch>},
       {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens of one KV block", "simulate",
@@ -490,6 +511,7 @@ std::vector<OptionRow> make_rows() {
       {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"disagg", text, "", "", orders.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
       {"roles", text, "", "", roles.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},

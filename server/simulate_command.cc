@@ -25,6 +25,8 @@ Result<SimulationOptions> simulation_options(const Options& options, const Trace
   ConductorOptions& conductor = simulation.conductor;
   options.fill(conductor);
   conductor.step_tokens = simulation.engine.step_tokens;
+  simulation.engine.chunks.ttft_s = conductor.objectives.ttft_s;
+  simulation.engine.chunks.tbt_s = conductor.objectives.tbt_s;
   conductor.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
     conductor.max_model_len = std::max(

@@ -40,11 +40,12 @@ std::shared_ptr<const Weights> tiny_weights(int layers) { return tiny(layers).we
 std::string TinySetup::describe() const {
   return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
-         " step " + std::to_string(step_tokens) + " " + transport + " stream " + std::to_string(int(stream_kv)) +
-         (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
-         std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) + " host " +
-         std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
+         " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
+         std::to_string(int(stream_kv)) + (prefix_cache ? " prefix cache" : " no prefix cache") + " share " +
+         std::to_string(int(share)) + " threads " + std::to_string(threads) + " tp " + std::to_string(prefill_tp) +
+         ":" + std::to_string(decode_tp) + " pp " + std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) +
+         " window " + std::to_string(window) + " host " + std::to_string(tiers.host_bytes) +
+         (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
 void Recorder::on_event(TokenEvent event) {
@@ -95,6 +96,8 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.stream_kv = setup.stream_kv;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
+  options.chunks = setup.chunks;
+  options.chunks.policy = find_chunk_policy(setup.chunk_policy);
   options.max_model_len = tiny_config(setup.layers).max_position;
   options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;

@@ -33,6 +33,8 @@ struct TinySetup {
   bool prefix_cache = true;
   KvShare share = KvShare::off;
   int step_tokens = 512;
+  std::string chunk_policy = "fixed";
+  ChunkOptions chunks = {};  // but for the policy
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;

@@ -53,11 +53,11 @@ class PacedModel final : public Model {
     return int(ended) * config_.n_layers / stages();
   }
   void end(Chosen*) override {
-    stage_seconds_ = waves_.front().t;
-    time_.last_ended_s = waves_.front().ends_s.back(), time_.last_began_s = time_.last_ended_s - stage_seconds_;
+    stage_seconds_.assign(size_t(stages()), waves_.front().t);
+    time_.last_ended_s = waves_.front().ends_s.back(), time_.last_began_s = time_.last_ended_s - waves_.front().t;
     waves_.pop_front();
   }
-  double stage_seconds() const override { return stage_seconds_; }
+  std::span<const double> stage_seconds() const override { return stage_seconds_; }
 
   Work work(const StepInput&) const override { return {}; }
   size_t weight_bytes() const override { return 0; }
@@ -93,7 +93,7 @@ class PacedModel final : public Model {
   NodeTime& time_;
   std::vector<double> free_s_;  // [stages]
   std::deque<Wave> waves_;
-  double stage_seconds_ = 0;
+  std::vector<double> stage_seconds_;  // [stages]
 };
 
 }  // namespace

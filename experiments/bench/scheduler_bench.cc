@@ -193,7 +193,46 @@ void bench_scheduler(Bench& bench) {
   bench.report(budget_row("engine, CPU per step, 64 sequences: plan, choose, emit", cpu_seconds, kCpuBudget));
 }
 
+// A decision of each chunk policy: 16 prompts of 4,096 tokens wait, the first has 32,768 left. The first decision for a
+// prompt is a search in some, and those after it are not. The oracle is for comparison, and may take its time.
+void bench_chunks(Bench& bench) {
+  constexpr double kSearchBudget = 1e-3, kOracleBudget = 1e-3, kOracleSearchBudget = 100e-3;
+  std::vector<ChunkPrompt> prompts;
+  for (uint64_t i = 0; i < 16; ++i) prompts.push_back({i + 1, i == 0 ? 32768 : 0, i == 0 ? 32768 : 4096});
+  RealClock clock;
+  int64_t sum = 0;
+  for (const ChunkPolicy& policy : chunk_policies()) {
+    ChunkView view{.prompts = prompts, .decodes = 10, .decode_context = 1e4, .budget = 2048, .base = 2048};
+    view.block_tokens = 16;
+    view.minimum = chunk_minimum(policy, 0, view.base, view.block_tokens);
+    view.stages = view.window = 4;
+    view.cost = {2e-3, 3e-5, 1e-9, 1.5e-10, 2e-5, 3e-8};
+    view.steps_seen = kGivenSteps;
+    view.ttft_s = 30, view.slack_s = 10, view.tbt_s = 0.2, view.gap_s = 0.1, view.arrival_tokens_s = 8000;
+    ChunkChoice choice;
+    choose_chunks(policy, view, {}, choice);
+    const bool oracle = policy.name == std::string("dp_oracle");
+    for (const auto& [what, state, budget] :
+         {std::tuple{"first for a prompt", ChunkState{}, oracle ? kOracleSearchBudget : kSearchBudget},
+          {"later", choice.state, oracle ? kOracleBudget : kBudget}}) {
+      std::vector<double> seconds;
+      for (int round = 0; round < bench.options().rounds; ++round) {
+        const double start = clock.now();
+        int n = 0;
+        for (; n < 100 && (n < 2 || clock.now() < start + 0.02); ++n) {
+          choose_chunks(policy, view, state, choice);
+          sum += choice.step_tokens;
+        }
+        seconds.push_back((clock.now() - start) / n);
+      }
+      bench.report(budget_row("chunk policy " + std::string(policy.name) + ", " + what, seconds, budget));
+    }
+  }
+  XPYD_CHECK(sum > 0);  // and nothing was left out by the compiler
+}
+
 REGISTER_BENCH("scheduler", bench_scheduler);
+REGISTER_BENCH("chunks", bench_chunks);
 REGISTER_BENCH("step_arrays", bench_step_arrays);
 
 }  // namespace

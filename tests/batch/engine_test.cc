@@ -69,11 +69,36 @@ Results run(const Load& load, const TinySetup& setup) {
   return results;
 }
 
+struct Counts {
+  int compared = 0, aborted = 0, stopped = 0;
+};
+
+void compare(const Results& all, const Results& others, Counts& counts) {
+  for (const auto& [key, theirs] : all) {
+    const Recorder::Choice& mine = others.at(key);
+    INFO("request " << key.first << " choice " << key.second);
+    CHECK(mine.ends == 1);
+    CHECK(theirs.ends == 1);
+    if (mine.finish == FinishReason::abort || theirs.finish == FinishReason::abort) {
+      // Aborts meet a request at different tokens: as far as both go they agree.
+      ++counts.aborted;
+      for (size_t i = 0; i < std::min(mine.tokens.size(), theirs.tokens.size()); ++i)
+        CHECK(mine.tokens[i] == theirs.tokens[i]);
+      continue;
+    }
+    ++counts.compared;
+    counts.stopped += mine.finish == FinishReason::stop;
+    CHECK(mine.tokens == theirs.tokens);
+    CHECK(mine.finish == theirs.finish);
+    CHECK(mine.logits_hash == theirs.logits_hash);
+  }
+}
+
 // `waves`: of a pipeline; 0: a model that chooses, of which two steps are under way.
 void compare_with_plain(int waves, uint64_t seeds) {
   ThreadTeam team(1);
   const long begun = LateModel::begun, overlapped = LateModel::overlapped;
-  int compared = 0, aborted = 0, stopped = 0;
+  Counts counts;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     const Load load = make_load(seed);
     for (const char* topology : {"1C", "1P1D"}) {
@@ -96,35 +121,64 @@ void compare_with_plain(int waves, uint64_t seeds) {
         return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(plain(s, queue).value(), waves));
       };
       results[1] = run(load, setup);
-      for (const auto& [key, theirs] : results[0]) {
-        const Recorder::Choice& mine = results[1].at(key);
-        INFO("request " << key.first << " choice " << key.second);
-        CHECK(mine.ends == 1);
-        CHECK(theirs.ends == 1);
-        if (mine.finish == FinishReason::abort || theirs.finish == FinishReason::abort) {
-          // Aborts meet a request at different tokens: as far as both go they agree.
-          ++aborted;
-          for (size_t i = 0; i < std::min(mine.tokens.size(), theirs.tokens.size()); ++i)
-            CHECK(mine.tokens[i] == theirs.tokens[i]);
-          continue;
-        }
-        ++compared;
-        stopped += mine.finish == FinishReason::stop;
-        CHECK(mine.tokens == theirs.tokens);
-        CHECK(mine.finish == theirs.finish);
-        CHECK(mine.logits_hash == theirs.logits_hash);
-      }
+      compare(results[0], results[1], counts);
     }
   }
-  CHECK(compared > int(16 * seeds));
-  CHECK(aborted > int(seeds / 3));
-  CHECK(stopped > int(seeds));
+  CHECK(counts.compared > int(16 * seeds));
+  CHECK(counts.aborted > int(seeds / 3));
+  CHECK(counts.stopped > int(seeds));
   CHECK(LateModel::overlapped - overlapped > (LateModel::begun - begun) / 2);
 }
 
 TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]") { compare_with_plain(0, 60); }
 TEST_CASE("waves change no token, end or hash", "[engine][waves]") {
   for (int waves : {2, 3, 8}) compare_with_plain(waves, 60);
+}
+
+// Once: one ran, others waited with all the other blocks, which they shared, so that each needed one more;
+// prefill_first let them start, there was none, and nobody who waited gave any up.
+TEST_CASE("who waits with KV gives it up where nothing can move otherwise", "[engine]") {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    TinySetup setup{.topology = "1P1D", .batching = "prefill_first", .stream_kv = StreamKv::request};
+    setup.step_tokens = 16;
+    setup.max_batch = 6;
+    setup.pool_bytes = 12 * 16 * 256;
+    INFO("seed " << seed);
+    run(make_load(seed), setup);  // ends
+  }
+}
+
+TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model", "[engine][chunks]") {
+  ThreadTeam team(1);
+  Counts counts;
+  uint64_t seed = 1000;
+  for (const ChunkPolicy& policy : chunk_policies())
+    for (int turn = 0; turn < 16; ++turn) {
+      const Load load = make_load(++seed);
+      TinySetup setup{.topology = turn % 2 ? "1C" : "1P1D",
+                      .batching = batch_policies()[size_t(turn) / 4].name,
+                      .stream_kv = turn % 4 < 2 ? StreamKv::chunk : StreamKv::request};
+      setup.step_tokens = 16 + turn % 5 * 16;
+      setup.block_tokens = turn % 3 ? 16 : 4;
+      setup.max_batch = 3 + turn % 7;
+      setup.pool_bytes = (turn / 3 % 2 ? 12 : 128) * 16 * 256;
+      setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
+        return Result<std::unique_ptr<Model>>(
+            make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch));
+      };
+      const Results fixed = run(load, setup);
+      setup.chunk_policy = policy.name;
+      setup.chunks.request_tokens = turn % 3 == 1 ? 12 : 0;
+      setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 4 ? 0.001 : 0};
+      setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
+        return Result<std::unique_ptr<Model>>(
+            std::make_unique<LateModel>(plain(s, queue).value(), turn % 3 == 0 ? 0 : 2 + turn % 7));
+      };
+      INFO("seed " << seed << " " << setup.describe());
+      compare(fixed, run(load, setup), counts);
+    }
+  CHECK(counts.compared > 1000);
+  CHECK(counts.stopped > 100);
 }
 
 }  // namespace

@@ -38,6 +38,18 @@ TEST_CASE("chunked: decodes first, then pieces of prompts", "[batch]") {
   CHECK(plan.admits[0].n_tokens == 2);
 }
 
+TEST_CASE("what the chunk policy holds back is left for another step, and nobody overtakes it", "[batch]") {
+  for (const BatchPolicy& policy : batch_policies()) {
+    INFO(policy.name);
+    Scene scene{.running = {prompt(100, 40), prompt(90, 32)}, .waiting = {prompt(30), prompt(5), prompt(5)}};
+    scene.running[0].n_held = 44, scene.running[1].n_held = 58;
+    scene.waiting[0].n_held = 10, scene.waiting[1].n_held = 5;
+    const BatchPlan plan = scene.plan(policy.name);
+    CHECK(plan.runs == std::vector<ScheduledRun>{{0, 16}});
+    CHECK(plan.admits == std::vector<ScheduledRun>{{0, 20}});
+  }
+}
+
 TEST_CASE("prefill_first: prompts alone, then decodes alone", "[batch]") {
   Scene scene{.running = {decoding(20), decoding(33)}, .waiting = {prompt(30)}};
   BatchPlan plan = scene.plan("prefill_first");

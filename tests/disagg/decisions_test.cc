@@ -59,7 +59,11 @@ TEST_CASE("decisions: zeros are left out and come back; another type is an error
 TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(InstanceView) == 128);
   CHECK(sizeof(ClusterView) == 56);
-  CHECK(sizeof(SequenceView) == 32);
+  CHECK(sizeof(SequenceView) == 36);
+  CHECK(sizeof(ChunkPrompt) == 16);
+  CHECK(sizeof(ChunkView) == 184);
+  CHECK(sizeof(ChunkState) == 40);
+  CHECK(sizeof(ChunkChoice) == 80);
   CHECK(sizeof(DecodeView) == 32);
   CHECK(sizeof(DisaggView) == 88);
   CHECK(sizeof(DisaggOptions) == 32);

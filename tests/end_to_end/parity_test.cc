@@ -157,6 +157,34 @@ TEST_CASE("parity: equal ranks on one pool", "[parity][shards][handoff]") {
         }
 }
 
+// How prompts are cut, by whom and into how many tokens.
+TEST_CASE("parity: chunk policies", "[parity][chunks]") {
+  const uint64_t expected = reference_hash();
+  int turn = 0, ran = 0;
+  for (const ChunkPolicy& policy : chunk_policies())
+    for (const BatchPolicy& batching : batch_policies())
+      for (auto [topology, pp] : {std::pair("1C", 1), {"1C", 2}, {"1P1D", 1}, {"1P1D", 2}, {"2P2D", 1}})
+        for (int step : {7, 64, 200})
+          for (int request_tokens : {0, 5, 48}) {
+            if (turn++ % kStride != 0) continue;
+            TinySetup setup{.topology = topology, .batching = batching.name};
+            setup.chunk_policy = policy.name;
+            setup.chunks.request_tokens = request_tokens;
+            setup.chunks.minimum = turn % 3 == 0 ? 8 : 0;
+            setup.step_tokens = step;
+            setup.block_tokens = turn % 2 ? 16 : 4;
+            setup.stream_kv = StreamKv(turn % 3);
+            setup.disagg = turn % 4 == 3 ? "decode_first" : "prefill_first";
+            setup.prefill_pp = pp;
+            setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 5 ? 0.001 : 0};
+            INFO(setup.describe() << " request " << request_tokens);
+            REQUIRE(run_ragged(setup).hash == expected);
+            ++ran;
+          }
+  std::printf("parity: %d of %d combinations of chunk policies have the hash %016llx\n", ran, turn,
+              static_cast<unsigned long long>(expected));
+}
+
 TEST_CASE("parity: 1C with 1 thread", "[parity]") { check_all("1C", 1); }
 TEST_CASE("parity: 1C with 2 threads", "[parity]") { check_all("1C", 2); }
 TEST_CASE("parity: 1P1D with 1 thread", "[parity]") { check_all("1P1D", 1); }

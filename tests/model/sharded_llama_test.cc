@@ -111,7 +111,8 @@ std::vector<float> run_in_waves(Model& model, const RankedKv& kv, bool watched, 
     }
     CHECK(model.ended());
     model.end(nullptr);
-    CHECK(model.stage_seconds() > 0);
+    CHECK(model.stage_seconds().size() == size_t(model.stages()));
+    for (double seconds : model.stage_seconds()) CHECK(seconds > 0);
     ++ended;
   };
   for (const auto& step : kScript) {

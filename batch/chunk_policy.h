@@ -1,0 +1,106 @@
+// Chunk policies: how many tokens of each prompt the next step (a wave, where stages form a pipeline) computes, and how
+// many tokens the step has. Pure functions from a snapshot, and from what the policy remembers, in a table: no clock,
+// no I/O. The batching policy (batch/policy.h) then plans within that.
+//
+// Thread safety: plain functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "model/step_cost.h"
+
+namespace xpyd::batch {
+
+struct ChunkPrompt {
+  uint64_t id = 0;  // of its request
+  int done = 0;     // tokens computed or under way
+  int left = 0;     // tokens that no step has yet, more than one
+};
+
+struct ChunkView {
+  std::span<const ChunkPrompt> prompts;       // running ones, oldest first, then waiting ones in order
+  std::span<const int> in_flight;             // tokens of each prompt's chunk in the waves under way
+  int decodes = 0;                            // sequences that have one token to compute
+  double decode_context = 0;                  // KV tokens that they look at
+  int budget = 0;                             // of a step: prompts' tokens and decodes
+  int base = 0;                               // of one prompt in a step; at most `budget`
+  int minimum = 0;                            // of a prompt in a step, unless it has fewer; 0: whatever is left
+  int block_tokens = 1;                       // a chunk ends at a multiple, unless the prompt ends
+  int stages = 1;                             // P
+  int window = 1;                             // a decoding sequence takes part in every so many-th wave
+  StepCost::Terms cost = {};                  // of a wave in a stage: t(L, x) and the decodes beside it
+  double steps_seen = 0;                      // … that it was fitted to
+  int longest_prefix = 0, longest_chunk = 0;  // … in them
+  double ttft_s = 0, tbt_s = 0;               // objectives, the strictest of these sequences'; 0: none
+  double slack_s = 0;           // until the first token of the prompt that has least time is due; ttft_s > 0
+  double gap_s = 0;             // between two tokens of a sequence, lately; 0: not known
+  double arrival_tokens_s = 0;  // prompts' tokens that come in a second
+  double kv_free = 1;           // share
+};
+
+// What a policy remembers, each row its own part. A new engine's is ChunkState{}.
+struct ChunkState {
+  uint64_t head = 0;               // equal_time, dp_oracle: the prompt for which
+  double wave_s = 0;               // … a wave's seconds were chosen; 0: none
+  int level = -1;                  // mpu: how often the budget is halved; -1: not decided yet
+  int more_for = 0, less_for = 0;  // … decisions in a row that wanted more, or less
+  bool waited = false;             // … for a mate, in the last one
+  int chunk = 0;                   // dcp: the budget; 0: not decided yet
+  int since = 0;                   // … decisions since it was
+  bool operator==(const ChunkState&) const = default;
+};
+
+struct ChunkChoice {
+  int step_tokens = 0;        // of the step
+  std::vector<int> most;      // [prompt]: tokens of it in this step
+  bool extrapolates = false;  // the cost says what it has seen nothing like
+  ChunkState state;           // what the policy remembers then
+};
+
+// What a row decides: all rows fill their waves with prompts in order, by the same rules (chunk_policy.cc).
+struct ChunkWave {
+  int tokens = 0;  // of prompts
+  int least = 0;   // … and of one prompt, unless it has fewer
+  bool extrapolates = false;
+};
+
+struct ChunkPolicy {
+  const char* name;
+  ChunkState (*decide)(const ChunkView& view, ChunkState state, ChunkWave& wave);
+  bool shapes;  // minds a minimum also where none is given
+  const char* source;
+};
+
+std::span<const ChunkPolicy> chunk_policies();
+const ChunkPolicy* find_chunk_policy(std::string_view name);  // null: no such policy
+
+// ChunkView::minimum, of what is asked for (0: the policy's own).
+int chunk_minimum(const ChunkPolicy& policy, int asked, int base, int block_tokens);
+// There are prompts, and `state` is what it said last.
+void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const ChunkState& state, ChunkChoice& choice);
+
+// ---- of all rows
+
+// Tokens that a step has for prompts.
+inline int prompt_room(const ChunkView& view) { return view.budget > view.decodes ? view.budget - view.decodes : 0; }
+// t(0, 0): a wave without prompts.
+double empty_wave_s(const ChunkView& view);
+// What the first `tokens` of the prompts take in one wave.
+double wave_s(const ChunkView& view, int tokens);
+// Tokens after L that take so long, beside what takes no longer by them: -1: L alone takes longer.
+double tokens_in(const StepCost::Terms& cost, double L, double seconds);
+// The cost was fitted to fewer than kKnownSteps, or to nothing half as far or half as long.
+bool extrapolates(const ChunkView& view, int L, int x);
+constexpr int kKnownSteps = 8;       // as many lengths as SGLang profiles at least
+constexpr double kGivenSteps = 1e9;  // ChunkView::steps_seen of a cost that is known beforehand
+
+ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave);
+ChunkState decide_dp_oracle(const ChunkView& view, ChunkState state, ChunkWave& wave);
+ChunkState decide_mpu(const ChunkView& view, ChunkState state, ChunkWave& wave);
+ChunkState decide_dcp_greedy(const ChunkView& view, ChunkState state, ChunkWave& wave);
+ChunkState decide_dcp_predictive(const ChunkView& view, ChunkState state, ChunkWave& wave);
+
+}  // namespace xpyd::batch

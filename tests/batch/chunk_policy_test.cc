@@ -1,0 +1,321 @@
+// What no chunk policy may do, whatever waits; and fixed, sglang, equal_time and dp_oracle, each by hand.
+#include "batch/chunk_policy.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "base/random.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::chunk_policy_test {
+namespace {
+
+struct ChunkScene {
+  std::vector<ChunkPrompt> prompts;
+  std::vector<int> in_flight;
+  ChunkView view;
+  ChunkState state;
+  ChunkScene(std::vector<ChunkPrompt> p, ChunkView v) : prompts(std::move(p)), view(v) {
+    if (view.base == 0) view.base = view.budget;
+    for (size_t i = 0; i < prompts.size(); ++i)
+      if (prompts[i].id == 0) prompts[i].id = i + 1;
+  }
+  // Of each prompt in the next step, which is not taken yet.
+  ChunkChoice choose(const char* policy) {
+    view.prompts = prompts, view.in_flight = in_flight;
+    ChunkChoice choice;
+    choose_chunks(*find_chunk_policy(policy), view, state, choice);
+    return choice;
+  }
+  // Takes it: the pieces of the prompts, in order, those of no tokens left out, and where each lies.
+  std::vector<ChunkPrompt> step(const char* policy) {
+    const ChunkChoice choice = choose(policy);
+    state = choice.state;
+    std::vector<ChunkPrompt> pieces;
+    int room = choice.step_tokens - view.decodes;
+    for (size_t i = 0; i < prompts.size() && room > 0; ++i) {
+      ChunkPrompt& p = prompts[i];
+      const int n = std::min({choice.most[i], p.left, room});
+      if (n <= 0) break;
+      pieces.push_back({p.id, p.done, n});
+      p.done += n, p.left -= n, room -= n;
+    }
+    std::erase_if(prompts, [](const ChunkPrompt& p) { return p.left == 0; });
+    return pieces;
+  }
+  double seconds_of(const std::vector<ChunkPrompt>& pieces) const {
+    StepShape shape;
+    shape.add_decodes(view.decodes, view.decode_context);
+    for (const ChunkPrompt& p : pieces) shape.add_prompt(p.left, p.done);
+    return seconds(view.cost, shape);
+  }
+  // To the end: what P stages take.
+  double makespan(const char* policy, std::vector<double>* waves = nullptr) {
+    double sum = 0, longest = 0;
+    while (!prompts.empty()) {
+      const double s = seconds_of(step(policy));
+      sum += s, longest = std::max(longest, s);
+      if (waves) waves->push_back(s);
+    }
+    return sum + (view.stages - 1) * longest;
+  }
+};
+
+std::vector<int> tokens(const std::vector<ChunkPrompt>& pieces) {
+  std::vector<int> all;
+  for (const ChunkPrompt& p : pieces) all.push_back(p.left);
+  return all;
+}
+using Tokens = std::vector<int>;
+
+TEST_CASE("chunks: fixed leaves everything as it is, until something is asked of it", "[chunks]") {
+  ChunkScene scene({{.left = 5000}, {.left = 5}}, {.decodes = 3, .budget = 512, .block_tokens = 16});
+  CHECK(scene.choose("fixed").step_tokens == 512);
+  CHECK(scene.choose("fixed").most == Tokens{INT_MAX, INT_MAX});
+  CHECK(chunk_minimum(*find_chunk_policy("fixed"), 0, 512, 16) == 0);
+  scene.view.base = 100;  // a request's chunk is one thing, the step's budget another
+  CHECK(scene.choose("fixed").step_tokens == 512);
+  CHECK(scene.choose("fixed").most == Tokens{100, 100});
+  CHECK(chunk_minimum(*find_chunk_policy("sglang"), 0, 512, 16) == 128);
+  CHECK(chunk_minimum(*find_chunk_policy("fixed"), 20, 512, 16) == 32);
+}
+
+TEST_CASE("chunks: a last piece that is too small joins the one before, or both are evened out", "[chunks]") {
+  ChunkScene scene({{.left = 210}}, {.budget = 100, .minimum = 20});
+  CHECK(tokens(scene.step("fixed")) == Tokens{100});
+  CHECK(tokens(scene.step("fixed")) == Tokens{55});  // and not 100 and 10
+  CHECK(tokens(scene.step("fixed")) == Tokens{55});
+  // sglang wants half of what the step has room for: 2048 + 900 < 4096, and the rest is no chunk.
+  ChunkScene joins({{.done = 3072, .left = 3200}}, {.budget = 4096, .minimum = 1024, .cost = {0, 0, 0, 1e-8, 0, 0}});
+  CHECK(tokens(joins.step("sglang")) == Tokens{3200});
+}
+
+TEST_CASE("chunks: who gets a crumb of a wave waits for the next one, and a short prompt does not", "[chunks]") {
+  const ChunkView view{.budget = 100, .minimum = 20, .block_tokens = 10};
+  CHECK(tokens(ChunkScene({{.left = 85}, {.left = 300}}, view).step("fixed")) == Tokens{85});
+  CHECK(tokens(ChunkScene({{.left = 75}, {.left = 300}}, view).step("fixed")) == Tokens{75, 20});
+  CHECK(tokens(ChunkScene({{.left = 85}, {.left = 10}, {.left = 300}}, view).step("fixed")) == Tokens{85, 10});
+  ChunkScene many({{.left = 300}, {.left = 300}, {.left = 30}, {.left = 300}, {.left = 300}},
+                  {.budget = 200, .base = 50, .minimum = 20, .block_tokens = 10});
+  CHECK(tokens(many.step("fixed")) == Tokens{50, 50, 30, 50, 20});
+}
+
+TEST_CASE("chunks: sglang's predictor", "[chunks]") {
+  // a (x^2 + 2 L x) = a base^2: with L = 3k and base = 4k, x = 5k - 3k = 2k; smoothed: 4k - 0.75 * 2k = 2.5k.
+  for (auto [page, x] : {std::pair(16, 2560), {512, 2560}, {1024, 2048}, {100, 2500}}) {
+    ChunkScene scene({{.done = 3072, .left = 1 << 20}},
+                     {.budget = 4096, .minimum = 1, .block_tokens = page, .cost = {9, 0, 9, 1e-8, 0, 0}});
+    INFO(page);
+    CHECK(scene.choose("sglang").step_tokens == x);  // neither c nor gamma counts
+  }
+  ChunkScene scene({{.done = 0, .left = 1 << 20}}, {.budget = 4096, .cost = {0, 1e-5, 0, 1e-8, 0, 0}});
+  CHECK(scene.choose("sglang").step_tokens == 4096);
+  scene.prompts[0].done = 100'000'000;  // x is next to nothing: a quarter of the base, by the smoothing
+  CHECK(scene.choose("sglang").step_tokens == 1024);
+  scene.view.cost = {0, 1e-5, 0, 0, 0, 0};
+  CHECK(scene.choose("sglang").step_tokens == 4096);
+}
+
+TEST_CASE("chunks: who predicts says when his cost has seen nothing like it", "[chunks]") {
+  for (const char* policy : {"sglang", "equal_time", "dp_oracle", "dcp_predictive"}) {
+    ChunkScene scene({{.done = 1000, .left = 1000}},
+                     {.budget = 512, .minimum = 64, .cost = {1e-3, 1e-5, 0, 1e-9, 0, 0}, .steps_seen = 8});
+    scene.view.longest_prefix = 1000, scene.view.longest_chunk = 256;
+    INFO(policy);
+    CHECK_FALSE(scene.choose(policy).extrapolates);
+    scene.view.steps_seen = 7;
+    CHECK(scene.choose(policy).extrapolates);
+    scene.view.steps_seen = 8;
+    scene.view.longest_chunk = 20;  // the least chunk is 64 here
+    CHECK(scene.choose(policy).extrapolates);
+    scene.view.longest_chunk = 256, scene.view.longest_prefix = 200;  // twice 456 is less than 1000
+    CHECK(scene.choose(policy).extrapolates);
+    scene.view.steps_seen = kGivenSteps, scene.view.longest_prefix = scene.view.longest_chunk = INT_MAX;
+    CHECK_FALSE(scene.choose(policy).extrapolates);
+  }
+  ChunkScene scene({{.done = 1000, .left = 1000}}, {.budget = 512, .minimum = 64});
+  for (const char* policy : {"fixed", "mpu", "dcp_greedy"}) CHECK_FALSE(scene.choose(policy).extrapolates);
+}
+
+TEST_CASE("chunks: equal_time finds the number of waves", "[chunks]") {
+  // n waves of 100 tokens: n c + 100 b + (P - 1)(c + 100 b / n), least at n = sqrt(100 (P - 1) b / c).
+  ChunkView view{.budget = 100, .minimum = 5, .stages = 2, .cost = {1, 1, 0, 0, 0, 0}, .steps_seen = kGivenSteps};
+  ChunkScene two({{.left = 100}}, view);
+  CHECK(tokens(two.step("equal_time")) == Tokens{10});
+  CHECK(two.makespan("equal_time") == 9 * 11 + 11);  // what is left of it changes nothing
+  CHECK(ChunkScene({{.left = 100}}, view).makespan("equal_time") == 121);
+  view.stages = 5;  // n = 20
+  CHECK(tokens(ChunkScene({{.left = 100}}, view).step("equal_time")) == Tokens{5});
+  CHECK(ChunkScene({{.left = 100}}, view).makespan("equal_time") == 120 + 4 * 6);
+  view.stages = 1;  // nothing to fill: one wave
+  CHECK(tokens(ChunkScene({{.left = 100}}, view).step("equal_time")) == Tokens{100});
+  // Several prompts are one stream: the wave goes on with the next one while there is time.
+  view.stages = 2;
+  CHECK(tokens(ChunkScene({{.left = 4}, {.left = 96}}, view).step("equal_time")) == Tokens{4, 6});
+  ChunkScene late({{.left = 7}, {.left = 93}}, view);
+  late.state = {.head = 1, .wave_s = 11};               // chosen when nobody else was there
+  CHECK(tokens(late.step("equal_time")) == Tokens{7});  // 3 of the next one would be less than the minimum
+}
+
+TEST_CASE("chunks: the waves of equal_time take equally long", "[chunks]") {
+  for (int stages : {2, 4, 8}) {
+    ChunkScene scene({{.left = 131072}}, {.budget = 8192,
+                                          .minimum = 256,
+                                          .block_tokens = 64,
+                                          .stages = stages,
+                                          .cost = {5e-3, 3e-5, 1e-8, 3e-10, 0, 0},
+                                          .steps_seen = kGivenSteps});
+    int n = 0, last = INT_MAX;
+    while (!scene.prompts.empty()) {
+      const int left = scene.prompts[0].left;
+      const std::vector<ChunkPrompt> pieces = scene.step("equal_time");
+      const int x = pieces[0].left;
+      INFO("P " << stages << " after " << pieces[0].done << ": " << x << " of " << left);
+      if (left - x > 256 && x < 8192) {
+        CHECK(scene.seconds_of(pieces) <= scene.state.wave_s * (1 + 1e-6));
+        CHECK(scene.seconds_of({{1, pieces[0].done, x + 64}}) > scene.state.wave_s);
+        CHECK(x <= last);  // later tokens cost more
+        last = x;
+      }
+      ++n;
+    }
+    CHECK(n > 2 * stages);
+  }
+}
+
+// Every way to cut the prompt at multiples of the block.
+double brute_force(const ChunkScene& scene, int done, int left, double sum, double longest) {
+  if (left == 0) return sum + (scene.view.stages - 1) * longest;
+  double best = 1e300;
+  for (int x = 1; x <= std::min(left, scene.view.base); ++x) {
+    if (x < left && ((done + x) % scene.view.block_tokens != 0 || left - x < scene.view.minimum)) continue;
+    if (x < left && x < scene.view.minimum) continue;
+    const double s = scene.seconds_of({{1, done, x}});
+    best = std::min(best, brute_force(scene, done + x, left - x, sum + s, std::max(longest, s)));
+  }
+  return best;
+}
+
+struct Costs {
+  Random random;
+  double up_to(double x) { return random.uniform() * x; }
+  int below(int n) { return int(random.below(uint64_t(n))); }
+  StepCost::Terms terms() { return {up_to(1e-2), 1e-6 + up_to(1e-4), up_to(1e-7), up_to(1e-8), 0, 0}; }
+};
+
+TEST_CASE("chunks: dp_oracle finds what trying everything finds", "[chunks]") {
+  Costs costs{Random(7)};
+  for (int i = 0; i < 400; ++i) {
+    const int block = 1 << costs.below(5);
+    ChunkScene scene({{.done = block * costs.below(300), .left = 2 + costs.below(14 * block)}},
+                     {.budget = block * (4 + costs.below(12)),
+                      .minimum = block * (1 + costs.below(2)),
+                      .block_tokens = block,
+                      .stages = 1 + costs.below(8),
+                      .cost = costs.terms(),
+                      .steps_seen = kGivenSteps});
+    const ChunkPrompt p = scene.prompts[0];
+    const double best = brute_force(scene, p.done, p.left, 0, 0);
+    INFO(i << ": " << p.left << " after " << p.done << ", block " << block << ", " << scene.view.budget << " at most, "
+           << scene.view.minimum << " at least, P " << scene.view.stages);
+    ChunkScene other = scene;
+    const double found = scene.makespan("dp_oracle"), equal = other.makespan("equal_time");
+    CHECK(std::abs(found / best - 1) < 1e-9);
+    CHECK(equal > best * (1 - 1e-9));
+  }
+}
+
+TEST_CASE("chunks: dp_oracle is no slower than equal_time, and that hardly slower than it", "[chunks]") {
+  Costs costs{Random(11)};
+  double worst = 1, sum_equal = 0, sum_fixed = 0;
+  for (int i = 0; i < 60; ++i) {
+    ChunkScene scene({{.left = 4096 + costs.below(60000)}}, {.budget = 2048 << costs.below(3),
+                                                             .minimum = 128,
+                                                             .block_tokens = 64,
+                                                             .stages = 2 + costs.below(7),
+                                                             .cost = {2e-3, 3e-5, 1e-9, costs.up_to(1e-9), 0, 0},
+                                                             .steps_seen = kGivenSteps});
+    ChunkScene equal = scene, fixed = scene;
+    const double best = scene.makespan("dp_oracle"), took = equal.makespan("equal_time");
+    INFO(i);
+    CHECK(took >= best * (1 - 1e-9));
+    worst = std::max(worst, took / best);
+    sum_equal += took / best, sum_fixed += fixed.makespan("fixed") / best;
+  }
+  INFO("equal_time " << sum_equal / 60 << ", worst " << worst << ", fixed " << sum_fixed / 60);
+  CHECK(worst < 1.05);
+  CHECK(sum_equal < 60 * 1.02);
+  CHECK(sum_fixed > 60 * 1.1);
+}
+
+// Random scenes, played to the end by every row.
+TEST_CASE("chunks: every prompt ends, in blocks, in order, without crumbs", "[chunks]") {
+  Costs costs{Random(3)};
+  for (const ChunkPolicy& policy : chunk_policies())
+    for (int i = 0; i < (std::string(policy.name) == "dp_oracle" ? 20 : 300); ++i) {
+      const int block = 1 << costs.below(7);
+      ChunkView view{.decodes = costs.below(40),
+                     .decode_context = 1000,
+                     .budget = 200 + costs.below(4000),
+                     .block_tokens = block,
+                     .stages = 1 + costs.below(8),
+                     .cost = costs.terms(),
+                     .steps_seen = kGivenSteps};
+      view.window = view.stages;
+      view.base = costs.below(2) ? view.budget : 130 + costs.below(view.budget - 130);
+      view.minimum = chunk_minimum(policy, costs.below(2) * (1 + costs.below(300)), view.base, block);
+      if (costs.below(2)) view.ttft_s = 1, view.slack_s = costs.up_to(2) - 0.5;
+      if (costs.below(2)) view.tbt_s = costs.up_to(0.2), view.gap_s = costs.up_to(0.2);
+      view.arrival_tokens_s = costs.up_to(30000), view.kv_free = costs.up_to(1);
+      ChunkScene scene({}, view);
+      for (int n = 1 + costs.below(6); n > 0; --n)
+        scene.prompts.push_back({uint64_t(n), block * costs.below(9), 2 + costs.below(costs.below(2) ? 300 : 9000)});
+      std::map<uint64_t, int> whole, seen;
+      for (const ChunkPrompt& p : scene.prompts) whole[p.id] = p.left;
+      const int room = view.budget - view.decodes, half = std::min(room, view.base) / 2;
+      int least = std::min(view.minimum, half);
+      bool waited = false;
+      for (int steps = 0; !scene.prompts.empty(); ++steps) {
+        INFO(policy.name << " " << i << " step " << steps << " block " << block << " budget " << view.budget << " base "
+                         << view.base << " minimum " << view.minimum << " decodes " << view.decodes);
+        REQUIRE(steps < 5000);
+        const std::vector<ChunkPrompt> before = scene.prompts;
+        const ChunkChoice choice = scene.choose(policy.name);
+        REQUIRE(choice.step_tokens <= view.budget);
+        REQUIRE(choice.step_tokens >= 1);
+        const std::vector<ChunkPrompt> pieces = scene.step(policy.name);
+        if (pieces.empty()) {  // mpu alone, once, and not where nothing is under way
+          REQUIRE(std::string(policy.name) == "mpu");
+          REQUIRE(!scene.in_flight.empty());
+          REQUIRE(!std::exchange(waited, true));
+          continue;
+        }
+        waited = false;
+        if (std::string(policy.name).starts_with("dcp"))
+          least = std::min(least, (choice.step_tokens - view.decodes) / 2);
+        const int in_blocks = least >= block ? least / block * block : least;
+        int total = 0;
+        for (size_t k = 0; k < pieces.size(); ++k) {
+          const ChunkPrompt& p = pieces[k];
+          CHECK(p.id == before[k].id);  // nobody is overtaken
+          CHECK(p.left <= view.base);
+          const bool ends = p.left == before[k].left;
+          if ((policy.shapes || view.minimum > 0) && p.left < whole[p.id]) CHECK(p.left >= in_blocks);
+          if (!ends && (policy.shapes || view.minimum > 0) && in_blocks >= block) CHECK((p.done + p.left) % block == 0);
+          total += p.left;
+          seen[p.id] += p.left;
+        }
+        CHECK(total <= room);
+        scene.in_flight.push_back(total);
+        if (scene.in_flight.size() > size_t(view.stages)) scene.in_flight.erase(scene.in_flight.begin());
+        if (view.stages == 1) scene.in_flight.clear();
+      }
+      CHECK(seen == whole);
+    }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::chunk_policy_test
