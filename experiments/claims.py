@@ -77,6 +77,11 @@ class Claim:
 ONE_HASH = Expect("different logits hashes", lambda t: len({row["logits_hash"] for row in t.select()}), 1, 1, how="counted")
 
 
+def live(table, load, how, column="seconds"):
+    """Of the live pipeline: a load, by who computes it."""
+    return table(column, load=load, how=how)
+
+
 def routed(table, column, placement, pool="4P4D", load="conversation"):
     """One cell of the scoreboard of --placement."""
     return table(column, load=load, pool=pool, placement=placement)
@@ -1637,6 +1642,27 @@ CLAIMS = [
                    printed("2.4 to 2.5", 2.4, 2.5, read="summary"), differs="their chunks do not grow quite on a line; the closed form does not ask"),
         ],
         how="computed",
+    ),
+    Claim(
+        "cpp_live",
+        "How far is the live pipeline from the closed form and from the recurrence, and what do two stages make of two cores, by W?",
+        "Mooncake (FAST'25) 3.3; the targets are ours: 1.75 times one core, .95 of a team of two threads, 2 %, 3 %",
+        [
+            Expect("one prompt, W = 2P: measured / closed form of its chunks' times", lambda t: live(t, "one", "W 4") / live(t, "one", "W 4", "closed_s"), .98, 1.02, "x"),
+            Expect("one prompt, W = 2P: measured / recurrence of each stage's times", lambda t: live(t, "one", "W 4") / live(t, "one", "W 4", "recurrence_s"), .98, 1.02, "x"),
+            Expect("queue, W = 2P: measured / recurrence", lambda t: live(t, "queue", "W 4") / live(t, "queue", "W 4", "recurrence_s"), .98, 1.02, "x"),
+            Expect("queue, W = P: measured / recurrence", lambda t: live(t, "queue", "W 2") / live(t, "queue", "W 2", "recurrence_s"), .98, 1.02, "x"),
+            Expect("queue, W = P over W = 2P: measured / what the recurrence says", lambda t: live(t, "queue", "W 2") / live(t, "queue", "W 4") /
+                   (live(t, "queue", "W 2", "recurrence_s") / live(t, "queue", "W 4", "recurrence_s")), .97, 1.03, "x"),
+            Expect("queue: one core / W = 2P", lambda t: live(t, "queue", "one core") / live(t, "queue", "W 4"), 1.75, 1.95, "x"),
+            Expect("queue: team of two / W = 2P", lambda t: live(t, "queue", "team of two") / live(t, "queue", "W 4"), .95, 1.2, "x"),
+            Expect("queue: tp 2 / W = 2P", lambda t: live(t, "queue", "tp 2") / live(t, "queue", "W 4"), .95, 1.2, "x"),
+            Expect("queue: W = 1 / W = 2P", lambda t: live(t, "queue", "W 1") / live(t, "queue", "W 4"), 1.2, 1.5, "x"),
+            Expect("queue: W = P / W = 2P", lambda t: live(t, "queue", "W 2") / live(t, "queue", "W 4"), 1, 1.08, "x"),
+            Expect("queue: W = 64 / W = 2P", lambda t: live(t, "queue", "W 64") / live(t, "queue", "W 4"), .97, 1.03, "x"),
+            Expect("one prompt: one core / W = 2P", lambda t: live(t, "one", "one core") / live(t, "one", "W 4"), 1.7, 1.95, "x"),
+        ],
+        repeats=9,
     ),
     Claim(
         "cpp_window",

@@ -1,0 +1,120 @@
+// Prompts that wait in line, through an engine of their own, on one core, a team of threads, tensor ranks or stages;
+// and how long each stage took for each wave.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/kv_plan.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "batch/engine.h"
+#include "model/pipeline_time.h"
+
+namespace xpyd::experiments {
+
+struct PipelinedRun {
+  double seconds = 0;                       // from the first step to the last token
+  uint64_t hash = 0;                        // of all logits
+  double work_us = 0;                       // of the engine's thread, a step: plan, begin, choose, emit
+  double stage_s = 0;                       // all stages' seconds together, of waves
+  std::vector<model::PipelineChunk> waves;  // none where steps are waited for
+};
+
+struct PipelinedShape {
+  int tp = 1, pp = 1, threads = 1;  // threads: of one rank
+  int window = 0;
+  int chunk_tokens = 128, prompts = 4, prompt_tokens = 512;
+  std::string chunk_policy = "fixed";
+};
+
+class Pipelined {
+ public:
+  Pipelined(std::shared_ptr<const Weights> weights, const ModelConfig& config, const PipelinedShape& shape)
+      : shape_(shape),
+        shards_{.n_layers = config.n_layers, .n_kv_heads = config.n_kv_heads, .tp = shape.tp, .pp = shape.pp},
+        team_(shape.threads),
+        model_(shape.tp * shape.pp == 1
+                   ? make_llama(std::move(weights), team_, shape.chunk_tokens, shape.prompts)
+                   : make_sharded_llama(std::move(weights), {.shards = shards_, .window = shape.window},
+                                        shape.chunk_tokens, shape.prompts)) {
+    KvOptions kv{.shape = kv_shape(config, Dtype::f32), .prefix_cache = false};
+    kv.max_sequence_tokens = shape.prompt_tokens + 1;
+    kv.pool_bytes = size_t(shape.prompts + 1) * size_t(shape.prompt_tokens + 64) * kv.shape.token_bytes();
+    memory_ = make_ranked_memory("paged", kv, shards_, nullptr).value();
+  }
+
+  PipelinedRun run() {
+    PipelinedRun run;
+    Watched watched(*model_, run);
+    EngineOptions options{
+        .policy = find_batch_policy("chunked"), .max_batch = shape_.prompts, .step_tokens = shape_.chunk_tokens};
+    options.chunks.policy = find_chunk_policy(shape_.chunk_policy);
+    Engine engine(watched, *memory_, std::move(options), clock_, nullptr);
+    auto sink = std::make_shared<Hash>();
+    for (int p = 0; p < shape_.prompts; ++p) {
+      auto request = std::make_shared<Request>();
+      request->id = uint64_t(p);
+      Random random{uint64_t(p)};
+      for (int i = 0; i < shape_.prompt_tokens; ++i)
+        request->prompt.push_back(int32_t(random.below(uint64_t(model_->config().vocab))));
+      request->sampling.temperature = 0;
+      request->max_tokens = 1;
+      engine.submit(make_sequence(request, {}, sink, nullptr, nullptr));
+    }
+    const double began = clock_.now();
+    while (!engine.idle()) engine.step();
+    run.seconds = clock_.now() - began;
+    run.hash = sink->hash;
+    run.work_us = 1e6 * engine.stats().schedule_seconds / double(engine.stats().steps);
+    for (const auto& wave : run.waves)
+      for (double s : wave.stage_s) run.stage_s += s;
+    return run;
+  }
+  int window() const { return model_->window(); }
+
+ private:
+  class Hash final : public EventSink {
+   public:
+    void on_event(TokenEvent event) override { hash ^= event.logits_hash * 0x9e3779b97f4a7c15u; }
+    uint64_t hash = 0;
+  };
+  class Watched final : public Model {
+   public:
+    Watched(Model& model, PipelinedRun& run) : model_(model), run_(run) {}
+    const ModelConfig& config() const override { return model_.config(); }
+    void forward(const StepInput& step, float* logits) override { model_.forward(step, logits); }
+    int window() const override { return model_.window(); }
+    int stages() const override { return model_.stages(); }
+    void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override {
+      model_.begin(step, draws, logits);
+    }
+    bool wait() override { return model_.wait(); }
+    bool ended() const override { return model_.ended(); }
+    int layers_written(int wave) const override { return model_.layers_written(wave); }
+    void end(Chosen* chosen) override {
+      model_.end(chosen);
+      const auto stages = model_.stage_seconds();
+      run_.waves.push_back({.stage_s = {stages.begin(), stages.end()}});
+    }
+    std::span<const double> stage_seconds() const override { return model_.stage_seconds(); }
+    Work work(const StepInput& step) const override { return model_.work(step); }
+    size_t weight_bytes() const override { return 0; }
+    size_t scratch_bytes() const override { return 0; }
+
+   private:
+    Model& model_;
+    PipelinedRun& run_;
+  };
+
+  const PipelinedShape shape_;
+  const KvShards shards_;
+  ThreadTeam team_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvMemory> memory_;
+  RealClock clock_;
+};
+
+}  // namespace xpyd::experiments
