@@ -42,6 +42,11 @@ struct alignas(kCacheLine) WaitWord {
       if (done(value.load(std::memory_order_acquire))) return;
       if (spent(i, crowded, deadline)) break;
     }
+    sleep_until(done);
+  }
+  // The same without spinning: what is waited for takes longer than a wake-up, and others want the core.
+  template <class Done>
+  void sleep_until(Done done) {
     for (;;) {
       sleepers.fetch_add(1);
       uint32_t seen = value.load();

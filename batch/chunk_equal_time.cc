@@ -76,6 +76,7 @@ class Stretch {
       any = true;
       if (!f(to, seconds(from, to))) return;
     }
+    if (!any && from < end()) f(end(), seconds(from, end()));  // where the stops end, not the prompts
   }
 
  private:

@@ -77,6 +77,11 @@ class Claim:
 ONE_HASH = Expect("different logits hashes", lambda t: len({row["logits_hash"] for row in t.select()}), 1, 1, how="counted")
 
 
+def policied(table, load, policy, window, column="tokens_per_s"):
+    """One cell of the chunk policies' table."""
+    return table(column, load=load, policy=policy, window=window)
+
+
 def live(table, load, how, column="seconds"):
     """Of the live pipeline: a load, by who computes it."""
     return table(column, load=load, how=how)
@@ -1663,6 +1668,31 @@ CLAIMS = [
             Expect("one prompt: one core / W = 2P", lambda t: live(t, "one", "one core") / live(t, "one", "W 4"), 1.7, 1.95, "x"),
         ],
         repeats=9,
+    ),
+    Claim(
+        "cpp_policies",
+        "What are the chunk policies worth to a pipeline of eight stages, by load and window?",
+        "WavePP (2026-09) section 4.6 and its ablation: B300 PP8, Kimi K3; SGLang's dynamic chunks; TeraPipe (ICML'21); OSDI'26",
+        [
+            Expect("one prompt: fixed / equal_time, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "equal_time", 16, "ttft_s"), 1.4, 1.5, "x"),
+            Expect("one prompt: dp_oracle / equal_time, TTFT", lambda t: policied(t, "one", "dp_oracle", 16, "ttft_s") / policied(t, "one", "equal_time", 16, "ttft_s"), .97, 1.02, "x"),
+            Expect("one prompt: fixed / sglang, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "sglang", 16, "ttft_s"), 1.2, 1.4, "x"),
+            Expect("one prompt: fixed / dcp_predictive, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "dcp_predictive", 16, "ttft_s"), 1.3, 1.45, "x"),
+            Expect("one prompt: fixed / mpu, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "mpu", 16, "ttft_s"), .95, 1.05, "x"),
+            Expect("cold, fixed: W = 2P / W = P, tokens/s", lambda t: policied(t, "cold", "fixed", 16) / policied(t, "cold", "fixed", 8), 1.2, 1.45, "x",
+                   printed("3.36 (8 826 and 29 692 tokens/s, lockstep and independent waves)", 3.36, read="summary"),
+                   differs="their lockstep also carried admission and release round the ring; the window alone is this much (cpp_lockstep)"),
+            Expect("cold, equal_time: W = 2P / W = P, tokens/s", lambda t: policied(t, "cold", "equal_time", 16) / policied(t, "cold", "equal_time", 8), 1, 1.1, "x"),
+            Expect("cold, W = 2P: equal_time / fixed, tokens/s", lambda t: policied(t, "cold", "equal_time", 16) / policied(t, "cold", "fixed", 16), .97, 1.05, "x"),
+            Expect("cold, W = P: equal_time / fixed, tokens/s", lambda t: policied(t, "cold", "equal_time", 8) / policied(t, "cold", "fixed", 8), 1.15, 1.45, "x"),
+            Expect("cold, W = 2P: mpu / fixed 16K, tokens/s", lambda t: policied(t, "cold", "mpu", 16) / policied(t, "cold", "fixed 16K", 16), .97, 1.05, "x",
+                   printed("+1.4 %", 1.014, read="summary")),
+            Expect("reuse 131K, W = 2P: mpu / fixed 16K, tokens/s", lambda t: policied(t, "reuse 131K", "mpu", 16) / policied(t, "reuse 131K", "fixed 16K", 16), 1.15, 1.35, "x",
+                   printed("+41.7 %", 1.417, read="summary"), differs="a dense model's stages, whose waves of 8,192 cost nothing beside those of 16,384 but their launches"),
+            Expect("reuse 262K, W = 2P: mpu / fixed 16K, tokens/s", lambda t: policied(t, "reuse 262K", "mpu", 16) / policied(t, "reuse 262K", "fixed 16K", 16), .93, 1.03, "x",
+                   printed("-9.7 %", .903, read="summary"), differs="theirs also pays for experts that small waves read again"),
+        ],
+        how="virtual",
     ),
     Claim(
         "cpp_window",

@@ -2,6 +2,7 @@
 // and how long each stage took for each wave.
 #pragma once
 
+#include <ctime>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,7 +19,7 @@ namespace xpyd::experiments {
 struct PipelinedRun {
   double seconds = 0;                       // from the first step to the last token
   uint64_t hash = 0;                        // of all logits
-  double work_us = 0;                       // of the engine's thread, a step: plan, begin, choose, emit
+  double work_us = 0;                       // of the engine's thread, a wave: its own processor time
   double stage_s = 0;                       // all stages' seconds together, of waves
   std::vector<model::PipelineChunk> waves;  // none where steps are waited for
 };
@@ -33,13 +34,18 @@ struct PipelinedShape {
 class Pipelined {
  public:
   Pipelined(std::shared_ptr<const Weights> weights, const ModelConfig& config, const PipelinedShape& shape)
+      : Pipelined(std::unique_ptr<Model>(), config, shape) {
+    if (shape.tp * shape.pp == 1)
+      model_ = make_llama(std::move(weights), team_, shape.chunk_tokens, shape.prompts);
+    else
+      model_ = make_sharded_llama(std::move(weights), {.shards = shards_, .window = shape.window}, shape.chunk_tokens,
+                                  shape.prompts);
+  }
+  Pipelined(std::unique_ptr<Model> model, const ModelConfig& config, const PipelinedShape& shape)
       : shape_(shape),
         shards_{.n_layers = config.n_layers, .n_kv_heads = config.n_kv_heads, .tp = shape.tp, .pp = shape.pp},
         team_(shape.threads),
-        model_(shape.tp * shape.pp == 1
-                   ? make_llama(std::move(weights), team_, shape.chunk_tokens, shape.prompts)
-                   : make_sharded_llama(std::move(weights), {.shards = shards_, .window = shape.window},
-                                        shape.chunk_tokens, shape.prompts)) {
+        model_(std::move(model)) {
     KvOptions kv{.shape = kv_shape(config, Dtype::f32), .prefix_cache = false};
     kv.max_sequence_tokens = shape.prompt_tokens + 1;
     kv.pool_bytes = size_t(shape.prompts + 1) * size_t(shape.prompt_tokens + 64) * kv.shape.token_bytes();
@@ -64,11 +70,11 @@ class Pipelined {
       request->max_tokens = 1;
       engine.submit(make_sequence(request, {}, sink, nullptr, nullptr));
     }
-    const double began = clock_.now();
+    const double began = clock_.now(), own_s = own_seconds();
     while (!engine.idle()) engine.step();
     run.seconds = clock_.now() - began;
     run.hash = sink->hash;
-    run.work_us = 1e6 * engine.stats().schedule_seconds / double(engine.stats().steps);
+    run.work_us = 1e6 * (own_seconds() - own_s) / double(engine.stats().steps);
     for (const auto& wave : run.waves)
       for (double s : wave.stage_s) run.stage_s += s;
     return run;
@@ -76,6 +82,11 @@ class Pipelined {
   int window() const { return model_->window(); }
 
  private:
+  static double own_seconds() {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  }
   class Hash final : public EventSink {
    public:
     void on_event(TokenEvent event) override { hash ^= event.logits_hash * 0x9e3779b97f4a7c15u; }

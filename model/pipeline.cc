@@ -170,7 +170,7 @@ bool Pipeline::wait() {
     const uint32_t news = news_.value.load();
     if (ended()) return true;
     if (std::exchange(seen_, news) != news) return false;
-    news_.wait([news](uint32_t now) { return now != news; }, true);
+    news_.sleep_until([news](uint32_t now) { return now != news; });
   }
 }
 

@@ -160,6 +160,21 @@ TEST_CASE("chunks: equal_time finds the number of waves", "[chunks]") {
   CHECK(tokens(late.step("equal_time")) == Tokens{7});  // 3 of the next one would be less than the minimum
 }
 
+TEST_CASE("chunks: more prompts than a search looks at", "[chunks]") {
+  // Once the search never ended: from its last stops no wave of the minimum could begin.
+  for (int n : {1, 3, 15, 16, 17, 40})
+    for (int minimum : {512, 2048, 3000}) {
+      ChunkView view{.budget = 8192, .minimum = minimum, .block_tokens = 512, .stages = 8, .steps_seen = kGivenSteps};
+      view.cost = {5.75e-3, 40.6e-6, 1.5e-9, 0.375e-9, 0, 0};
+      for (const char* policy : {"equal_time", "dp_oracle"}) {
+        ChunkScene scene(std::vector<ChunkPrompt>(size_t(n), ChunkPrompt{.left = 131072}), view);
+        const auto pieces = scene.step(policy);
+        REQUIRE(!pieces.empty());
+        CHECK(pieces[0].left <= 8192);
+      }
+    }
+}
+
 TEST_CASE("chunks: the waves of equal_time take equally long", "[chunks]") {
   for (int stages : {2, 4, 8}) {
     ChunkScene scene({{.left = 131072}}, {.budget = 8192,
