@@ -142,6 +142,10 @@ Status nothing_more(const KvOptions&) { return ok(); }
 Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index) {
   std::vector<std::shared_ptr<std::byte>> memories;
   for (const KvOptions& own : plan.of_ranks) {
+    if (!own.rank_memory.empty()) {
+      memories.push_back(own.rank_memory[memories.size()]);
+      continue;
+    }
     Result<std::shared_ptr<std::byte>> memory = make_pool_memory(own);
     if (!memory) return memory.error();
     memories.push_back(std::move(memory).value());

@@ -136,6 +136,21 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   const KvShards shards = o.shards(as.role);
   Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
   if (!plan) return plan.error();
+  std::unique_ptr<ranks::RemotePipeline> pipeline;
+  if (o.ranks && shards.pp > 1) {
+    ranks::HeadOptions head = *o.ranks;
+    head.window = o.pipeline_window;
+    head.step_tokens = std::max(o.step_tokens, o.max_batch);
+    head.max_logits = o.max_batch;
+    head.checksum = o.kv_checksum;
+    head.silence_s = std::max(head.silence_s, as.lease_s);
+    head.wire = o.transport;
+    head.wire_host = o.wire_host;
+    auto made = ranks::RemotePipeline::make(std::move(head), plan.value(), clock);
+    if (!made) return made.error();
+    pipeline = std::move(made).value();
+    kv.rank_memory = pipeline->kv_memory();
+  }
   std::unique_ptr<KvMemory> memory;
   std::shared_ptr<PrefixLog> cache_log;
   if (as.report_cache && !pool) cache_log = std::make_shared<PrefixLog>();
@@ -151,7 +166,8 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     if (!tiered) return tiered.error();
     memory = std::move(tiered).value();
   }
-  Result<std::unique_ptr<Model>> model = o.make_model(model_index, *built.queue);
+  Result<std::unique_ptr<Model>> model = pipeline ? Result<std::unique_ptr<Model>>(std::move(pipeline))
+                                                  : o.make_model(model_index, *built.queue);
   if (!model) return model.error();
   std::vector<MemoryRange> regions;  // of each rank
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
