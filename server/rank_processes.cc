@@ -60,7 +60,8 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   if (ranks == "threads") return ok();
   const ClusterOptions& cluster = stack.options;
   const std::string what = "--ranks " + ranks + ": ";
-  if (std::ranges::none_of(cluster.topology, [&](Role role) { return cluster.shards(role).pp > 1; }))
+  const bool worker = options.values().contains("role");  // it is told the options of the whole cluster
+  if (!worker && std::ranges::none_of(cluster.topology, [&](Role role) { return cluster.shards(role).pp > 1; }))
     return invalid(what + "no instance has several stages: expected --prefill-pp or --decode-pp");
   const std::string wire = cluster.transport->name;
   if (wire != "shm" && wire != "tcp")
@@ -71,18 +72,13 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   return ok();
 }
 
-std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key) {
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack) {
   const ClusterOptions& cluster = stack.options;
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
   ranks::HeadOptions head{.fingerprint = fingerprint(stack),
                           .config = stack.config,
                           .dtype = stack.backend_options.load.dtype};
-  if (options.text("ranks") == "remote") {
-    head.listen = options.text("rank-bind");
-    head.key = key;
-    return head;
-  }
   // Only processes of this user reach a Unix socket: they need no key.
   constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry", "join",      "ranks",
                                        "rank",   "rank-bind",        "give-up",  "event-log", "event-log-bytes"};
