@@ -155,7 +155,7 @@ int worker_main(const Options& options) try {
       return found.address;
     };
   }
-  stack.options.ranks = head_options(options, stack);
+  stack.options.ranks = head_options(options, stack, worker_options.key);
   const bool is_stage = options.integer("rank") >= 0;
   if (!is_stage && !stack.options.ranks) need(open_backend(stack));
   worker_options.cluster = stack.options;

@@ -97,8 +97,11 @@ std::vector<OptionRow> make_rows() {
        "what the stages of an instance with several are: threads of its process, or processes of their own, whose "
        "tensor-parallel ranks are threads (with --processes; --transport shm or tcp)",
        kCluster},
-      {"ranks", choice, "threads", "", "threads|processes", 0, 0,
-       "what the stages of an instance with several are: threads of this process, or processes that it starts", "worker"},
+      {"ranks", choice, "threads", "", "threads|processes|remote", 0, 0,
+       "what the stages of an instance with several are: threads of this process, processes that it starts, or remote: "
+       "processes, of other hosts maybe, that join it at --rank-bind (xpyd worker --rank N; --transport tcp, not decode)",
+       "worker"},
+      {"rank-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "--ranks remote: where its stages join", "worker"},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape,
        sets_as<find_device, &BackendOptions::device>},
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape,

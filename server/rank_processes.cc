@@ -66,19 +66,32 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   const std::string wire = cluster.transport->name;
   if (wire != "shm" && wire != "tcp")
     return invalid(what + "--transport " + wire + " does not carry activations: expected shm or tcp");
+  if (ranks == "remote") {
+    if (wire != "tcp") return invalid(what + "--transport " + wire + " stays on one host: expected tcp");
+    if (cluster.topology[0] == Role::decode)
+      return invalid(what + "--role decode: KV does not come to ranks on other hosts: expected prefill or colocated");
+    if (cluster.kv.tiers.on() || !cluster.kv.tiers.disk_dir.empty())
+      return invalid(what + "--host-kv-bytes: the KV of other hosts' ranks goes to no tier here");
+  }
   if (cluster.kv_scheme->page_groups)
     return invalid(what + "--allocator " + cluster.kv_scheme->name +
                    ": its page groups are mapped by one process: expected paged, token, contiguous or slots");
   return ok();
 }
 
-std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack) {
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key) {
   const ClusterOptions& cluster = stack.options;
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
   ranks::HeadOptions head{.fingerprint = fingerprint(stack),
                           .config = stack.config,
                           .dtype = stack.backend_options.load.dtype};
+  if (options.text("ranks") == "remote") {
+    head.listen = options.text("rank-bind");
+    head.key = key;
+    head.far = true;
+    return head;
+  }
   // Only processes of this user reach a Unix socket: they need no key.
   constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry", "join",      "ranks",
                                        "rank",   "rank-bind",        "give-up",  "event-log", "event-log-bytes"};

@@ -14,7 +14,7 @@ class SignalThread;
 Status check_rank_processes(const Options& options, const Stack& stack);
 
 // What makes a worker a head, where its instance has several stages and --ranks says so; nothing: threads.
-std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack);
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key);
 
 // xpyd worker --rank N: a stage. Returns when it has ended.
 Status serve_stage(const Options& options, const Stack& stack, const WorkerOptions& worker, SignalThread& signals);

@@ -96,7 +96,13 @@ class Bed {
   ProcessCluster& cluster() { return *cluster_; }
   Clock& clock() { return stack_->clock; }
   size_t start(const std::string& role, const Words& other = {}) {
-    Words words = {"--role", role, "--join", cluster_->address(), "--give-up", "5"};
+    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other);
+  }
+  // A stage of an instance whose head listens there.
+  size_t start_stage(int stage, const std::string& head) {
+    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, {});
+  }
+  size_t start_worker(Words words, const Words& other) {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
           more_[i] != "--placement" && std::find(other.begin(), other.end(), more_[i]) == other.end())
@@ -106,6 +112,7 @@ class Bed {
     return children_.size() - 1;
   }
   Child& child(size_t i) { return children_[i]; }
+  std::string folder() const { return dir_.path; }
   std::string log(size_t i) const { return dir_.path + "/worker" + std::to_string(i); }
   const Recorder& recorder() const { return *recorder_; }
 

@@ -8,6 +8,13 @@
 //   stage -> head   Layers                         … of a wave whose layers are watched
 //                   Done                           … has its KV here, and its activations are on their way
 //
+// and where the stages are on other hosts, so that their KV is theirs alone:
+//
+//   head -> stage   Copies                         of blocks, behind the waves before and ahead of those after
+//                   Meet, Leave                    an instance that KV goes to
+//                   Post, Cancel                   a KvTransport's
+//   stage -> head   Met, Posted
+//
 // Thread safety: plain values.
 #pragma once
 
@@ -22,7 +29,7 @@
 
 namespace xpyd::disagg::ranks {
 
-enum Type : uint16_t { kStart = kFirstFrameType, kReady, kPeers, kConnected, kWave, kLayers, kDone };
+enum Type : uint16_t { kStart = kFirstFrameType, kReady, kPeers, kConnected, kWave, kLayers, kDone, kCopies, kMeet, kLeave, kPost, kCancel, kMet, kPosted };
 
 inline constexpr int kMaxWindow = 4096;  // waves
 
@@ -32,11 +39,14 @@ struct Start {
   uint8_t kv_dtype = 0, kv_order = 0;         // of the pool
   int32_t block_tokens = 0, n_blocks = 0;
   bool checksum = false;  // of activations
-  std::string wire;       // theirs
+  bool far = false;       // on another host: its KV is not shared with the head
+  int32_t instance = 0;
+  std::string wire;  // of activations, and of KV that leaves
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Start> s) {
-  auto& [tp, pp, window, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, wire] = s;
+  auto& [tp, pp, window, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, far,
+         instance, wire] = s;
   a.number("tp", tp, 1, kMaxRanks);
   a.number("pp", pp, 1, kMaxRanks);
   a.number("window", window, 1, kMaxWindow);
@@ -47,7 +57,9 @@ void fields(A& a, typename A::template Ref<Start> s) {
   a.number("kv_order", kv_order, 0, uint8_t(KvOrder::token_major));
   a.number("block_tokens", block_tokens, 1, 1 << 30);
   a.number("n_blocks", n_blocks, 1, 1 << 30);
-  XPYD_EACH(a, checksum, wire);
+  XPYD_EACH(a, checksum, far);
+  a.number("instance", instance, 0, INT32_MAX);
+  XPYD_EACH(a, wire);
 }
 
 struct Ready {
@@ -99,6 +111,68 @@ void fields(A& a, typename A::template Ref<Done> s) {
   XPYD_EACH(a, next);
 }
 
+// Bytes of a stage's KV.
+struct KvBytes {
+  uint32_t rank = 0;  // of its tensor ranks
+  uint64_t at = 0;    // in that rank's memory
+  uint64_t to = 0;    // there, too; of a Post: the peer's address
+  uint64_t bytes = 0;
+};
+XPYD_FIELDS(KvBytes, rank, at, to, bytes)
+inline constexpr size_t kMaxPieces = 1 << 18;
+
+struct Copies {
+  std::vector<KvBytes> pieces;
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Copies> s) {
+  auto& [pieces] = s;
+  a.list("pieces", pieces, kMaxPieces);
+}
+
+struct Meet {
+  uint32_t peer = 0;
+  std::string address;
+};
+XPYD_FIELDS(Meet, peer, address)
+
+struct Leave {
+  uint32_t peer = 0;
+};
+XPYD_FIELDS(Leave, peer)
+
+struct Met {
+  uint32_t peer = 0;
+  std::string error;  // empty: it is connected
+};
+XPYD_FIELDS(Met, peer, error)
+
+struct Post {
+  uint64_t id = 0;  // the head's
+  uint32_t peer = 0, number = 0;
+  WindowKey window;
+  double seconds = 0;  // until its deadline; 0: none
+  std::vector<KvBytes> pieces;
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Post> s) {
+  auto& [id, peer, number, window, seconds, pieces] = s;
+  XPYD_EACH(a, id, peer, number, window);
+  a.number("seconds", seconds, 0, 1e12);
+  a.list("pieces", pieces, kMaxPieces);
+}
+
+struct Cancel {
+  uint64_t id = 0;
+};
+XPYD_FIELDS(Cancel, id)
+
+struct Posted {
+  uint64_t id = 0;
+  bool done = false;  // else failed
+};
+XPYD_FIELDS(Posted, id, done)
+
 struct All {
   Start start;
   Ready ready;
@@ -107,8 +181,15 @@ struct All {
   Wave wave;
   Layers layers;
   Done done;
+  Copies copies;
+  Meet meet;
+  Leave leave;
+  Met met;
+  Post post;
+  Cancel cancel;
+  Posted posted;
 };
-XPYD_FIELDS(All, start, ready, peers, connected, wave, layers, done)
+XPYD_FIELDS(All, start, ready, peers, connected, wave, layers, done, copies, meet, leave, met, post, cancel, posted)
 
 template <class T>
 bool say(const ChannelPtr& channel, Type type, const T& message) {

@@ -23,6 +23,16 @@ Work RemotePipeline::work(const StepInput& step) const {
   return sharded_work(options_.config, options_.dtype, step);
 }
 
+RemotePipeline::KvAddress RemotePipeline::find(const std::byte* address) const {
+  for (int rank = 0; rank < shards_.n_ranks(); ++rank) {
+    const std::byte* begin = kv_memory_[size_t(rank)].get();
+    if (address >= begin && address < begin + kv_bytes_[size_t(rank)])
+      return {shards_.stage_of(rank), shards_.tensor_rank_of(rank), uint64_t(address - begin)};
+  }
+  XPYD_CHECK(false, "an address outside of the KV");
+  return {};
+}
+
 // ---- The engine's thread.
 
 void RemotePipeline::forward(const StepInput& step, float* logits) {
@@ -129,6 +139,10 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
       if (int(told.written) > layers) layers = int(told.written);
       news_.add(1);
       return ok();
+    }
+    if (type == kMet || type == kPosted) {
+      std::lock_guard lock(mutex_);
+      return kv_listener_ ? kv_listener_(stage, type, bytes) : ok();
     }
     if (type == kDone) return on_done(stage, need(from_bytes<Done>(bytes)));
     return invalid("a message of kind " + std::to_string(type));

@@ -35,6 +35,7 @@ class Processes {
 
 struct HeadOptions {
   std::string listen = "unix:@";  // "unix:@": a name of its own, for each life
+  bool far = false;               // stages are on other hosts, which share no memory with this one
   ClusterKey key;
   uint64_t fingerprint = 0;
   // Starts them, to join at the address; null: they come by themselves.
@@ -46,6 +47,7 @@ struct HeadOptions {
   std::function<void(const std::string& why)> broken;
 
   // build_instance()'s:
+  int32_t instance = 0;
   int window = 0;  // ShardOptions
   int step_tokens = 0, max_logits = 0;
   bool checksum = false;
@@ -59,8 +61,24 @@ class RemotePipeline final : public Model {
   static Result<std::unique_ptr<RemotePipeline>> make(HeadOptions options, const PoolPlan& plan, Clock& clock);
   ~RemotePipeline() override;
 
-  // [n_ranks]
+  // [n_ranks]. Of stages that are far: addresses with nothing behind them, for far_kv.h.
   const std::vector<std::shared_ptr<std::byte>>& kv_memory() const { return kv_memory_; }
+  bool far() const { return options_.far; }
+  struct KvAddress {
+    int stage, rank;  // of its tensor ranks
+    uint64_t at;      // in that rank's memory
+  };
+  KvAddress find(const std::byte* address) const;  // before: inside of kv_memory()
+  template <class T>
+  bool tell(int stage, Type type, const T& message) {
+    return say(stages_[size_t(stage)].channel, type, message);
+  }
+  // Met and Posted, on the channels' thread.
+  using KvListener = std::function<Status(int stage, uint16_t type, std::string_view bytes)>;
+  void listen_to_kv(KvListener listener) {
+    std::lock_guard lock(mutex_);
+    kv_listener_ = std::move(listener);
+  }
 
   const ModelConfig& config() const override { return options_.config; }
   void forward(const StepInput& step, float* logits) override;
@@ -117,9 +135,10 @@ class RemotePipeline final : public Model {
   std::vector<size_t> kv_bytes_;  // [n_ranks]
   size_t weight_bytes_ = 0, scratch_bytes_ = 0;
 
-  std::mutex mutex_;  // guards stages_ and failed_ while stages are set up
+  std::mutex mutex_;  // guards what follows; stages_ only while they are set up
   std::condition_variable changed_;
   std::vector<StageEnd> stages_;
+  KvListener kv_listener_;
   std::string failed_;
   bool serves_ = false;  // set up; then broken_
   std::atomic<bool> broken_{false}, closing_{false};

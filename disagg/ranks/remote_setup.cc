@@ -1,8 +1,11 @@
 // How a head and its stages find each other.
+#include <sys/mman.h>
+
 #include <charconv>
 #include <chrono>
 
 #include "base/log.h"
+#include "base/os.h"
 #include "disagg/ranks/remote_pipeline.h"
 #include "disagg/transport/shared_memory.h"
 
@@ -22,6 +25,13 @@ std::string random_name() {
   uint64_t random[2];
   fill_random(random, sizeof random);
   return "xpyd-ranks-" + std::to_string(random[0]) + std::to_string(random[1]);
+}
+
+// Addresses that nothing is behind.
+Result<std::shared_ptr<std::byte>> reserved(size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return Error{ErrorCode::unavailable, "mmap: " + os_text()};
+  return std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [bytes](std::byte* begin) { munmap(begin, bytes); });
 }
 
 }  // namespace
@@ -57,9 +67,8 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
                                   .host = options_.wire_host,
                                   .connections = 1}));
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
-  const bool here = o.listen.starts_with("unix:");
   loop_ = std::make_unique<ControlLoop>(
-      clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(here ? shards_.tp : 0)}, log);
+      clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(o.far ? 0 : shards_.tp)}, log);
   const std::string address = need(loop_->listen({o.listen == "unix:@" ? o.listen + random_name() : o.listen, o.key,
                                                   identity_of("head", o.fingerprint)},
                                                  [this](const ChannelPtr& channel) { return on_open(channel); }));
@@ -78,6 +87,8 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
                     .block_tokens = plan.whole.block_tokens,
                     .n_blocks = plan.whole.n_blocks,
                     .checksum = options_.checksum,
+                    .far = o.far,
+                    .instance = o.instance,
                     .wire = options_.wire->name};
   need(wait_for("joined", [](const StageEnd& stage) { return stage.channel != nullptr; }));
   for (StageEnd& stage : stages_) say(stage.channel, kStart, start);
@@ -141,11 +152,12 @@ Status RemotePipeline::on_ready(int stage, const Ready& ready) {
   std::lock_guard lock(mutex_);
   StageEnd& from = stages_[size_t(stage)];
   std::vector<Fd> files = from.channel->take_files();
-  if (!from.address.empty() || ready.address.empty() || files.size() != size_t(shards_.tp))
+  if (!from.address.empty() || ready.address.empty() || (!far() && files.size() != size_t(shards_.tp)))
     return invalid("it is ready without the files of its KV");
   for (int r = 0; r < shards_.tp; ++r) {
     const auto rank = size_t(stage * shards_.tp + r);
-    Result<std::shared_ptr<std::byte>> memory = shared_pool_memory(std::move(files[size_t(r)]), kv_bytes_[rank]);
+    Result<std::shared_ptr<std::byte>> memory =
+        far() ? reserved(kv_bytes_[rank]) : shared_pool_memory(std::move(files[size_t(r)]), kv_bytes_[rank]);
     if (!memory) return memory.error();
     kv_memory_[rank] = std::move(memory).value();
   }

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "allocator/kv_shards.h"
@@ -63,6 +64,12 @@ struct Stage::Parts {
   std::optional<BoundaryIn> in;
   std::unique_ptr<KvTransport> wire;
   std::optional<BoundaryOut> out;
+  std::optional<KvPoster> poster;  // where the head is on another host
+  std::vector<MemoryRange> kv() const {
+    std::vector<MemoryRange> ranges;
+    for (size_t r = 0; r < pools.size(); ++r) ranges.push_back({pools[r].get(), layouts[r].pool_bytes()});
+    return ranges;
+  }
   Observer observer;
   bool last = false;
 };
@@ -134,6 +141,7 @@ Status Stage::serve() {
   const auto on_open = [this](const ChannelPtr&) -> ChannelEvents {
     return {[this](uint16_t type, std::string_view bytes) {
               std::lock_guard lock(mutex_);
+              if (type >= kMeet && type <= kCancel && poster_) return poster_->take(type, bytes);
               inbox_.push_back({type, std::string(bytes)});
               changed_.notify_all();
             },
@@ -147,6 +155,13 @@ Status Stage::serve() {
   Result<ChannelPtr> channel = loop.connect({options_.join, options_.key, self}, 5, on_open);
   if (!channel) return channel.error();
   Parts p;
+  struct NoPoster {  // before it goes
+    Stage& stage;
+    ~NoPoster() {
+      std::lock_guard lock(stage.mutex_);
+      stage.poster_ = nullptr;
+    }
+  } no_poster{*this};
   p.channel = channel.value();
   try {
     set_up(p);
@@ -154,6 +169,10 @@ Status Stage::serve() {
       const Frame frame = next([&p] {
         for (int slot = 0; slot < kSlots; ++slot) need(p.out->left(slot));
       });
+      if (frame.type == kCopies) {
+        copy(p, need(from_bytes<Copies>(frame.bytes)));
+        continue;
+      }
       if (frame.type != kWave) throw invalid("a message of kind " + std::to_string(frame.type));
       const Wave wave = need(from_bytes<Wave>(frame.bytes));
       if (Status status = check_wave(wave, p.start, options_.config); !status)
@@ -203,7 +222,10 @@ void Stage::set_up(Parts& p) {
   if (options_.faults) p.wire = make_fault_transport(std::move(p.wire), *options_.faults, wire_options);
   if (p.last) p.logits.resize(kSlots * most_logits);
   const Ready ready{p.wire->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
-  p.channel->send_files(kReady, to_bytes(ready), files);
+  if (start.far)
+    say(p.channel, kReady, ready);
+  else
+    p.channel->send_files(kReady, to_bytes(ready), files);
 
   const Peers peers = expect<Peers>(kPeers);
   if (stage > 0) wait_until([&] { return need(p.wire->connect(stage - 1, peers.previous)); });
@@ -212,11 +234,30 @@ void Stage::set_up(Parts& p) {
   Connected connected;
   for (int place = 0; stage > 0 && place < start.window; ++place)
     connected.windows.push_back(need(p.in->open(*p.wire, stage - 1, place)));
+  if (start.far) {
+    const TransportOptions kv_wire{.regions = p.kv(),
+                                   .queue = &cpu_queue(),
+                                   .clock = &clock_,
+                                   .self = start.instance,
+                                   .host = options_.wire_host};
+    p.poster.emplace(need(wire->make(kv_wire)), p.kv(), p.channel, clock_);
+    std::lock_guard lock(mutex_);
+    poster_ = &*p.poster;
+  }
   say(p.channel, kConnected, connected);
   p.observer.channel = p.channel;
   log_line(LogLevel::info, "xpyd worker: stage %d of %d serves", stage, start.pp);
   std::lock_guard lock(mutex_);
   served_ = true;
+}
+
+void Stage::copy(const Parts& p, const Copies& copies) {
+  const std::vector<MemoryRange> kv = p.kv();
+  for (const KvBytes& piece : copies.pieces) {
+    if (!inside(piece, kv) || !inside({piece.rank, piece.to, 0, piece.bytes}, kv))
+      throw invalid("a copy of bytes that are not its KV");
+    std::memmove(kv[piece.rank].data() + piece.to, kv[piece.rank].data() + piece.at, size_t(piece.bytes));
+  }
 }
 
 Status Stage::compute(Parts& p, const Wave& wave) {

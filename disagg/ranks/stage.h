@@ -15,6 +15,7 @@
 
 #include "disagg/net/channel.h"
 #include "disagg/ranks/boundary.h"
+#include "disagg/ranks/kv_poster.h"
 #include "disagg/ranks/messages.h"
 #include "disagg/transport/fault.h"
 #include "model/llama_rank.h"
@@ -58,6 +59,7 @@ class Stage {
   struct Parts;
   Status serve();
   void set_up(Parts& p);
+  void copy(const Parts& p, const Copies& copies);
   Status compute(Parts& p, const Wave& wave);
   template <class T>
   T expect(Type type);
@@ -71,7 +73,7 @@ class Stage {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Frame> inbox_;
-  ChannelPtr channel_;
+  KvPoster* poster_ = nullptr;  // where the head is on another host
   bool stopped_ = false, served_ = false;
   std::optional<std::string> closed_;  // why
 };

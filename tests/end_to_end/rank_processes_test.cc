@@ -167,6 +167,37 @@ TEST_CASE("ranks: activations that change on their way are noticed", "[processes
          said.find("are not what the last stage has sent") != said.npos));
 }
 
+// Their head maps no memory of theirs: copies of blocks, and KV that leaves, are the stages' own affair.
+TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const auto& [topology, grain, tp] : {std::tuple{"1C", "layer", "1"}, std::tuple{"1P1D", "layer", "2"},
+                                            std::tuple{"1P1D", "request", "1"}}) {
+    INFO(topology << " by " << grain << " tp " << tp);
+    Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--prefill-tp", tp, "--stream-kv", grain, "--chunk-tokens", "48",
+             "--kv-checksum", "on"},
+            kLongLease, topology);
+    const bool split = topology == std::string("1P1D");
+    const std::string ranks = "unix:" + bed.folder() + "/ranks";
+    bed.start(split ? "prefill" : "colocated", {"--ranks", "remote", "--rank-bind", ranks});
+    size_t stages[] = {bed.start_stage(0, ranks), bed.start_stage(1, ranks)};
+    if (split) bed.start("decode");
+    REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
+    for (int i = 0; i < 24; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12, 1 + i % 3);
+    bed.check_answers();
+    CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+    if (split) CHECK(bed.cluster().stats().instances[0].transfer_bytes > 0);
+    // Who is killed and started again joins again, as does who was left behind.
+    for (int stage = 0; stage < 2; ++stage) {
+      for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
+      bed.child(stages[stage]).end(SIGKILL);
+      stages[stage] = bed.start_stage(stage, ranks);
+      bed.check_answers();
+    }
+    CHECK(bed.cluster().stats().conductor.left == 2);
+    bed.check_memory();
+  }
+}
+
 TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[rank-processes]") {
   struct Case {
     Words words;
