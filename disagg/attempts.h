@@ -76,7 +76,7 @@ struct InstanceParts {
   Peers peers{memory, wire};
 
   void tell(InstanceId to, Message message);
-  double new_deadline();  // Clock seconds
+  double new_deadline();          // Clock seconds
   int post_end(int layer) const;  // of the layers that go in one post with this one
   // Of a post of so many bytes. However alive the peer is, what a wire has lost is not waited for
   // for ever; and of the time that the request has (`until_s`; 0: all) half is left to compute its

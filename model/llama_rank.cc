@@ -97,8 +97,7 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       mlp_width_(width(slice_.mlp)),
       gemm_(kernels.gemm ? *kernels.gemm : default_gemm()),
       attention_(kernels.attention ? *kernels.attention : default_attention()),
-      gemm_scratch_(max_step_tokens,
-                    std::max({c_.hidden, width(first_layer().o.k_range(slice_.groups)), mlp_width_}),
+      gemm_scratch_(max_step_tokens, std::max({c_.hidden, width(first_layer().o.k_range(slice_.groups)), mlp_width_}),
                     team.size()),
       positions_(size_t(max_step_tokens)),
       place_floats_((size_t(max_step_tokens) * size_t(c_.hidden) + 15) / 16 * 16) {

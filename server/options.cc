@@ -99,9 +99,11 @@ std::vector<OptionRow> make_rows() {
        kCluster},
       {"ranks", choice, "threads", "", "threads|processes|remote", 0, 0,
        "what the stages of an instance with several are: threads of this process, processes that it starts, or remote: "
-       "processes, of other hosts maybe, that join it at --rank-bind (xpyd worker --rank N; --transport tcp, not decode)",
+       "processes, of other hosts maybe, that join it at --rank-bind (xpyd worker --rank N; --transport tcp, not "
+       "decode)",
        "worker"},
-      {"rank-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "--ranks remote: where its stages join", "worker"},
+      {"rank-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "--ranks remote: where its stages join",
+       "worker"},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape,
        sets_as<find_device, &BackendOptions::device>},
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape,
@@ -550,6 +552,8 @@ Status check_options(const Options& options, std::string_view group) {
   }
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
+  if (group == "worker" && options.integer("rank") >= 0 && options.text("join").empty())
+    return invalid("--rank: needs --join, the address where its instance waits for it (--rank-bind)");
   if (group == "serve") {
     const std::string names = "," + options.text("served-model-name") + ",";
     if (names != ",," && names.find(",,") != names.npos)

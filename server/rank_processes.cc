@@ -37,7 +37,9 @@ class StageProcesses final : public ranks::Processes {
   Status run() override {
     look();
     for (size_t i = 0; i < pids_.size(); ++i)
-      if (pids_[i] < 0) return Error{ErrorCode::io, "the process of stage " + std::to_string(i) + " has ended"};
+      if (pids_[i] < 0)
+        return Error{killed_ ? ErrorCode::unavailable : ErrorCode::io,
+                     "the process of stage " + std::to_string(i) + " has ended"};
     return ok();
   }
 
@@ -45,12 +47,17 @@ class StageProcesses final : public ranks::Processes {
   bool look() {
     bool any = false;
     for (pid_t& pid : pids_) {
-      if (pid > 0 && waitpid(pid, nullptr, WNOHANG) == pid) pid = -1;
+      int status = 0;
+      if (pid > 0 && waitpid(pid, &status, WNOHANG) == pid) {
+        pid = -1;
+        killed_ |= WIFSIGNALED(status);
+      }
       any |= pid > 0;
     }
     return any;
   }
   std::vector<pid_t> pids_;  // -1: it has ended
+  bool killed_ = false;      // by a signal: another one may live
 };
 
 }  // namespace
@@ -83,9 +90,8 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
   const ClusterOptions& cluster = stack.options;
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
-  ranks::HeadOptions head{.fingerprint = fingerprint(stack),
-                          .config = stack.config,
-                          .dtype = stack.backend_options.load.dtype};
+  ranks::HeadOptions head{
+      .fingerprint = fingerprint(stack), .config = stack.config, .dtype = stack.backend_options.load.dtype};
   if (options.text("ranks") == "remote") {
     head.listen = options.text("rank-bind");
     head.key = key;
@@ -135,10 +141,9 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
     ThreadTeam loaders(cores);
     auto weights = load_weights(stack.model_dir, stack.config, load, loaders);
     if (!weights) return weights.error();
-    return ranks::StageOptions::Built{
-        std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens, 2, backend.kernels,
-                                            total > allowed_cpus()),
-        weights.value()->bytes()};
+    return ranks::StageOptions::Built{std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens,
+                                                                          2, backend.kernels, total > allowed_cpus()),
+                                      weights.value()->bytes()};
   };
   RealClock clock;
   ranks::Stage process(std::move(stage), clock);

@@ -32,15 +32,17 @@ inline constexpr double kLongLease = 10;  // where none does: a machine may be b
 
 class Child {
  public:
-  Child(Words words, const std::string& log) {
+  // `before`: the command that runs it, on another host for one.
+  Child(Words words, const std::string& log, const Words& before) {
     words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
+    words.insert(words.begin(), before.begin(), before.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    REQUIRE(posix_spawn(&pid_, argv[0], &files, nullptr, argv.data(), environ) == 0);
+    REQUIRE(posix_spawnp(&pid_, argv[0], &files, nullptr, argv.data(), environ) == 0);
     posix_spawn_file_actions_destroy(&files);
   }
   Child(Child&& other) : pid_(std::exchange(other.pid_, -1)) {}
@@ -81,6 +83,8 @@ class Bed {
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
+    if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
+      cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
     // However often a busy machine makes instances look silent.
     cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
@@ -95,20 +99,20 @@ class Bed {
 
   ProcessCluster& cluster() { return *cluster_; }
   Clock& clock() { return stack_->clock; }
-  size_t start(const std::string& role, const Words& other = {}) {
-    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other);
+  size_t start(const std::string& role, const Words& other = {}, const Words& before = {}) {
+    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other, before);
   }
   // A stage of an instance whose head listens there.
-  size_t start_stage(int stage, const std::string& head) {
-    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, {});
+  size_t start_stage(int stage, const std::string& head, const Words& other = {}, const Words& before = {}) {
+    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, other, before);
   }
-  size_t start_worker(Words words, const Words& other) {
+  size_t start_worker(Words words, const Words& other, const Words& before) {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
           more_[i] != "--placement" && std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
-    children_.emplace_back(std::move(words), log(children_.size()));
+    children_.emplace_back(std::move(words), log(children_.size()), before);
     return children_.size() - 1;
   }
   Child& child(size_t i) { return children_[i]; }

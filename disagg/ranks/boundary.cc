@@ -26,7 +26,7 @@ void Naps::nap() {
   RealClock clock;
   const double now = clock.now();
   if (since_s_ == 0) since_s_ = now;
-  clock.sleep(std::clamp((now - since_s_) / 16, 5e-6, 2e-4));
+  clock.sleep(std::clamp((now - since_s_) / 16, 5e-6, 5e-5));
 }
 
 Result<BoundaryIn> BoundaryIn::make(const TransportRow& wire, int places, size_t floats, bool checksum) {
@@ -71,8 +71,9 @@ void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, co
     s.plan.bytes += sizeof s.checksum;
   }
   s.plan.copies.push_back({reinterpret_cast<const std::byte*>(rows), to + kHeaderBytes, floats * sizeof(float)});
-  s.id = wire_.post({.peer = to_, .op = KvOp::write, .window = window, .deadline_s = clock_.now() + kPostSeconds, .number = 1},
-                    s.plan);
+  s.id = wire_.post(
+      {.peer = to_, .op = KvOp::write, .window = window, .deadline_s = clock_.now() + kPostSeconds, .number = 1},
+      s.plan);
 }
 
 Result<bool> BoundaryOut::left(int slot) {

@@ -18,7 +18,7 @@ namespace xpyd::disagg::ranks {
 constexpr double kPostSeconds = 5;  // until rows that do not arrive are given up
 
 // Waiting for what another process will do, without a word from it: a look every sixteenth of the time that it has
-// taken so far, between 5 us and 0.2 ms.
+// taken so far, between 5 and 50 us.
 class Naps {
  public:
   void nap();

@@ -22,7 +22,8 @@ class FarWire final : public KvTransport {
  public:
   FarWire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, Clock& clock)
       : inner_(std::move(inner)), pipeline_(pipeline), clock_(clock) {
-    pipeline_.listen_to_kv([this](int stage, uint16_t type, std::string_view bytes) { return heard(stage, type, bytes); });
+    pipeline_.listen_to_kv(
+        [this](int stage, uint16_t type, std::string_view bytes) { return heard(stage, type, bytes); });
   }
   ~FarWire() override { pipeline_.listen_to_kv(nullptr); }
 
@@ -33,7 +34,8 @@ class FarWire final : public KvTransport {
     std::lock_guard lock(mutex_);
     auto [at, fresh] = meetings_.try_emplace(peer);
     if (fresh)
-      for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, kMeet, Meet{uint32_t(peer), address});
+      for (int stage = 0; stage < pipeline_.stages(); ++stage)
+        pipeline_.tell(stage, kMeet, Meet{uint32_t(peer), address});
     if (!at->second.error.empty()) {
       Error error{ErrorCode::unavailable, at->second.error};
       meetings_.erase(at);
@@ -49,8 +51,9 @@ class FarWire final : public KvTransport {
   }
   std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
   Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
-    return Error{ErrorCode::unavailable, "the KV of this instance is on the hosts of its ranks, where nobody else reads "
-                                         "or writes: expected --kv-transfer push, and this instance as P or C"};
+    return Error{ErrorCode::unavailable,
+                 "the KV of this instance is on the hosts of its ranks, where nobody else reads "
+                 "or writes: expected --kv-transfer push, and this instance as P or C"};
   }
   bool close(const WindowKey& window) override { return inner_->close(window); }
   int arrived(const WindowKey& window) const override { return inner_->arrived(window); }

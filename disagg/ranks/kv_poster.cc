@@ -67,8 +67,8 @@ void KvPoster::handle(uint16_t type, const std::string& bytes) {
     UnderWay& under_way = posts_[post.id];
     for (const KvBytes& piece : post.pieces) {
       if (!inside(piece, kv_)) throw invalid("a post of bytes that are not its KV");
-      under_way.plan.copies.push_back({kv_[piece.rank].data() + piece.at, reinterpret_cast<std::byte*>(uintptr_t(piece.to)),
-                                       size_t(piece.bytes)});
+      under_way.plan.copies.push_back(
+          {kv_[piece.rank].data() + piece.at, reinterpret_cast<std::byte*>(uintptr_t(piece.to)), size_t(piece.bytes)});
       under_way.plan.bytes += piece.bytes;
     }
     under_way.id = wire_->post({.peer = PeerId(post.peer),

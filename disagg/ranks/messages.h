@@ -29,14 +29,29 @@
 
 namespace xpyd::disagg::ranks {
 
-enum Type : uint16_t { kStart = kFirstFrameType, kReady, kPeers, kConnected, kWave, kLayers, kDone, kCopies, kMeet, kLeave, kPost, kCancel, kMet, kPosted };
+enum Type : uint16_t {
+  kStart = kFirstFrameType,
+  kReady,
+  kPeers,
+  kConnected,
+  kWave,
+  kLayers,
+  kDone,
+  kCopies,
+  kMeet,
+  kLeave,
+  kPost,
+  kCancel,
+  kMet,
+  kPosted
+};
 
 inline constexpr int kMaxWindow = 4096;  // waves
 
 struct Start {
   int32_t tp = 1, pp = 1, window = 1, step_tokens = 1, max_logits = 0;
-  uint8_t dtype = 0;                          // of weights: what the stage has been told, too
-  uint8_t kv_dtype = 0, kv_order = 0;         // of the pool
+  uint8_t dtype = 0;                   // of weights: what the stage has been told, too
+  uint8_t kv_dtype = 0, kv_order = 0;  // of the pool
   int32_t block_tokens = 0, n_blocks = 0;
   bool checksum = false;  // of activations
   bool far = false;       // on another host: its KV is not shared with the head

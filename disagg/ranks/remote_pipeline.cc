@@ -19,9 +19,7 @@ RemotePipeline::~RemotePipeline() {
   loop_.reset();
 }
 
-Work RemotePipeline::work(const StepInput& step) const {
-  return sharded_work(options_.config, options_.dtype, step);
-}
+Work RemotePipeline::work(const StepInput& step) const { return sharded_work(options_.config, options_.dtype, step); }
 
 RemotePipeline::KvAddress RemotePipeline::find(const std::byte* address) const {
   for (int rank = 0; rank < shards_.n_ranks(); ++rank) {

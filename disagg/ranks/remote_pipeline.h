@@ -127,7 +127,7 @@ class RemotePipeline final : public Model {
   Clock& clock_;
   const KvShards shards_;
   const int window_;
-  std::vector<UnderWay> waves_;  // [window]
+  std::vector<UnderWay> waves_;   // [window]
   std::optional<BoundaryIn> in_;  // logits
   std::unique_ptr<KvTransport> wire_;
   std::vector<WindowKey> own_windows_;  // [window]

@@ -61,17 +61,17 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
   const size_t most_logits = size_t(options_.max_logits) * size_t(o.config.vocab);
   in_ = need(BoundaryIn::make(*options_.wire, window_, most_logits, options_.checksum));
   wire_ = need(options_.wire->make({.regions = {in_->region()},
-                                  .queue = &cpu_queue(),
-                                  .clock = &clock_,
-                                  .self = shards_.pp,
-                                  .host = options_.wire_host,
-                                  .connections = 1}));
+                                    .queue = &cpu_queue(),
+                                    .clock = &clock_,
+                                    .self = shards_.pp,
+                                    .host = options_.wire_host,
+                                    .connections = 1}));
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
   loop_ = std::make_unique<ControlLoop>(
       clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(o.far ? 0 : shards_.tp)}, log);
-  const std::string address = need(loop_->listen({o.listen == "unix:@" ? o.listen + random_name() : o.listen, o.key,
-                                                  identity_of("head", o.fingerprint)},
-                                                 [this](const ChannelPtr& channel) { return on_open(channel); }));
+  const std::string address = need(loop_->listen(
+      {o.listen == "unix:@" ? o.listen + random_name() : o.listen, o.key, identity_of("head", o.fingerprint)},
+      [this](const ChannelPtr& channel) { return on_open(channel); }));
   if (o.start)
     processes_ = need(o.start(address, shards_.pp));
   else
@@ -100,8 +100,7 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
     if (std::lock_guard lock(mutex_); !failed_.empty()) return Error{ErrorCode::unavailable, failed_};
   }
   need(wait_for("connected", [](const StageEnd& stage) { return stage.connected; }));
-  for (int place = 0; place < window_; ++place)
-    own_windows_.push_back(need(in_->open(*wire_, shards_.pp - 1, place)));
+  for (int place = 0; place < window_; ++place) own_windows_.push_back(need(in_->open(*wire_, shards_.pp - 1, place)));
   std::lock_guard lock(mutex_);
   serves_ = failed_.empty();
   return serves_ ? ok() : Error{ErrorCode::unavailable, failed_};
@@ -111,15 +110,19 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
 
 template <class There>
 Status RemotePipeline::wait_for(const char* what, There there) {
+  constexpr double kSoon = 1;  // seconds, for the process of a stage that has failed to end: its exit says more
+  double failed_s = 0;
   for (std::unique_lock lock(mutex_);;) {
-    if (!failed_.empty()) return Error{ErrorCode::unavailable, failed_};
+    if (!failed_.empty() && failed_s == 0) failed_s = clock_.now();
+    if (!failed_.empty() && (!processes_ || clock_.now() > failed_s + kSoon))
+      return Error{ErrorCode::unavailable, failed_};
     const auto missing = std::find_if_not(stages_.begin(), stages_.end(), there);
     if (missing == stages_.end()) return ok();
     if (options_.given_up && options_.given_up()) return Error{ErrorCode::unavailable, "told to end"};
     if (processes_)
       if (Status run = processes_->run(); !run) {
         changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return !failed_.empty(); });  // it may say why
-        return Error{ErrorCode::io, (failed_.empty() ? run.error().message : failed_) + ", before it had " + what};
+        return Error{run.error().code, (failed_.empty() ? run.error().message : failed_) + ", before it had " + what};
       }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
   }
@@ -156,8 +159,9 @@ Status RemotePipeline::on_ready(int stage, const Ready& ready) {
     return invalid("it is ready without the files of its KV");
   for (int r = 0; r < shards_.tp; ++r) {
     const auto rank = size_t(stage * shards_.tp + r);
-    Result<std::shared_ptr<std::byte>> memory =
-        far() ? reserved(kv_bytes_[rank]) : shared_pool_memory(std::move(files[size_t(r)]), kv_bytes_[rank]);
+    Result<std::shared_ptr<std::byte>> memory = far()
+                                                    ? reserved(kv_bytes_[rank])
+                                                    : shared_pool_memory(std::move(files[size_t(r)]), kv_bytes_[rank]);
     if (!memory) return memory.error();
     kv_memory_[rank] = std::move(memory).value();
   }

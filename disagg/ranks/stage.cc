@@ -56,8 +56,8 @@ struct Stage::Parts {
   ChannelPtr channel;
   Start start;
   KvShards shards;
-  std::vector<KvLayout> layouts;                    // [tp]
-  std::vector<std::shared_ptr<std::byte>> pools;    // [tp]
+  std::vector<KvLayout> layouts;                  // [tp]
+  std::vector<std::shared_ptr<std::byte>> pools;  // [tp]
   StageOptions::Built built;
   std::unique_ptr<ThreadTeam> team;  // [tp]
   std::vector<float> logits;         // [kSlots, max_logits, vocab], of the last stage
@@ -101,19 +101,18 @@ Status Stage::run() {
   }
 }
 
-// Throws the Error that ends this life where it is closed or told to stop.
-Stage::Frame Stage::next(std::function<void()> meanwhile) {
+// Throws the Error that ends this life where it is closed or told to stop. is_busy() looks at what is under way.
+Stage::Frame Stage::next(std::function<bool()> is_busy) {
   for (;;) {
+    const bool busy = is_busy && is_busy();
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, seconds(meanwhile ? 0.02 : 3600), [&] { return stopped_ || closed_ || !inbox_.empty(); });
+    changed_.wait_for(lock, seconds(busy ? 0.02 : 3600), [&] { return stopped_ || closed_ || !inbox_.empty(); });
     if (stopped_ || closed_) throw Error{ErrorCode::unavailable, closed_.value_or("it is stopped")};
     if (!inbox_.empty()) {
       Frame frame = std::move(inbox_.front());
       inbox_.pop_front();
       return frame;
     }
-    lock.unlock();
-    if (meanwhile) meanwhile();
   }
 }
 
@@ -167,7 +166,9 @@ Status Stage::serve() {
     set_up(p);
     for (;;) {
       const Frame frame = next([&p] {
-        for (int slot = 0; slot < kSlots; ++slot) need(p.out->left(slot));
+        bool busy = false;
+        for (int slot = 0; slot < kSlots; ++slot) busy |= !need(p.out->left(slot));
+        return busy;
       });
       if (frame.type == kCopies) {
         copy(p, need(from_bytes<Copies>(frame.bytes)));
@@ -203,7 +204,8 @@ void Stage::set_up(Parts& p) {
   std::vector<int> files;
   for (int rank = stage * start.tp; rank < (stage + 1) * start.tp; ++rank) {
     const KvShape whole = kv_shape(c, Dtype(start.kv_dtype));
-    p.layouts.push_back({rank_shape(whole, p.shards, rank), KvOrder(start.kv_order), start.block_tokens, start.n_blocks});
+    p.layouts.push_back(
+        {rank_shape(whole, p.shards, rank), KvOrder(start.kv_order), start.block_tokens, start.n_blocks});
     p.pools.push_back(need(shared_pool_memory(p.layouts.back().pool_bytes())));
     files.push_back(need(shared_file({p.pools.back().get(), p.layouts.back().pool_bytes()})).fd);
   }
@@ -235,11 +237,8 @@ void Stage::set_up(Parts& p) {
   for (int place = 0; stage > 0 && place < start.window; ++place)
     connected.windows.push_back(need(p.in->open(*p.wire, stage - 1, place)));
   if (start.far) {
-    const TransportOptions kv_wire{.regions = p.kv(),
-                                   .queue = &cpu_queue(),
-                                   .clock = &clock_,
-                                   .self = start.instance,
-                                   .host = options_.wire_host};
+    const TransportOptions kv_wire{
+        .regions = p.kv(), .queue = &cpu_queue(), .clock = &clock_, .self = start.instance, .host = options_.wire_host};
     p.poster.emplace(need(wire->make(kv_wire)), p.kv(), p.channel, clock_);
     std::lock_guard lock(mutex_);
     poster_ = &*p.poster;
@@ -268,7 +267,8 @@ Status Stage::compute(Parts& p, const Wave& wave) {
   for (size_t r = 0; r < p.layouts.size(); ++r) {
     const int32_t* blocks = wave.blocks.data();
     for (int32_t length : wave.kv_lengths) {
-      views.push_back({p.pools[r].get(), &p.layouts[r], wave.contiguous ? nullptr : blocks, wave.contiguous ? *blocks : 0});
+      views.push_back(
+          {p.pools[r].get(), &p.layouts[r], wave.contiguous ? nullptr : blocks, wave.contiguous ? *blocks : 0});
       blocks += wave.contiguous ? 1 : (length + p.start.block_tokens - 1) / p.start.block_tokens;
     }
   }

@@ -26,7 +26,7 @@ struct StageOptions {
   int stage = 0;
   std::string join;  // the head's address
   ClusterKey key;
-  uint64_t fingerprint = 0;  // NodeIdentity
+  uint64_t fingerprint = 0;             // NodeIdentity
   double retry_s = 0.2, give_up_s = 0;  // WorkerOptions
   double silence_s = 3;                 // ChannelLimits
   ModelConfig config;
@@ -63,7 +63,7 @@ class Stage {
   Status compute(Parts& p, const Wave& wave);
   template <class T>
   T expect(Type type);
-  Frame next(std::function<void()> meanwhile = nullptr);
+  Frame next(std::function<bool()> is_busy = nullptr);
   template <class Done>
   void wait_until(Done done);
   bool over();

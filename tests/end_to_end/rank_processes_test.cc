@@ -7,6 +7,7 @@
 
 #include "disagg/ranks/stage.h"
 #include "tests/process_bed.h"
+#include "tests/two_hosts.h"
 
 namespace xpyd::testing::rank_processes_test {
 namespace {
@@ -47,14 +48,15 @@ TEST_CASE("ranks: stages as processes have the bits of one process", "[processes
   struct Case {
     const char *pp, *tp, *window, *wire, *topology;
   };
-  for (const Case& c : {Case{"2", "1", "0", "shm", "1C"}, Case{"2", "1", "1", "tcp", "1C"},
-                        Case{"4", "1", "4", "tcp", "1C"}, Case{"2", "2", "2", "shm", "1C"},
-                        Case{"4", "2", "0", "shm", "1C"}, Case{"2", "1", "0", "tcp", "1P1D"},
-                        Case{"4", "1", "0", "shm", "1P1D"}, Case{"2", "2", "0", "shm", "1P1D"}}) {
+  for (const Case& c :
+       {Case{"2", "1", "0", "shm", "1C"}, Case{"2", "1", "1", "tcp", "1C"}, Case{"4", "1", "4", "tcp", "1C"},
+        Case{"2", "2", "2", "shm", "1C"}, Case{"4", "2", "0", "shm", "1C"}, Case{"2", "1", "0", "tcp", "1P1D"},
+        Case{"4", "1", "0", "shm", "1P1D"}, Case{"2", "2", "0", "shm", "1P1D"}}) {
     INFO(c.topology << " pp " << c.pp << " tp " << c.tp << " window " << c.window << " over " << c.wire);
     const bool split = c.topology == std::string("1P1D");
-    Words words = {"--ranks", "processes", "--prefill-pp", c.pp, "--prefill-tp", c.tp, "--pipeline-window", c.window,
-                   "--transport", c.wire, "--kv-checksum", "on", "--chunk-tokens", "48"};
+    Words words = {"--ranks",           "processes", "--prefill-pp", c.pp,   "--prefill-tp",  c.tp,
+                   "--pipeline-window", c.window,    "--transport",  c.wire, "--kv-checksum", "on",
+                   "--chunk-tokens",    "48"};
     if (split) words.insert(words.end(), {"--decode-pp", "2"});
     Bed bed(words, kLongLease, c.topology);
     const size_t first = bed.start(split ? "prefill" : "colocated");
@@ -117,8 +119,9 @@ TEST_CASE("ranks: chaos: stages are killed and stopped under load, and nothing i
   for (const std::string wire : {"shm", "tcp"}) {
     if (one && *one && one != wire) continue;
     INFO(wire);
-    Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2", "--transport", wire, "--kv-checksum", "on"},
-            kLongLease, "2P2D");
+    Bed bed(
+        {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2", "--transport", wire, "--kv-checksum", "on"},
+        kLongLease, "2P2D");
     std::vector<size_t> heads;
     for (const char* role : {"prefill", "prefill", "decode", "decode"}) heads.push_back(bed.start(role));
     REQUIRE(bed.cluster().wait_members(4, 60));
@@ -144,9 +147,10 @@ TEST_CASE("ranks: chaos: stages are killed and stopped under load, and nothing i
     bed.check_answers();
     bed.check_memory();
     const ConductorStats totals = bed.cluster().conductor().totals();
-    std::printf("chaos of stages over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; "
-                "0 lost, 0 wrong\n",
-                wire.c_str(), asked, kills, stops, int(totals.failed_attempts), int(totals.replaced_choices));
+    std::printf(
+        "chaos of stages over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; "
+        "0 lost, 0 wrong\n",
+        wire.c_str(), asked, kills, stops, int(totals.failed_attempts), int(totals.replaced_choices));
   }
 }
 
@@ -170,11 +174,11 @@ TEST_CASE("ranks: activations that change on their way are noticed", "[processes
 // Their head maps no memory of theirs: copies of blocks, and KV that leaves, are the stages' own affair.
 TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  for (const auto& [topology, grain, tp] : {std::tuple{"1C", "layer", "1"}, std::tuple{"1P1D", "layer", "2"},
-                                            std::tuple{"1P1D", "request", "1"}}) {
+  for (const auto& [topology, grain, tp] :
+       {std::tuple{"1C", "layer", "1"}, std::tuple{"1P1D", "layer", "2"}, std::tuple{"1P1D", "request", "1"}}) {
     INFO(topology << " by " << grain << " tp " << tp);
-    Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--prefill-tp", tp, "--stream-kv", grain, "--chunk-tokens", "48",
-             "--kv-checksum", "on"},
+    Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--prefill-tp", tp, "--stream-kv", grain, "--chunk-tokens",
+             "48", "--kv-checksum", "on"},
             kLongLease, topology);
     const bool split = topology == std::string("1P1D");
     const std::string ranks = "unix:" + bed.folder() + "/ranks";
@@ -185,7 +189,14 @@ TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]
     for (int i = 0; i < 24; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12, 1 + i % 3);
     bed.check_answers();
     CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
-    if (split) CHECK(bed.cluster().stats().instances[0].transfer_bytes > 0);
+    const auto sum = [&](int64_t InstanceStats::*figure) {
+      int64_t total = 0;
+      for (const InstanceStats& s : bed.cluster().stats().instances) total += s.*figure;
+      return total;
+    };
+    // Told by the next sign of life.
+    if (split) CHECK(within(20, [&] { return sum(&InstanceStats::transfer_bytes) > 0; }));
+    CHECK(sum(&InstanceStats::kv_refused) == 0);
     // Who is killed and started again joins again, as does who was left behind.
     for (int stage = 0; stage < 2; ++stage) {
       for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
@@ -196,6 +207,35 @@ TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]
     CHECK(bed.cluster().stats().conductor.left == 2);
     bed.check_memory();
   }
+}
+
+TEST_CASE("ranks: stages on two hosts, and a cable that is pulled", "[processes][rank-processes][netns]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
+  TwoHosts hosts;
+  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
+  TempDir dir;
+  const std::string key = dir.path + "/key", head = "10.77.0.1:7001";
+  std::ofstream(key) << "a key of this test alone";
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key, "--kv-checksum", "on"});
+  const auto on = [](const std::string& host) { return Words{"ip", "netns", "exec", host}; };
+  const Words a = {"--peer-bind", "10.77.0.1:0"}, b = {"--peer-bind", "10.77.0.2:0"};
+  bed.start("prefill", {"--ranks", "remote", "--rank-bind", head, a[0], a[1]}, on(hosts.a));
+  bed.start("decode", a, on(hosts.a));
+  bed.start_stage(0, head, a, on(hosts.a));
+  bed.start_stage(1, head, b, on(hosts.b));
+  REQUIRE(bed.cluster().wait_members(2, 60));
+  for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
+  bed.check_answers();
+  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+  // Nobody says a word: the head finds out by the silence.
+  hosts.cable(false);
+  REQUIRE(within(60, [&] { return bed.cluster().stats().conductor.left > 0; }));
+  hosts.cable(true);
+  for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
+  bed.check_answers();
+  bed.check_memory();
 }
 
 TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[rank-processes]") {
@@ -219,6 +259,19 @@ TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[
   }
 }
 
+TEST_CASE("ranks: a stage that cannot start says why, and ends its head", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--ranks", "processes", "--prefill-pp", "2"}, kLongLease, "1C");
+  const size_t head = bed.start("colocated", {"--threads", "1000", "--pin", "on"});
+  const int status = bed.child(head).wait();
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 2);
+  std::ifstream log(bed.log(head));
+  const std::string said{std::istreambuf_iterator<char>(log), {}};
+  INFO(said);
+  CHECK(said.find("--pin on: 1000 threads, more than the ") != said.npos);
+}
+
 TEST_CASE("ranks: a wave that is no step of the model is refused", "[rank-processes]") {
   const ModelConfig& c = tiny_config();
   const ranks::Start start{.pp = 2, .window = 4, .step_tokens = 8, .max_logits = 2, .block_tokens = 4, .n_blocks = 10};
@@ -240,15 +293,26 @@ TEST_CASE("ranks: a wave that is no step of the model is refused", "[rank-proces
       {"a last offset", [](auto& w) { w.q_offsets[2] = 5; }},
       {"an offset backwards", [](auto& w) { w.q_offsets[1] = 5; }},
       {"less KV than tokens", [](auto& w) { w.kv_lengths[0] = 2; }},
-      {"no KV", [](auto& w) { w.q_offsets = {0, 4, 4}, w.kv_lengths[1] = 0; }},
+      {"no KV",
+       [](auto& w) {
+         w.q_offsets = {0, 4, 4}, w.kv_lengths[1] = 0;
+       }},
       {"KV beyond the context", [&](auto& w) { w.kv_lengths[0] = c.max_position + 1; }},
       {"a block too few", [](auto& w) { w.blocks.pop_back(); }},
       {"a block below", [](auto& w) { w.blocks[0] = -1; }},
       {"a block beyond", [](auto& w) { w.blocks[0] = 10; }},
-      {"a slot that is too short", [](auto& w) { w.contiguous = true, w.blocks = {1, 2}; }},
+      {"a slot that is too short",
+       [](auto& w) {
+         w.contiguous = true, w.blocks = {1, 2};
+       }},
       {"a row beyond", [](auto& w) { w.logit_rows[1] = 4; }},
-      {"a row twice", [](auto& w) { w.logit_rows = {2, 2}; }},
-      {"rows too many", [](auto& w) { w.logit_rows = {1, 2, 3}; }}};
+      {"a row twice",
+       [](auto& w) {
+         w.logit_rows = {2, 2};
+       }},
+      {"rows too many", [](auto& w) {
+         w.logit_rows = {1, 2, 3};
+       }}};
   for (const auto& [name, spoil] : faults) {
     INFO(name);
     ranks::Wave bad = good;
