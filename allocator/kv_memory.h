@@ -66,9 +66,10 @@ struct KvOptions {
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;
-  KvTierOptions tiers;           // below this pool
-  Clock* clock = nullptr;        // of the instance, for its tiers; null: the machine's
-  Device* device = nullptr;      // where the pool is; null: the CPU
+  KvTierOptions tiers;                                  // below this pool
+  Clock* clock = nullptr;                               // of the instance, for its tiers; null: the machine's
+  Device* device = nullptr;                             // where the pool is; null: the CPU
+  std::vector<std::shared_ptr<std::byte>> rank_memory;  // [n_ranks] the pool's, made elsewhere; empty: it is allocated
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
 };
 

@@ -142,6 +142,10 @@ Status nothing_more(const KvOptions&) { return ok(); }
 Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index) {
   std::vector<std::shared_ptr<std::byte>> memories;
   for (const KvOptions& own : plan.of_ranks) {
+    if (!own.rank_memory.empty()) {
+      memories.push_back(own.rank_memory[memories.size()]);
+      continue;
+    }
     Result<std::shared_ptr<std::byte>> memory = make_pool_memory(own);
     if (!memory) return memory.error();
     memories.push_back(std::move(memory).value());
@@ -149,7 +153,8 @@ Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_in
   auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, plan.shards, std::move(memories)), prefix_index,
                                           std::make_unique<FreeList>(plan.whole.n_blocks), INT_MAX, ~uint64_t{0},
                                           plan.of_ranks[0].proof_tokens);
-  if (&device_of(plan.of_ranks[0]) != &cpu_device()) pool->poison_new_blocks(false);  // only the device can write there
+  if (&device_of(plan.of_ranks[0]) != &cpu_device() || !plan.of_ranks[0].rank_memory.empty())
+    pool->poison_new_blocks(false);  // only the device can write there
   return std::shared_ptr<KvPool>(std::move(pool));
 }
 

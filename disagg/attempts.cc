@@ -47,6 +47,12 @@ class SilentSink final : public EventSink {
 
 void InstanceParts::tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
 
+int InstanceParts::post_end(int layer) const {
+  int stage = 0;
+  while (post_by_stage && post_by_stage->layers(stage).end <= layer) ++stage;
+  return post_by_stage ? post_by_stage->layers(stage).end : n_layers;
+}
+
 double InstanceParts::new_deadline() {
   return lease_s > 0 ? clock.now() + lease_s : std::numeric_limits<double>::infinity();
 }

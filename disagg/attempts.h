@@ -62,6 +62,7 @@ struct InstanceParts {
   Post& post;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
+  std::optional<KvShards> post_by_stage = {};  // each post is of rows of one of these stages; nothing: of any
   int max_batch = 0;
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses
@@ -75,7 +76,8 @@ struct InstanceParts {
   Peers peers{memory, wire};
 
   void tell(InstanceId to, Message message);
-  double new_deadline();  // Clock seconds
+  double new_deadline();          // Clock seconds
+  int post_end(int layer) const;  // of the layers that go in one post with this one
   // Of a post of so many bytes. However alive the peer is, what a wire has lost is not waited for
   // for ever; and of the time that the request has (`until_s`; 0: all) half is left to compute its
   // prompt again.

@@ -8,6 +8,7 @@
 #include "allocator/tiered.h"
 #include "disagg/event_log.h"
 #include "disagg/messages.h"
+#include "disagg/ranks/far_kv.h"
 
 namespace xpyd::disagg {
 
@@ -136,6 +137,28 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   const KvShards shards = o.shards(as.role);
   Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
   if (!plan) return plan.error();
+  std::unique_ptr<ranks::RemotePipeline> pipeline;
+  if (o.ranks && shards.pp > 1) {
+    ranks::HeadOptions head = *o.ranks;
+    head.window = o.pipeline_window;
+    head.step_tokens = std::max(o.step_tokens, o.max_batch);
+    head.max_logits = o.max_batch;
+    head.checksum = o.kv_checksum;
+    if (head.far && as.role == Role::decode)
+      return invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
+    head.instance = as.id;
+    head.silence_s = std::max(head.silence_s, as.lease_s);
+    head.wire = o.transport;
+    head.wire_host = o.wire_host;
+    auto made = ranks::RemotePipeline::make(std::move(head), plan.value(), clock);
+    if (!made) return made.error();
+    pipeline = std::move(made).value();
+    kv.rank_memory = pipeline->kv_memory();
+    if (pipeline->far()) {
+      built.queue = std::make_unique<ranks::FarQueue>(*pipeline);
+      kv.queue = built.queue.get();
+    }
+  }
   std::unique_ptr<KvMemory> memory;
   std::shared_ptr<PrefixLog> cache_log;
   if (as.report_cache && !pool) cache_log = std::make_shared<PrefixLog>();
@@ -151,7 +174,9 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     if (!tiered) return tiered.error();
     memory = std::move(tiered).value();
   }
-  Result<std::unique_ptr<Model>> model = o.make_model(model_index, *built.queue);
+  ranks::RemotePipeline* far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
+  Result<std::unique_ptr<Model>> model = pipeline ? Result<std::unique_ptr<Model>>(std::move(pipeline))
+                                                  : o.make_model(model_index, *built.queue);
   if (!model) return model.error();
   std::vector<MemoryRange> regions;  // of each rank
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
@@ -168,13 +193,15 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   Result<std::unique_ptr<KvTransport>> wire = o.transport->make(wire_options);
   if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
   if (o.faults) wire = make_fault_transport(std::move(wire).value(), *o.faults, wire_options);
+  if (far) wire = ranks::make_far_wire(std::move(wire).value(), *far, clock);
   InstanceOptions options{.id = as.id,
                           .name = as.name,
                           .role = as.role,
                           .stream_kv = o.stream_kv,
                           .cost = first_cost(o.prior),
                           .lease_s = as.lease_s,
-                          .checksum = o.kv_checksum,
+                          .checksum = o.kv_checksum && !far,  // it cannot read its KV
+                          .post_by_stage = far != nullptr,
                           .cache_log = cache_log,
                           .log = o.log};
   options.engine = {.policy = o.batching,

@@ -16,6 +16,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
+#include "disagg/ranks/remote_pipeline.h"
 #include "disagg/service.h"
 #include "disagg/transport/fault.h"
 #include "disagg/transport/handoff_pool.h"
@@ -32,6 +33,7 @@ struct ClusterOptions : ConductorOptions {
   int prefill_tp = 1, prefill_pp = 1;  // ranks of a prefill or colocated instance
   int decode_tp = 1, decode_pp = 1;    // … of a decode instance
   int pipeline_window = 0;             // waves under way on several stages; 0: two for each
+  std::optional<ranks::HeadOptions> ranks;  // several stages are processes; nothing: threads
   KvShards shards(Role role) const {
     const bool decode = role == Role::decode;
     return {.n_layers = kv.shape.n_layers,

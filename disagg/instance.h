@@ -35,6 +35,7 @@ struct InstanceOptions {
   bool cost_known = false;  // steps take just that (a simulation's)
   double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
+  bool post_by_stage = false;            // InstanceParts
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test

@@ -55,6 +55,14 @@ void Worker::stop() {
   changed_.notify_all();
 }
 
+void Worker::give_up(const std::string& why) {
+  log_line(LogLevel::warning, "xpyd worker: the instance ends: %s", why.c_str());
+  std::lock_guard lock(mutex_);
+  lost_ = true;
+  if (conductor_) conductor_->close(why);
+  changed_.notify_all();
+}
+
 Status Worker::run() {
   double alone_since = clock_.now();
   for (;;) {
@@ -135,8 +143,18 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     own.kv.n_memories = joined.value().n_instances;
     own.kv.keep_idle = false;  // an idle instance would keep what another one needs
   }
+  if (own.ranks) {
+    own.ranks->broken = [this](const std::string& why) { give_up(why); };
+    own.ranks->given_up = [this] {
+      std::lock_guard lock(mutex_);
+      return stopped_ || lost_ || leaving_;
+    };
+  }
   Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this);
-  if (!built) return Error{ErrorCode::invalid_argument, built.error().message};
+  if (!built) {
+    const bool again = own.ranks && built.error().code == ErrorCode::unavailable;  // a stage is gone
+    return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};
+  }
   Instance& instance = *built.value().instance;
   std::atomic<bool> stop{false};
   InstanceInfo info = instance.info();
@@ -315,6 +333,7 @@ void Worker::send(InstanceId from, InstanceId to, Message message) {
   const uint16_t type = frame_type(message);
   const std::string payload = encode(from, to, message, clock_.now());
   std::lock_guard lock(mutex_);
+  if (lost_) return;
   if (to == kConductor) {
     if (conductor_) conductor_->send(type, payload);
     return;

@@ -42,6 +42,8 @@ class Worker final : public Post {
   Status run();
   void leave();  // drained first; any thread
   void stop();   // at once; any thread
+  // The instance cannot go on: it ends, and joins again as another one. Nobody hears what it says from now on.
+  void give_up(const std::string& why);  // any thread
 
   void send(InstanceId from, InstanceId to, Message message) override;
 

@@ -31,7 +31,7 @@ RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank) {
   slice.layers = range(rect.layers);
   slice.q_heads = {c.n_heads / tp * r, c.n_heads / tp * (r + 1)};
   slice.kv_heads = range(rect.heads);
-  const PackedMatrix& down = weights.layers[0].down;
+  const PackedMatrix& down = weights.layers[size_t(rect.layers.begin)].down;
   slice.groups = groups_of(shards, r, down.k_groups);
   slice.mlp = width(slice.groups) > 0 ? down.k_range(slice.groups) : Range{0, 0};
   slice.vocab = share(c.vocab, r, tp, 16);  // whole panels
@@ -42,11 +42,11 @@ StageExchange::StageExchange(const Weights& weights, const KvShards& shards, int
                              bool crowded)
     : tp_(shards.tp),
       hidden_(weights.config.hidden),
-      n_groups_(weights.layers[0].o.k_groups),
+      n_groups_(weights.layers[size_t(shards.layers(stage).begin)].o.k_groups),
       gathers_(n_groups_ % shards.tp != 0),
       barrier_(shards.tp, crowded) {
   XPYD_CHECK((n_groups_ & (n_groups_ - 1)) == 0 && n_groups_ < int(part_of_.size()) &&
-             weights.layers[0].down.k_groups == n_groups_);
+             weights.layers[size_t(shards.layers(stage).begin)].down.k_groups == n_groups_);
   part_of_.fill(-1);
   const int head_dim = weights.config.head_dim;
   for (int r = 0; r < tp_; ++r) {
@@ -97,13 +97,12 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       mlp_width_(width(slice_.mlp)),
       gemm_(kernels.gemm ? *kernels.gemm : default_gemm()),
       attention_(kernels.attention ? *kernels.attention : default_attention()),
-      gemm_scratch_(max_step_tokens,
-                    std::max({c_.hidden, width(weights_->layers[0].o.k_range(slice_.groups)), mlp_width_}),
+      gemm_scratch_(max_step_tokens, std::max({c_.hidden, width(first_layer().o.k_range(slice_.groups)), mlp_width_}),
                     team.size()),
       positions_(size_t(max_step_tokens)),
       place_floats_((size_t(max_step_tokens) * size_t(c_.hidden) + 15) / 16 * 16) {
   wanted_.reserve(size_t(max_step_tokens));
-  const int gathered_width = stage.gathers() ? width(weights_->layers[0].o.k_range(slice_.groups)) : 0;
+  const int gathered_width = stage.gathers() ? width(first_layer().o.k_range(slice_.groups)) : 0;
   const std::pair<float**, int> parts[] = {
       {&normed_, c_.hidden},        {&qkv_, qkv_width()},        {&q_, q_width_},          {&attended_, q_width_},
       {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2}};
@@ -166,7 +165,7 @@ void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0) {
     for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i) positions_[size_t(i)] = position++;
   }
   const int half = c_.head_dim / 2;
-  const LayerWeights& first = weights_->layers[size_t(slice_.layers.begin)];
+  const LayerWeights& first = first_layer();
   for_rows(int(step.token_ids.size()), c_.hidden, [&](int i) {
     float* x = row(x0, i, c_.hidden);
     if (x_in) {
@@ -373,16 +372,16 @@ size_t StageRanks::scratch_bytes() const {
   return total;
 }
 
-Work sharded_work(const Weights& weights, const StepInput& step) {
+Work sharded_work(const ModelConfig& config, Dtype weights, const StepInput& step) {
   const size_t n_seqs = step.kv_lengths.size();
   if (n_seqs == 0) return {};
   KvLayout whole = *step.views[0].layout;
-  whole.shape = kv_shape(weights.config, whole.shape.dtype);
+  whole.shape = kv_shape(config, whole.shape.dtype);
   std::vector<KvView> views(step.views.begin(), step.views.begin() + ptrdiff_t(n_seqs));
   for (KvView& view : views) view.layout = &whole;
   StepInput one = step;
   one.views = views;
-  return llama_work(one, weights.config, weights.dtype, Dtype::f32);
+  return llama_work(one, config, weights, Dtype::f32);
 }
 
 }  // namespace xpyd::model

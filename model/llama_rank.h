@@ -105,6 +105,7 @@ class LlamaRank {
   float* row(float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
   const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
 
+  const LayerWeights& first_layer() const { return weights_->layers[size_t(slice_.layers.begin)]; }
   void receive(const StepInput& step, const float* x_in, float* x);
   void project(const LayerWeights& layer, int n);
   void turn(const LayerWeights& layer, int n);
@@ -159,6 +160,6 @@ class StageRanks {
 };
 
 // What the step must touch, as on one rank: copies of kv heads that ranks have besides are not counted.
-Work sharded_work(const Weights& weights, const StepInput& step);
+Work sharded_work(const ModelConfig& config, Dtype weights, const StepInput& step);
 
 }  // namespace xpyd::model

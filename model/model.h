@@ -107,6 +107,8 @@ struct LoadOptions {
   Dtype dtype = Dtype::f32;  // f32 or bf16: how matrices are kept
   bool dummy = false;        // --load-format dummy: seeded random weights from config.json alone
   uint64_t seed = 0;
+  Range layers;  // of one stage alone, with the embedding if the first is among them and with the head if
+                 // the last one is; empty: all
 };
 
 // Reads and checks everything before it allocates; packs matrices once (the team helps).

@@ -91,6 +91,7 @@ class WeightLoader {
  public:
   WeightLoader(Readers readers, Dtype dtype, ThreadTeam& team)
       : readers_(std::move(readers)), dtype_(dtype), team_(team) {}
+  bool lists() const { return readers_.empty(); }
   const std::vector<TensorSpec>& listed() const { return listed_; }
 
   struct Part {
@@ -152,16 +153,18 @@ class WeightLoader {
   std::vector<TensorSpec> listed_;
 };
 
-// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face.
-std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader) {
+// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face; loaded, what `of` needs.
+std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader, Range of) {
+  const auto wanted = [&](int layer) { return loader.lists() || (of.begin <= layer && layer < of.end); };
   auto weights = std::make_shared<Weights>();
   weights->config = c;
   weights->dtype = dtype;
   weights->rope_freqs = rope_frequencies(c);
-  weights->embedding = loader.table("model.embed_tokens.weight", c.vocab, c.hidden);
+  if (wanted(0)) weights->embedding = loader.table("model.embed_tokens.weight", c.vocab, c.hidden);
   const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
   weights->layers.resize(size_t(c.n_layers));
   for (int i = 0; i < c.n_layers; ++i) {
+    if (!wanted(i)) continue;
     LayerWeights& layer = weights->layers[size_t(i)];
     const std::string attention = layer_prefix(i) + "self_attn.", mlp = layer_prefix(i) + "mlp.";
     layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
@@ -186,15 +189,17 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
       layer.down_bias = loader.vector({{mlp + "down_proj.bias", c.hidden}});
     }
   }
+  if (!wanted(c.n_layers - 1)) return weights;
   weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
   weights->lm_head = loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
   return weights;
 }
 
 // A configuration that cannot fit is an error of the input, found before memory is asked for.
-Status check_memory(const ModelConfig& c, Dtype dtype) {
-  const double matrices = double(c.parameters()) + (c.tied_embeddings ? double(c.vocab) * c.hidden : 0);
-  const double needed = matrices * double(dtype_bytes(dtype));
+Status check_memory(const ModelConfig& c, Dtype dtype, Range layers) {
+  const double tables = double(c.vocab) * c.hidden * ((layers.begin == 0) + (layers.end == c.n_layers));
+  const double matrices = double(c.parameters()) - double(c.vocab) * c.hidden * (c.tied_embeddings ? 1 : 2);
+  const double needed = (matrices * (layers.end - layers.begin) / c.n_layers + tables) * double(dtype_bytes(dtype));
   const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed < machine) return ok();
   return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) + " MB in " +
@@ -234,14 +239,15 @@ size_t Weights::bytes() const {
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team) {
   if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16) return invalid("dtype: expected f32 or bf16");
+  const Range layers = options.layers.end > 0 ? options.layers : Range{0, config.n_layers};
   WeightLoader names({}, options.dtype, team);
-  build(config, options.dtype, names);
+  build(config, options.dtype, names, layers);
   auto load = [&](Readers readers) {
     WeightLoader loader(std::move(readers), options.dtype, team);
-    return build(config, options.dtype, loader);
+    return build(config, options.dtype, loader, layers);
   };
   if (options.dummy) {
-    if (Status status = check_memory(config, options.dtype); !status) return status.error();
+    if (Status status = check_memory(config, options.dtype, layers); !status) return status.error();
     return std::shared_ptr<const Weights>(load(dummy_readers(names.listed(), options.seed)));
   }
   Result<Checkpoint> checkpoint = Checkpoint::open(dir);
@@ -249,7 +255,7 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   ReadErrors errors;
   Result<Readers> readers = checkpoint_readers(checkpoint.value(), config, names.listed(), errors);
   if (!readers) return readers.error();
-  if (Status status = check_memory(config, options.dtype); !status) return status.error();
+  if (Status status = check_memory(config, options.dtype, layers); !status) return status.error();
   std::shared_ptr<Weights> weights = load(std::move(readers).value());
   if (!errors.first) return errors.first.error();
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();

@@ -16,6 +16,7 @@
 #include "base/version.h"
 #include "model/folder.h"
 #include "server/local_workers.h"
+#include "server/rank_processes.h"
 #include "server/signals.h"
 #include "server/stack.h"
 
@@ -154,13 +155,19 @@ int worker_main(const Options& options) try {
       return found.address;
     };
   }
-  need(open_backend(stack));
+  stack.options.ranks = head_options(options, stack, worker_options.key);
+  const bool is_stage = options.integer("rank") >= 0;
+  if (!is_stage && !stack.options.ranks) need(open_backend(stack));
   worker_options.cluster = stack.options;
   const std::string& bind = worker_options.listen;
   if (!bind.starts_with("unix:")) {
     std::string host = bind.substr(0, bind.rfind(':'));
     if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
     worker_options.cluster.wire_host = host;
+  }
+  if (is_stage) {
+    need(serve_stage(options, stack, worker_options, signals));
+    return 0;
   }
   Worker worker(std::move(worker_options), stack.clock);
   signals.handle([&worker](int count) {

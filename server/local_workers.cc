@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +24,7 @@
 #include "base/version.h"
 #include "disagg/worker.h"
 #include "server/signals.h"
+#include "server/spawn.h"
 #include "server/stack.h"
 
 namespace xpyd::server {
@@ -48,24 +48,11 @@ void write_key(const std::string& path) {
   if (!written) throw Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
-using Command = std::vector<std::string>;
-
 // The command line of a worker: this one's options, as far as they are a worker's.
 Command arguments_of(const Options& options, Role role, size_t n_instances, const std::string& join,
                      const ProcessOptions& own) {
-  Command arguments = {"xpyd", "worker"};
-  if (!options.positional().empty()) arguments.push_back(options.positional()[0]);
-  for (const OptionRow& row : option_table()) {
-    const std::string name = row.name;
-    if ((" " + std::string(row.group) + " ").find(" worker ") == std::string::npos || name == "config" ||
-        name == "cluster-key-file" || name == "registry" || !options.values().contains(name) || !options.given(name))
-      continue;
-    if (row.kind == OptionKind::flag) {
-      if (options.flag(name)) arguments.push_back("--" + name);
-    } else {
-      arguments.insert(arguments.end(), {"--" + name, options.values().at(name)});
-    }
-  }
+  constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry"};
+  Command arguments = worker_command(options, kOwn);
   if (options.integer("threads") == 0) {
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
@@ -131,45 +118,18 @@ class Children {
   }
 
  private:
-  // In a process group of its own: a Ctrl-C at the terminal is the parent's to handle. It gets none
-  // of this process's files: a socket that it kept would hold the port and every client after this
-  // process has ended, a stdout whoever reads it. What it says comes here, and is passed on.
+  // What it says comes here, and is passed on.
   Status spawn(size_t i) {
     int said[2];
     if (pipe2(said, O_CLOEXEC | O_NONBLOCK) != 0)
       return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(errno)};
     if (said_[i].pipe >= 0) close(said_[i].pipe);
     said_[i] = {.pipe = said[0]};
-    std::vector<char*> argv;
-    for (std::string& argument : commands_[i]) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-    posix_spawn_file_actions_adddup2(&files, said[1], 2);
-    posix_spawn_file_actions_addclosefrom_np(&files, 3);
-    sigset_t none, standard;
-    sigemptyset(&none);
-    sigemptyset(&standard);
-    sigaddset(&standard, SIGPIPE);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setsigdefault(&attributes, &standard);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    // All that it is told is in its command line: XPYD_CONFIG's file is the server's, for one.
-    std::vector<char*> environment;
-    for (char** variable = environ; *variable; ++variable)
-      if (std::strncmp(*variable, "XPYD_", 5) != 0) environment.push_back(*variable);
-    environment.push_back(nullptr);
-    const int error = posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(), environment.data());
+    const Result<pid_t> pid = spawn_self(commands_[i], said[1]);
     close(said[1]);
-    posix_spawn_file_actions_destroy(&files);
-    posix_spawnattr_destroy(&attributes);
-    if (error == 0) return ok();
-    pids_[i] = -1;
-    return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(error)};
+    if (!pid) return pid.error();
+    pids_[i] = pid.value();
+    return ok();
   }
 
   // What worker i has said since the last time, line by line.

@@ -95,6 +95,17 @@ std::vector<OptionRow> make_rows() {
       {"pipeline-window", integer, "0", "waves", "", 0, 1024,
        "waves that an instance with several stages keeps under way; 0: two for each stage; 1: a step is waited for",
        kEngine, sets<&ClusterOptions::pipeline_window>},
+      {"ranks", choice, "threads", "", "threads|processes", 0, 0,
+       "what the stages of an instance with several are: threads of its process, or processes of their own, whose "
+       "tensor-parallel ranks are threads (with --processes; --transport shm or tcp)",
+       kCluster},
+      {"ranks", choice, "threads", "", "threads|processes|remote", 0, 0,
+       "what the stages of an instance with several are: threads of this process, processes that it starts, or remote: "
+       "processes, of other hosts maybe, that join it at --rank-bind (xpyd worker --rank N; --transport tcp, not "
+       "decode)",
+       "worker"},
+      {"rank-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "--ranks remote: where its stages join",
+       "worker"},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape,
        sets_as<find_device, &BackendOptions::device>},
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape,
@@ -282,6 +293,9 @@ std::vector<OptionRow> make_rows() {
        sets<&WorkerOptions::role>},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker",
        sets<&WorkerOptions::join>},
+      {"rank", integer, "-1", "", "", -1, 1023,
+       "a stage of an instance (--ranks), from 0, instead of an instance; --join is that instance's address; -1: none",
+       "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
        "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind",
        "serve generate worker", sets<&ProcessOptions::registry_url>},
@@ -560,6 +574,8 @@ Status check_options(const Options& options, std::string_view group) {
   }
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
+  if (group == "worker" && options.integer("rank") >= 0 && options.text("join").empty())
+    return invalid("--rank: needs --join, the address where its instance waits for it (--rank-bind)");
   if (group == "serve") {
     const std::string names = "," + options.text("served-model-name") + ",";
     if (names != ",," && names.find(",,") != names.npos)
@@ -581,11 +597,13 @@ Status check_options(const Options& options, std::string_view group) {
 std::vector<std::string> without_effect(const Options& options) {
   std::vector<std::string> all;
   const auto& values = options.values();
+  const auto ranks = values.find("ranks");  // of processes: so are instances
   for (const OptionRow& row : option_table()) {
     const std::string_view help = row.help, needs = help.substr(0, help.find(':'));
     if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name)) continue;
     const size_t blank = std::min(needs.find(' '), needs.size());
     const auto other = values.find(needs.substr(2, blank - 2));  // a worker has no --processes
+    if (needs == "--processes" && ranks != values.end() && ranks->second == "processes") continue;
     const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "on");
     if (other != values.end() && other->second.find(value) == std::string::npos)
       all.push_back("--" + std::string(row.name) + " is for " + std::string(needs) + " alone");

@@ -17,6 +17,7 @@
 #include "disagg/worker.h"
 #include "model/folder.h"
 #include "server/local_workers.h"
+#include "server/rank_processes.h"
 
 namespace xpyd::server {
 namespace {
@@ -106,7 +107,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
 
   // Processes share no memory unless the wire makes it so.
-  const bool processes = stack->processes = worker || options.flag("processes");
+  const bool processes = stack->processes = worker || options.flag("processes") || options.text("ranks") == "processes";
   if (!processes && cluster.roles != find_roles_policy("fixed"))
     return invalid("--roles velocity: threads keep their roles: expected --processes");
   const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
@@ -128,6 +129,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   }
   cluster.log = need(open_event_log(options, worker ? "." + process_name(getpid()) : ""));
   check_ranks(options, *stack);
+  if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
   need(check_shared_pool(cluster, processes));
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);

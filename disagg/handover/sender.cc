@@ -128,7 +128,8 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
   for (int layer = layer_begin; layer < layer_end;) {
     const int token_begin = out.sent[size_t(layer)];
     int end = layer + 1;
-    while (end < layer_end && out.sent[size_t(end)] == token_begin) ++end;
+    const int post_end = std::min(layer_end, parts_.post_end(layer));
+    while (end < post_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
       parts_.peers.plan_write(kv, out.peer, out.destination, {token_begin, token_end, layer, end}, plan_);
       parts_.posted.bytes += int64_t(plan_.bytes);

@@ -83,19 +83,33 @@ Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t byt
   return memory;
 }
 
-Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes) {
-  Fd file;
-  auto memory = make_shared_file("xpyd-kv", bytes, file);
-  if (!memory.ok()) return memory;
-  std::byte* data = memory.value().get();
+namespace {
+
+std::shared_ptr<std::byte> remembered(std::shared_ptr<std::byte> memory, Fd file, size_t bytes) {
+  std::byte* data = memory.get();
   {
     std::lock_guard lock(pools().mutex);
     pools().all[reinterpret_cast<uintptr_t>(data)] = {std::move(file), bytes};
   }
-  return std::shared_ptr<std::byte>(data, [mapped = memory.value()](std::byte* at) {
+  return std::shared_ptr<std::byte>(data, [mapped = std::move(memory)](std::byte* at) {
     std::lock_guard lock(pools().mutex);
     pools().all.erase(reinterpret_cast<uintptr_t>(at));
   });
+}
+
+}  // namespace
+
+Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes) {
+  Fd file;
+  auto memory = make_shared_file("xpyd-kv", bytes, file);
+  if (!memory.ok()) return memory;
+  return remembered(std::move(memory).value(), std::move(file), bytes);
+}
+
+Result<std::shared_ptr<std::byte>> shared_pool_memory(Fd file, size_t bytes) {
+  auto memory = map_shared_file(file.get(), bytes);
+  if (!memory.ok()) return memory;
+  return remembered(std::move(memory).value(), std::move(file), bytes);
 }
 
 Device& shared_memory_device() {

@@ -19,6 +19,9 @@ namespace xpyd::disagg {
 // owner. Its file is remembered: shared_file() finds it. Error `unavailable`: not that much.
 Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes);
 
+// The same of a file that another process has so made. Errors as map_shared_file()'s.
+Result<std::shared_ptr<std::byte>> shared_pool_memory(Fd file, size_t bytes);
+
 // The CPU, but what it allocates is shared_pool_memory(): give it to the KvMemory of an instance whose wire is shm.
 Device& shared_memory_device();
 

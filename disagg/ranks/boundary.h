@@ -1,0 +1,72 @@
+// The boundary between two stages that are processes: the residual stream of a wave, [tokens, hidden] of f32, goes by a
+// KvTransport into a place of the receiver's; and so do the logits, from the last stage to the head.
+//
+// There is a place for every wave that can be under way. Each wave has a window of its own there, which is closed when
+// its rows have come: a write that comes late, or again, is refused by its generation. Keys go round by way of the
+// head: with Done of one wave, and with the Wave that will have this place.
+//
+// Thread safety: the thread of the transport.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "disagg/transport/transport.h"
+
+namespace xpyd::disagg::ranks {
+
+constexpr double kPostSeconds = 5;  // until rows that do not arrive are given up
+
+// Waiting for what another process will do, without a word from it: a look every sixteenth of the time that it has
+// taken so far, between 5 and 50 us.
+class Naps {
+ public:
+  void nap();
+
+ private:
+  double since_s_ = 0;
+};
+
+class BoundaryIn {
+ public:
+  // Of rows of at most `floats` in each of so many places.
+  static Result<BoundaryIn> make(const TransportRow& wire, int places, size_t floats, bool checksum);
+  MemoryRange region() const { return {memory_.get(), places_.size() * place_bytes_}; }
+  // A window for the next rows in that place. Before: it has none, or has been emptied.
+  Result<WindowKey> open(KvTransport& wire, PeerId from, int place);
+  bool arrived(const KvTransport& wire, int place) const { return wire.arrived(places_[size_t(place)]) > 0; }
+  // After they have arrived: closes the window; false: ask again.
+  bool close(KvTransport& wire, int place) { return wire.close(places_[size_t(place)]); }
+  // The rows, if they are as they were sent; else null.
+  const float* rows(int place, size_t floats) const;
+
+ private:
+  size_t place_bytes_ = 0;
+  bool checksum_ = false;
+  std::shared_ptr<std::byte> memory_;
+  std::vector<WindowKey> places_;
+};
+
+class BoundaryOut {
+ public:
+  // Rows wait in one of two `slots` until they have left.
+  BoundaryOut(KvTransport& wire, Clock& clock, PeerId to, size_t floats, bool checksum);
+  void post(int slot, const float* rows, size_t floats, int place, const WindowKey& window);
+  // Nothing of that slot is under way. Error `io`: it did not arrive.
+  Result<bool> left(int slot);
+
+ private:
+  struct Slot {
+    uint64_t checksum = 0;
+    TransferId id = -1;  // -1: none
+    TransferPlan plan;
+  };
+  KvTransport& wire_;
+  Clock& clock_;
+  const PeerId to_;
+  const size_t place_bytes_;
+  const bool checksum_;
+  Slot slots_[2];
+};
+
+}  // namespace xpyd::disagg::ranks

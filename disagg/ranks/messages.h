@@ -1,0 +1,219 @@
+// What an instance's head and its stages, where these are processes of their own, say to each other (README.md).
+//
+//   head -> stage   Start                          what it is a stage of
+//   stage -> head   Ready, with the files of its KV    its part of the model is loaded, its KV memory made
+//   head -> stage   Peers                          who gives it activations, and who takes them
+//   stage -> head   Connected                      a window for each place where activations come
+//   head -> stage   Wave                           a step; to all stages at once, in order
+//   stage -> head   Layers                         … of a wave whose layers are watched
+//                   Done                           … has its KV here, and its activations are on their way
+//
+// and where the stages are on other hosts, so that their KV is theirs alone:
+//
+//   head -> stage   Copies                         of blocks, behind the waves before and ahead of those after
+//                   Meet, Leave                    an instance that KV goes to
+//                   Post, Cancel                   a KvTransport's
+//   stage -> head   Met, Posted
+//
+// Thread safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "disagg/net/channel.h"
+#include "disagg/net/fields.h"
+#include "disagg/transport/transport.h"
+#include "model/model.h"
+
+namespace xpyd::disagg::ranks {
+
+enum Type : uint16_t {
+  kStart = kFirstFrameType,
+  kReady,
+  kPeers,
+  kConnected,
+  kWave,
+  kLayers,
+  kDone,
+  kCopies,
+  kMeet,
+  kLeave,
+  kPost,
+  kCancel,
+  kMet,
+  kPosted
+};
+
+inline constexpr int kMaxWindow = 4096;  // waves
+
+struct Start {
+  int32_t tp = 1, pp = 1, window = 1, step_tokens = 1, max_logits = 0;
+  uint8_t dtype = 0;                   // of weights: what the stage has been told, too
+  uint8_t kv_dtype = 0, kv_order = 0;  // of the pool
+  int32_t block_tokens = 0, n_blocks = 0;
+  bool checksum = false;  // of activations
+  bool far = false;       // on another host: its KV is not shared with the head
+  int32_t instance = 0;
+  std::string wire;  // of activations, and of KV that leaves
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Start> s) {
+  auto& [tp, pp, window, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, far,
+         instance, wire] = s;
+  a.number("tp", tp, 1, kMaxRanks);
+  a.number("pp", pp, 1, kMaxRanks);
+  a.number("window", window, 1, kMaxWindow);
+  a.number("step_tokens", step_tokens, 1, 1 << 20);
+  a.number("max_logits", max_logits, 0, 1 << 20);
+  XPYD_EACH(a, dtype);
+  a.number("kv_dtype", kv_dtype, 0, uint8_t(Dtype::int4));
+  a.number("kv_order", kv_order, 0, uint8_t(KvOrder::token_major));
+  a.number("block_tokens", block_tokens, 1, 1 << 30);
+  a.number("n_blocks", n_blocks, 1, 1 << 30);
+  XPYD_EACH(a, checksum, far);
+  a.number("instance", instance, 0, INT32_MAX);
+  XPYD_EACH(a, wire);
+}
+
+struct Ready {
+  std::string address;  // of its wire
+  uint64_t weight_bytes = 0, scratch_bytes = 0;
+};
+XPYD_FIELDS(Ready, address, weight_bytes, scratch_bytes)
+
+struct Peers {
+  std::string previous, next;  // addresses; of the first stage there is none before it
+};
+XPYD_FIELDS(Peers, previous, next)
+
+struct Connected {
+  std::vector<WindowKey> windows;  // [window] of its places; of the first stage none
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Connected> s) {
+  auto& [windows] = s;
+  a.list("windows", windows, kMaxWindow);
+}
+
+// StepInput without what differs from rank to rank.
+struct Wave {
+  uint32_t number = 0;
+  bool by_layer = false;    // Layers are wanted
+  bool contiguous = false;  // views have no block table
+  WindowKey result;         // where this stage's activations go, or the logits
+  std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
+  std::vector<int32_t> blocks;  // of one sequence after another; or the slot of each
+};
+XPYD_FIELDS(Wave, number, by_layer, contiguous, result, token_ids, q_offsets, kv_lengths, logit_rows, blocks)
+
+struct Layers {
+  uint32_t wave = 0, written = 0;  // of the model, from the first one
+};
+XPYD_FIELDS(Layers, wave, written)
+
+struct Done {
+  uint32_t wave = 0;
+  double seconds = 0;  // of the stage
+  WindowKey next;      // its place's, for the wave after next; none in the first stage
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Done> s) {
+  auto& [wave, seconds, next] = s;
+  XPYD_EACH(a, wave);
+  a.number("seconds", seconds, 0, 1e12);
+  XPYD_EACH(a, next);
+}
+
+// Bytes of a stage's KV.
+struct KvBytes {
+  uint32_t rank = 0;  // of its tensor ranks
+  uint64_t at = 0;    // in that rank's memory
+  uint64_t to = 0;    // there, too; of a Post: the peer's address
+  uint64_t bytes = 0;
+};
+XPYD_FIELDS(KvBytes, rank, at, to, bytes)
+inline constexpr size_t kMaxPieces = 1 << 18;
+
+struct Copies {
+  std::vector<KvBytes> pieces;
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Copies> s) {
+  auto& [pieces] = s;
+  a.list("pieces", pieces, kMaxPieces);
+}
+
+struct Meet {
+  uint32_t peer = 0;
+  std::string address;
+};
+XPYD_FIELDS(Meet, peer, address)
+
+struct Leave {
+  uint32_t peer = 0;
+};
+XPYD_FIELDS(Leave, peer)
+
+struct Met {
+  uint32_t peer = 0;
+  std::string error;  // empty: it is connected
+};
+XPYD_FIELDS(Met, peer, error)
+
+struct Post {
+  uint64_t id = 0;  // the head's
+  uint32_t peer = 0, number = 0;
+  WindowKey window;
+  double seconds = 0;  // until its deadline; 0: none
+  std::vector<KvBytes> pieces;
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Post> s) {
+  auto& [id, peer, number, window, seconds, pieces] = s;
+  XPYD_EACH(a, id, peer, number, window);
+  a.number("seconds", seconds, 0, 1e12);
+  a.list("pieces", pieces, kMaxPieces);
+}
+
+struct Cancel {
+  uint64_t id = 0;
+};
+XPYD_FIELDS(Cancel, id)
+
+struct Posted {
+  uint64_t id = 0;
+  bool done = false;  // else failed
+};
+XPYD_FIELDS(Posted, id, done)
+
+struct All {
+  Start start;
+  Ready ready;
+  Peers peers;
+  Connected connected;
+  Wave wave;
+  Layers layers;
+  Done done;
+  Copies copies;
+  Meet meet;
+  Leave leave;
+  Met met;
+  Post post;
+  Cancel cancel;
+  Posted posted;
+};
+XPYD_FIELDS(All, start, ready, peers, connected, wave, layers, done, copies, meet, leave, met, post, cancel, posted)
+
+template <class T>
+bool say(const ChannelPtr& channel, Type type, const T& message) {
+  return channel->send(type, to_bytes(message));
+}
+
+// Who is who on these channels: the head, or "stage0".
+inline NodeIdentity identity_of(const std::string& id, uint64_t fingerprint) {
+  return {NodeRole::tool, id, fingerprint, schema_of<All>()};
+}
+
+}  // namespace xpyd::disagg::ranks

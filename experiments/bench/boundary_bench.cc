@@ -1,0 +1,152 @@
+// What it costs that activations go from one stage to the next: from the end of one's computation until the other sees
+// all rows, where stages are threads, and where they are processes of one host.
+//
+// Expected. Threads: the rows stay where they are; a store, and a thread that is woken: 5 to 20 us (below 2 where it
+// still spins). Processes, by shm: [tokens, hidden] of f32 are copied once, and looked for by naps (ranks::Naps) of at
+// most 50 us, so 25 us late in the middle, and what the system adds to a nap. One token (4 KiB) is copied in
+// post(), 256 tokens (1 MiB) by the wire's thread, which is woken for it: 10 us, and 90 us of copying at 12 GB/s.
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/stats.h"
+#include "base/wait_word.h"
+#include "disagg/ranks/boundary.h"
+#include "experiments/bench/harness.h"
+
+namespace xpyd::experiments {
+namespace {
+
+constexpr int kRounds = 200, kHidden = 1024;
+constexpr double kComputes = 1e-3;  // seconds, of the stage before: meanwhile the next one waits
+
+double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return percentile(times, 50);
+}
+
+double between_threads() {
+  WaitWord posted, seen;
+  std::vector<double> times, begun(kRounds);
+  RealClock clock;
+  std::thread next([&] {
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      posted.wait([round](uint32_t n) { return n > round; }, false);
+      times.push_back(clock.now() - begun[round]);
+      seen.add(1);
+    }
+  });
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    clock.sleep(kComputes);
+    begun[round] = clock.now();
+    posted.add(1);
+    seen.wait([round](uint32_t n) { return n > round; }, false);
+  }
+  next.join();
+  return median(times);
+}
+
+template <class T>
+void put(int to, const T* values, size_t n) {
+  XPYD_CHECK(write(to, values, n * sizeof(T)) == ssize_t(n * sizeof(T)));
+}
+template <class T>
+void get(int from, T* values, size_t n) {
+  XPYD_CHECK(recv(from, values, n * sizeof(T), MSG_WAITALL) == ssize_t(n * sizeof(T)));
+}
+
+struct Hello {
+  char address[512] = {};
+};
+
+std::unique_ptr<KvTransport> meet(const char* wire, int socket, PeerId self, const ranks::BoundaryIn& in,
+                                  Clock& clock) {
+  auto made =
+      find_transport(wire)
+          ->make({.regions = {in.region()}, .queue = &cpu_queue(), .clock = &clock, .self = self, .connections = 1})
+          .value();
+  Hello hello;
+  made->address().copy(hello.address, sizeof hello.address - 1);
+  put(socket, &hello, 1);
+  get(socket, &hello, 1);
+  while (!made->connect(1 - self, hello.address).value()) clock.sleep(1e-4);
+  return made;
+}
+
+// The stage that follows, a process: tells how long each wave took to come.
+void follow(const char* wire, int socket, size_t floats) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  prctl(PR_SET_TIMERSLACK, 1000ul);
+  RealClock clock;
+  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(wire), 2, floats, false).value();
+  const auto own = meet(wire, socket, 1, in, clock);
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    const WindowKey key = in.open(*own, 0, round % 2).value();
+    put(socket, &key, 1);
+    for (ranks::Naps naps; !in.arrived(*own, round % 2);) naps.nap();
+    const double now = clock.now();
+    while (!in.close(*own, round % 2)) clock.sleep(1e-6);
+    double begun;
+    get(socket, &begun, 1);
+    times.push_back(now - begun);
+  }
+  put(socket, times.data(), times.size());
+}
+
+double between_processes(const char* wire, int tokens) {
+  const size_t floats = size_t(tokens) * kHidden;
+  int sockets[2];
+  XPYD_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    follow(wire, sockets[1], floats);
+    _exit(0);
+  }
+  RealClock clock;
+  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(wire), 1, 16, false).value();
+  const auto own = meet(wire, sockets[0], 0, in, clock);
+  ranks::BoundaryOut out(*own, clock, 1, floats, false);
+  const std::vector<float> rows(floats, 1.0f);
+  for (int round = 0; round < kRounds; ++round) {
+    WindowKey key;
+    get(sockets[0], &key, 1);
+    clock.sleep(kComputes);
+    const double begun = clock.now();
+    out.post(0, rows.data(), floats, round % 2, key);
+    while (!out.left(0).value()) clock.sleep(1e-5);
+    put(sockets[0], &begun, 1);
+  }
+  std::vector<double> times(kRounds);
+  get(sockets[0], times.data(), times.size());
+  waitpid(child, nullptr, 0);
+  for (int socket : sockets) close(socket);
+  return median(times);
+}
+
+void bench_boundary(Bench& bench) {
+  const auto report = [&](const std::string& name, double seconds, double budget_us) {
+    BenchRow row{.group = {}, .name = name, .n_threads = 2, .rounds = kRounds};
+    row.seconds = seconds;
+    row.measure = "of a budget of " + std::to_string(int(budget_us)) + " us (budget / time)";
+    row.share = row.share_p10 = row.share_p90 = 1e-6 * budget_us / seconds;
+    row.target = 1;
+    bench.report(row);
+  };
+  report("from thread to thread", between_threads(), 20);
+  report("from process to process by shm, 1 token", between_processes("shm", 1), 60);
+  report("from process to process by tcp, 1 token", between_processes("tcp", 1), 120);
+  report("from process to process by shm, 256 tokens", between_processes("shm", 256), 250);
+}
+
+REGISTER_BENCH("boundary", bench_boundary);
+
+}  // namespace
+}  // namespace xpyd::experiments

@@ -1,0 +1,325 @@
+// Stages of an instance as processes of their own: the bits of one process, whatever carries activations and however
+// many waves are under way; and the death of any of them, which ends its instance and no request.
+
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "disagg/ranks/stage.h"
+#include "tests/process_bed.h"
+#include "tests/two_hosts.h"
+
+namespace xpyd::testing::rank_processes_test {
+namespace {
+
+// Processes whose parent is `parent`.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> children;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (std::atoi(entry.path().filename().c_str()) == 0) continue;
+    std::ifstream file(entry.path() / "stat");
+    std::string stat{std::istreambuf_iterator<char>(file), {}};
+    const size_t name_end = stat.rfind(')');  // "PID (NAME) STATE PARENT"
+    if (name_end != stat.npos && std::atoi(stat.c_str() + name_end + 4) == parent)
+      children.push_back(pid_t(std::stoi(entry.path().filename())));
+  }
+  std::ranges::sort(children);  // in the order of stages
+  return children;
+}
+
+bool within(double seconds, const std::function<bool()>& what) {
+  RealClock clock;
+  for (const double until = clock.now() + seconds; clock.now() < until;) {
+    if (what()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return what();
+}
+
+bool runs(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat{std::istreambuf_iterator<char>(file), {}};
+  const size_t name_end = stat.rfind(')');
+  return name_end != stat.npos && stat[name_end + 2] != 'Z';
+}
+
+TEST_CASE("ranks: stages as processes have the bits of one process", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  struct Case {
+    const char *pp, *tp, *window, *wire, *topology;
+  };
+  for (const Case& c :
+       {Case{"2", "1", "0", "shm", "1C"}, Case{"2", "1", "1", "tcp", "1C"}, Case{"4", "1", "4", "tcp", "1C"},
+        Case{"2", "2", "2", "shm", "1C"}, Case{"4", "2", "0", "shm", "1C"}, Case{"2", "1", "0", "tcp", "1P1D"},
+        Case{"4", "1", "0", "shm", "1P1D"}, Case{"2", "2", "0", "shm", "1P1D"}}) {
+    INFO(c.topology << " pp " << c.pp << " tp " << c.tp << " window " << c.window << " over " << c.wire);
+    const bool split = c.topology == std::string("1P1D");
+    Words words = {"--ranks",           "processes", "--prefill-pp", c.pp,   "--prefill-tp",  c.tp,
+                   "--pipeline-window", c.window,    "--transport",  c.wire, "--kv-checksum", "on",
+                   "--chunk-tokens",    "48"};
+    if (split) words.insert(words.end(), {"--decode-pp", "2"});
+    Bed bed(words, kLongLease, c.topology);
+    const size_t first = bed.start(split ? "prefill" : "colocated");
+    if (split) bed.start("decode");
+    REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
+    CHECK(children_of(bed.child(first).pid()).size() == size_t(std::stoi(c.pp)));
+    for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 12, 1 + i % 2);
+    bed.check_answers();
+    bed.check_memory();
+    CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+  }
+}
+
+TEST_CASE("ranks: a stage that is killed takes its instance with it, and no request", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2", "--transport", "shm"});
+  const size_t heads[] = {bed.start("prefill"), bed.start("decode")};
+  REQUIRE(bed.cluster().wait_members(2, 60));
+  int lives = 2;
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
+    const pid_t head = bed.child(heads[round % 2]).pid();
+    std::vector<pid_t> stages;
+    REQUIRE(within(60, [&] { return (stages = children_of(head)).size() == 2; }));
+    ::kill(stages[size_t(round / 2)], SIGKILL);
+    // The head lives on, and joins again with two new stages.
+    CHECK(within(60, [&] {
+      const std::vector<pid_t> now = children_of(head);
+      return now.size() == 2 && now[0] != stages[0] && now[1] != stages[1];
+    }));
+    CHECK_FALSE(runs(stages[0]));
+    CHECK_FALSE(runs(stages[1]));
+    ++lives;
+    REQUIRE(within(60, [&] { return bed.cluster().conductor().members().size() == 2; }));
+  }
+  bed.check_answers();
+  bed.check_memory();
+  CHECK(bed.cluster().stats().conductor.left == lives - 2);
+}
+
+TEST_CASE("ranks: stages end with their head", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--ranks", "processes", "--prefill-pp", "2"}, kLongLease, "1C");
+  for (const int signal : {SIGKILL, SIGTERM}) {
+    const size_t head = bed.start("colocated");
+    REQUIRE(bed.cluster().wait_members(1, 60));
+    const std::vector<pid_t> stages = children_of(bed.child(head).pid());
+    REQUIRE(stages.size() == 2);
+    bed.child(head).end(signal);
+    CHECK(within(10, [&] { return !runs(stages[0]) && !runs(stages[1]); }));
+  }
+}
+
+TEST_CASE("ranks: chaos: stages are killed and stopped under load, and nothing is lost or wrong",
+          "[rank-processes][process-chaos]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  const char* seconds = std::getenv("SECONDS_OF_CHAOS");
+  Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
+  const char* one = std::getenv("WIRE");
+  for (const std::string wire : {"shm", "tcp"}) {
+    if (one && *one && one != wire) continue;
+    INFO(wire);
+    Bed bed(
+        {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2", "--transport", wire, "--kv-checksum", "on"},
+        kLongLease, "2P2D");
+    std::vector<size_t> heads;
+    for (const char* role : {"prefill", "prefill", "decode", "decode"}) heads.push_back(bed.start(role));
+    REQUIRE(bed.cluster().wait_members(4, 60));
+    const double end = bed.clock().now() + (seconds ? std::atof(seconds) : 4);
+    int kills = 0, stops = 0, asked = 0;
+    while (bed.clock().now() < end) {
+      for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
+      const std::vector<pid_t> stages = children_of(bed.child(heads[random.below(4)]).pid());
+      if (!stages.empty()) {
+        const pid_t victim = stages[random.below(stages.size())];
+        if (random.below(4) > 0) {
+          ::kill(victim, SIGKILL);
+          ++kills;
+        } else {  // its head waits for it, or gives it up after a lease
+          ::kill(victim, SIGSTOP);
+          std::this_thread::sleep_for(std::chrono::duration<double>(0.5 * random.uniform()));
+          ::kill(victim, SIGCONT);
+          ++stops;
+        }
+      }
+      std::this_thread::sleep_for(std::chrono::duration<double>(0.4 * random.uniform()));
+    }
+    bed.check_answers();
+    bed.check_memory();
+    const ConductorStats totals = bed.cluster().conductor().totals();
+    std::printf(
+        "chaos of stages over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; "
+        "0 lost, 0 wrong\n",
+        wire.c_str(), asked, kills, stops, int(totals.failed_attempts), int(totals.replaced_choices));
+  }
+}
+
+TEST_CASE("ranks: activations that change on their way are noticed", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--transport", "fault:tcp,seed=5,corrupt=0.02", "--kv-checksum",
+           "on"},
+          kLongLease, "1C");
+  const size_t head = bed.start("colocated");
+  REQUIRE(bed.cluster().wait_members(1, 60));
+  for (int i = 0; i < 10; ++i) bed.ask(60 + 20 * i, i % 3, 20);
+  bed.check_answers();
+  CHECK(bed.cluster().stats().conductor.left > 0);
+  std::ifstream log(bed.log(head));
+  const std::string said{std::istreambuf_iterator<char>(log), {}};
+  INFO(said);
+  CHECK((said.find("are not what the stage before has sent") != said.npos ||
+         said.find("are not what the last stage has sent") != said.npos));
+}
+
+// Their head maps no memory of theirs: copies of blocks, and KV that leaves, are the stages' own affair.
+TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const auto& [topology, grain, tp] :
+       {std::tuple{"1C", "layer", "1"}, std::tuple{"1P1D", "layer", "2"}, std::tuple{"1P1D", "request", "1"}}) {
+    INFO(topology << " by " << grain << " tp " << tp);
+    Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--prefill-tp", tp, "--stream-kv", grain, "--chunk-tokens",
+             "48", "--kv-checksum", "on"},
+            kLongLease, topology);
+    const bool split = topology == std::string("1P1D");
+    const std::string ranks = "unix:" + bed.folder() + "/ranks";
+    bed.start(split ? "prefill" : "colocated", {"--ranks", "remote", "--rank-bind", ranks});
+    size_t stages[] = {bed.start_stage(0, ranks), bed.start_stage(1, ranks)};
+    if (split) bed.start("decode");
+    REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
+    for (int i = 0; i < 24; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12, 1 + i % 3);
+    bed.check_answers();
+    CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+    const auto sum = [&](int64_t InstanceStats::*figure) {
+      int64_t total = 0;
+      for (const InstanceStats& s : bed.cluster().stats().instances) total += s.*figure;
+      return total;
+    };
+    // Told by the next sign of life.
+    if (split) CHECK(within(20, [&] { return sum(&InstanceStats::transfer_bytes) > 0; }));
+    CHECK(sum(&InstanceStats::kv_refused) == 0);
+    // Who is killed and started again joins again, as does who was left behind.
+    for (int stage = 0; stage < 2; ++stage) {
+      for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
+      bed.child(stages[stage]).end(SIGKILL);
+      stages[stage] = bed.start_stage(stage, ranks);
+      bed.check_answers();
+    }
+    CHECK(bed.cluster().stats().conductor.left == 2);
+    bed.check_memory();
+  }
+}
+
+TEST_CASE("ranks: stages on two hosts, and a cable that is pulled", "[processes][rank-processes][netns]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
+  TwoHosts hosts;
+  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
+  TempDir dir;
+  const std::string key = dir.path + "/key", head = "10.77.0.1:7001";
+  std::ofstream(key) << "a key of this test alone";
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key, "--kv-checksum", "on"});
+  const auto on = [](const std::string& host) { return Words{"ip", "netns", "exec", host}; };
+  const Words a = {"--peer-bind", "10.77.0.1:0"}, b = {"--peer-bind", "10.77.0.2:0"};
+  bed.start("prefill", {"--ranks", "remote", "--rank-bind", head, a[0], a[1]}, on(hosts.a));
+  bed.start("decode", a, on(hosts.a));
+  bed.start_stage(0, head, a, on(hosts.a));
+  bed.start_stage(1, head, b, on(hosts.b));
+  REQUIRE(bed.cluster().wait_members(2, 60));
+  for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
+  bed.check_answers();
+  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+  // Nobody says a word: the head finds out by the silence.
+  hosts.cable(false);
+  REQUIRE(within(60, [&] { return bed.cluster().stats().conductor.left > 0; }));
+  hosts.cable(true);
+  for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
+  bed.check_answers();
+  bed.check_memory();
+}
+
+TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[rank-processes]") {
+  struct Case {
+    Words words;
+    const char* said;
+  };
+  for (const Case& c :
+       {Case{{"--transport", "handoff"}, "--transport handoff does not carry activations: expected shm or tcp"},
+        Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped by one process"},
+        Case{{"--prefill-pp", "1"}, "no instance has several stages: expected --prefill-pp or --decode-pp"},
+        Case{{"--transport", "local"}, "--transport local stays within one process"}}) {
+    Words words = {"--ranks", "processes"};
+    if (c.words[0] != "--prefill-pp") words.insert(words.end(), {"--prefill-pp", "2", "--decode-pp", "2"});
+    words.insert(words.end(), c.words.begin(), c.words.end());
+    const auto prepared = prepare_stack(Options::parse(option_table(), "serve", words, 0).value());
+    REQUIRE_FALSE(prepared.ok());
+    INFO(prepared.error().message);
+    CHECK(prepared.error().code == ErrorCode::invalid_argument);
+    CHECK(prepared.error().message.find(c.said) != std::string::npos);
+  }
+}
+
+TEST_CASE("ranks: a stage that cannot start says why, and ends its head", "[processes][rank-processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--ranks", "processes", "--prefill-pp", "2"}, kLongLease, "1C");
+  const size_t head = bed.start("colocated", {"--threads", "1000", "--pin", "on"});
+  const int status = bed.child(head).wait();
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 2);
+  std::ifstream log(bed.log(head));
+  const std::string said{std::istreambuf_iterator<char>(log), {}};
+  INFO(said);
+  CHECK(said.find("--pin on: 1000 threads, more than the ") != said.npos);
+}
+
+TEST_CASE("ranks: a wave that is no step of the model is refused", "[rank-processes]") {
+  const ModelConfig& c = tiny_config();
+  const ranks::Start start{.pp = 2, .window = 4, .step_tokens = 8, .max_logits = 2, .block_tokens = 4, .n_blocks = 10};
+  // Two sequences: three tokens with six of KV, one with one.
+  const ranks::Wave good{.token_ids = {1, 2, 3, 4},
+                         .q_offsets = {0, 3, 4},
+                         .kv_lengths = {6, 1},
+                         .logit_rows = {2, 3},
+                         .blocks = {9, 0, 5}};
+  CHECK(check_wave(good, start, c).ok());
+  const std::pair<const char*, std::function<void(ranks::Wave&)>> faults[] = {
+      {"no tokens", [](auto& w) { w.token_ids.clear(); }},
+      {"too many", [](auto& w) { w.token_ids.resize(9), w.q_offsets[2] = 9; }},
+      {"an id below", [](auto& w) { w.token_ids[0] = -1; }},
+      {"an id beyond", [&](auto& w) { w.token_ids[0] = c.vocab; }},
+      {"no sequence", [](auto& w) { w.kv_lengths.clear(), w.q_offsets = {0}; }},
+      {"an offset too few", [](auto& w) { w.q_offsets.pop_back(); }},
+      {"a first offset", [](auto& w) { w.q_offsets[0] = 1; }},
+      {"a last offset", [](auto& w) { w.q_offsets[2] = 5; }},
+      {"an offset backwards", [](auto& w) { w.q_offsets[1] = 5; }},
+      {"less KV than tokens", [](auto& w) { w.kv_lengths[0] = 2; }},
+      {"no KV",
+       [](auto& w) {
+         w.q_offsets = {0, 4, 4}, w.kv_lengths[1] = 0;
+       }},
+      {"KV beyond the context", [&](auto& w) { w.kv_lengths[0] = c.max_position + 1; }},
+      {"a block too few", [](auto& w) { w.blocks.pop_back(); }},
+      {"a block below", [](auto& w) { w.blocks[0] = -1; }},
+      {"a block beyond", [](auto& w) { w.blocks[0] = 10; }},
+      {"a slot that is too short",
+       [](auto& w) {
+         w.contiguous = true, w.blocks = {1, 2};
+       }},
+      {"a row beyond", [](auto& w) { w.logit_rows[1] = 4; }},
+      {"a row twice",
+       [](auto& w) {
+         w.logit_rows = {2, 2};
+       }},
+      {"rows too many", [](auto& w) {
+         w.logit_rows = {1, 2, 3};
+       }}};
+  for (const auto& [name, spoil] : faults) {
+    INFO(name);
+    ranks::Wave bad = good;
+    spoil(bad);
+    CHECK_FALSE(check_wave(bad, start, c).ok());
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::rank_processes_test

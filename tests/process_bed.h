@@ -1,0 +1,240 @@
+// A conductor in the test's process, and workers that are processes: XPYD_BIN names the program.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "disagg/process_cluster.h"
+#include "disagg/replay.h"
+#include "disagg/trace_view.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+
+using Words = std::vector<std::string>;
+using Tokens = std::vector<int32_t>;
+
+inline constexpr double kLease = 0.5;     // seconds: where instances fall silent
+inline constexpr double kLongLease = 10;  // where none does: a machine may be busy elsewhere
+
+class Child {
+ public:
+  // `before`: the command that runs it, on another host for one.
+  Child(Words words, const std::string& log, const Words& before) {
+    words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
+    words.insert(words.begin(), before.begin(), before.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    REQUIRE(posix_spawnp(&pid_, argv[0], &files, nullptr, argv.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&files);
+  }
+  Child(Child&& other) : pid_(std::exchange(other.pid_, -1)) {}
+  ~Child() {
+    if (pid_ > 0) end(SIGKILL);
+  }
+  bool runs() const { return pid_ > 0; }
+  pid_t pid() const { return pid_; }
+  void signal(int what) { ::kill(pid_, what); }
+  int end(int what) {  // the exit status
+    ::kill(pid_, what);
+    ::kill(pid_, SIGCONT);
+    return wait();
+  }
+  int wait() {
+    int status = 0;
+    waitpid(std::exchange(pid_, -1), &status, 0);
+    return status;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+// A conductor here and workers elsewhere.
+class Bed {
+ public:
+  // `topology`: whose pool a wire that shares one has.
+  explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D") : more_(std::move(more)) {
+    more_.insert(more_.end(), {"--max-model-len", "400", "--max-batch", "8", "--threads", "1"});
+    more_.insert(more_.end(), {"--event-log", dir_.path + "/events"});
+    if (std::find(more_.begin(), more_.end(), "--kv-bytes") == more_.end())
+      more_.insert(more_.end(), {"--kv-bytes", "2MiB"});
+    Words words = more_;
+    words.insert(words.end(), {"--processes", "--topology", topology});
+    options_ = Options::parse(option_table(), "serve", words, 0).value();
+    stack_ = prepare_stack(*options_).value();
+    ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
+                                  .listen = "unix:" + dir_.path + "/conductor",
+                                  .fingerprint = fingerprint(*stack_)};
+    if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
+      cluster.key = ClusterKey::from_file(file).value();
+    cluster.conductor.lease_s = lease_s;
+    // However often a busy machine makes instances look silent.
+    cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
+    cluster.conductor.patience_s = 120;
+    cluster.pool = pool_ = make_handoff_pool(stack_->options).value();
+    cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
+  }
+  ~Bed() {
+    if (cluster_) cluster_->stop();
+    children_.clear();
+  }
+
+  ProcessCluster& cluster() { return *cluster_; }
+  Clock& clock() { return stack_->clock; }
+  size_t start(const std::string& role, const Words& other = {}, const Words& before = {}) {
+    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other, before);
+  }
+  // A stage of an instance whose head listens there.
+  size_t start_stage(int stage, const std::string& head, const Words& other = {}, const Words& before = {}) {
+    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, other, before);
+  }
+  size_t start_worker(Words words, const Words& other, const Words& before) {
+    for (size_t i = 0; i < more_.size(); i += 2)
+      if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
+          more_[i] != "--placement" && std::find(other.begin(), other.end(), more_[i]) == other.end())
+        words.insert(words.end(), {more_[i], more_[i + 1]});
+    words.insert(words.end(), other.begin(), other.end());
+    children_.emplace_back(std::move(words), log(children_.size()), before);
+    return children_.size() - 1;
+  }
+  Child& child(size_t i) { return children_[i]; }
+  std::string folder() const { return dir_.path; }
+  std::string log(size_t i) const { return dir_.path + "/worker" + std::to_string(i); }
+  const Recorder& recorder() const { return *recorder_; }
+
+  uint64_t ask(int length, int family, int max_tokens, int n = 1) {
+    auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);
+    request->n = n;
+    request->ignore_eos = true;
+    request->arrival_s = clock().now();
+    // While nobody of a role is there, requests are refused: a client asks again.
+    Status taken = cluster_->submit(request, recorder_);
+    for (const double until = clock().now() + 60; !taken && clock().now() < until;) {
+      REQUIRE(taken.error().code == ErrorCode::unavailable);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      taken = cluster_->submit(request, recorder_);
+    }
+    REQUIRE(taken.ok());
+    asked_[last_] = {length, family, max_tokens, n};
+    return last_;
+  }
+  static Tokens prompt_of(int length, int family) {
+    Tokens prompt;
+    for (int i = 0; i < length; ++i) prompt.push_back(5 + (i * 7 + family * 13) % 80);
+    return prompt;
+  }
+  // Every request has ended whole, with what one instance alone says.
+  void check_answers() {
+    REQUIRE(cluster_->wait_idle(240));
+    Words words = more_;
+    for (size_t i = 0; i < words.size(); i += 2)
+      if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
+          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles") ||
+          words[i] == "--ranks")
+        words[i] = "";
+    Words plain;
+    for (size_t i = 0; i < words.size(); i += 2)
+      if (!words[i].empty()) plain.insert(plain.end(), {words[i], words[i + 1]});
+    plain.insert(plain.end(), {"--topology", "1C"});
+    auto alone = build_stack(Options::parse(option_table(), "serve", plain, 0).value()).value();
+    auto said = std::make_shared<Recorder>();
+    std::map<std::array<int, 3>, uint64_t> known;
+    for (const auto& [id, a] : asked_) {
+      if (!known.try_emplace({a.length, a.family, a.max_tokens}, id).second) continue;
+      auto request = tiny_request(id, prompt_of(a.length, a.family), a.max_tokens);
+      request->ignore_eos = true;
+      REQUIRE(alone->runtime->submit(request, said).ok());
+    }
+    while (!alone->runtime->wait_idle(0)) alone->cluster->turn();
+    for (const auto& [id, a] : asked_)
+      for (int c = 0; c < a.n; ++c) {
+        const Recorder::Choice got = recorder_->choice(id, c);
+        INFO("request " << id << " choice " << c << ": " << got.error);
+        CHECK(got.ends == 1);
+        CHECK(got.finish == FinishReason::length);
+        const Recorder::Choice wanted = said->choice(known.at({a.length, a.family, a.max_tokens}));
+        CHECK(got.tokens == wanted.tokens);
+        CHECK(got.logits_hash == wanted.logits_hash);
+      }
+  }
+  // Ends all. The logs of this process and of its workers, whatever became of them, hold decisions that are taken again
+  // as they were. Returns how many of each kind.
+  std::map<std::string, int64_t> check_logs() {
+    cluster_->stop();
+    for (Child& child : children_)
+      if (child.runs()) child.end(SIGTERM);
+    children_.clear();
+    cluster_.reset();
+    stack_.reset();
+    std::vector<std::string> paths;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_.path))
+      if (entry.path().filename().string().starts_with("events")) paths.push_back(entry.path().string());
+    int told = 0;
+    const auto counts = replay(paths, {}, [&told](const std::string& line, const std::string& now) {
+      UNSCOPED_INFO(line << "\nnow " << now);
+      CHECK(++told == 0);
+    });
+    INFO((counts ? "" : counts.error().message));
+    REQUIRE(counts.ok());
+    std::map<std::string, int64_t> decisions{{"files", int64_t(paths.size())}};
+    for (const auto& [kind, count] : counts.value()) decisions[kind] = count.decisions;
+    const auto lives = read_lives(paths);
+    REQUIRE(lives.ok());
+    for (const RequestLife& life : lives.value()) decisions["decoding"] += life.decoding > 0;
+    decisions["lives"] = int64_t(lives.value().size());
+    return decisions;
+  }
+  // What nobody owns is back within a lease.
+  void check_memory() {
+    const double until = clock().now() + 20;
+    auto held = [&] {
+      int sum = 0;
+      for (const InstanceStats& s : cluster_->stats().instances)
+        sum += s.kv.capacity - s.kv.free - s.kv.cached + s.running + s.waiting;
+      return sum;
+    };
+    while (held() > 0 && clock().now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(held() == 0);
+    if (!pool_) return;
+    cluster_->clear_prefix_caches();
+    const BlockLedger& ledger = pool_->ledger();
+    while (ledger.count_free() < ledger.n_blocks() && clock().now() < until + 20)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(ledger.count_free() == ledger.n_blocks());
+  }
+
+ private:
+  struct Asked {
+    int length, family, max_tokens, n;
+  };
+  TempDir dir_;
+  Words more_;
+  std::optional<Options> options_;
+  std::unique_ptr<Stack> stack_;
+  std::shared_ptr<HandoffPool> pool_;
+  std::unique_ptr<ProcessCluster> cluster_;
+  std::vector<Child> children_;
+  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+  uint64_t last_ = 0;
+  std::map<uint64_t, Asked> asked_;
+};
+
+}  // namespace xpyd::testing
