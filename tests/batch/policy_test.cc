@@ -128,8 +128,8 @@ TEST_CASE("layered: a group of layers of all prompts in each step, beside every 
   scene.running = {decoding(20), layered(40, 5)};
   CHECK(scene.plan("layered").runs == std::vector<ScheduledRun>{{0, 1}, {1, 40, 10}});
   // A short prompt takes all layers at once, as a chunk would.
-  scene.running = {decoding(20), prompt(64)};
-  CHECK(scene.plan("layered").runs == std::vector<ScheduledRun>{{0, 1}, {1, 64}});
+  scene.running = {decoding(20), prompt(59)};
+  CHECK(scene.plan("layered").runs == std::vector<ScheduledRun>{{0, 1}, {1, 59}});
   CHECK(scene.plan("layered").admits == std::vector<ScheduledRun>{{0, 5}});
   // More decode than when the groups began, and there is no room for both: the group waits.
   scene.running = {decoding(20), layered(240, 5), decoding(30)};

@@ -177,7 +177,8 @@ TEST_CASE("parity: layered prefill", "[parity][layered]") {
             for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
               if (turn++ % kStride != 0) continue;
               TinySetup setup{.layers = layers, .topology = topology, .scheme = scheme, .batching = "layered"};
-              setup.transport = tp == decode_tp && turn % 4 == 0 ? "handoff" : "local";
+              const bool one_pool = tp == decode_tp && (tp == 1 || scheme != std::string("vattention"));
+              setup.transport = one_pool && turn % 4 == 0 ? "handoff" : "local";
               setup.order = turn % 2 ? KvOrder::layer_major : KvOrder::token_major;
               setup.stream_kv = stream;
               setup.block_tokens = turn % 5 ? 16 : 4;
