@@ -18,6 +18,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       hooks_(hooks) {
   chunks_.options = options_.chunks;
   if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
+  XPYD_CHECK(!options_.policy->layered || (model.layered() && window_ == 1));
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -69,12 +70,10 @@ bool Engine::iterate(double now) {
   const bool moved = apply_plan(now);
   if (!next_->entries.empty() || !under_way_.empty()) keep_chunks();
   if (next_->entries.empty()) return under_way_.empty() ? moved || ended : wait();
-  next_->shape = {};
+  next_->shape = {.steps = 0};
   for (const Entry& entry : next_->entries) {
-    if (entry.n_tokens > 1 || entry.first == 0)
-      next_->shape.add_prompt(entry.n_tokens, entry.first);
-    else
-      next_->shape.add_decodes(1, entry.end());
+    const double layers = entry.layers.end - entry.layers.begin;
+    next_->shape.add_tokens(entry.n_tokens, entry.first, entry.whole() ? 1 : layers / model_.config().n_layers);
   }
   if (in_waves()) {
     begin();
@@ -117,7 +116,15 @@ void Engine::forward() {
   model_.forward(input, logits_.data());
   const double now = clock_.now();
   stats_.wait_seconds += now - start;
-  for (const Entry& entry : next_->entries) entry.sequence->computed = entry.end();
+  for (const Entry& entry : next_->entries) {
+    Sequence& s = *entry.sequence;
+    if (entry.ends(model_.config().n_layers)) {
+      s.computed = entry.end();
+      s.forget_layers();
+    } else {
+      s.n_layered = entry.n_tokens, s.layers_done = entry.layers.end;
+    }
+  }
   kv_in_place(*next_);
   choose(*next_, logits_.data(), now);
   tidy(*next_);
@@ -232,13 +239,16 @@ void Engine::tell_layers(Step& step, int layers) {
   if (!hooks_ || layers <= told) return;
   hooks_->layer_ended();
   for (const Entry& entry : step.entries)
-    if (Sequence& s = *entry.sequence; !entry.ended && s.leaves)
-      hooks_->kv_written(s, told, layers, entry.first, entry.end());
+    if (Sequence& s = *entry.sequence; !entry.ended && s.leaves) {
+      const int begin = std::max(told, entry.layers.begin);
+      const int end = entry.whole() ? layers : std::min(layers, entry.layers.end);
+      if (begin < end) hooks_->kv_written(s, begin, end, entry.first, entry.end());
+    }
 }
 
 void Engine::kv_in_place(Step& step) {
   for (const Entry& entry : step.entries) {
-    if (entry.ended) continue;
+    if (entry.ended || !entry.ends(model_.config().n_layers)) continue;
     Sequence& s = *entry.sequence;
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_tokens)));
   }

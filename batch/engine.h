@@ -27,9 +27,10 @@ struct EngineOptions {
   const BatchPolicy* policy = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
-  int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  ChunkOptions chunks;    // of these, how many are whose
-  bool ahead = true;      // plan the next steps while the model computes some, where the model can
+  int step_tokens = 512;   // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  int chunk_tokens = 512;  // layered prefill: of a prompt, for each group of layers
+  ChunkOptions chunks;     // of these, how many are whose
+  bool ahead = true;       // plan the next steps while the model computes some, where the model can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
 };
@@ -149,8 +150,9 @@ class Engine final : private LayerObserver {
   bool make_room();
   bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence);
-  bool place(SequencePtr& sequence, int n_tokens, double now);
-  static StepEntry entry_of(Sequence& sequence, int n_tokens);
+  bool place(SequencePtr& sequence, int n_tokens, int layers, double now);
+  StepEntry entry_of(Sequence& sequence, int n_tokens, int layers) const;
+  void place_groups();
   StepInput gather();
   bool chosen_by_model() const;
   void forward();
@@ -174,6 +176,8 @@ class Engine final : private LayerObserver {
   void retire(SequencePtr sequence);
   void end(SequencePtr sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
+  BatchView view_of(std::span<const SequenceView> running, int available_blocks, const KvStats& kv,
+                    int step_tokens) const;
   bool planned_alike(int steps, bool evicts);
   int blocks_taken(int steps) const;  // by a run's first steps
 

@@ -23,7 +23,7 @@ void Engine::know_cost(const StepCost::Terms& cost, double steps_seen) {
 int Engine::choose_chunks(const KvStats& kv) {
   EngineChunks& c = chunks_;
   c.decided = false;
-  if (!c.decides()) return options_.step_tokens;
+  if (!c.decides() || options_.policy->layered) return options_.step_tokens;
   c.prompts.clear();
   c.in_flight.clear();
   ChunkView& v = c.view = {};

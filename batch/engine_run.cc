@@ -28,8 +28,8 @@ StepRun Engine::alike(int most, bool evicts) {
   for (const ScheduledRun& r : plan_.runs) {
     const Sequence& s = *running_[size_t(runnable_[size_t(r.index)])];
     const Request& request = *s.request;
-    if (s.n_output() == 0 || s.pending() != 1 || s.leaves || !request.ignore_eos || !request.stop.empty() ||
-        !request.stop_token_ids.empty() || request.deadline_s > 0)
+    if (r.layers > 0 || s.n_output() == 0 || s.pending() != 1 || s.leaves || !request.ignore_eos ||
+        !request.stop.empty() || !request.stop_token_ids.empty() || request.deadline_s > 0)
       return run;
     most = std::min(most, request.max_tokens - s.n_output() - 1);
     if (tier_block > 0) most = std::min(most, tier_block - 1 - s.computed % tier_block);  // a full one is copied
@@ -50,16 +50,8 @@ bool Engine::planned_alike(int steps, bool evicts) {
     view.n_tokens += steps - 1, view.n_output += steps - 1, view.n_computed += steps - 1;
     view.n_blocks = std::max(view.n_blocks, (view.n_computed + kv.block_tokens - 1) / kv.block_tokens);
   }
-  const BatchView view{.running = later_views_,
-                       .waiting = waiting_views_,
-                       .available_blocks = kv.available() - before_last,
-                       .capacity_blocks = kv.capacity,
-                       .block_tokens = kv.block_tokens,
-                       .max_batch = options_.max_batch,
-                       .step_tokens = options_.step_tokens,
-                       .admission = admission_};
   later_plan_.clear();
-  options_.policy->plan(view, later_plan_);
+  options_.policy->plan(view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens), later_plan_);
   return later_plan_.runs == plan_.runs && later_plan_.admits.empty() && later_plan_.preempts.empty();
 }
 

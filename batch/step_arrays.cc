@@ -72,12 +72,21 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     views_[r] = memory.view(entry.sequence->kv);
     for (size_t rank = 1; rank < n_ranks; ++rank) views_[rank * n + r] = memory.view(entry.sequence->kv, int(rank));
   }
+  kept_rows_.clear();
+  LayerGroup group;
+  for (const StepEntry& entry : entries) {
+    if (entry.whole()) continue;
+    group.layers = entry.layers;
+    kept_rows_.push_back(entry.sequence->kept_row);
+  }
+  group.kept_rows = kept_rows_;
   return {.token_ids = token_ids_,
           .q_offsets = q_offsets_,
           .kv_lengths = kv_lengths_,
           .views = views_,
           .logit_rows = logit_rows_,
-          .observer = observer};
+          .observer = observer,
+          .group = group};
 }
 
 }  // namespace xpyd::batch

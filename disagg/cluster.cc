@@ -61,6 +61,7 @@ Limits limits(const ClusterOptions& o) {
 
 ConductorOptions conductor_options(const ClusterOptions& o) {
   ConductorOptions conductor = o;
+  if (o.batching->layered) conductor.step_tokens = o.chunk_tokens;  // as many steps as there would be chunks
   conductor.zero_copy = o.transport->shared_pool;
   conductor.limits = limits(o);
   return conductor;
@@ -208,6 +209,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
+                    .chunk_tokens = o.chunk_tokens,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .eos_tokens = o.eos_tokens,

@@ -43,6 +43,7 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
+  int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
   const TransportRow* transport = nullptr;
   std::optional<FaultOptions> faults;   // of the transport, on purpose

@@ -42,6 +42,7 @@ class Llama final : public Model {
       ranks_.rank(r).run(mine, nullptr, ranks_.rank(r).x(0), step.observer, logits);
     });
   }
+  bool layered() const override { return true; }
   Work work(const StepInput& step) const override { return sharded_work(weights_->config, weights_->dtype, step); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }

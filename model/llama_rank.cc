@@ -157,19 +157,26 @@ void LlamaRank::gemm(const PackedMatrix& w, const std::vector<float>& bias, cons
   gemm_.run(args, gemm_scratch_, team_);
 }
 
-// x = embedding rows, or what the stage before has made of them; normed for the first layer here;
-// and the angles of every token's position.
-void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0) {
-  for (size_t s = 0; s < step.kv_lengths.size(); ++s) {
+LlamaRank::Rows LlamaRank::rows_of(const StepInput& step, size_t n_seqs) const {
+  return {step.q_offsets[n_seqs], step.q_offsets.first(n_seqs + 1), step.kv_lengths.first(n_seqs),
+          step.views.first(n_seqs)};
+}
+
+// Of these sequences' tokens: x = embedding rows, or x_in, where theirs begin, which the stage or the group before has
+// made of them; normed for the layer that is next; and the angles of every token's position.
+void LlamaRank::receive(const StepInput& step, Range sequences, const float* x_in, float* x0,
+                        const LayerWeights& next) {
+  const int begin = step.q_offsets[size_t(sequences.begin)], end = step.q_offsets[size_t(sequences.end)];
+  for (size_t s = size_t(sequences.begin); s < size_t(sequences.end); ++s) {
     int position = step.kv_lengths[s] - (step.q_offsets[s + 1] - step.q_offsets[s]);
     for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i) positions_[size_t(i)] = position++;
   }
   const int half = c_.head_dim / 2;
-  const LayerWeights& first = first_layer();
-  for_rows(int(step.token_ids.size()), c_.hidden, [&](int i) {
+  for_rows(end - begin, c_.hidden, [&](int at) {
+    const int i = begin + at;
     float* x = row(x0, i, c_.hidden);
     if (x_in) {
-      std::copy_n(row(x_in, i, c_.hidden), c_.hidden, x);
+      std::copy_n(row(x_in, at, c_.hidden), c_.hidden, x);
     } else {
       const size_t from = size_t(step.token_ids[size_t(i)]) * size_t(c_.hidden);
       if (weights_->dtype == Dtype::f32) {
@@ -179,7 +186,7 @@ void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0) {
         for (int j = 0; j < c_.hidden; ++j) x[j] = to_f32(table[j]);
       }
     }
-    ops_.rms_norm(x, first.attention_norm.data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
+    ops_.rms_norm(x, next.attention_norm.data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
     // In double: at position 100,000 an f32 angle would be off by 0.004 radians.
     for (int j = 0; j < half; ++j) {
       const double angle = positions_[size_t(i)] * weights_->rope_freqs[size_t(j)];
@@ -218,13 +225,13 @@ void LlamaRank::turn(const LayerWeights& layer, int n) {
 }
 
 // The rank's KV memory counts its own layers and heads.
-void LlamaRank::append(int layer, const StepInput& step) {
+void LlamaRank::append(int layer, const Rows& rows) {
   append_kv({.k = qkv_ + q_width_,
              .v = qkv_ + q_width_ + kv_width_,
              .stride = qkv_width(),
-             .q_offsets = step.q_offsets,
-             .kv_lengths = step.kv_lengths,
-             .views = step.views,
+             .q_offsets = rows.q_offsets,
+             .kv_lengths = rows.kv_lengths,
+             .views = rows.views,
              .layer = layer - slice_.layers.begin},
             team_);
 }
@@ -306,15 +313,23 @@ void LlamaRank::mlp(const LayerWeights& layer, int n) {
 }
 
 void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool observed, float* logits) {
-  Rows rows{int(step.token_ids.size()), step.q_offsets, step.kv_lengths, step.views};
+  // Before and after the layers of the group, the step is its first sequences.
+  const LayerGroup& group = step.group;
+  const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - group.kept_rows.size();
   const auto& layers = weights_->layers;
-  receive(step, x_in, x);
+  Rows rows = rows_of(step, n_whole);
+  receive(step, {0, int(n_whole)}, x_in, x, layers[size_t(slice_.layers.begin)]);
   for (int i = slice_.layers.begin; i < slice_.layers.end; ++i) {
     const LayerWeights& layer = layers[size_t(i)];
+    if (n_whole < n_seqs) {
+      if (i == group.layers.begin) begin_group(step, x);
+      rows = rows_of(step, i >= group.layers.begin && i < group.layers.end ? n_seqs : n_whole);
+      if (rows.n == 0) continue;
+    }
     const bool last = i + 1 == c_.n_layers;
     project(layer, rows.n);
     turn(layer, rows.n);
-    append(i, step);
+    append(i, rows);
     if (observed) {
       stage_.barrier();
       if (step.observer) step.observer->layer_done(i);
@@ -331,8 +346,9 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
     mlp(layer, rows.n);
     const bool leaves = i + 1 == slice_.layers.end;
     add_and_norm(x, layer.down_bias, 1, leaves ? nullptr : &layers[size_t(i) + 1].attention_norm, rows.n);
+    if (n_whole < n_seqs && !leaves && i + 1 == group.layers.end) keep_group(step, x);
   }
-  if (slice_.layers.end < c_.n_layers) return;
+  if (slice_.layers.end < c_.n_layers || step.logit_rows.empty()) return;
   const int n_logits = int(wanted_.logit_rows.size());
   for_rows(n_logits, c_.hidden, [&](int i) {
     ops_.rms_norm(row(x, wanted_.logit_rows[size_t(i)], c_.hidden), weights_->final_norm.data(), c_.rms_eps, c_.hidden,
@@ -340,6 +356,30 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
   });
   if (width(slice_.vocab) > 0)
     gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n_logits, slice_.vocab);
+}
+
+// The group's sequences join the step, where their last group has left them.
+void LlamaRank::begin_group(const StepInput& step, float* x) {
+  const int n_seqs = int(step.kv_lengths.size()), n_whole = n_seqs - int(step.group.kept_rows.size());
+  const int begin = step.group.layers.begin;
+  const LayerWeights& layer = weights_->layers[size_t(begin)];
+  if (begin == 0) return receive(step, {n_whole, n_seqs}, nullptr, x, layer);
+  XPYD_CHECK(kept_.size() > 0);
+  for (int s = n_whole; s < n_seqs; ++s) {
+    const int32_t kept = step.group.kept_rows[size_t(s - n_whole)];
+    receive(step, {s, s + 1}, row(kept_.as<float>(), kept, c_.hidden), x, layer);
+  }
+}
+
+void LlamaRank::keep_group(const StepInput& step, const float* x) {
+  if (kept_.size() == 0) kept_ = Buffer(place_floats_ * sizeof(float));
+  const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - step.group.kept_rows.size();
+  for (size_t s = n_whole; s < n_seqs; ++s) {
+    const int first = step.q_offsets[s], kept = step.group.kept_rows[s - n_whole];
+    for_rows(step.q_offsets[s + 1] - first, c_.hidden, [&](int i) {
+      std::copy_n(row(x, first + i, c_.hidden), c_.hidden, row(kept_.as<float>(), kept + i, c_.hidden));
+    });
+  }
 }
 
 // Moves the wanted tokens' rows of x and q to the front.

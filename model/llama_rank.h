@@ -86,7 +86,9 @@ class LlamaRank {
   // [max_step_tokens, hidden]
   float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
-  size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
+  size_t scratch_bytes() const {
+    return activations_.size() + kept_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int);
+  }
 
  private:
   // Tokens of a step, or of a part of it, as attention wants them.
@@ -106,10 +108,13 @@ class LlamaRank {
   const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
 
   const LayerWeights& first_layer() const { return weights_->layers[size_t(slice_.layers.begin)]; }
-  void receive(const StepInput& step, const float* x_in, float* x);
+  Rows rows_of(const StepInput& step, size_t n_seqs) const;
+  void receive(const StepInput& step, Range sequences, const float* x_in, float* x, const LayerWeights& layer);
+  void begin_group(const StepInput& step, float* x);
+  void keep_group(const StepInput& step, const float* x);
   void project(const LayerWeights& layer, int n);
   void turn(const LayerWeights& layer, int n);
-  void append(int layer, const StepInput& step);
+  void append(int layer, const Rows& rows);
   void keep_wanted(float* x);
   void attend(int layer, const Rows& rows);
   void output(const LayerWeights& layer, int n);
@@ -132,6 +137,7 @@ class LlamaRank {
   std::vector<int> positions_;
   WantedRows wanted_;
   Buffer activations_;
+  Buffer kept_;  // [max_step_tokens, hidden]: residual streams between two groups of layers; empty before the first
   const size_t place_floats_;
   // Into activations_, [max_step_tokens, width] each, of the tokens of one run() but for x_:
   float* x_;         // [places] of hidden: residual streams

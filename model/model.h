@@ -30,6 +30,16 @@ class LayerObserver {
   virtual void layer_done(int layer) = 0;
 };
 
+// Layered prefill (arXiv 2510.08055): sequences that go through some layers in this step and through the next ones in a
+// later one. They begin at layer 0, the layers of one step follow those of the step before that had them, with the same
+// tokens, and after the last layer their logits may be wanted.
+struct LayerGroup {
+  Range layers = {0, 0};
+  // [the last n sequences of the step]: the first of as many rows as it has tokens, below max_step_tokens, in which its
+  // residual stream is kept between two groups. A sequence that goes on has the rows that it began with.
+  std::span<const int32_t> kept_rows;
+};
+
 // One step. Tokens of all sequences stand one after another; sequence s has the tokens [q_offsets[s], q_offsets[s+1])
 // and, with them, kv_lengths[s] tokens of KV. Positions follow from these.
 struct StepInput {
@@ -42,6 +52,7 @@ struct StepInput {
   std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
   LayerObserver* observer = nullptr;    // may be null
   bool watched = false;                 // begin(): Model::wait() returns at the end of each stage, too
+  LayerGroup group = {};                // of a model with layered(): who does not take all layers
 };
 
 // What a model chose from one row of logits.
@@ -59,6 +70,9 @@ class Model {
   // Writes KV through the views and the wanted logits to logits[n_logits, vocab].
   // Before: every token id is in [0, vocab), every position is below max_position.
   virtual void forward(const StepInput& step, float* logits) = 0;
+
+  // forward() takes a StepInput::group. Its first one takes memory for rows that are kept.
+  virtual bool layered() const { return false; }
 
   // Waves: steps that are begun and not ended, at most so many, and they end in order; forward() is called when there
   // are none. 1: forward() alone.
@@ -91,10 +105,11 @@ class Model {
   // Of the wave that ended last, [stages()], until the next one ends; empty: not known.
   virtual std::span<const double> stage_seconds() const { return {}; }
 
-  // Weights, KV and activations that this step must touch, and its useful FLOPs.
+  // Weights, KV and activations that this step, without a group, must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
-  virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
-  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
+  virtual size_t weight_bytes() const = 0;  // shared with other models over the same weights
+  virtual size_t scratch_bytes()
+      const = 0;  // activations and buffers of this instance, fixed at construction but for kept rows
 };
 
 inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {

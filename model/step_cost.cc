@@ -11,6 +11,16 @@ void StepShape::add(const StepShape& other, double times) {
   decode_context += times * other.decode_context;
 }
 
+void StepShape::add_tokens(double n, double L, double share) {
+  StepShape one{.steps = 0};
+  if (n > 1 || L == 0)
+    one.add_prompt(n, L);
+  else
+    one.add_decodes(n, L + 1);
+  add(one, share);
+  steps = std::max(steps, share);
+}
+
 StepShape prompt_steps(double tokens, double cached, double chunk) {
   const double n = std::max(1.0, std::ceil(tokens / chunk));
   return {.steps = n,

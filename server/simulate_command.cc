@@ -24,9 +24,13 @@ Result<SimulationOptions> simulation_options(const Options& options, const Trace
   simulation.model = std::move(model).value();
   ConductorOptions& conductor = simulation.conductor;
   options.fill(conductor);
-  conductor.step_tokens = simulation.engine.step_tokens;
-  simulation.engine.chunks.ttft_s = conductor.objectives.ttft_s;
-  simulation.engine.chunks.tbt_s = conductor.objectives.tbt_s;
+  EngineOptions& engine = simulation.engine;
+  if (Status can = check_batching(options, *engine.policy); !can) return can.error();
+  engine.chunk_tokens = engine.step_tokens;
+  conductor.step_tokens = engine.step_tokens;
+  if (engine.policy->layered) engine.step_tokens = int(options.integer("max-step-tokens"));
+  engine.chunks.ttft_s = conductor.objectives.ttft_s;
+  engine.chunks.tbt_s = conductor.objectives.tbt_s;
   conductor.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
     conductor.max_model_len = std::max(

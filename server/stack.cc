@@ -56,6 +56,20 @@ Rates instance_rates(const BackendOptions& options, size_t n_instances) {
 
 }  // namespace
 
+Status check_batching(const Options& options, const BatchPolicy& policy) {
+  if (!policy.layered) return ok();
+  for (const auto& [name, only] : {std::pair{"device", "cpu"},
+                                   {"prefill-pp", "1"},
+                                   {"decode-pp", "1"},
+                                   {"chunk-policy", "fixed"},
+                                   {"request-chunk-tokens", "0"},
+                                   {"chunk-min", "0"}})
+    if (options.values().contains(name) && options.text(name) != only)
+      return invalid("--" + std::string(name) + " " + options.text(name) + ": --batching " + policy.name +
+                     " cuts prompts by layers, on one stage of a CPU: expected " + only);
+  return ok();
+}
+
 Role role_of(const std::string& name) {
   return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
 }
@@ -104,6 +118,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
                    std::to_string(stack->config.max_position));
   if (wanted_len > 0) cluster.max_model_len = wanted_len;
+  need(check_batching(options, *cluster.batching));
+  cluster.chunk_tokens = int(options.integer("chunk-tokens"));
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
 
   // Processes share no memory unless the wire makes it so.

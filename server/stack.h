@@ -115,6 +115,8 @@ std::string model_dir(const Options& options);
 Role role_of(const std::string& name);  // of --role
 // What the command line says of the cluster and of the device, which has a say in its memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
+// Whether the batching policy goes with the device, the stages and the chunk policy that are asked for.
+Status check_batching(const Options& options, const BatchPolicy& policy);
 
 // The errors name the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);

@@ -59,6 +59,7 @@ void Recorder::on_event(TokenEvent event) {
     choice.error = event.error;
   }
   choice.cached_tokens = event.cached_tokens;
+  choice.preemptions = event.preemptions;
 }
 
 Recorder::Choice Recorder::choice(uint64_t request, int index) const {
@@ -96,6 +97,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.stream_kv = setup.stream_kv;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
+  options.chunk_tokens = setup.chunk_tokens;
   options.chunks = setup.chunks;
   options.chunks.policy = find_chunk_policy(setup.chunk_policy);
   options.max_model_len = tiny_config(setup.layers).max_position;

@@ -33,6 +33,7 @@ struct TinySetup {
   bool prefix_cache = true;
   KvShare share = KvShare::off;
   int step_tokens = 512;
+  int chunk_tokens = 24;  // layered prefill
   std::string chunk_policy = "fixed";
   ChunkOptions chunks = {};  // but for the policy
   int threads = 1;
@@ -62,6 +63,7 @@ class Recorder final : public EventSink {
     int ends = 0;  // events with finish != none
     uint64_t logits_hash = 0;
     int cached_tokens = 0;
+    int preemptions = 0;
     std::string error;
   };
   void on_event(TokenEvent event) override;

@@ -51,7 +51,7 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
   UnderWay& under_way = wave_of(begun_);
   under_way.watched = step.watched;
   under_way.layers = under_way.done = 0;
-  under_way.seconds = 0;
+  under_way.seconds.assign(size_t(shards_.pp), 0.0);
   under_way.logits = logits;
   under_way.n_logits = step.logit_rows.size();
   Wave wave{.number = begun_,
@@ -87,7 +87,7 @@ bool RemotePipeline::wait() {
     const uint32_t news = news_.value.load();
     if (ended()) return true;
     if (std::exchange(seen_, news) != news) return false;
-    news_.wait([news](uint32_t now) { return now != news; }, true);
+    news_.sleep_until([news](uint32_t now) { return now != news; });
   }
 }
 
@@ -152,7 +152,7 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
 Status RemotePipeline::on_done(int stage, const Done& done) {
   UnderWay& wave = wave_of(done.wave);
   if (stage > 0) stages_[size_t(stage)].windows[done.wave % uint32_t(window_)] = done.next;
-  if (done.seconds > wave.seconds) wave.seconds = done.seconds;
+  wave.seconds[size_t(stage)] = done.seconds;
   const int layers = shards_.layers(stage).end;
   if (layers > wave.layers) wave.layers = layers;
   if (wave.done.fetch_add(1) + 1 == shards_.pp || wave.watched) news_.add(1);

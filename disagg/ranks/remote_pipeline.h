@@ -90,7 +90,7 @@ class RemotePipeline final : public Model {
   void interrupt() override { news_.add(1); }
   int layers_written(int wave) const override { return wave_of(first_ + uint32_t(wave)).layers.load(); }
   void end(Chosen* chosen) override;
-  double stage_seconds() const override { return stage_seconds_; }
+  std::span<const double> stage_seconds() const override { return stage_seconds_; }
   xpyd::Work work(const StepInput& step) const override;
   size_t weight_bytes() const override { return weight_bytes_; }
   size_t scratch_bytes() const override { return scratch_bytes_; }
@@ -99,7 +99,7 @@ class RemotePipeline final : public Model {
   struct UnderWay {
     bool watched = false;
     std::atomic<int> layers{0}, done{0};  // stages
-    std::atomic<double> seconds{0};       // of the slowest one so far
+    std::vector<double> seconds;          // [pp]
     float* logits = nullptr;
     size_t n_logits = 0;  // rows
   };
@@ -143,10 +143,10 @@ class RemotePipeline final : public Model {
   bool serves_ = false;  // set up; then broken_
   std::atomic<bool> broken_{false}, closing_{false};
 
-  WaitWord news_;                   // for the engine's thread
-  uint32_t begun_ = 0, first_ = 0;  // waves: the engine's thread alone
-  uint32_t seen_ = 0;               // news
-  double stage_seconds_ = 0;
+  WaitWord news_;                      // for the engine's thread
+  uint32_t begun_ = 0, first_ = 0;     // waves: the engine's thread alone
+  uint32_t seen_ = 0;                  // news
+  std::vector<double> stage_seconds_;  // [pp]
   std::unique_ptr<Processes> processes_;
   std::unique_ptr<ControlLoop> loop_;  // last: its thread ends first
 };

@@ -43,7 +43,9 @@ RemotePipeline::RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock&
       window_(options_.window > 0 ? options_.window : 2 * plan.shards.pp),
       waves_(size_t(window_)),
       kv_memory_(size_t(plan.shards.n_ranks())),
-      stages_(size_t(plan.shards.pp)) {}
+      stages_(size_t(plan.shards.pp)) {
+  for (UnderWay& wave : waves_) wave.seconds.resize(size_t(shards_.pp));
+}
 
 Result<std::unique_ptr<RemotePipeline>> RemotePipeline::make(HeadOptions options, const PoolPlan& plan, Clock& clock) {
   std::unique_ptr<RemotePipeline> made(new RemotePipeline(std::move(options), plan, clock));

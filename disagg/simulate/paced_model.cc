@@ -21,6 +21,7 @@ class PacedModel final : public Model {
     clear(step, logits);
   }
 
+  bool layered() const override { return stages() == 1; }
   int window() const override { return stages() > 1 ? pipeline_.window : 1; }
   int stages() const override { return pipeline_.stages; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
@@ -69,14 +70,14 @@ class PacedModel final : public Model {
     bool watched;
     std::vector<double> ends_s;  // [stages]
   };
-  static StepShape shape_of(const StepInput& step) {
-    StepShape shape;
+  StepShape shape_of(const StepInput& step) const {
+    StepShape shape{.steps = 0};
+    const LayerGroup& group = step.group;
+    const size_t n_whole = step.views.size() - group.kept_rows.size();
     for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], before = step.kv_lengths[s] - n;
-      if (n == 1 && before > 0)
-        shape.add_decodes(1, before + 1);
-      else
-        shape.add_prompt(n, before);
+      const int n = step.q_offsets[s + 1] - step.q_offsets[s];
+      shape.add_tokens(n, step.kv_lengths[s] - n,
+                       s < n_whole ? 1 : double(group.layers.end - group.layers.begin) / config_.n_layers);
     }
     return shape;
   }

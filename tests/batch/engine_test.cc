@@ -156,7 +156,7 @@ TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model
     for (int turn = 0; turn < 16; ++turn) {
       const Load load = make_load(++seed);
       TinySetup setup{.topology = turn % 2 ? "1C" : "1P1D",
-                      .batching = batch_policies()[size_t(turn) / 4].name,
+                      .batching = std::array{"chunked", "persistent", "prefill_first", "static"}[size_t(turn) / 4],
                       .stream_kv = turn % 4 < 2 ? StreamKv::chunk : StreamKv::request};
       setup.step_tokens = 16 + turn % 5 * 16;
       setup.block_tokens = turn % 3 ? 16 : 4;
@@ -179,6 +179,64 @@ TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model
     }
   CHECK(counts.compared > 1000);
   CHECK(counts.stopped > 100);
+}
+
+// Counts the steps in which some take only some layers, and those of them in which others take all.
+class GroupCounter final : public Model {
+ public:
+  explicit GroupCounter(std::unique_ptr<Model> model) : model_(std::move(model)) {}
+  const ModelConfig& config() const override { return model_->config(); }
+  void forward(const StepInput& step, float* logits) override {
+    const size_t n = step.group.kept_rows.size();
+    groups += n > 0, beside += n > 0 && n < step.kv_lengths.size();
+    model_->forward(step, logits);
+  }
+  bool layered() const override { return model_->layered(); }
+  Work work(const StepInput& step) const override { return model_->work(step); }
+  size_t weight_bytes() const override { return model_->weight_bytes(); }
+  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
+  static inline int groups = 0, beside = 0;
+
+ private:
+  std::unique_ptr<Model> model_;
+};
+
+TEST_CASE("layered prefill changes no token, end or hash, whoever is aborted or preempted on the way",
+          "[engine][layered]") {
+  Counts counts;
+  int64_t preempted = 0;
+  GroupCounter::groups = GroupCounter::beside = 0;
+  for (uint64_t seed = 0; seed < 120; ++seed) {
+    const Load load = make_load(seed);
+    for (const char* topology : {"1C", "1P1D"}) {
+      TinySetup setup{.layers = seed % 2 ? 4 : 2, .topology = topology, .stream_kv = StreamKv(seed % 3)};
+      setup.transport = seed % 4 == 3 ? "handoff" : "local";
+      setup.block_tokens = seed % 5 ? 16 : 4;
+      setup.max_batch = 3 + int(seed % 7);
+      setup.prefill_tp = setup.decode_tp = 1 + int(seed / 4 % 2);
+      setup.pool_bytes = (seed / 3 % 2 ? 12 : 128) * 16 * size_t(setup.layers) * 128;  // 12 blocks: preemptions
+      const Results chunked = run(load, setup);
+      setup.batching = "layered";
+      setup.step_tokens = 16 + int(seed % 5) * 16;
+      setup.chunk_tokens = std::array{1, 8, 20}[seed / 2 % 3];
+      setup.make_model = [](const TinySetup& s, DeviceQueue&) {
+        const ModelConfig& c = tiny_config(s.layers);
+        const ShardOptions o{.shards = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads, .tp = s.prefill_tp}};
+        const int step = std::max(s.step_tokens, s.max_batch);
+        return Result<std::unique_ptr<Model>>(
+            std::make_unique<GroupCounter>(make_sharded_llama(tiny_weights(s.layers), o, step, s.max_batch)));
+      };
+      INFO("seed " << seed << " " << setup.describe());
+      const Results layered = run(load, setup);
+      compare(chunked, layered, counts);
+      for (const auto& [key, choice] : layered) preempted += choice.preemptions;
+    }
+  }
+  CHECK(counts.compared > 2000);
+  CHECK(counts.aborted > 80);
+  CHECK(preempted > 50);
+  CHECK(GroupCounter::groups > 3000);
+  CHECK(GroupCounter::beside > 1000);
 }
 
 }  // namespace

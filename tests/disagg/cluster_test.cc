@@ -173,7 +173,7 @@ TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefi
 TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "[cluster]") {
   for (const char* topology : {"1C", "1P1D"})
     for (const char* transport : {"local", "handoff"})
-      for (const char* batching : {"chunked", "prefill_first", "static"})
+      for (const char* batching : {"chunked", "layered", "prefill_first", "static"})
         for (int block : {1, 4, 16}) {
           INFO(topology << " " << transport << " " << batching << " " << block);
           TinySetup setup{.topology = topology, .batching = batching, .transport = transport};
