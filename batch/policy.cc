@@ -139,13 +139,12 @@ void plan_chunked(const BatchView& view, BatchPlan& plan) { plan_mixed(view, pla
 // Every running sequence decodes; whole prompts join the step they fit in.
 void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::whole); }
 
-// Where the group of layers ends that prompts of so many tokens go through next: as many groups as there would be
-// chunks.
+// Where the group of layers ends that prompts of so many tokens go through after `done` layers. There are as many
+// groups as there would be chunks.
 int group_end(const BatchView& view, int tokens, int done) {
-  const int64_t n = view.n_layers, chunk = std::max(1, view.chunk_tokens);
-  const int64_t groups = std::clamp<int64_t>((tokens + chunk - 1) / chunk, 1, std::max<int64_t>(n, 1));
-  const int64_t group = ((int64_t{done} + 1) * groups + n - 1) /
-                        std::max<int64_t>(n, 1);  // the first that ends beyond `done`
+  const int64_t n = std::max(1, view.n_layers), chunk = std::max(1, view.chunk_tokens);
+  const int64_t groups = std::clamp<int64_t>((tokens + chunk - 1) / chunk, 1, n);
+  const int64_t group = ((done + int64_t{1}) * groups + n - 1) / n;  // the first that ends beyond them
   return int(group * n / groups);
 }
 
