@@ -1667,7 +1667,7 @@ CLAIMS = [
             Expect("queue: W = 64 / W = 2P", lambda t: live(t, "queue", "W 64") / live(t, "queue", "W 4"), .97, 1.03, "x"),
             Expect("one prompt: one core / W = 2P", lambda t: live(t, "one", "one core") / live(t, "one", "W 4"), 1.7, 1.95, "x"),
         ],
-        repeats=9,
+        repeats=6,
     ),
     Claim(
         "cpp_policies",
