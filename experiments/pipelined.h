@@ -27,7 +27,7 @@ struct PipelinedRun {
 struct PipelinedShape {
   int tp = 1, pp = 1, threads = 1;  // threads: of one rank
   int window = 0;
-  int chunk_tokens = 128, prompts = 4, prompt_tokens = 512;
+  int chunk_tokens = 64, prompts = 8, prompt_tokens = 256;
   std::string chunk_policy = "fixed";
 };
 
