@@ -67,8 +67,10 @@ bool Engine::iterate(double now) {
   make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
   while (!plan_.preempts.empty() && give_up_early()) make_plan();
+  if (!under_way_.empty() && needs_settling()) return wait();
   const bool moved = apply_plan(now);
-  if (!next_->entries.empty() || !under_way_.empty()) keep_chunks();
+  // A step that waits for a mate is a decision, too; one that has nothing to run is none.
+  if (!next_->entries.empty() || (!under_way_.empty() && chunks_.decided && chunks_.choice.state.waited)) keep_chunks();
   if (next_->entries.empty()) return under_way_.empty() ? moved || ended : wait();
   next_->shape = {.steps = 0};
   for (const Entry& entry : next_->entries) {

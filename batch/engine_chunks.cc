@@ -66,7 +66,7 @@ int Engine::choose_chunks(const KvStats& kv) {
   v.in_flight = c.in_flight;
   v.budget = options_.step_tokens;
   v.base = c.options.request_tokens > 0 ? std::min(c.options.request_tokens, v.budget) : v.budget;
-  v.block_tokens = kv.block_tokens;
+  v.block_tokens = kv.block_tokens < v.budget ? kv.block_tokens : 1;  // a slot is no reason to end a chunk
   v.minimum = chunk_minimum(*c.options.policy, c.options.minimum, v.base, v.block_tokens);
   v.stages = in_waves() ? model_.stages() : 1, v.window = std::min(window_, v.stages);
   v.cost = c.cost, v.steps_seen = c.steps_seen;

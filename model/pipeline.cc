@@ -1,6 +1,7 @@
 #include "model/pipeline.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -23,11 +24,11 @@ Pipeline::Pipeline(std::shared_ptr<const Weights> weights, const ShardOptions& o
       shards_(o.shards),
       piece_tokens_(o.piece_tokens),
       window_(o.window > 0 ? o.window : 2 * o.shards.pp),
-      places_(std::min(window_, 2 * o.shards.pp)),
+      places_(std::bit_ceil(unsigned(std::min(window_, 2 * o.shards.pp)))),
       crowded_(shards_.n_ranks() * o.threads_per_rank > allowed_cpus()),
       observers_(size_t(shards_.pp)),
-      waves_(size_t(window_)),
-      jobs_(size_t(std::max(window_, kPiecesPerStage * shards_.pp))),
+      waves_(std::bit_ceil(size_t(window_))),
+      jobs_(std::bit_ceil(size_t(std::max(window_, kPiecesPerStage * shards_.pp)))),
       done_(std::make_unique<WaitWord[]>(size_t(shards_.n_ranks()))) {
   XPYD_CHECK(max_step_tokens > 0 && max_logits >= 0 && shards_.pp > 1);
   for (int stage = 0; stage < shards_.pp; ++stage) {
@@ -144,7 +145,7 @@ void Pipeline::fill(Job& job, const StepInput& step, Range tokens, size_t& next_
 
 void Pipeline::post(const StepInput& step, int n_jobs, float* logits) {
   if (size_t(n_jobs) > jobs_.size()) {  // of a wave that is alone: nobody looks at the ring
-    jobs_ = std::vector<Job>(size_t(n_jobs));
+    jobs_ = std::vector<Job>(std::bit_ceil(size_t(n_jobs)));
   }
   Wave& wave = wave_of(begun_);
   wave.layers = 0;

@@ -74,8 +74,8 @@ class Pipeline final : public Model {
     void layer_done(int layer) override { pipeline->written(*wave, layer + 1); }
   };
 
-  Wave& wave_of(uint32_t number) { return waves_[number % uint32_t(window_)]; }
-  const Wave& wave_of(uint32_t number) const { return waves_[number % uint32_t(window_)]; }
+  Wave& wave_of(uint32_t number) { return waves_[number % waves_.size()]; }
+  const Wave& wave_of(uint32_t number) const { return waves_[number % waves_.size()]; }
   void post(const StepInput& step, int n_jobs, float* logits);
   void fill(Job& job, const StepInput& step, Range tokens, size_t& next_logit);
   void keep(Wave& wave, const StepInput& step);
@@ -89,7 +89,8 @@ class Pipeline final : public Model {
   const int piece_tokens_, window_, places_;  // places_: for residual streams, of a stage that is not the last
   const bool crowded_;
   std::vector<std::unique_ptr<StageRanks>> stages_;
-  std::vector<Written> observers_;     // [pp]
+  std::vector<Written> observers_;  // [pp]
+  // Rings of powers of two: numbers of waves and of jobs begin anew after 2^32.
   std::vector<Wave> waves_;            // [window]
   std::vector<Job> jobs_;              // a ring: those of all waves that are begun
   WaitWord posted_;                    // jobs

@@ -14,8 +14,11 @@ RemotePipeline::~RemotePipeline() {
     if (wait()) end(nullptr);
   }
   closing_ = true;
-  for (StageEnd& stage : stages_)
-    if (stage.channel) stage.channel->close("the instance has ended");
+  {
+    std::lock_guard lock(mutex_);  // one may be joining
+    for (StageEnd& stage : stages_)
+      if (stage.channel) stage.channel->close("the instance has ended");
+  }
   loop_.reset();
 }
 
@@ -75,6 +78,7 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
     wave.blocks.insert(wave.blocks.end(), view.block_table, view.block_table + n_blocks);
   }
   ++begun_;
+  said_.store(begun_, std::memory_order_release);
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
     wave.result = stage + 1 < stages_.size() ? stages_[stage + 1].windows[place] : own_windows_[place];
     say(stages_[stage].channel, kWave, wave);  // to one that is gone: its channel says so
@@ -100,9 +104,11 @@ void RemotePipeline::end(Chosen*) {
   if (floats == 0) return;
   const float* rows = nullptr;
   if (!is_broken()) {
-    for (Naps naps; !in_->close(*wire_, place);) naps.nap();
-    rows = in_->rows(place, floats);
-    if (!rows) break_up("the logits of a wave are not what the last stage has sent");
+    // A stage that was stopped in the middle of a piece keeps it open until it is given up.
+    bool closed = false;
+    for (Naps naps; !is_broken() && !(closed = in_->close(*wire_, place));) naps.nap();
+    if (closed) rows = in_->rows(place, floats);
+    if (closed && !rows) break_up("the logits of a wave are not what the last stage has sent");
   }
   if (!rows) {  // nobody hears what is made of them
     std::fill_n(wave.logits, floats, 0.0f);
@@ -133,6 +139,8 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
     if (type == kLayers) {
       const Layers told = need(from_bytes<Layers>(bytes));
       if (told.written > uint32_t(config().n_layers)) return invalid("more layers than there are");
+      if (is_broken()) return ok();
+      if (!is_under_way(stage, told.wave)) return invalid("layers of a wave that is not under way there");
       std::atomic<int>& layers = wave_of(told.wave).layers;
       if (int(told.written) > layers) layers = int(told.written);
       news_.add(1);
@@ -149,7 +157,16 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
   }
 }
 
+// Stages end waves in order.
+bool RemotePipeline::is_under_way(int stage, uint32_t wave) const {
+  const StageEnd& from = stages_[size_t(stage)];
+  return from.connected && wave == from.next_done && int32_t(said_.load(std::memory_order_acquire) - wave) > 0;
+}
+
 Status RemotePipeline::on_done(int stage, const Done& done) {
+  if (is_broken()) return ok();  // waves end by themselves then
+  if (!is_under_way(stage, done.wave)) return invalid("the end of a wave that is not under way there");
+  ++stages_[size_t(stage)].next_done;
   UnderWay& wave = wave_of(done.wave);
   if (stage > 0) stages_[size_t(stage)].windows[done.wave % uint32_t(window_)] = done.next;
   wave.seconds[size_t(stage)] = done.seconds;

@@ -108,6 +108,7 @@ class RemotePipeline final : public Model {
     std::string address;             // of its wire; empty: it is not ready
     std::vector<WindowKey> windows;  // [window] of its places: the channels' thread's until waves are begun
     bool connected = false;
+    uint32_t next_done = 0;  // the wave that it ends next: the channels' thread's
   };
 
   RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock& clock);
@@ -119,6 +120,7 @@ class RemotePipeline final : public Model {
   Status on_ready(int stage, const Ready& ready);
   Status on_done(int stage, const Done& done);
   void break_up(const std::string& why);
+  bool is_under_way(int stage, uint32_t wave) const;
   bool is_broken() const { return broken_.load(std::memory_order_acquire); }
   UnderWay& wave_of(uint32_t number) { return waves_[number % uint32_t(window_)]; }
   const UnderWay& wave_of(uint32_t number) const { return waves_[number % uint32_t(window_)]; }
@@ -145,6 +147,7 @@ class RemotePipeline final : public Model {
 
   WaitWord news_;                      // for the engine's thread
   uint32_t begun_ = 0, first_ = 0;     // waves: the engine's thread alone
+  std::atomic<uint32_t> said_{0};      // waves that stages have been told of
   uint32_t seen_ = 0;                  // news
   std::vector<double> stage_seconds_;  // [pp]
   std::unique_ptr<Processes> processes_;

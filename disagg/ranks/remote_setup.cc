@@ -142,6 +142,7 @@ ChannelEvents RemotePipeline::on_open(const ChannelPtr& channel) {
   if (channel->peer().fingerprint != options_.fingerprint)
     return refuse("another model, other options or another version than the instance's head");
   std::lock_guard lock(mutex_);
+  if (closing_) return refuse("the instance has ended");
   if (stages_[size_t(stage)].channel) return refuse("that stage is there");
   stages_[size_t(stage)].channel = channel;
   changed_.notify_all();
