@@ -29,12 +29,12 @@ struct InstanceStats {
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // as EngineStats
-  double step_seconds = 0, schedule_seconds = 0;         // in forward + sampling; in planning
-  double wait_seconds = 0;                               // of step_seconds: waiting for the model
-  int64_t transfers = 0;                                 // of prompts' KV, posted here: by P, or pulled by D
-  int64_t transfer_bytes = 0, transfer_descriptors = 0;  // of them
-  double transfer_seconds = 0;                           // of its thread: planning and posting
-  double wire_s_per_byte = 0;                            // from post to done, over its last posts; 0: not known
+  double step_seconds = 0, schedule_seconds = 0;          // in forward + sampling; in planning
+  double wait_seconds = 0;                                // of step_seconds: waiting for the model
+  int64_t transfers = 0;                                  // of prompts' KV, posted here: by P, or pulled by D
+  int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of them
+  double transfer_seconds = 0;                            // of its thread: planning and posting
+  double wire_s_per_byte = 0;                             // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;      // Clock seconds of the last loop turn

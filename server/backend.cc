@@ -46,9 +46,9 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
     if (t.shards.n_ranks() > 1)
-      return make_sharded_llama(
-          weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t), .window = window_},
-          max_step_tokens_, max_batch_, kernels_);
+      return make_sharded_llama(weights_,
+                                {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t), .window = window_},
+                                max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 
