@@ -39,10 +39,10 @@ struct EngineOptions {
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // of the chunk policy; of these, ChunkChoice::extrapolates
-  double step_seconds = 0;                                // forward and sampling
-  double wait_seconds = 0;                                // of these, in forward() or waiting for a step to end
-  double schedule_seconds = 0;                            // everything else of step()
-  StepShape work = {.steps = 0};                          // of all steps
+  double step_seconds = 0;        // forward and sampling; of waves: their slowest stage, beside this thread
+  double wait_seconds = 0;        // in forward() or waiting for a step to end
+  double schedule_seconds = 0;    // everything else of step()
+  StepShape work = {.steps = 0};  // of all steps
 };
 
 // Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
@@ -59,7 +59,7 @@ class EngineHooks {
   virtual ~EngineHooks() = default;
   // It has memory and is about to compute for the first time.
   virtual void prefill_started(const Sequence& sequence) { (void)sequence; }
-  // True: kv_written is called layer by layer during forward; false: once after it.
+  // True: kv_written is called layer by layer; false: once after a step, or, of a wave, after each of its stages.
   virtual bool layerwise() const { return false; }
   // A layer, or where not layerwise a step, has been computed: the kv_written of all sequences follow.
   virtual void layer_ended() {}

@@ -21,8 +21,8 @@ struct AttentionVariant;  // attention/attention.h
 
 namespace xpyd::model {
 
-// Called on the engine's thread during forward(), layer by layer, after the KV of `layer` (counted
-// in the whole model) has been written for every token of the step, by all ranks: the hook of
+// Called on the engine's thread during forward() (inside a pipeline: on its ranks' threads), layer by layer, after the
+// KV of `layer` (counted in the whole model) has been written for every token of the step, by all ranks: the hook of
 // layer-wise KV streaming. On one stage the next layer starts when it returns.
 class LayerObserver {
  public:

@@ -141,9 +141,10 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
     ThreadTeam loaders(cores);
     auto weights = load_weights(stack.model_dir, stack.config, load, loaders);
     if (!weights) return weights.error();
-    return ranks::StageOptions::Built{std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens,
-                                                                          2, backend.kernels, total > allowed_cpus()),
-                                      weights.value()->bytes()};
+    return ranks::StageOptions::Built{
+        std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens, ranks::kSlots,
+                                            backend.kernels, total > allowed_cpus()),
+        weights.value()->bytes()};
   };
   RealClock clock;
   ranks::Stage process(std::move(stage), clock);

@@ -1,7 +1,7 @@
 // The head of an instance whose stages are processes (stage.h): a Model for its engine, as model/pipeline.h is over
 // threads. It tells all stages of a wave at once and computes nothing; activations go from stage to stage, logits from
-// the last one here. The KV of each rank is memory of its stage's process, which this one maps, too: block copies,
-// checksums and the instance's wire work on it as on memory of their own.
+// the last one here. The KV of each rank is memory of its stage's process, which this one maps, too, on one host: block
+// copies, checksums and the instance's wire work on it as on memory of their own.
 //
 // A stage that ends, falls silent, or cannot go on ends the whole instance: `broken` is told once, and must keep from
 // others what the instance says from then on, because waves under way now end as they are.

@@ -13,8 +13,6 @@
 namespace xpyd::disagg::ranks {
 namespace {
 
-constexpr int kSlots = 2;  // residual streams, or logits, that wait until they have left
-
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
 
 }  // namespace

@@ -22,6 +22,8 @@
 
 namespace xpyd::disagg::ranks {
 
+inline constexpr int kSlots = 2;  // residual streams, or logits, of a stage that wait until they have left
+
 struct StageOptions {
   int stage = 0;
   std::string join;  // the head's address
