@@ -61,22 +61,22 @@ void KvPoster::handle(uint16_t type, const std::string& bytes) {
     wire_->disconnect(peer);
   } else if (type == kCancel) {
     const auto at = posts_.find(need(from_bytes<Cancel>(bytes)).id);
-    if (at != posts_.end()) wire_->cancel(at->second.id);
+    if (at != posts_.end()) wire_->cancel(at->second);
   } else {
     const Post post = need(from_bytes<Post>(bytes));
-    UnderWay& under_way = posts_[post.id];
+    TransferPlan plan;
     for (const KvBytes& piece : post.pieces) {
       if (!inside(piece, kv_)) throw invalid("a post of bytes that are not its KV");
-      under_way.plan.copies.push_back(
+      plan.copies.push_back(
           {kv_[piece.rank].data() + piece.at, reinterpret_cast<std::byte*>(uintptr_t(piece.to)), size_t(piece.bytes)});
-      under_way.plan.bytes += piece.bytes;
+      plan.bytes += piece.bytes;
     }
-    under_way.id = wire_->post({.peer = PeerId(post.peer),
-                                .op = KvOp::write,
-                                .window = post.window,
-                                .deadline_s = post.seconds > 0 ? clock_.now() + post.seconds : 0,
-                                .number = post.number},
-                               under_way.plan);
+    posts_[post.id] = wire_->post({.peer = PeerId(post.peer),
+                                   .op = KvOp::write,
+                                   .window = post.window,
+                                   .deadline_s = post.seconds > 0 ? clock_.now() + post.seconds : 0,
+                                   .number = post.number},
+                                  plan);
   }
 }
 
@@ -92,7 +92,7 @@ bool KvPoster::go_on() {
     at = meeting_.erase(at);
   }
   for (auto at = posts_.begin(); at != posts_.end();) {
-    const TransferState state = wire_->poll(at->second.id);
+    const TransferState state = wire_->poll(at->second);
     if (state == TransferState::in_flight) {
       ++at;
       continue;

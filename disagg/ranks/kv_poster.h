@@ -36,12 +36,8 @@ class KvPoster {
   const std::vector<MemoryRange> kv_;  // [tp]
   const ChannelPtr head_;
   Clock& clock_;
-  struct UnderWay {
-    TransferId id;
-    TransferPlan plan;
-  };
   std::map<PeerId, std::string> meeting_;  // their addresses
-  std::map<uint64_t, UnderWay> posts_;     // by the head's id
+  std::map<uint64_t, TransferId> posts_;   // by the head's id
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
