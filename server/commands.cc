@@ -139,14 +139,16 @@ int worker_main(const Options& options) try {
   ProcessOptions cluster;
   options.fill(cluster);
   if (!cluster.key_file.empty()) worker_options.key = need(cluster.read_key());
+  const bool is_stage = options.integer("rank") >= 0;
   struct Found {
     std::mutex mutex;
     std::string address;
   } found;  // by the registry, below
   const std::unique_ptr<Registry> registry = need(cluster.open_registry(stack.clock));
   if (registry) {
-    registry->watch(kConductorName, [&found](const Registry::Entries& entries) {
-      auto entry = entries.find(kConductorName);
+    const std::string name = is_stage ? rank_group_name(options) : kConductorName;
+    registry->watch(name, [&found, name](const Registry::Entries& entries) {
+      auto entry = entries.find(name);
       std::lock_guard lock(found.mutex);
       found.address = entry == entries.end() ? "" : entry->second;
     });
@@ -155,8 +157,7 @@ int worker_main(const Options& options) try {
       return found.address;
     };
   }
-  stack.options.ranks = head_options(options, stack, worker_options.key);
-  const bool is_stage = options.integer("rank") >= 0;
+  stack.options.ranks = head_options(options, stack, worker_options.key, registry.get());
   if (!is_stage && !stack.options.ranks) need(open_backend(stack));
   worker_options.cluster = stack.options;
   const std::string& bind = worker_options.listen;

@@ -295,7 +295,10 @@ std::vector<OptionRow> make_rows() {
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker",
        sets<&WorkerOptions::join>},
       {"rank", integer, "-1", "", "", -1, 1023,
-       "a stage of an instance (--ranks), from 0, instead of an instance; --join is that instance's address; -1: none",
+       "a stage of an instance (--ranks), from 0, instead of an instance: --join is that instance's address (its "
+       "--rank-bind), or --registry says it, by --rank-group; -1: none",
+       "worker"},
+      {"rank-group", text, "0", "NAME", "", 0, 0, "--registry: names the instance whose stages are remote, to them",
        "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
        "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind",
@@ -577,8 +580,6 @@ Status check_options(const Options& options, std::string_view group) {
   }
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
-  if (group == "worker" && options.integer("rank") >= 0 && options.text("join").empty())
-    return invalid("--rank: needs --join, the address where its instance waits for it (--rank-bind)");
   if (group == "serve") {
     const std::string names = "," + options.text("served-model-name") + ",";
     if (names != ",," && names.find(",,") != names.npos)

@@ -86,7 +86,10 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   return ok();
 }
 
-std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key) {
+std::string rank_group_name(const Options& options) { return "ranks/" + options.text("rank-group"); }
+
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key,
+                                               Registry* registry) {
   const ClusterOptions& cluster = stack.options;
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
@@ -96,11 +99,17 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
     head.listen = options.text("rank-bind");
     head.key = key;
     head.far = true;
+    if (registry)
+      head.start = [registry, name = rank_group_name(options)](const std::string& address, int) {
+        registry->announce(name, address);
+        return Result<std::unique_ptr<ranks::Processes>>(std::unique_ptr<ranks::Processes>());
+      };
     return head;
   }
   // Only processes of this user reach a Unix socket: they need no key.
-  constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry", "join",      "ranks",
-                                       "rank",   "rank-bind",        "give-up",  "event-log", "event-log-bytes"};
+  constexpr std::string_view kOwn[] = {"config",         "cluster-key-file", "registry",   "join",    "ranks",
+                                       "rank",           "rank-bind",        "rank-group", "give-up", "event-log",
+                                       "event-log-bytes"};
   Command command = worker_command(options, kOwn);
   head.start = [command](const std::string& address, int n) -> Result<std::unique_ptr<ranks::Processes>> {
     auto processes = std::make_unique<StageProcesses>();
@@ -118,6 +127,7 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
   const BackendOptions& backend = stack.backend_options;
   ranks::StageOptions stage{.stage = int(options.integer("rank")),
                             .join = worker.join,
+                            .find_head = worker.find_conductor,
                             .key = worker.key,
                             .fingerprint = worker.fingerprint,
                             .retry_s = worker.retry_s,

@@ -14,7 +14,12 @@ class SignalThread;
 Status check_rank_processes(const Options& options, const Stack& stack);
 
 // What makes a worker a head, where its instance has several stages and --ranks says so; nothing: threads.
-std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key);
+// `registry`: where its address is announced by rank_group_name(), if there is one.
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key,
+                                               Registry* registry);
+
+// What the registry calls the instance whose stages are remote: --rank-group.
+std::string rank_group_name(const Options& options);
 
 // xpyd worker --rank N: a stage. Returns when it has ended.
 Status serve_stage(const Options& options, const Stack& stack, const WorkerOptions& worker, SignalThread& signals);

@@ -10,7 +10,11 @@ void FarQueue::copy(std::span<const Copy> copies, bool) {
   for (const Copy& copy : copies) {
     const RemotePipeline::KvAddress from = pipeline_.find(copy.source), to = pipeline_.find(copy.destination);
     XPYD_CHECK(from.stage == to.stage && from.rank == to.rank);
-    of_stages[size_t(from.stage)].pieces.push_back({uint32_t(from.rank), from.at, to.at, copy.bytes});
+    Copies& all = of_stages[size_t(from.stage)];
+    all.pieces.push_back({uint32_t(from.rank), from.at, to.at, copy.bytes});
+    if (all.pieces.size() < kMaxPieces) continue;
+    pipeline_.tell(from.stage, kCopies, all);
+    all.pieces.clear();
   }
   for (int stage = 0; stage < pipeline_.stages(); ++stage)
     if (const Copies& all = of_stages[size_t(stage)]; !all.pieces.empty()) pipeline_.tell(stage, kCopies, all);
@@ -68,15 +72,21 @@ class FarWire final : public KvTransport {
               .seconds = what.deadline_s > 0 ? std::max(1e-3, what.deadline_s - clock_.now()) : 0,
               .pieces = {}};
     int stage = -1;
+    bool sent = what.op == KvOp::write && !plan.copies.empty();
     for (const Copy& copy : plan.copies) {
+      if (post.pieces.size() == kMaxPieces) {
+        post.more = true;
+        sent = sent && pipeline_.tell(stage, kPost, post);
+        post.pieces.clear();
+        post.more = false;
+      }
       const RemotePipeline::KvAddress from = pipeline_.find(copy.source);
       XPYD_CHECK(stage < 0 || stage == from.stage);
       stage = from.stage;
       post.pieces.push_back({uint32_t(from.rank), from.at, reinterpret_cast<uint64_t>(copy.destination), copy.bytes});
     }
     std::lock_guard lock(mutex_);
-    const bool sent = what.op == KvOp::write && stage >= 0 && post.pieces.size() <= kMaxPieces &&
-                      pipeline_.tell(stage, kPost, post);
+    sent = sent && pipeline_.tell(stage, kPost, post);
     posts_[id] = {stage, sent ? TransferState::in_flight : TransferState::failed, int64_t(plan.bytes),
                   int64_t(plan.copies.size())};
     return id;

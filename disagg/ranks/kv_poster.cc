@@ -64,19 +64,21 @@ void KvPoster::handle(uint16_t type, const std::string& bytes) {
     if (at != posts_.end()) wire_->cancel(at->second);
   } else {
     const Post post = need(from_bytes<Post>(bytes));
-    TransferPlan plan;
+    TransferPlan& plan = plan_;
     for (const KvBytes& piece : post.pieces) {
       if (!inside(piece, kv_)) throw invalid("a post of bytes that are not its KV");
       plan.copies.push_back(
           {kv_[piece.rank].data() + piece.at, reinterpret_cast<std::byte*>(uintptr_t(piece.to)), size_t(piece.bytes)});
       plan.bytes += piece.bytes;
     }
+    if (post.more) return;
     posts_[post.id] = wire_->post({.peer = PeerId(post.peer),
                                    .op = KvOp::write,
                                    .window = post.window,
                                    .deadline_s = post.seconds > 0 ? clock_.now() + post.seconds : 0,
                                    .number = post.number},
                                   plan);
+    plan = {};
   }
 }
 

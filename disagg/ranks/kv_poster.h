@@ -38,6 +38,7 @@ class KvPoster {
   Clock& clock_;
   std::map<PeerId, std::string> meeting_;  // their addresses
   std::map<uint64_t, TransferId> posts_;   // by the head's id
+  TransferPlan plan_;                      // of the post that is told in several messages
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;

@@ -46,10 +46,11 @@ enum Type : uint16_t {
   kPosted
 };
 
-inline constexpr int kMaxWindow = 4096;  // waves
+inline constexpr int kMaxPlaces = 4096;  // of waves
+inline constexpr int64_t kMaxKvTokens = int64_t(1) << 36;
 
 struct Start {
-  int32_t tp = 1, pp = 1, window = 1, step_tokens = 1, max_logits = 0;
+  int32_t tp = 1, pp = 1, places = 1, step_tokens = 1, max_logits = 0;
   uint8_t dtype = 0;                   // of weights: what the stage has been told, too
   uint8_t kv_dtype = 0, kv_order = 0;  // of the pool
   int32_t block_tokens = 0, n_blocks = 0;
@@ -60,11 +61,11 @@ struct Start {
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Start> s) {
-  auto& [tp, pp, window, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, far,
+  auto& [tp, pp, places, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, far,
          instance, wire] = s;
   a.number("tp", tp, 1, kMaxRanks);
   a.number("pp", pp, 1, kMaxRanks);
-  a.number("window", window, 1, kMaxWindow);
+  a.number("places", places, 1, kMaxPlaces);
   a.number("step_tokens", step_tokens, 1, 1 << 20);
   a.number("max_logits", max_logits, 0, 1 << 20);
   XPYD_EACH(a, dtype);
@@ -89,12 +90,12 @@ struct Peers {
 XPYD_FIELDS(Peers, previous, next)
 
 struct Connected {
-  std::vector<WindowKey> windows;  // [window] of its places; of the first stage none
+  std::vector<WindowKey> windows;  // [places]; of the first stage none
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Connected> s) {
   auto& [windows] = s;
-  a.list("windows", windows, kMaxWindow);
+  a.list("windows", windows, kMaxPlaces);
 }
 
 // StepInput without what differs from rank to rank.
@@ -167,13 +168,15 @@ struct Post {
   uint32_t peer = 0, number = 0;
   WindowKey window;
   double seconds = 0;  // until its deadline; 0: none
+  bool more = false;   // another Post of this id follows, with the next pieces
   std::vector<KvBytes> pieces;
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Post> s) {
-  auto& [id, peer, number, window, seconds, pieces] = s;
+  auto& [id, peer, number, window, seconds, more, pieces] = s;
   XPYD_EACH(a, id, peer, number, window);
   a.number("seconds", seconds, 0, 1e12);
+  XPYD_EACH(a, more);
   a.list("pieces", pieces, kMaxPieces);
 }
 

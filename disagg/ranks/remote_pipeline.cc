@@ -50,7 +50,7 @@ void RemotePipeline::forward(const StepInput& step, float* logits) {
 void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* logits) {
   check_step(step, config(), options_.step_tokens, options_.max_logits, 0, shards_.n_ranks());
   XPYD_CHECK(int(begun_ - first_) < window_);
-  const size_t n_seqs = step.kv_lengths.size(), place = begun_ % uint32_t(window_);
+  const size_t n_seqs = step.kv_lengths.size(), place = begun_ % places_;
   UnderWay& under_way = wave_of(begun_);
   under_way.watched = step.watched;
   under_way.layers = under_way.done = 0;
@@ -97,7 +97,7 @@ bool RemotePipeline::wait() {
 
 void RemotePipeline::end(Chosen*) {
   XPYD_CHECK(ended());
-  const int place = int(first_ % uint32_t(window_));
+  const int place = int(first_ % places_);
   const UnderWay& wave = wave_of(first_++);
   stage_seconds_ = wave.seconds;
   const size_t floats = wave.n_logits * size_t(config().vocab);
@@ -127,7 +127,7 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
     if (type == kReady) return on_ready(stage, need(from_bytes<Ready>(bytes)));
     if (type == kConnected) {
       const Connected connected = need(from_bytes<Connected>(bytes));
-      if (connected.windows.size() != (stage > 0 ? size_t(window_) : 0)) return invalid("its windows are not all");
+      if (connected.windows.size() != (stage > 0 ? places_ : 0)) return invalid("its windows are not all");
       std::lock_guard lock(mutex_);
       StageEnd& from = stages_[size_t(stage)];
       if (from.address.empty() || from.connected) return invalid("it has connected already");
@@ -168,7 +168,7 @@ Status RemotePipeline::on_done(int stage, const Done& done) {
   if (!is_under_way(stage, done.wave)) return invalid("the end of a wave that is not under way there");
   ++stages_[size_t(stage)].next_done;
   UnderWay& wave = wave_of(done.wave);
-  if (stage > 0) stages_[size_t(stage)].windows[done.wave % uint32_t(window_)] = done.next;
+  if (stage > 0) stages_[size_t(stage)].windows[done.wave % places_] = done.next;
   wave.seconds[size_t(stage)] = done.seconds;
   const int layers = shards_.layers(stage).end;
   if (layers > wave.layers) wave.layers = layers;

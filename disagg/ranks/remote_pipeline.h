@@ -38,7 +38,7 @@ struct HeadOptions {
   bool far = false;               // stages are on other hosts, which share no memory with this one
   ClusterKey key;
   uint64_t fingerprint = 0;
-  // Starts them, to join at the address; null: they come by themselves.
+  // Starts them, to join at the address; without, or where it returns null, they come by themselves.
   std::function<Result<std::unique_ptr<Processes>>(const std::string& address, int stages)> start;
   double silence_s = 3;  // ChannelLimits
   ModelConfig config;
@@ -106,7 +106,7 @@ class RemotePipeline final : public Model {
   struct StageEnd {
     ChannelPtr channel;
     std::string address;             // of its wire; empty: it is not ready
-    std::vector<WindowKey> windows;  // [window] of its places: the channels' thread's until waves are begun
+    std::vector<WindowKey> windows;  // [places]: the channels' thread's until waves are begun
     bool connected = false;
     uint32_t next_done = 0;  // the wave that it ends next: the channels' thread's
   };
@@ -122,17 +122,18 @@ class RemotePipeline final : public Model {
   void break_up(const std::string& why);
   bool is_under_way(int stage, uint32_t wave) const;
   bool is_broken() const { return broken_.load(std::memory_order_acquire); }
-  UnderWay& wave_of(uint32_t number) { return waves_[number % uint32_t(window_)]; }
-  const UnderWay& wave_of(uint32_t number) const { return waves_[number % uint32_t(window_)]; }
+  UnderWay& wave_of(uint32_t number) { return waves_[number % places_]; }
+  const UnderWay& wave_of(uint32_t number) const { return waves_[number % places_]; }
 
   const HeadOptions options_;
   Clock& clock_;
   const KvShards shards_;
   const int window_;
-  std::vector<UnderWay> waves_;   // [window]
+  const uint32_t places_;         // a power of two: numbers of waves begin anew after 2^32
+  std::vector<UnderWay> waves_;   // [places]
   std::optional<BoundaryIn> in_;  // logits
   std::unique_ptr<KvTransport> wire_;
-  std::vector<WindowKey> own_windows_;  // [window]
+  std::vector<WindowKey> own_windows_;  // [places]
   std::vector<std::shared_ptr<std::byte>> kv_memory_;
   std::vector<size_t> kv_bytes_;  // [n_ranks]
   size_t weight_bytes_ = 0, scratch_bytes_ = 0;

@@ -1,6 +1,7 @@
 // How a head and its stages find each other.
 #include <sys/mman.h>
 
+#include <bit>
 #include <charconv>
 #include <chrono>
 
@@ -41,7 +42,8 @@ RemotePipeline::RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock&
       clock_(clock),
       shards_(plan.shards),
       window_(options_.window > 0 ? options_.window : 2 * plan.shards.pp),
-      waves_(size_t(window_)),
+      places_(std::bit_ceil(uint32_t(window_))),
+      waves_(places_),
       kv_memory_(size_t(plan.shards.n_ranks())),
       stages_(size_t(plan.shards.pp)) {
   for (UnderWay& wave : waves_) wave.seconds.resize(size_t(shards_.pp));
@@ -61,7 +63,7 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
     kv_bytes_.push_back(layout.pool_bytes());
   }
   const size_t most_logits = size_t(options_.max_logits) * size_t(o.config.vocab);
-  in_ = need(BoundaryIn::make(*options_.wire, window_, most_logits, options_.checksum));
+  in_ = need(BoundaryIn::make(*options_.wire, int(places_), most_logits, options_.checksum));
   wire_ = need(options_.wire->make({.regions = {in_->region()},
                                     .queue = &cpu_queue(),
                                     .clock = &clock_,
@@ -74,13 +76,11 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
   const std::string address = need(loop_->listen(
       {o.listen == "unix:@" ? o.listen + random_name() : o.listen, o.key, identity_of("head", o.fingerprint)},
       [this](const ChannelPtr& channel) { return on_open(channel); }));
-  if (o.start)
-    processes_ = need(o.start(address, shards_.pp));
-  else
-    log_line(LogLevel::info, "xpyd worker: waits for %d stages at %s", shards_.pp, address.c_str());
+  if (o.start) processes_ = need(o.start(address, shards_.pp));
+  if (!processes_) log_line(LogLevel::info, "xpyd worker: waits for %d stages at %s", shards_.pp, address.c_str());
   const Start start{.tp = shards_.tp,
                     .pp = shards_.pp,
-                    .window = window_,
+                    .places = int32_t(places_),
                     .step_tokens = options_.step_tokens,
                     .max_logits = options_.max_logits,
                     .dtype = uint8_t(o.dtype),
@@ -102,7 +102,8 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
     if (std::lock_guard lock(mutex_); !failed_.empty()) return Error{ErrorCode::unavailable, failed_};
   }
   need(wait_for("connected", [](const StageEnd& stage) { return stage.connected; }));
-  for (int place = 0; place < window_; ++place) own_windows_.push_back(need(in_->open(*wire_, shards_.pp - 1, place)));
+  for (int place = 0; place < int(places_); ++place)
+    own_windows_.push_back(need(in_->open(*wire_, shards_.pp - 1, place)));
   std::lock_guard lock(mutex_);
   serves_ = failed_.empty();
   return serves_ ? ok() : Error{ErrorCode::unavailable, failed_};

@@ -149,8 +149,12 @@ Status Stage::serve() {
             }};
   };
   const NodeIdentity self = identity_of("stage" + std::to_string(options_.stage), options_.fingerprint);
-  Result<ChannelPtr> channel = loop.connect({options_.join, options_.key, self}, 5, on_open);
-  if (!channel) return channel.error();
+  const std::string head = options_.find_head ? options_.find_head() : options_.join;
+  if (head.empty()) return Error{ErrorCode::unavailable, "the registry names no such instance"};
+  Result<ChannelPtr> channel = loop.connect({head, options_.key, self}, 5, on_open);
+  // A wrong address of the command line stays wrong; the registry may have another one later.
+  if (!channel)
+    return Error{options_.find_head ? ErrorCode::unavailable : channel.error().code, channel.error().message};
   Parts p;
   struct NoPoster {  // before it goes
     Stage& stage;
@@ -160,6 +164,13 @@ Status Stage::serve() {
     }
   } no_poster{*this};
   p.channel = channel.value();
+  const auto end = [&](const Error& error) -> Status {
+    if (!over()) {
+      log("stage " + std::to_string(options_.stage) + ": " + error.message);
+      p.channel->close(error.message);
+    }
+    return error;
+  };
   try {
     set_up(p);
     for (;;) {
@@ -179,11 +190,9 @@ Status Stage::serve() {
       need(compute(p, wave));
     }
   } catch (const Error& error) {
-    if (!over()) {
-      log("stage " + std::to_string(options_.stage) + ": " + error.message);
-      p.channel->close(error.message);
-    }
-    return error;
+    return end(error);
+  } catch (const std::bad_alloc&) {
+    return end({ErrorCode::unavailable, "out of memory"});
   }
 }
 
@@ -195,6 +204,7 @@ void Stage::set_up(Parts& p) {
   need(check_model_shards(c, p.shards));
   if (stage >= start.pp)
     throw invalid("--rank " + std::to_string(stage) + ": the instance has " + std::to_string(start.pp) + " stages");
+  if (int64_t(start.block_tokens) * start.n_blocks > kMaxKvTokens) throw invalid("KV of too many tokens");
   if (start.dtype != uint8_t(options_.dtype)) throw invalid("--dtype is another one at the instance's head");
   p.last = stage + 1 == start.pp;
   p.built = need(options_.make_ranks(p.shards, stage, start.step_tokens));
@@ -210,7 +220,7 @@ void Stage::set_up(Parts& p) {
   const TransportRow* wire = find_transport(start.wire);
   if (!wire) throw invalid("no wire " + start.wire);
   const size_t width = size_t(c.hidden), most_logits = size_t(start.max_logits) * size_t(c.vocab);
-  p.in = need(BoundaryIn::make(*wire, stage > 0 ? start.window : 1, stage > 0 ? size_t(start.step_tokens) * width : 0,
+  p.in = need(BoundaryIn::make(*wire, stage > 0 ? start.places : 1, stage > 0 ? size_t(start.step_tokens) * width : 0,
                                start.checksum));
   const TransportOptions wire_options{.regions = {p.in->region()},
                                       .queue = &cpu_queue(),
@@ -232,7 +242,7 @@ void Stage::set_up(Parts& p) {
   wait_until([&] { return need(p.wire->connect(stage + 1, peers.next)); });
   p.out.emplace(*p.wire, clock_, stage + 1, p.last ? most_logits : size_t(start.step_tokens) * width, start.checksum);
   Connected connected;
-  for (int place = 0; stage > 0 && place < start.window; ++place)
+  for (int place = 0; stage > 0 && place < start.places; ++place)
     connected.windows.push_back(need(p.in->open(*p.wire, stage - 1, place)));
   if (start.far) {
     const TransportOptions kv_wire{
@@ -258,7 +268,7 @@ void Stage::copy(const Parts& p, const Copies& copies) {
 }
 
 Status Stage::compute(Parts& p, const Wave& wave) {
-  const int place = int(wave.number % uint32_t(p.start.window)), slot = int(wave.number % kSlots);
+  const int place = int(wave.number % uint32_t(p.start.places)), slot = int(wave.number % kSlots);
   const size_t hidden = size_t(options_.config.hidden), n_seqs = wave.kv_lengths.size();
   StageRanks& ranks = *p.built.ranks;
   std::vector<KvView> views;  // [tp, n_seqs]

@@ -26,7 +26,8 @@ inline constexpr int kSlots = 2;  // residual streams, or logits, of a stage tha
 
 struct StageOptions {
   int stage = 0;
-  std::string join;  // the head's address
+  std::string join;                        // the head's address; or
+  std::function<std::string()> find_head;  // where it is now; empty: nowhere
   ClusterKey key;
   uint64_t fingerprint = 0;             // NodeIdentity
   double retry_s = 0.2, give_up_s = 0;  // WorkerOptions

@@ -5,8 +5,11 @@
 #include <iterator>
 #include <set>
 
+#include "disagg/control/registry.h"
+#include "server/local_workers.h"
 #include "disagg/ranks/stage.h"
 #include "tests/process_bed.h"
+#include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"
 
 namespace xpyd::testing::rank_processes_test {
@@ -209,6 +212,42 @@ TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]
   }
 }
 
+TEST_CASE("ranks: stages find their instance by the registry, wherever it listens now",
+          "[processes][rank-processes][etcd]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
+  Etcd etcd;
+  TempDir dir;
+  const std::string key = dir.path + "/key";
+  std::ofstream(key) << "a key of this test alone";
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key}, kLongLease, "1C");
+  auto registry = open_etcd(etcd.url(), 2, bed.clock()).value();
+  registry->announce(kConductorName, bed.cluster().address());
+  const auto start = [&](Words words) {
+    words.insert(words.end(), {"--registry", etcd.url(), "--rank-group", "a", "--give-up", "60"});
+    return bed.start_worker(words, {}, {});
+  };
+  const auto start_head = [&] {
+    return start({"--role", "colocated", "--ranks", "remote", "--rank-bind", "127.0.0.1:0"});
+  };
+  size_t head = start_head(), stages[] = {start({"--rank", "0"}), start({"--rank", "1"})};
+  for (int life = 1; life <= 3; ++life) {
+    REQUIRE(bed.cluster().wait_members(1, 60));
+    for (int i = 0; i < 6; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12);
+    bed.check_answers();
+    if (life == 1) {
+      bed.child(stages[1]).end(SIGKILL);
+      stages[1] = start({"--rank", "1"});
+    } else if (life == 2) {
+      bed.child(head).end(SIGKILL);
+      head = start_head();
+    }
+    REQUIRE(within(60, [&] { return life == 3 || bed.cluster().stats().conductor.left == life; }));
+  }
+  bed.check_memory();
+}
+
 TEST_CASE("ranks: stages on two hosts, and a cable that is pulled", "[processes][rank-processes][netns]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   if (geteuid() != 0) SKIP_TEST("network namespaces need root");
@@ -274,7 +313,7 @@ TEST_CASE("ranks: a stage that cannot start says why, and ends its head", "[proc
 
 TEST_CASE("ranks: a wave that is no step of the model is refused", "[rank-processes]") {
   const ModelConfig& c = tiny_config();
-  const ranks::Start start{.pp = 2, .window = 4, .step_tokens = 8, .max_logits = 2, .block_tokens = 4, .n_blocks = 10};
+  const ranks::Start start{.pp = 2, .places = 4, .step_tokens = 8, .max_logits = 2, .block_tokens = 4, .n_blocks = 10};
   // Two sequences: three tokens with six of KV, one with one.
   const ranks::Wave good{.token_ids = {1, 2, 3, 4},
                          .q_offsets = {0, 3, 4},
