@@ -50,12 +50,12 @@ int wanted_level(const ChunkView& view, const Backlog& backlog) {
 
 constexpr int kCandidates[] = {128, 256, 512, 1024, 2048};
 
-// Those that the step's budget allows, the smallest first, each with room for a prompt beside the decodes; at least
-// one.
+// Those that the step's budget allows, the smallest first, each with an eighth at least for prompts, beside the
+// decodes; at least one.
 std::vector<int> candidates(const ChunkView& view) {
   std::vector<int> all;
   for (int tokens : kCandidates)
-    if (tokens > view.decodes && tokens <= view.budget) all.push_back(tokens);
+    if (tokens - view.decodes >= tokens / 8 && tokens <= view.budget) all.push_back(tokens);
   if (all.empty()) all.push_back(view.budget);
   return all;
 }
@@ -91,7 +91,7 @@ ChunkState decide_mpu(const ChunkView& view, ChunkState state, ChunkWave& wave) 
   const int budget = level_budget(view, state.level);
   const ChunkPrompt& head = view.prompts[0];
   const bool alone = view.prompts.size() == 1 && 2 * head.left < budget;
-  // Where no wave is under way, nobody gains by waiting.
+  // For one decision, which the next mail may bring; where no wave is under way, nobody gains by waiting.
   state.waited = alone && !state.waited && !view.in_flight.empty();
   wave.tokens = state.waited ? 0 : budget;
   wave.least = std::max(view.minimum, budget / 2);

@@ -95,8 +95,9 @@ void Engine::keep_chunks() {
   stats_.chunk_extrapolations += c.choice.extrapolates;
   if (!c.choice.extrapolates || c.steps_seen < kKnownSteps || std::exchange(c.told, true)) return;
   log_line(LogLevel::info,
-           "xpyd: --chunk-policy %s predicts a step after %d tokens, and those that its cost is of had %d at most, and "
-           "%d after them: what else is so far off is counted alone (chunk_extrapolations_total)",
+           "xpyd: --chunk-policy %s extrapolates: it plans a chunk behind %d tokens of its prompt; the steps that the "
+           "cost was fitted to had at most %d before them, and %d in them. From now on such plans are only counted "
+           "(chunk_extrapolations_total)",
            c.options.policy->name, c.prompts[0].done, c.longest_prefix, c.longest_chunk);
 }
 

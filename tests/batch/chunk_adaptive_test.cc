@@ -110,6 +110,9 @@ TEST_CASE("dcp_greedy: by memory, by the gap between tokens, by the time that a 
   view.decodes = 200;
   view.kv_free = 0.05;
   CHECK(after(view, 2048) == 256);  // 128 are fewer than run
+  view.decodes = 250;
+  CHECK(after(view, 2048) == 512);  // 256 would leave prompts six
+  view.decodes = 200;
   view.kv_free = 0.5;
   view.tbt_s = 0.1, view.gap_s = 0.11;
   CHECK(after(view, 1024) == 512);
