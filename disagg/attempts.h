@@ -73,6 +73,7 @@ struct InstanceParts {
     int64_t transfers = 0, bytes = 0, descriptors = 0;
     double seconds = 0;
   } posted = {};
+  FetchStats fetch = {};
   Peers peers{memory, wire};
 
   void tell(InstanceId to, Message message);

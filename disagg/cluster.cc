@@ -64,6 +64,8 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
   if (o.batching->layered) conductor.step_tokens = o.chunk_tokens;  // as many steps as there would be chunks
   conductor.zero_copy = o.transport->shared_pool;
   conductor.limits = limits(o);
+  if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
+    conductor.fetch_s_per_token = 2 * double(o.kv.shape.token_bytes()) / o.prior->rates.bytes_per_s;
   return conductor;
 }
 

@@ -71,6 +71,7 @@ struct ConductorOptions {
   uint64_t seed = 0;
   int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
+  const FetchPolicy* fetch = find_fetch_policy("never");
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
   std::function<double(const Request&)> answer_tokens = {};  // that it will have; empty: nobody knows
@@ -127,9 +128,11 @@ class Conductor final : public Service {
     int left = 1;              // of them, not ended
     DisaggOrder order = DisaggOrder::local;
     InstanceId prefill = -1, decode = -1;
-    PlacedPrompt prompt;                     // charged to `prefill`
-    int64_t context = 0;                     // tokens charged to `decode`
-    double prompt_s = 0;                     // that its prompt was said to take
+    PlacedPrompt prompt;     // charged to `prefill`
+    int64_t context = 0;     // tokens charged to `decode`
+    double prompt_s = 0;     // that its prompt was said to take
+    InstanceId lender = -1;  // charged for its prefix:
+    double lends_s = 0;
     double joins_s = 0;                      // Clock: it decodes, or was said to begin to
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
     bool asked = false;                      // decode_first: its PrefillJob has come
@@ -215,6 +218,7 @@ class Conductor final : public Service {
   void dispatch_jobs();
   Member* find(InstanceId id);
   void charge(Attempt& attempt, Member& member);
+  void uncharge_lender(Attempt& attempt);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);
   // f(out) under the lock.

@@ -31,6 +31,7 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
     begin(entry);
     mark(entry, &RequestLife::started);
     board_.begun(members_.at(from), attempt.prompt, now);
+    uncharge_lender(attempt);
     dispatch_jobs();
   }
 }
@@ -249,9 +250,15 @@ void Conductor::uncharge_prompt(Attempt& attempt) {
   if (Member* member = find(attempt.prefill)) board_.done(*member, attempt.prompt, clock_.now());
 }
 
+// The prefix is there, or nobody waits for it.
+void Conductor::uncharge_lender(Attempt& attempt) {
+  if (Member* lender = find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
+}
+
 void Conductor::forget(AttemptId number) {
   auto found = attempts_.find(number);
   Attempt& attempt = found->second;
+  uncharge_lender(attempt);
   const bool freed = attempt.queued && find(attempt.prefill);
   if (freed) board_.begun(*find(attempt.prefill), attempt.prompt, clock_.now());
   uncharge_prompt(attempt);

@@ -76,9 +76,19 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   attempt.decode = board_.ids()[size_t(placed.decode)];
   attempt.prefill = board_.ids()[size_t(placed.prefill)];
   Member &prefill = members_.at(attempt.prefill), &decode = members_.at(attempt.decode);
-  const bool fetches = placed.source >= 0;
-  const double prompt_s = fetches ? p.fetched_prefill_s : p.prefill_s;
-  const double ttft_s = p.queue_s + (fetches ? p.fetch_s : 0) + prompt_s;
+  Scoreboard::Fetch fetch;
+  if (!options_.zero_copy && (options_.fetch->fetches || placed.source >= 0)) fetch = board_.fetch(prefill, prompt);
+  bool fetches = placed.source >= 0 && !fetch.holders.empty();
+  if (!fetch.holders.empty() && options_.fetch->fetches) {
+    const bool answer = options_.fetch->fetches(fetch.view);
+    fetches |= answer;
+    if (log)
+      log->decided(clock_.now(), "fetch_or_compute", options_.fetch->name, id, fetch.view, NoOptions{}, answer,
+                   "instance", prefill.info.name);
+  }
+  const double fetch_s = placed.source >= 0 ? p.fetch_s : fetch_seconds(fetch.view);
+  const double prompt_s = fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;
+  const double ttft_s = p.queue_s + (fetches ? fetch_s : 0) + prompt_s;
   if (entry.tries == 0 && options_.admission->arrives) {
     ClusterAdmission asked = admission(entry, attempt.decode, ttft_s);
     asked.instances = seen.instances;
@@ -92,7 +102,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     }
   }
   // Where the prompt is computed.
-  int cached = fetches ? seen.instances[size_t(placed.source)].cached_tokens : p.cached_tokens;
+  int cached = fetches ? fetch.view.holder_tokens : p.cached_tokens;
   if (placed.prefill != placed.decode) {
     const InstanceStats ps = prefill.probe->stats(), ds = decode.probe->stats();
     const int cached_decode = board_.promised(decode, prompt);
@@ -111,6 +121,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     // There P says nothing of the logits that it sees.
     if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;
     if (attempt.order == DisaggOrder::local) cached = cached_decode;
+    if (attempt.order == DisaggOrder::local || attempt.order == DisaggOrder::decode_first) fetches = false;
   }
   const AttemptId number = ++last_attempt_;
   ++totals_.attempts;
@@ -138,17 +149,29 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     one.placed = one.output.size();
     if (entry.tries == 0) one.ttft_s = ttft_s, one.tbt_s = d.step_with_s;
   }
-  StartRequest message{.attempt = number,
-                       .request = entry.request,
-                       .state = {.choice = first,
-                                 .stands_for = count,
-                                 .output = choice.output,
-                                 .logits_hash = choice.logits_hash,
-                                 .queued_s = request.arrival_s,
-                                 .scheduled_s = choice.scheduled_s},
-                       .order = attempt.order,
-                       .decode = attempt.decode,
-                       .source = fetches ? board_.ids()[size_t(placed.source)] : -1};
+  if (fetches && request.prompt_logprobs < 0) {  // whose KV nobody can have
+    attempt.lender = fetch.holders[0];
+    attempt.lends_s = fetch.view.bytes_s;
+    members_.at(attempt.lender).load.lends_s += attempt.lends_s;
+  } else {
+    fetch.holders.clear();
+  }
+  constexpr double kPatience = 30;  // seconds
+  StartRequest message{
+      .attempt = number,
+      .request = entry.request,
+      .state = {.choice = first,
+                .stands_for = count,
+                .output = choice.output,
+                .logits_hash = choice.logits_hash,
+                .queued_s = request.arrival_s,
+                .scheduled_s = choice.scheduled_s},
+      .order = attempt.order,
+      .decode = attempt.decode,
+      .fetch = {.holders = std::move(fetch.holders),
+                .tokens = fetch.view.holder_tokens,
+                .worth_s = fetch.view.saved_s,
+                .limit_s = options_.fetch->most > 0 ? options_.fetch->most * fetch.view.saved_s : kPatience}};
   const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
   const InstanceId to = at_decode ? attempt.decode : attempt.prefill;
   attempts_.emplace(number, attempt);

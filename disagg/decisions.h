@@ -12,6 +12,7 @@
 #include "disagg/admission.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
+#include "disagg/pool/fetch_policy.h"
 #include "disagg/roles.h"
 
 namespace xpyd::allocator {
@@ -48,6 +49,8 @@ XPYD_COLUMNS(Objectives, ttft_s, tbt_s)
 XPYD_COLUMNS(ClusterView, instances, prompt_tokens, block_tokens, objectives, number, random)
 XPYD_COLUMNS(PlacementOptions, fetch_threshold)
 XPYD_COLUMNS(Placement, prefill, decode, source)
+
+XPYD_COLUMNS(FetchView, prompt_tokens, cached_tokens, holder_tokens, bytes_s, handshake_s, queue_s, saved_s)
 
 XPYD_COLUMNS(DecodeView, joins_s, ends_s, context, at_longest)
 XPYD_COLUMNS(AdmissionOptions, decode, fixed_s, quantile, factor)

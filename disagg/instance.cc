@@ -33,7 +33,10 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
       leases_(options_.lease_s, clock),
       sender_(parts_, leases_, options_.stream_kv),
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
-      receiver_(parts_, attempts_, engine_) {
+      receiver_(parts_, attempts_, engine_),
+      fetcher_(parts_, attempts_,
+               [this](StartRequest message, KvHandle kv, int tokens) { begin(std::move(message), kv, tokens); }),
+      lender_(parts_) {
   if (options_.log) watch();
   published_.name = options_.name;
   cost_ = options_.cost;
@@ -59,6 +62,16 @@ void Instance::watch() {
                                               .seconds = clock_.now() - s.load_s,
                                               .tokens = s.computed});
   });
+  fetcher_.ended = [this](const pool::Fetched& f) {
+    options_.log->happened("fetch", FetchLife{.instance = options_.name,
+                                              .request = f.request,
+                                              .t = f.begin_s,
+                                              .seconds = f.end_s - f.begin_s,
+                                              .tokens = f.tokens,
+                                              .from = name_of(f.from),
+                                              .worth_s = f.worth_s,
+                                              .bytes = double(f.bytes) * options_.bytes_scale});
+  };
   parts_.moved = [this](const Moved& moved) {
     options_.log->happened("transfer", TransferLife{.from = name_of(moved.from),
                                                     .to = name_of(moved.to),
@@ -114,6 +127,8 @@ bool Instance::turn() {
   inbox = std::move(waiting);
   moved |= sender_.tick();
   moved |= receiver_.tick();
+  moved |= fetcher_.tick();
+  moved |= lender_.tick();
   update_leases();
   moved |= engine_.step();
   fit_cost();
@@ -134,7 +149,7 @@ void Instance::run(const std::atomic<bool>& stop) {
   while (!stop.load(std::memory_order_relaxed)) {
     back_to_back_ = turn();
     if (back_to_back_) continue;
-    double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
+    double nap = idle() ? 0.1 : counts_posts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
     for (const auto& [id, meeting] : pending_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
     leases_.mail().wait(nap);
@@ -143,9 +158,22 @@ void Instance::run(const std::atomic<bool>& stop) {
 
 void Instance::handle(InstanceId, StartRequest message) {
   const AttemptId attempt = message.attempt;
-  if (sender_.has(attempt) || receiver_.has(attempt)) return;  // it comes from another process
+  // It comes from another process.
+  if (sender_.has(attempt) || receiver_.has(attempt) || fetcher_.has(attempt)) return;
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
-  compute(attempts_.begin(attempt, std::move(message.request), message.state), message.order, message.decode);
+  if (!message.fetch.holders.empty()) return fetcher_.start(std::move(message));
+  begin(std::move(message), kNoKv, 0);
+}
+
+// Its first `tokens` tokens are in `kv`, if that is any.
+void Instance::begin(StartRequest message, KvHandle kv, int tokens) {
+  SequencePtr sequence = attempts_.begin(message.attempt, std::move(message.request), message.state);
+  if (kv != kNoKv) {
+    sequence->kv = kv;
+    sequence->computed = tokens;
+    sequence->early = sequence->probed = true;
+  }
+  compute(std::move(sequence), message.order, message.decode);
 }
 
 void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decode) {
@@ -238,6 +266,8 @@ void Instance::handle(InstanceId, PeerGone message) {
   pending_.erase(message.id);
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
+  fetcher_.peer_gone(message.id);
+  lender_.peer_gone(message.id);
   peer_names_.erase(message.id);
   parts_.peers.erase(message.id);
 }
@@ -248,6 +278,8 @@ void Instance::handle(InstanceId, PeerBroken message) {
   const std::string why = options_.name + " lost its connection to a peer";
   sender_.peer_gone(message.id, why);
   receiver_.peer_gone(message.id, why);
+  fetcher_.peer_gone(message.id);
+  lender_.peer_gone(message.id);
   parts_.peers.erase(message.id);
 }
 
@@ -261,6 +293,7 @@ void Instance::handle(InstanceId from, KvRenewed message) {
   for (AttemptId attempt : message.attempts) {
     sender_.renewed(from, attempt);
     receiver_.renewed(from, attempt);
+    lender_.renewed(from, attempt);
   }
 }
 
@@ -270,6 +303,7 @@ void Instance::update_leases() {
   handover::SharedAttempts of_peer;
   sender_.add_shared(of_peer);
   receiver_.add_shared(of_peer);
+  fetcher_.add_shared(of_peer);
   leases_.update(std::move(of_peer));
 }
 
@@ -297,6 +331,8 @@ void Instance::report_cache() {
 void Instance::shut_down(FinishReason reason, const std::string& error) {
   const double now = clock_.now();
   engine_.end_all(reason, error);
+  fetcher_.clear(reason, error, attempts_);
+  lender_.clear();
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
   for (Envelope& envelope : leases_.take()) {
@@ -390,6 +426,7 @@ void Instance::publish() {
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;
+  s.fetch = parts_.fetch;
   s.heartbeat_s = clock_.now();
   s.cost = cost_.terms();
   published_count_.fetch_add(1, std::memory_order_release);
@@ -418,6 +455,7 @@ void Instance::draw_map() {
       for (int32_t block : memory_->blocks(handle)) held.emplace_back(block, request);
     };
     engine_.each_holder(add), sender_.each_holder(add), receiver_.each_holder(add);
+    fetcher_.each_holder(add), lender_.each_holder(add);
     map = std::make_shared<BlockMap>(map_blocks(memory_->states(), std::move(held)));
     map->t = began;
     next_map_s_ = began + std::max(0.1, 50 * (clock_.now() - began));

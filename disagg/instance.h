@@ -20,6 +20,8 @@
 #include "disagg/handover/leases.h"
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/sender.h"
+#include "disagg/pool/fetcher.h"
+#include "disagg/pool/lender.h"
 
 namespace xpyd::disagg {
 
@@ -69,9 +71,11 @@ class Instance final {
   // Turns until `stop` is set; sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.
-  bool idle() const { return engine_.idle() && sender_.empty() && receiver_.empty(); }
+  bool idle() const {
+    return engine_.idle() && sender_.empty() && receiver_.empty() && fetcher_.empty() && lender_.empty();
+  }
   bool counts_posts() const {
-    return receiver_.counts();
+    return receiver_.counts() || fetcher_.counts() || lender_.counts();
   }  // it has to look at what arrives, for which there is no mail
   // Whatever is inside ends with `reason`. For an end in order the conductor hears of it; what the
   // others know of it they find out by themselves.
@@ -99,11 +103,15 @@ class Instance final {
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
+  void handle(InstanceId from, FetchKv message) { lender_.handle(from, std::move(message)); }
+  void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
+  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
   void handle(InstanceId from, KvRenewed message);
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
+  void begin(StartRequest message, KvHandle kv, int tokens);
   void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
   bool connect_wires();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;
@@ -127,6 +135,8 @@ class Instance final {
   handover::Sender sender_;
   Engine engine_;
   handover::Receiver receiver_;
+  pool::Fetcher fetcher_;
+  pool::Lender lender_;
 
   // A peer that the wire is not connected to yet.
   struct PendingPeer {

@@ -29,14 +29,16 @@ struct StepLife {
 XPYD_COLUMNS(StepLife, instance, t, seconds, steps, tokens, prefix, attended, decodes, context, running, waiting, free,
              active, cached, in_transfer, evicted, wire_s_per_byte)
 
-// KV of a request that an instance had in a tier, and has loaded while the request waited.
+// KV of a request that an instance had in a tier, or another one had, and that has come while the request waited.
 struct FetchLife {
   std::string instance;
   uint64_t request = 0;
   double t = 0, seconds = 0;
   int tokens = 0;
+  std::string from;               // the first of the instances that had it; "": a tier
+  double worth_s = 0, bytes = 0;  // … what computing it was said to take; what crossed
 };
-XPYD_COLUMNS(FetchLife, instance, request, t, seconds, tokens)
+XPYD_COLUMNS(FetchLife, instance, request, t, seconds, tokens, from, worth_s, bytes)
 
 // KV of a prompt that crossed a wire: from its first post to the end of its last one.
 struct TransferLife {
@@ -64,7 +66,7 @@ struct RequestLife {
   std::string finish;
   std::vector<float> gaps;  // between tokens, from the first on
   // By lines of its instances (trace_view.cc).
-  double fetching = 0, fetched = 0;  // P loads what a tier has of it
+  double fetching = 0, fetched = 0;  // P gets what a tier, or another instance, has of it
   double decoding = 0;               // D's first step with it begins
 };
 XPYD_COLUMNS(RequestLife, request, t, placed, prefill, decode, started, prompt_done, joined, first, second, ended,

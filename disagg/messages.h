@@ -44,13 +44,20 @@ struct InstanceInfo {
 
 // ---- Conductor -> instance.
 
+// Which part of a prompt's prefix is got from others before it is computed (pool/fetcher.h).
+struct FetchOrder {
+  std::vector<InstanceId> holders;  // of all that is wanted, each; empty: nothing is fetched
+  int tokens = 0;                   // the prefix that they have
+  double worth_s = 0;               // what computing it would take
+  double limit_s = 0;               // what fetching it may take
+};
 struct StartRequest {
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
   DisaggOrder order = DisaggOrder::local;
   InstanceId decode = -1;  // push, pull: the peer
-  InstanceId source = -1;  // who has more of its prefix, which is fetched first (simulated instances do)
+  FetchOrder fetch;
 };
 struct AbortAttempt {  // ends with `abort`, wherever it is
   AttemptId attempt = 0;
@@ -166,10 +173,27 @@ struct KvRenewed {  // either way: these attempts still stand here
   std::vector<AttemptId> attempts;
 };
 
+// ---- Prefill -> holder of a prefix, and back (pool/).
+
+struct FetchKv {  // it wants to read the KV of tokens from `begin` on, of all but the last of these
+  AttemptId attempt = 0;
+  uint64_t salt = 0;
+  int begin = 0;
+  std::vector<int32_t> tokens;
+};
+struct KvLent {
+  AttemptId attempt = 0;
+  int tokens = 0;  // of these, from the first one on, that are there; begin or less: nothing is lent
+  KvPlace source;  // in whose window those from `begin` on can be read
+};
+struct FetchOver {  // nobody reads, or will
+  AttemptId attempt = 0;
+};
+
 using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
                              Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
                              KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
-                             LeaveRequest, CacheReport, TokensOf>;
+                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

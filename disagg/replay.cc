@@ -59,6 +59,11 @@ std::string order_again(const json& line, const std::string& policy, JsonIn::Kee
   return std::to_string(int(order));
 }
 
+std::string fetch_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  const auto fetches = row(find_fetch_policy(policy), policy).fetches;
+  return text_of(fetches && fetches(part<FetchView>(line, "view", keep)));
+}
+
 std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   auto view = part<BatchView>(line, "view", keep);
   const auto admission = part<std::string>(line, "admission", keep);
@@ -98,8 +103,15 @@ struct Kind {
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
 };
 constexpr Kind kKinds[] = {
-    {"place", place_again}, {"admit", admit_again<false>}, {"join", admit_again<true>}, {"order", order_again},
-    {"plan", plan_again},   {"chunk", chunk_again},        {"evict", evict_again},      {"role", role_again},
+    {"place", place_again},
+    {"admit", admit_again<false>},
+    {"join", admit_again<true>},
+    {"order", order_again},
+    {"fetch_or_compute", fetch_again},
+    {"plan", plan_again},
+    {"chunk", chunk_again},
+    {"evict", evict_again},
+    {"role", role_again},
 };
 
 // Of an answer as it was written: zeros are left out there, too.

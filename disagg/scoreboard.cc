@@ -198,6 +198,37 @@ void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, 
   }
 }
 
+Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
+  const Row& row = rows_[here.row];
+  const InstanceView& view = views_[here.row];
+  Fetch fetch{.view = {.prompt_tokens = int(prompt.tokens().size()),
+                       .cached_tokens = view.role == Role::decode ? promised(here, prompt) : view.cached_tokens}};
+  FetchView& f = fetch.view;
+  int best = f.cached_tokens;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    if (i == here.row) continue;
+    const Member& other = *rows_[i].member;
+    const int has = views_[i].role == Role::decode ? promised(other, prompt) : views_[i].cached_tokens;
+    if (has > best) best = has, fetch.holders.clear();
+    if (has == best && has > f.cached_tokens && fetch.holders.size() < kMostHolders)
+      fetch.holders.push_back(other.info.id);
+  }
+  if (fetch.holders.empty()) return fetch;
+  const auto source = std::ranges::find_if(rows_, [&](const Row& r) { return r.member->info.id == fetch.holders[0]; });
+  const InstanceStats stats = here.probe->stats();
+  f.holder_tokens = std::min(best, f.prompt_tokens - 1);
+  f.bytes_s = (f.holder_tokens - f.cached_tokens) *
+              here.probe->fetch_s_per_token(fetch.holders[0]).value_or(row.fetch_s_per_token);
+  // Who has never asked: a holder answers between two of its steps.
+  f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
+  f.queue_s = source->member->load.lends_s;
+  const auto prompt_s = [&](int cached) {
+    return seconds(row.terms, among_decodes(this->prompt(f.prompt_tokens, cached).work, view));
+  };
+  f.saved_s = prompt_s(f.cached_tokens) - prompt_s(f.holder_tokens);
+  return fetch;
+}
+
 // What the best holder has and one has not, from there to here.
 void Scoreboard::predict_fetches(int prompt_tokens) {
   int best = 0;

@@ -16,6 +16,7 @@
 #include "disagg/cache_directory.h"
 #include "disagg/messages.h"
 #include "disagg/placement.h"
+#include "disagg/pool/fetch_policy.h"
 #include "model/step_cost.h"
 
 namespace xpyd::disagg {
@@ -58,6 +59,7 @@ struct PlacedLoad {
   int64_t queued_tokens = 0;                                  // uncached prompt tokens, prompt not done
   int sequences = 0;                                          // to decode, not ended
   int64_t context_tokens = 0;                                 // of these, KV
+  double lends_s = 0;                                         // predicted, of prefixes that others get from it
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started, and not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
 };
@@ -115,6 +117,12 @@ class Scoreboard {
   ClusterView look(PromptHashes& prompt, double now_s);
   std::span<const InstanceId> ids() const { return draining_ ? staying_ids_ : ids_; }
   int promised(const Member& member, PromptHashes& prompt);  // tokens
+  // Of the prompt that was looked at last: what `here` could get of it, and from whom; nobody: holders is empty.
+  struct Fetch {
+    FetchView view;
+    std::vector<InstanceId> holders;  // kMostHolders of those that have most
+  };
+  Fetch fetch(const Member& here, PromptHashes& prompt);
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
 
   PlacedPrompt prompt(int tokens, int cached) const {
@@ -128,6 +136,7 @@ class Scoreboard {
  private:
   static constexpr double kRecentSeconds = 180;  // Preble's window
   static constexpr int kKnown = 32;              // steps
+  static constexpr size_t kMostHolders = 4;
   struct Row {
     Member* member;
     const std::atomic<uint64_t>* version;

@@ -21,6 +21,17 @@ namespace xpyd::disagg {
 // A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;
 
+// Prefixes that instances get from each other (pool/). Cumulative, but for ask_s.
+struct FetchStats {
+  int64_t fetches = 0, tokens = 0;    // here: that brought something, and what
+  int64_t failed = 0;                 // parts that did not come, or came changed
+  int64_t lent = 0, lent_tokens = 0;  // from here
+  int64_t expired = 0;                // … whose reader fell silent
+  double seconds = 0;                 // of all fetches, from asking to the end
+  double regret_s = 0;                // that they took beyond what they were worth
+  double ask_s = 0;                   // from asking a holder to its answer: a moving mean
+};
+
 // One instance, as /metrics and the demo page show it. Counters are cumulative.
 struct InstanceStats {
   std::string name;  // "P0", "D0", "C0"
@@ -37,6 +48,7 @@ struct InstanceStats {
   double wire_s_per_byte = 0;                             // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
+  FetchStats fetch;
   double heartbeat_s = 0;      // Clock seconds of the last loop turn
   StepCost::Terms cost = {};   // of its steps (model/step_cost.h), fitted to them
   PredictionError cost_error;  // of these, before each was seen

@@ -288,6 +288,17 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
   instances("kv_refused_total", "Prompts computed again because their KV came short or changed.", &S::kv_refused);
   instances("kv_leases_expired_total", "Promises of room given up because the peer was silent.", &S::leases_expired);
+  const auto fetch = [](auto field) { return [field](I i) { return i.fetch.*field; }; };
+  instances("kv_fetches_total", "Prefixes that came from another instance (--kv-fetch).", fetch(&FetchStats::fetches));
+  instances("kv_fetched_tokens_total", "Tokens of them.", fetch(&FetchStats::tokens));
+  instances("kv_fetches_failed_total", "Parts of them that did not come, came late, or came changed.",
+            fetch(&FetchStats::failed));
+  instances("kv_fetch_seconds_total", "From asking for them to their end.", fetch(&FetchStats::seconds));
+  instances("kv_fetch_regret_seconds_total", "Of these, more than computing what came was said to take.",
+            fetch(&FetchStats::regret_s));
+  instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
+  instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
+  instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",
               "Prompts that no prefill instance has taken yet (--disagg decode_first).");

@@ -69,8 +69,8 @@ std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), chunks = names(chunk_policies()),
-                           placements = names(placement_policies()), formats = names(trace_formats()),
-                           hardware = names(hardware_table()) + "|FILE.json",
+                           placements = names(placement_policies()), fetches = names(fetch_policies()),
+                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
                            models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
@@ -238,6 +238,11 @@ std::vector<OptionRow> make_rows() {
       {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,
        "mooncake: a prefix is fetched where another instance has so many times of it", kPolicy,
        sets<&ConductorOptions::placement_options, &PlacementOptions::fetch_threshold>},
+      {"kv-fetch", choice, "never", "", fetches.c_str(), 0, 0,
+       "what another instance has of a prompt's prefix is got from there: never, whenever it has more, or where that "
+       "is "
+       "predicted to take less time than to compute it",
+       kPolicy, sets_as<find_fetch_policy, &ConductorOptions::fetch>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
        "Retry-After",

@@ -138,7 +138,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
-                  cluster.admission->arrives)) {
+                  cluster.admission->arrives || cluster.fetch->most > 0)) {
     const Dtype dtype = backend.load.dtype;
     cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};

@@ -208,13 +208,20 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 }
 
 template <class A>
+void fields(A& a, typename A::template Ref<FetchStats> s) {
+  auto& [fetches, tokens, failed, lent, lent_tokens, expired, seconds, regret_s, ask_s] = s;
+  XPYD_NUMBERS(a, Number::total, fetches, tokens, failed, lent, lent_tokens, expired);
+  XPYD_SECONDS(a, seconds, regret_s, ask_s);
+}
+
+template <class A>
 void fields(A& a, typename A::template Ref<InstanceStats> s) {
   auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps, prompt_tokens,
          generated_tokens, preemptions, chunk_decisions, chunk_extrapolations, step_seconds, schedule_seconds,
          wait_seconds, transfer_bytes, transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused,
-         leases_expired, heartbeat_s, cost, cost_error] = s;
+         leases_expired, fetch, heartbeat_s, cost, cost_error] = s;
   auto& [cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context] = cost;
-  XPYD_EACH(a, name, kv, cost_error);
+  XPYD_EACH(a, name, kv, fetch, cost_error);
   XPYD_SECONDS(a, cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context);
   XPYD_NUMBERS(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
   XPYD_NUMBERS(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions, chunk_decisions,
@@ -226,11 +233,18 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
 // ---- the messages
 
 template <class A>
+void fields(A& a, typename A::template Ref<FetchOrder> s) {
+  auto& [holders, tokens, worth_s, limit_s] = s;
+  a.numbers("holders", holders, Number::instance);
+  a.number("tokens", tokens, Number::tokens);
+  XPYD_SECONDS(a, worth_s, limit_s);
+}
+
+template <class A>
 void fields(A& a, typename A::template Ref<StartRequest> s) {
-  auto& [attempt, request, state, order, decode, source] = s;
-  XPYD_EACH(a, attempt, request, state, order);
+  auto& [attempt, request, state, order, decode, fetch] = s;
+  XPYD_EACH(a, attempt, request, state, order, fetch);
   a.number("decode", decode, Number::instance_or_none);
-  a.number("source", source, Number::instance_or_none);
 }
 
 XPYD_FIELDS(AbortAttempt, attempt)
@@ -314,5 +328,22 @@ XPYD_FIELDS(JoinRequest, role)
 XPYD_FIELDS(Joined, info)
 XPYD_FIELDS(LeaveRequest)
 XPYD_FIELDS(CacheReport, stored, removed)
+
+template <class A>
+void fields(A& a, typename A::template Ref<FetchKv> s) {
+  auto& [attempt, salt, begin, tokens] = s;
+  XPYD_EACH(a, attempt, salt);
+  a.number("begin", begin, Number::tokens);
+  a.numbers("tokens", tokens, Number::token);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<KvLent> s) {
+  auto& [attempt, tokens, source] = s;
+  XPYD_EACH(a, attempt, source);
+  a.number("tokens", tokens, Number::tokens);
+}
+
+XPYD_FIELDS(FetchOver, attempt)
 
 }  // namespace xpyd::disagg

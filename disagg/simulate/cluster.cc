@@ -189,6 +189,11 @@ Status Simulator::build() {
   if (!roles) return roles.error();
   if (options_.routers.routers > 1 && options_.conductor.roles != find_roles_policy("fixed"))
     return invalid("--routers: nobody sees all that comes for a role: expected --roles fixed");
+  for (const auto& [option, pp] :
+       {std::pair{"--prefill-pp ", options_.prefill_pp}, {"--decode-pp ", options_.decode_pp}})
+    if (options_.model.n_layers % pp != 0)
+      return invalid(option + std::to_string(pp) + " does not divide the " + std::to_string(options_.model.n_layers) +
+                     " layers of --model " + options_.model.name);
   int counts[3] = {0, 0, 0};
   for (Role role : roles.value())
     if (Status added = add(role, instance_name(role, counts[int(role)]++)); !added) return added;
@@ -200,10 +205,6 @@ Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = routers_->new_id();
   PacedPipeline pipeline{.stages = role == Role::decode ? options_.decode_pp : options_.prefill_pp};
   if (pipeline.stages > 1) {
-    if (options_.model.n_layers % pipeline.stages != 0)
-      return invalid("--" + std::string(role == Role::decode ? "decode" : "prefill") + "-pp " +
-                     std::to_string(pipeline.stages) + " does not divide the " +
-                     std::to_string(options_.model.n_layers) + " layers of --model " + options_.model.name);
     pipeline.window = options_.pipeline_window > 0 ? options_.pipeline_window : 2 * pipeline.stages;
     pipeline.boundary_s = options_.hardware.link_s;
     pipeline.boundary_s_per_token = options_.model.boundary_bytes() / options_.hardware.link_bytes_per_s;
@@ -215,6 +216,8 @@ Status Simulator::add(Role role, const std::string& name) {
       std::make_unique<Node>(timeline_, cost, options_.message_s, each_step, versions_.emplace_back(1)));
   const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens
                                                : kv_tokens(options_.model, options_.hardware, pipeline.stages);
+  if (tokens < options_.block_tokens && options_.kv_tokens > 0)
+    return invalid("--kv-tokens: expected one block at least, " + std::to_string(options_.block_tokens) + " tokens");
   if (tokens < options_.block_tokens)
     return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +
                    options_.hardware.name + ": expected --kv-tokens");
@@ -283,7 +286,8 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
   if (to != kConductor) {
     timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
       auto* start = std::get_if<StartRequest>(letter.get());
-      start && start->source >= 0 ? fetch(from, to, std::move(*start)) : deliver(from, to, std::move(*letter));
+      start && !start->fetch.holders.empty() ? fetch(from, to, std::move(*start))
+                                             : deliver(from, to, std::move(*letter));
     });
     return;
   }
@@ -309,10 +313,14 @@ void Simulator::deliver(InstanceId from, InstanceId to, Message message) {
 void Simulator::fetch(InstanceId from, InstanceId to, StartRequest start) {
   const std::vector<int32_t>& prompt = start.request->prompt;
   const auto here = [&](InstanceId id) { return nodes_[size_t(id)]->instance().memory().probe(prompt, 0); };
-  const int tokens = here(start.source), missing = tokens - here(to);
-  if (missing <= 0) return deliver(from, to, std::move(start));
+  const int tokens = here(start.fetch.holders[0]), missing = tokens - here(to);
+  if (missing <= 0) {
+    start.fetch.holders.clear();
+    return deliver(from, to, std::move(start));
+  }
   const double bytes = missing * options_.model.kv_token_bytes();
-  const InstanceId source = start.source;
+  const InstanceId source = start.fetch.holders[0];
+  start.fetch.holders.clear();
   links_.send(source, to, bytes, options_.hardware.link_s,
               [this, from, to, tokens, began_s = timeline_.now(), start = std::move(start)] {
                 run_.fetches_s.push_back(timeline_.now() - began_s);

@@ -140,6 +140,7 @@ class Sim final : public SimCluster {
   // What went wrong; empty: nothing.
   std::string run();
   uint64_t transcript() const { return transcript_; }
+  const FetchStats& fetches() const { return fetches_; }  // of those that lived to the end
 
  private:
   struct Expected {
@@ -178,6 +179,7 @@ class Sim final : public SimCluster {
   Random random_;
   TempDir log_dir_;
   WireFaults wire_;
+  FetchStats fetches_;
   std::map<PeerId, FaultyWire*> wires_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
@@ -253,6 +255,8 @@ void Sim::configure() {
                             .max_prefill_queue = up_to(20),
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
+  options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
+  options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
   options.max_tries = options.max_crashes = 200;  // nobody here dies of a request
@@ -273,7 +277,8 @@ void Sim::configure() {
   sim.checksum = chance(0.5);
   sim.far_caches = chance(0.5);
   if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
-  if (!options.disagg_options.pull) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
+  const bool reads = options.disagg_options.pull || options.fetch->fetches;
+  if (!reads) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
   cut_rate_ = sometimes(0.4, 6);
@@ -281,9 +286,10 @@ void Sim::configure() {
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
-  tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c, sim.scheme.c_str(),
-       kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", options.placement->name, options.disagg->name,
-       options.disagg_options.pull ? " pull" : "", int(sim.stream_kv), max_batch_, sim.step_tokens);
+  tell("%dP%dD%dC %s block %d %s, fetch %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
+       sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", options.fetch->name,
+       options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "", int(sim.stream_kv),
+       max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };
@@ -446,6 +452,10 @@ std::string Sim::run() {
   if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");
   if (wrong_.empty()) wrong_ = check_memory(true);
+  for (const auto& [id, node] : nodes) {
+    const FetchStats& f = node->instance->stats().fetch;
+    fetches_.fetches += f.fetches, fetches_.failed += f.failed;
+  }
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
       if (wrong_.empty() && ends != 1)
@@ -490,13 +500,18 @@ int of_environment(const char* name, int otherwise) {
 TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
+  int64_t fetched = 0, failed = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
+    fetched += sim.fetches().fetches, failed += sim.fetches().failed;
     if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
+  if (last - first < 100 * step) return;  // too few to see all
+  INFO(fetched << " prefixes came from others, " << failed << " parts did not");
+  CHECK((fetched > 0 && failed > 0));
 }
 
 }  // namespace

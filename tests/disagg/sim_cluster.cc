@@ -188,7 +188,10 @@ const char* message_name(const Message& message) {
                                        "Joined",
                                        "LeaveRequest",
                                        "CacheReport",
-                                       "TokensOf"};
+                                       "TokensOf",
+                                       "FetchKv",
+                                       "KvLent",
+                                       "FetchOver"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

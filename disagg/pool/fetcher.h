@@ -1,0 +1,96 @@
+// The reader's side of a fetch (README.md): before a prompt is computed here, the part of its prefix that others have
+// is read from them, over the wire, into blocks of this instance. Room comes first, for all of it or none; then each
+// holder is asked for its part of the tokens, and read when it has answered. What has come is compared with its
+// checksums, and used up to the first gap. Whatever fails, or takes longer than it is worth, is computed.
+//
+// Thread safety: the instance's thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "disagg/attempts.h"
+#include "disagg/handover/leases.h"
+
+namespace xpyd::disagg::pool {
+
+// How one ended.
+struct Fetched {
+  uint64_t request;
+  InstanceId from;  // the first of its holders
+  double begin_s, end_s;
+  int tokens;  // that came
+  int64_t bytes;
+  double worth_s;  // FetchOrder
+};
+
+class Fetcher {
+ public:
+  // Goes on with a prompt: `kv` has its first `tokens` tokens; kNoKv: nothing came that is not in the prefix cache.
+  using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens)>;
+  Fetcher(InstanceParts& parts, const Attempts& attempts, Begin begin)
+      : parts_(parts), attempts_(attempts), begin_(std::move(begin)) {}
+
+  void start(StartRequest message);
+  void handle(InstanceId from, KvLent message);
+  void peer_gone(InstanceId peer);
+  bool tick();  // true: something moved
+  // Ends what waits here; nothing is told to holders.
+  void clear(FinishReason reason, const std::string& error, Attempts& attempts);
+  void add_shared(handover::SharedAttempts& of_peer) const;
+
+  bool has(AttemptId attempt) const { return fetches_.contains(attempt); }
+  bool empty() const { return fetches_.empty() && quarantine_.empty(); }
+  bool counts() const { return reading_; }         // nobody but the wire tells when a read is done
+  std::function<void(const Fetched&)> ended = {};  // null: nobody asks
+  // f(request, handle) of each prompt whose KV comes.
+  template <class F>
+  void each_holder(F&& f) const {
+    for (const auto& [attempt, fetch] : fetches_)
+      if (fetch.kv != kNoKv) f(fetch.message.request->id, fetch.kv);
+  }
+
+ private:
+  struct Part {
+    enum State : uint8_t { asked, reading, here, lost };
+    InstanceId holder;
+    int begin, end;  // tokens
+    State state = asked;
+    KvPlace source = {};
+    TransferId read = -1;
+    double read_s = 0;
+    size_t bytes = 0;
+  };
+  struct Fetch {
+    StartRequest message;
+    std::vector<int32_t> tokens;
+    KvHandle kv = kNoKv;
+    int here = 0;  // tokens that were
+    std::vector<Part> parts;
+    double asked_s = 0, until_s = 0;  // Clock
+    int64_t bytes = 0;
+  };
+  struct Late {  // nobody waits for it, and its blocks may still be written
+    KvHandle kv;
+    std::vector<TransferId> reads;
+  };
+
+  bool take_room(Fetch& fetch);
+  void ask(Fetch& fetch);
+  void read(Fetch& fetch, Part& part, KvLent& lent);
+  void look(Fetch& fetch, Part& part);
+  void lose(Fetch& fetch, Part& part);
+  void finish(Fetch& fetch);
+  uint64_t salt(const Fetch& fetch) const { return kv_salt(*fetch.message.request, fetch.message.attempt); }
+
+  InstanceParts& parts_;
+  const Attempts& attempts_;
+  const Begin begin_;
+  std::map<AttemptId, Fetch> fetches_;
+  std::vector<Late> quarantine_;
+  bool reading_ = false;
+  TransferPlan plan_;
+};
+
+}  // namespace xpyd::disagg::pool

@@ -1,0 +1,151 @@
+// Prefixes that one instance gets from another: what is computed is less, and what is said the same, whatever becomes
+// of the holder, the wire and the time.
+
+#include "disagg/pool/fetch_policy.h"
+#include "tests/disagg/scene.h"
+
+namespace xpyd::testing::fetch_test {
+namespace {
+
+// A tick is a millisecond; the model's first cost is 1 ms a step and .1 ms a token: 48 tokens are worth 7.8 ms.
+SimOptions in(const char* policy, double s_per_token = 1e-6) {
+  SimOptions options;
+  options.conductor.placement = find_placement_policy("round_robin");
+  options.conductor.fetch = find_fetch_policy(policy);
+  options.conductor.fetch_s_per_token = s_per_token;
+  options.checksum = true;
+  return options;
+}
+// The same prompt at one instance after another.
+void ask_twice(Scene& scene) {
+  scene.ask(1, 60, 4, 1);
+  scene.settle();
+  scene.ask(2, 60, 4, 1);
+}
+int cached(const Scene& scene, uint64_t id) { return scene.recorder->choice(id).cached_tokens; }
+
+TEST_CASE("fetch: what another instance has is not computed, in any memory", "[disagg][fetch]") {
+  for (const char* scheme : {"paged", "slots", "vattention"}) {
+    INFO(scheme);
+    SimOptions options = in("always");
+    options.scheme = scheme;
+    if (scheme != std::string("paged")) options.kv.pool_bytes = 8 << 20;
+    options.kv.vattention.share = KvShare::alias;
+    Scene scene("2C", options);
+    ask_twice(scene);
+    scene.settle();
+    const FetchStats reader = scene.stats("C1").fetch, holder = scene.stats("C0").fetch;
+    const int wanted = scheme == std::string("paged") ? 48 : 59;  // whole blocks of 16; all but the last token
+    CHECK(reader.fetches == 1);
+    CHECK(reader.tokens == wanted);
+    CHECK(reader.failed == 0);
+    CHECK(holder.lent == 1);
+    CHECK(holder.lent_tokens == wanted);
+    CHECK(cached(scene, 2) == wanted);
+    CHECK(scene.stats("C1").transfer_bytes == wanted * int64_t(kv_shape(checksum_config(), Dtype::f32).token_bytes()));
+  }
+}
+
+TEST_CASE("fetch: each of several holders sends a part", "[disagg][fetch]") {
+  Scene scene("3C", in("always"));
+  ask_twice(scene);
+  scene.settle();
+  scene.ask(3, 60, 4, 1);
+  scene.settle();
+  CHECK(scene.stats("C2").fetch.tokens == 48);
+  CHECK(scene.stats("C0").fetch.lent_tokens == 48 + 32);
+  CHECK(scene.stats("C1").fetch.lent_tokens == 16);
+}
+
+TEST_CASE("fetch: prefill gets back what decode has", "[disagg][fetch]") {
+  Scene scene("1P1D", in("always"));
+  scene.ask(1, 60, 4, 1);
+  scene.settle();
+  scene.find("P0")->instance->memory().clear_prefix_cache();
+  scene.ask(2, 60, 4, 1);
+  scene.settle();
+  CHECK(scene.stats("D1").fetch.lent_tokens == 48);
+  CHECK(cached(scene, 2) == 48);
+}
+
+TEST_CASE("fetch: by cost, only what takes less time than to compute it", "[disagg][fetch]") {
+  for (const auto& [policy, s_per_token, fetches] :
+       {std::tuple{"never", 1e-6, 0}, {"cost", 1e-6, 1}, {"cost", 1e-3, 0}, {"always", 1e-3, 1}}) {
+    INFO(policy << " " << s_per_token);
+    Scene scene("2C", in(policy, s_per_token));
+    ask_twice(scene);
+    scene.settle();
+    CHECK(scene.stats("C1").fetch.fetches == fetches);
+  }
+  const auto* cost = find_fetch_policy("cost");
+  FetchView view{.prompt_tokens = 100, .holder_tokens = 50, .bytes_s = 1, .handshake_s = 1, .queue_s = 1, .saved_s = 3};
+  CHECK_FALSE(cost->fetches(view));
+  view.saved_s = 3.1;
+  CHECK(cost->fetches(view));
+}
+
+TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[disagg][fetch]") {
+  Scene scene("2C", in("cost"));
+  scene.ask(1, 60, 4, 1);
+  scene.settle();
+  scene.hand.holds = true;
+  scene.ask(2, 60, 4, 1);
+  scene.ticks(60);
+  CHECK(scene.n_tokens(2) == 4);  // 2 x 7.8 ms for the fetch, then eight steps
+  CHECK(cached(scene, 2) == 0);
+  CHECK(scene.stats("C1").fetch.failed == 1);
+  CHECK(scene.stats("C1").fetch.regret_s > 0);
+  scene.settle();
+  CHECK(scene.stats("C0").fetch.expired == 0);  // it was told
+}
+
+TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disagg][fetch]") {
+  {
+    Scene scene("2C", in("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    CHECK(scene.n_tokens(2) == 0);
+    scene.crash(scene.find("C0")->id, true);
+    scene.hand.let_go(true);
+    scene.ticks(60);
+    CHECK(scene.n_tokens(2) == 4);
+    scene.settle();
+    CHECK(scene.stats("C1").fetch.failed == 1);
+  }
+  {
+    Scene scene("2C", in("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.due = [&](InstanceId, InstanceId, const Message& m) {
+      if (auto* lent = std::get_if<KvLent>(const_cast<Message*>(&m)); lent && !lent->source.checksums.empty())
+        ++lent->source.checksums[0];
+      return scene.clock.seconds;
+    };
+    scene.ask(2, 60, 4, 1);
+    scene.settle();
+    CHECK(scene.stats("C1").fetch.failed == 1);
+    CHECK(cached(scene, 2) == 0);
+    scene.due = nullptr;
+  }
+  {
+    Scene scene("2C", in("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    scene.due = [&](InstanceId from, InstanceId, const Message& m) {  // the holder hears nothing of it
+      return from != kConductor && std::holds_alternative<KvRenewed>(m) ? -1 : scene.clock.seconds;
+    };
+    scene.ticks(500);
+    CHECK(scene.stats("C0").fetch.expired == 1);
+    scene.hand.let_go();
+    scene.settle();
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::fetch_test
