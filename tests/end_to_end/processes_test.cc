@@ -132,6 +132,40 @@ TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "
   }
 }
 
+TEST_CASE("processes: prefixes come from other workers, whatever they are made of", "[processes][fetch]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const std::string& wire : wires())
+    for (const Words& memory : {Words{"--kv-dtype", "int8"}, Words{"--prefill-tp", "2", "--decode-pp", "2"},
+                                Words{"--host-kv-bytes", "4MiB"}}) {
+      if (find_transport(wire)->shared_pool) continue;  // one prefix index for all
+      INFO(wire << " " << memory[0]);
+      Words words = {"--transport", wire, "--kv-checksum", "on", "--kv-fetch", "always", "--placement", "round_robin"};
+      words.insert(words.end(), memory.begin(), memory.end());
+      Bed bed(words, kLongLease, "2P1D");
+      for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
+      REQUIRE(bed.cluster().wait_members(3, 60));
+      for (int i = 0; i < 24; ++i) {
+        bed.ask(40 + 37 * (i % 6), i % 3, 6, 1 + i % 2);
+        if (i % 3 == 2) bed.check_answers();
+      }
+      bed.check_memory();
+      const auto fetched = [&] {
+        FetchStats sum;
+        for (const InstanceStats& s : bed.cluster().stats().instances) {
+          sum.fetches += s.fetch.fetches, sum.failed += s.fetch.failed;
+          sum.lent += s.fetch.lent;
+        }
+        return sum;
+      };
+      for (int i = 0; i < 400 && fetched().lent == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      CHECK(fetched().fetches > 0);
+      CHECK(fetched().failed == 0);
+      CHECK(bed.cluster().stats().conductor.failed_attempts == 0);
+      const int64_t fetches = fetched().fetches;
+      CHECK(bed.check_logs().at("fetch_or_compute") >= fetches);
+    }
+}
+
 TEST_CASE("processes: workers leave, come, and change their role while requests run", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   Bed bed({"--transport", "tcp"});
