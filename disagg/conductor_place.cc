@@ -102,13 +102,13 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     }
   }
   // Where the prompt is computed.
-  int cached = fetches ? fetch.view.holder_tokens : p.cached_tokens;
+  int cached = fetches ? fetch.view.holder_tokens : p.held_tokens();
   if (placed.prefill != placed.decode) {
     const InstanceStats ps = prefill.probe->stats(), ds = decode.probe->stats();
     const int cached_decode = board_.promised(decode, prompt);
     DisaggView view{.tokens = int(tokens.size()),
                     .cached_decode = cached_decode,
-                    .cached_prefill = p.cached_tokens,
+                    .cached_prefill = p.held_tokens(),
                     .prefill_jobs = int(jobs_.size()),
                     .prefill_queued_tokens = p.queued_tokens,
                     .decode_queued_tokens = d.queued_tokens,

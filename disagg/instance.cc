@@ -325,7 +325,7 @@ void Instance::report_cache() {
                                  of.begin() + long(std::min(at + kMost / 2, of.size())));
   };
   for (size_t at = 0; at < std::max(changes.stored.size(), changes.removed.size()); at += kMost / 2)
-    parts_.tell(kConductor, CacheReport{piece(changes.stored, at), piece(changes.removed, at)});
+    parts_.tell(kConductor, CacheReport{Tier::device, piece(changes.stored, at), piece(changes.removed, at)});
 }
 
 void Instance::shut_down(FinishReason reason, const std::string& error) {

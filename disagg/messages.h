@@ -115,9 +115,12 @@ struct AttemptFailed {  // this instance has given it up
 struct Report {  // every so often
   InstanceStats stats;
 };
+// Where an instance keeps KV.
+enum class Tier : uint8_t { device, host, disk };
 // Full blocks by their chained hashes (allocator/prefix_log.h): what became findable in its prefix
-// cache, and what went, since the last report.
+// cache, or a tier below, and what went, since the last report.
 struct CacheReport {
+  Tier tier = Tier::device;
   std::vector<uint64_t> stored, removed;
 };
 struct JoinRequest {

@@ -37,6 +37,7 @@ struct InstanceView {
   double step_s = 0, step_with_s = 0;  // a decode step now, and with this request
 
   int load() const { return queued + sequences; }
+  int held_tokens() const { return cached_tokens + host_tokens + disk_tokens; }  // not to be computed
 };
 
 inline constexpr double kNever = 1e300;  // seconds: never, or nobody asks (JSON has no infinity)

@@ -94,13 +94,13 @@ int Scoreboard::promised(const Member& member, PromptHashes& prompt) {
   const std::optional<int> known = member.probe->promise(prompt.tokens(), prompt.salt());
   if (known) return *known;
   const int block_tokens = member.info.block_tokens;
-  return directory_.find(prompt.of(block_tokens))[size_t(member.in_directory)] * block_tokens;
+  return directory_.find(prompt.of(block_tokens))[size_t(member.in_directory)].all * block_tokens;
 }
 
 ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
   const auto prompt_tokens = int(prompt.tokens().size());
   int found_of = 0, block_tokens = 0;
-  std::span<const int> found;
+  std::span<const CacheDirectory::Hit> found;
   for (size_t i = 0; i < rows_.size(); ++i) {
     Row& row = rows_[i];
     InstanceView& view = views_[i];
@@ -115,7 +115,10 @@ ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
         view.cached_tokens = *known;
       } else {
         if (found_of != block_tokens) found = directory_.find(prompt.of(found_of = block_tokens));
-        view.cached_tokens = found[size_t(row.in_directory)] * block_tokens;
+        const CacheDirectory::Hit& hit = found[size_t(row.in_directory)];
+        view.cached_tokens = hit.device * block_tokens;
+        view.host_tokens = (hit.host - hit.device) * block_tokens;
+        view.disk_tokens = (hit.all - hit.host) * block_tokens;
       }
     }
     predict(row, view, prompt_tokens, now_s);
@@ -183,9 +186,9 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
 void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, double now_s) const {
   if (view.role != Role::decode) {
     view.queue_s = std::max(row.queued_s, row.prompting_s - (now_s - row.moved_s));
-    view.prefill_s = seconds(row.terms, among_decodes(prompt(prompt_tokens, view.cached_tokens).work, view));
+    view.prefill_s = seconds(row.terms, among_decodes(prompt(prompt_tokens, view.held_tokens()).work, view));
     if (const int stages = row.member->info.stages; stages > 1) {  // sum t + (P - 1) t, of the last chunk
-      const int x = std::min(chunk_tokens_, prompt_tokens - view.cached_tokens);
+      const int x = std::min(chunk_tokens_, prompt_tokens - view.held_tokens());
       StepShape last;
       last.add_prompt(x, prompt_tokens - x);
       view.prefill_s += (stages - 1) * seconds(row.terms, last);
@@ -202,13 +205,13 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   const Row& row = rows_[here.row];
   const InstanceView& view = views_[here.row];
   Fetch fetch{.view = {.prompt_tokens = int(prompt.tokens().size()),
-                       .cached_tokens = view.role == Role::decode ? promised(here, prompt) : view.cached_tokens}};
+                       .cached_tokens = view.role == Role::decode ? promised(here, prompt) : view.held_tokens()}};
   FetchView& f = fetch.view;
   int best = f.cached_tokens;
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (i == here.row) continue;
     const Member& other = *rows_[i].member;
-    const int has = views_[i].role == Role::decode ? promised(other, prompt) : views_[i].cached_tokens;
+    const int has = views_[i].role == Role::decode ? promised(other, prompt) : views_[i].held_tokens();
     if (has > best) best = has, fetch.holders.clear();
     if (has == best && has > f.cached_tokens && fetch.holders.size() < kMostHolders)
       fetch.holders.push_back(other.info.id);
@@ -234,13 +237,13 @@ void Scoreboard::predict_fetches(int prompt_tokens) {
   int best = 0;
   size_t holder = 0;  // the first of them, as in mooncake()
   for (size_t i = 0; i < views_.size(); ++i)
-    if (views_[i].role != Role::decode && views_[i].cached_tokens > best) best = views_[holder = i].cached_tokens;
+    if (views_[i].role != Role::decode && views_[i].held_tokens() > best) best = views_[holder = i].held_tokens();
   for (size_t i = 0; i < views_.size(); ++i) {
     InstanceView& view = views_[i];
     if (view.role == Role::decode) continue;
     view.fetch_s = view.fetched_prefill_s = kNever;
-    if (best <= view.cached_tokens) continue;
-    view.fetch_s = (best - view.cached_tokens) *
+    if (best <= view.held_tokens()) continue;
+    view.fetch_s = (best - view.held_tokens()) *
                    rows_[i].member->probe->fetch_s_per_token(ids_[holder]).value_or(rows_[i].fetch_s_per_token);
     view.fetched_prefill_s = seconds(rows_[i].terms, among_decodes(prompt(prompt_tokens, best).work, view));
   }

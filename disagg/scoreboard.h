@@ -13,9 +13,9 @@
 #include <span>
 #include <vector>
 
-#include "disagg/cache_directory.h"
 #include "disagg/messages.h"
 #include "disagg/placement.h"
+#include "disagg/pool/directory.h"
 #include "disagg/pool/fetch_policy.h"
 #include "model/step_cost.h"
 

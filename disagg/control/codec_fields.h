@@ -35,6 +35,8 @@ inline constexpr Dtype kLast<Dtype> = Dtype::int4;
 template <>
 inline constexpr KvOrder kLast<KvOrder> = KvOrder::token_major;
 template <>
+inline constexpr Tier kLast<Tier> = Tier::disk;
+template <>
 inline constexpr Role kLast<Role> = Role::colocated;
 template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
@@ -327,7 +329,7 @@ XPYD_FIELDS(Retire, rejoin, role)
 XPYD_FIELDS(JoinRequest, role)
 XPYD_FIELDS(Joined, info)
 XPYD_FIELDS(LeaveRequest)
-XPYD_FIELDS(CacheReport, stored, removed)
+XPYD_FIELDS(CacheReport, tier, stored, removed)
 
 template <class A>
 void fields(A& a, typename A::template Ref<FetchKv> s) {

@@ -101,7 +101,7 @@ std::vector<double> route(int n_requests, bool bytes) {
     info.max_batch = 1 << 20;
     conductor.joined(info, std::make_shared<Absent>());
     for (int p = i; p < kPrefixes && i < 4; p += 4)
-      conductor.receive(info.id, CacheReport{prefix_hashes(prompt_of(p), 16, 0), {}});
+      conductor.receive(info.id, CacheReport{.stored = prefix_hashes(prompt_of(p), 16, 0), .removed = {}});
   }
   auto ends = std::make_shared<experiments::Tally>();
   std::vector<double> seconds;
@@ -162,7 +162,8 @@ std::vector<double> place(int n_instances, int rounds) {
       continue;
     }
     for (int p = 0; p < kPrefixes; ++p)
-      if (random.next() % 4 == 0) board.heard(m, CacheReport{prefix_hashes(prompt_of(p), 16, 0), {}});
+      if (random.next() % 4 == 0)
+        board.heard(m, CacheReport{.stored = prefix_hashes(prompt_of(p), 16, 0), .removed = {}});
     for (int q = int(random.next() % 8); q > 0; --q) board.placed(m, board.prompt(kTokens, 0), 0);
   }
   const PlacementPolicy& policy = *find_placement_policy("mooncake");

@@ -122,7 +122,8 @@ TEST_CASE("scoreboard: rows that are kept are those that would be computed anew"
         case 5: kept.drain(m, random.below(3) == 0); break;
         case 6: {
           const size_t more = std::min(hashes.size(), held[id] + random.below(20));
-          kept.heard(m, CacheReport{{hashes.begin() + long(held[id]), hashes.begin() + long(more)}, {}});
+          kept.heard(
+              m, CacheReport{.stored = {hashes.begin() + long(held[id]), hashes.begin() + long(more)}, .removed = {}});
           held[id] = more;
           break;
         }
@@ -139,7 +140,8 @@ TEST_CASE("scoreboard: rows that are kept are those that would be computed anew"
         const bool draining = std::exchange(other.draining, false);
         fresh.joined(other);
         fresh.drain(other, draining);
-        fresh.heard(other, CacheReport{{hashes.begin(), hashes.begin() + long(held[other.info.id])}, {}});
+        fresh.heard(other,
+                    CacheReport{.stored = {hashes.begin(), hashes.begin() + long(held[other.info.id])}, .removed = {}});
         if (!draining) staying.push_back(other.info.id);
       }
       PromptHashes one(tokens, 0), two(tokens, 0);

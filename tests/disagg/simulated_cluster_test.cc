@@ -472,7 +472,7 @@ void play(C& conductor, Timeline& timeline, Said& said) {
     conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::started});
     conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::prompt_done});
     const std::vector<uint64_t> hashes = prefix_hashes(std::span<const int32_t>(request->prompt), 16, 0);
-    conductor.receive(InstanceId(to), CacheReport{hashes, {}});
+    conductor.receive(InstanceId(to), CacheReport{.stored = hashes, .removed = {}});
     TokenEvent end;
     end.request_id = i;
     end.finish = FinishReason::stop;
