@@ -95,10 +95,18 @@ bool Engine::iterate(double now) {
 
 // The next step as the model sees it: spans into this engine's arrays.
 StepInput Engine::gather() {
-  return arrays_.gather(next_->entries, memory_, hooks_ && hooks_->layerwise() ? this : nullptr);
+  const bool watches = (hooks_ && hooks_->layerwise()) || std::ranges::any_of(next_->entries, [](const Entry& entry) {
+                         return entry.sequence->arrival != nullptr;
+                       });
+  return arrays_.gather(next_->entries, memory_, watches ? this : nullptr);
 }
 
-void Engine::layer_done(int layer) { tell_layers(*next_, layer + 1); }
+// Attention to this layer is next.
+void Engine::layer_done(int layer) {
+  for (const Entry& entry : next_->entries)
+    if (KvArrival* arrival = entry.sequence->arrival.get()) arrival->wait(layer);
+  if (hooks_ && hooks_->layerwise()) tell_layers(*next_, layer + 1);
+}
 
 bool Engine::chosen_by_model() const {
   return window_ > 1 && model_.chooses() &&
@@ -127,9 +135,34 @@ void Engine::forward() {
       s.n_layered = entry.n_tokens, s.layers_done = entry.layers.end;
     }
   }
+  settle_arrivals(*next_);
   kv_in_place(*next_);
   choose(*next_, logits_.data(), now);
   tidy(*next_);
+}
+
+// Of sequences whose first KV came meanwhile. What was computed without it is nothing: who stays here begins anew, who
+// leaves has told others of it.
+void Engine::settle_arrivals(Step& step) {
+  for (Entry& entry : step.entries) {
+    Sequence& s = *entry.sequence;
+    if (!s.arrival) continue;
+    const bool whole = s.arrival->is_whole();
+    s.arrival.reset();
+    const int there = memory_.written_tokens(s.kv);
+    if (whole) {
+      memory_.written(s.kv, std::span(s.tokens).subspan(size_t(there), size_t(entry.first - there)));
+      continue;
+    }
+    entry.ended = true;
+    SequencePtr gone = remove(s);
+    if (s.leaves) {
+      hooks_->prefill_broken(s);
+      retire(std::move(gone));
+    } else {
+      preempt(std::move(gone));
+    }
+  }
 }
 
 void Engine::choose(Step& step, const float* logits, double now) {
@@ -399,6 +432,7 @@ void Engine::share_kv(std::vector<SequencePtr> choices) {
 }
 
 void Engine::release(Sequence& s) {
+  s.arrival.reset();
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
 }
 

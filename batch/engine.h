@@ -72,6 +72,8 @@ class EngineHooks {
   virtual void prefill_done(std::vector<SequencePtr> choices) { (void)choices; }
   // A leaving sequence ended here (abort, timeout, one-token output): nothing will be handed over.
   virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
+  // … and what was told of it is not so: the KV that it began with has not come.
+  virtual void prefill_broken(const Sequence& sequence) { (void)sequence; }
 };
 
 class Engine final : private LayerObserver {
@@ -163,6 +165,7 @@ class Engine final : private LayerObserver {
   void finish();
   void choose(Step& step, const float* logits, double now);
   void tell_layers(Step& step, int layers);
+  void settle_arrivals(Step& step);
   void kv_in_place(Step& step);
   void tidy(Step& step);
   void open_choice(Sequence& sequence, int choice);

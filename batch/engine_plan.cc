@@ -220,7 +220,7 @@ bool Engine::place(SequencePtr& s, int n_tokens, int layers, double now) {
     stats_.prompt_tokens += s->n_prompt();
     if (s->leaves) hooks_->prefill_started(*s);
   }
-  if (s->leaves && s->computed > 0) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);
+  if (s->leaves && s->computed > 0 && !s->arrival) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
@@ -300,6 +300,7 @@ bool Engine::make_room() {
 }
 
 void Engine::preempt(SequencePtr s) {
+  s->arrival.reset();
   if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
   s->computed = 0;
   s->forget_layers();

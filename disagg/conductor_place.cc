@@ -77,7 +77,8 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   attempt.prefill = board_.ids()[size_t(placed.prefill)];
   Member &prefill = members_.at(attempt.prefill), &decode = members_.at(attempt.decode);
   Scoreboard::Fetch fetch;
-  if (!options_.zero_copy && (options_.fetch->fetches || placed.source >= 0)) fetch = board_.fetch(prefill, prompt);
+  if (!options_.zero_copy && entry.tries == 0 && (options_.fetch->fetches || placed.source >= 0))
+    fetch = board_.fetch(prefill, prompt);
   bool fetches = placed.source >= 0 && !fetch.holders.empty();
   if (!fetch.holders.empty() && options_.fetch->fetches) {
     const bool answer = options_.fetch->fetches(fetch.view);

@@ -34,8 +34,10 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
       sender_(parts_, leases_, options_.stream_kv),
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_),
-      fetcher_(parts_, attempts_,
-               [this](StartRequest message, KvHandle kv, int tokens) { begin(std::move(message), kv, tokens); }),
+      fetcher_(parts_, attempts_, arrives_by_layer(),
+               [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
+                 begin(std::move(message), kv, tokens, std::move(arrival));
+               }),
       lender_(parts_) {
   if (options_.log) watch();
   published_.name = options_.name;
@@ -45,6 +47,11 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
 }
 
 Instance::~Instance() = default;
+
+// Where a step is one call on this thread, between whose layers it can wait.
+bool Instance::arrives_by_layer() const {
+  return model_->window() == 1 && shards_of(*memory_).n_ranks() == 1 && !options_.engine.policy->layered;
+}
 
 void Instance::watch() {
   engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
@@ -162,16 +169,17 @@ void Instance::handle(InstanceId, StartRequest message) {
   if (sender_.has(attempt) || receiver_.has(attempt) || fetcher_.has(attempt)) return;
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
   if (!message.fetch.holders.empty()) return fetcher_.start(std::move(message));
-  begin(std::move(message), kNoKv, 0);
+  begin(std::move(message), kNoKv, 0, nullptr);
 }
 
-// Its first `tokens` tokens are in `kv`, if that is any.
-void Instance::begin(StartRequest message, KvHandle kv, int tokens) {
+// Its first `tokens` tokens are in `kv`, if that is any, or come there.
+void Instance::begin(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
   SequencePtr sequence = attempts_.begin(message.attempt, std::move(message.request), message.state);
   if (kv != kNoKv) {
     sequence->kv = kv;
     sequence->computed = tokens;
     sequence->early = sequence->probed = true;
+    sequence->arrival = std::move(arrival);
   }
   compute(std::move(sequence), message.order, message.decode);
 }

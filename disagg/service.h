@@ -28,6 +28,7 @@ struct FetchStats {
   int64_t lent = 0, lent_tokens = 0;  // from here
   int64_t expired = 0;                // … whose reader fell silent
   double seconds = 0;                 // of all fetches, from asking to the end
+  double wait_s = 0;                  // that steps stood still for a layer of theirs
   double regret_s = 0;                // that they took beyond what they were worth
   double ask_s = 0;                   // from asking a holder to its answer: a moving mean
 };

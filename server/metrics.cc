@@ -294,6 +294,7 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("kv_fetches_failed_total", "Parts of them that did not come, came late, or came changed.",
             fetch(&FetchStats::failed));
   instances("kv_fetch_seconds_total", "From asking for them to their end.", fetch(&FetchStats::seconds));
+  instances("kv_fetch_wait_seconds_total", "That steps stood still for a layer of them.", fetch(&FetchStats::wait_s));
   instances("kv_fetch_regret_seconds_total", "Of these, more than computing what came was said to take.",
             fetch(&FetchStats::regret_s));
   instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));

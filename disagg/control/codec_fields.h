@@ -211,9 +211,9 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<FetchStats> s) {
-  auto& [fetches, tokens, failed, lent, lent_tokens, expired, seconds, regret_s, ask_s] = s;
+  auto& [fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s] = s;
   XPYD_NUMBERS(a, Number::total, fetches, tokens, failed, lent, lent_tokens, expired);
-  XPYD_SECONDS(a, seconds, regret_s, ask_s);
+  XPYD_SECONDS(a, seconds, wait_s, regret_s, ask_s);
 }
 
 template <class A>

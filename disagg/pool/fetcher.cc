@@ -1,24 +1,46 @@
 #include "disagg/pool/fetcher.h"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "disagg/messages.h"
 
 namespace xpyd::disagg::pool {
 
+// What a sequence that has begun waits for. Its fetch may be over first, or the other way round.
+class Fetcher::Arrival final : public KvArrival {
+ public:
+  Arrival(Fetcher& fetcher, AttemptId attempt) : fetcher_(&fetcher), attempt_(attempt) {}
+  bool wait(int layer) override { return fetcher_ ? fetcher_->wait(fetcher_->fetches_.at(attempt_), layer) : whole_; }
+  bool is_whole() override { return wait(INT_MAX); }
+  void over(bool whole) { fetcher_ = nullptr, whole_ = whole; }
+
+ private:
+  Fetcher* fetcher_;  // null: it is over
+  const AttemptId attempt_;
+  bool whole_ = false;
+};
+
 void Fetcher::start(StartRequest message) {
-  Fetch fetch{.message = std::move(message), .asked_s = parts_.clock.now()};
-  const StartRequest& m = fetch.message;
-  fetch.tokens = m.request->prompt;
-  fetch.tokens.insert(fetch.tokens.end(), m.state.output.begin(), m.state.output.end());
-  fetch.until_s = fetch.asked_s + m.fetch.limit_s;
-  if (const double until = m.request->deadline_s; until > 0) fetch.until_s = std::min(fetch.until_s, until);
+  const double now = parts_.clock.now();
+  const Request& request = *message.request;
+  Fetch fetch{.message = {},
+              .attempt = message.attempt,
+              .request = request.id,
+              .salt = kv_salt(request, message.attempt),
+              .worth_s = message.fetch.worth_s,
+              .tokens = request.prompt,
+              .asked_s = now,
+              .until_s = now + message.fetch.limit_s};
+  fetch.tokens.insert(fetch.tokens.end(), message.state.output.begin(), message.state.output.end());
+  if (request.deadline_s > 0) fetch.until_s = std::min(fetch.until_s, request.deadline_s);
+  fetch.message = std::move(message);
   if (!take_room(fetch)) {
     if (fetch.kv != kNoKv) parts_.memory.free(fetch.kv);
-    return begin_(std::move(fetch.message), kNoKv, 0);
+    return begin_(std::move(fetch.message), kNoKv, 0, nullptr);
   }
-  ask(fetches_.emplace(m.attempt, std::move(fetch)).first->second);
+  ask(fetches_.emplace(fetch.attempt, std::move(fetch)).first->second);
 }
 
 // For all that holders are said to have; a tenth of the memory stays with those who run.
@@ -26,9 +48,9 @@ bool Fetcher::take_room(Fetch& fetch) {
   KvMemory& memory = parts_.memory;
   const KvStats kv = memory.stats();
   const int wanted = std::min(fetch.message.fetch.tokens, int(fetch.tokens.size()) - 1);
-  const int missing = wanted - memory.probe(fetch.tokens, salt(fetch));
+  const int missing = wanted - memory.probe(fetch.tokens, fetch.salt);
   if (missing <= 0 || missing / kv.block_tokens + 1 + kv.capacity / 10 > kv.available()) return false;
-  const Result<KvReservation> reserved = memory.reserve(fetch.tokens, salt(fetch));
+  const Result<KvReservation> reserved = memory.reserve(fetch.tokens, fetch.salt);
   if (!reserved) return false;
   fetch.kv = reserved.value().handle;
   if (reserved.value().loading) return false;  // a tier here has more of it
@@ -54,10 +76,9 @@ void Fetcher::ask(Fetch& fetch) {
       continue;
     }
     // One token more than is asked for: a memory never finds the last one of what it is asked for.
-    parts_.tell(part.holder, FetchKv{fetch.message.attempt,
-                                     salt(fetch),
-                                     part.begin,
-                                     {fetch.tokens.begin(), fetch.tokens.begin() + part.end + 1}});
+    parts_.tell(
+        part.holder,
+        FetchKv{fetch.attempt, fetch.salt, part.begin, {fetch.tokens.begin(), fetch.tokens.begin() + part.end + 1}});
   }
 }
 
@@ -80,39 +101,47 @@ void Fetcher::read(Fetch& fetch, Part& part, KvLent& lent) {
   if (part.end <= part.begin) return lose(fetch, part);
   if (!parts_.peers.check_place(part.holder, lent.source, part.end)) return lose(fetch, part);
   part.source = std::move(lent.source);
-  parts_.peers.plan_read(part.holder, part.source, fetch.kv, {part.begin, part.end, 0, parts_.n_layers}, plan_);
-  part.read_s = parts_.clock.now();
-  part.bytes = plan_.bytes;
-  part.read = parts_.wire.post({part.holder, KvOp::read, part.source.window, fetch.until_s}, plan_);
   part.state = Part::reading;
+  part.read_s = parts_.clock.now();
+  const int layers = by_layer_ && part.source.checksums.empty() ? 1 : parts_.n_layers;
+  for (int layer = 0; layer < parts_.n_layers; layer += layers) {
+    parts_.peers.plan_read(part.holder, part.source, fetch.kv, {part.begin, part.end, layer, layer + layers}, plan_);
+    part.bytes += plan_.bytes;
+    part.reads.push_back(parts_.wire.post({part.holder, KvOp::read, part.source.window, fetch.until_s}, plan_));
+    parts_.posted.descriptors += int64_t(plan_.copies.size());
+  }
   ++parts_.posted.transfers;
-  parts_.posted.bytes += int64_t(plan_.bytes);
-  parts_.posted.descriptors += int64_t(plan_.copies.size());
+  parts_.posted.bytes += int64_t(part.bytes);
   look(fetch, part);
 }
 
 void Fetcher::look(Fetch& fetch, Part& part) {
   if (part.state != Part::reading) return;
-  const TransferState state = parts_.wire.poll(part.read);
-  if (state == TransferState::in_flight) return;
-  part.read = -1;
-  if (state == TransferState::failed) return lose(fetch, part);
+  for (TransferId& id : part.reads) {
+    if (id < 0) continue;
+    const TransferState state = parts_.wire.poll(id);
+    if (state == TransferState::in_flight) continue;
+    id = -1;
+    if (state == TransferState::failed) return lose(fetch, part);
+  }
+  while (part.done < part.reads.size() && part.reads[part.done] < 0) ++part.done;
+  if (part.done < part.reads.size()) return;
   const double now = parts_.clock.now();
   parts_.rate.done(part.read_s, now, part.bytes);
   const std::vector<uint64_t>& sums = part.source.checksums;
   if (!sums.empty() && !checksums_are(parts_.memory, fetch.kv, part.begin, part.end, sums)) return lose(fetch, part);
   part.state = Part::here;
   fetch.bytes += int64_t(part.bytes);
-  parts_.tell(part.holder, FetchOver{fetch.message.attempt});
+  parts_.tell(part.holder, FetchOver{fetch.attempt});
   if (parts_.moved)
-    parts_.moved({part.holder, parts_.self, fetch.message.request->id, part.read_s, now, part.end - part.begin,
-                  int64_t(part.bytes)});
+    parts_.moved(
+        {part.holder, parts_.self, fetch.request, part.read_s, now, part.end - part.begin, int64_t(part.bytes)});
 }
 
 void Fetcher::lose(Fetch& fetch, Part& part) {
   part.state = Part::lost;
   ++parts_.fetch.failed;
-  parts_.tell(part.holder, FetchOver{fetch.message.attempt});
+  parts_.tell(part.holder, FetchOver{fetch.attempt});
 }
 
 void Fetcher::peer_gone(InstanceId peer) {
@@ -125,18 +154,24 @@ bool Fetcher::tick() {
   const size_t late = quarantine_.size();
   std::erase_if(quarantine_, [this](Late& l) {
     std::erase_if(l.reads, [this](TransferId id) { return parts_.wire.poll(id) != TransferState::in_flight; });
-    if (l.reads.empty()) parts_.memory.free(l.kv);
-    return l.reads.empty();
+    if (!l.reads.empty()) return false;
+    if (l.kv != kNoKv) parts_.memory.free(l.kv);
+    if (l.lease >= 0) parts_.memory.unpin(l.lease);
+    return true;
   });
   bool moved = quarantine_.size() < late;
   reading_ = !quarantine_.empty();
   for (auto at = fetches_.begin(); at != fetches_.end();) {
     Fetch& fetch = at->second;
     for (Part& part : fetch.parts) look(fetch, part);
-    const auto open = std::ranges::count_if(fetch.parts, [](const Part& p) { return p.state < Part::here; });
-    const bool given_up = parts_.clock.now() > fetch.until_s || attempts_.aborted(at->first);
-    if (open > 0 && !given_up) {
-      reading_ |= std::ranges::any_of(fetch.parts, [](const Part& p) { return p.state == Part::reading; });
+    const auto any = [&](Part::State state) {
+      return std::ranges::any_of(fetch.parts, [state](const Part& p) { return p.state == state; });
+    };
+    const bool unwanted = fetch.arrival && (fetch.arrival.use_count() == 1 || any(Part::lost));
+    const bool given_up = parts_.clock.now() > fetch.until_s || attempts_.aborted(at->first) || unwanted;
+    if (!given_up && (any(Part::asked) || any(Part::reading))) {
+      reading_ |= any(Part::reading);
+      if (!fetch.arrival && begins(fetch)) begin(fetch), moved = true;
       ++at;
       continue;
     }
@@ -147,46 +182,94 @@ bool Fetcher::tick() {
   return moved;
 }
 
+// Without a gap, and with the first layer.
+bool Fetcher::begins(const Fetch& fetch) const {
+  int has = fetch.here;
+  for (const Part& part : fetch.parts) {
+    const bool first = part.state == Part::here || (part.state == Part::reading && part.done > 0);
+    if (!first || part.begin != has) return false;
+    has = part.end;
+  }
+  return by_layer_;
+}
+
+void Fetcher::begin(Fetch& fetch) {
+  fetch.arrival = std::make_shared<Arrival>(*this, fetch.attempt);
+  fetch.lease = parts_.memory.pin(fetch.kv);
+  begin_(std::move(fetch.message), std::exchange(fetch.kv, kNoKv), fetch.parts.back().end, fetch.arrival);
+}
+
+// The engine's step stands still meanwhile.
+bool Fetcher::wait(Fetch& fetch, int layer) {
+  constexpr double kPatience = 1;  // seconds, for a layer: others are in that step
+  const double began_s = parts_.clock.now(), until_s = std::min(fetch.until_s, began_s + kPatience);
+  bool whole = true;
+  for (Part& part : fetch.parts) {
+    const size_t wanted = std::min(part.reads.size(), size_t(layer) + 1);
+    for (look(fetch, part); part.state == Part::reading && part.done < wanted; look(fetch, part)) {
+      if (parts_.clock.now() > until_s) lose(fetch, part);
+      parts_.clock.sleep(5e-6);
+    }
+    whole &= part.state != Part::lost;
+  }
+  parts_.fetch.wait_s += parts_.clock.now() - began_s;
+  return whole;
+}
+
 // With what has come, up to the first gap.
 void Fetcher::finish(Fetch& fetch) {
   KvMemory& memory = parts_.memory;
-  Late late{fetch.kv, {}};
   int has = fetch.here;
-  for (Part& part : fetch.parts) {
+  for (const Part& part : fetch.parts)
     if (part.state == Part::here && part.begin == has) has = part.end;
-    if (part.state == Part::reading) {
-      parts_.wire.cancel(part.read);
-      late.reads.push_back(part.read);
-    }
-    if (part.state < Part::here) lose(fetch, part);
+  Late late{fetch.kv, fetch.lease, cancel(fetch)};
+  count(fetch, has - fetch.here);
+  if (fetch.arrival) {
+    fetch.arrival->over(std::ranges::all_of(fetch.parts, [](const Part& p) { return p.state == Part::here; }));
+    return quarantine_.push_back(std::move(late));
   }
-  const auto come = std::span<const int32_t>(fetch.tokens).subspan(size_t(fetch.here), size_t(has - fetch.here));
-  if (!come.empty()) memory.written(fetch.kv, come);
-  const double now = parts_.clock.now(), took_s = now - fetch.asked_s, worth_s = fetch.message.fetch.worth_s;
-  FetchStats& stats = parts_.fetch;
-  stats.fetches += !come.empty();
-  stats.tokens += int64_t(come.size());
-  stats.seconds += took_s;
-  // What did not come is computed after all.
-  const double wanted = std::max(1, fetch.parts.empty() ? 1 : fetch.parts.back().end - fetch.here);
-  stats.regret_s += std::max(0.0, took_s - worth_s * std::min(1.0, double(come.size()) / wanted));
-  if (ended)
-    ended({fetch.message.request->id, fetch.message.fetch.holders[0], fetch.asked_s, now, int(come.size()), fetch.bytes,
-           worth_s});
+  if (has > fetch.here)
+    memory.written(fetch.kv, std::span(fetch.tokens).subspan(size_t(fetch.here), size_t(has - fetch.here)));
   if (late.reads.empty()) {
     memory.trim(fetch.kv);
-    return begin_(std::move(fetch.message), fetch.kv, has);
+    return begin_(std::move(fetch.message), fetch.kv, has, nullptr);
   }
   quarantine_.push_back(std::move(late));
-  begin_(std::move(fetch.message), kNoKv, 0);  // its full blocks are in the prefix cache
+  begin_(std::move(fetch.message), kNoKv, 0, nullptr);  // its full blocks are in the prefix cache
+}
+
+// What is still under way.
+std::vector<TransferId> Fetcher::cancel(Fetch& fetch) {
+  std::vector<TransferId> reads;
+  for (Part& part : fetch.parts) {
+    for (TransferId id : part.reads)
+      if (id >= 0) parts_.wire.cancel(id), reads.push_back(id);
+    if (part.state < Part::here) lose(fetch, part);
+  }
+  return reads;
+}
+
+void Fetcher::count(const Fetch& fetch, int tokens) {
+  const double now = parts_.clock.now(), took_s = now - fetch.asked_s;
+  FetchStats& stats = parts_.fetch;
+  stats.fetches += tokens > 0;
+  stats.tokens += tokens;
+  stats.seconds += took_s;
+  // What did not come is computed after all.
+  const int wanted = fetch.parts.empty() ? 0 : fetch.parts.back().end - fetch.here;
+  const double share = wanted > 0 ? std::min(1.0, double(tokens) / wanted) : 0;
+  stats.regret_s += std::max(0.0, took_s - fetch.worth_s * share);
+  if (ended && !fetch.parts.empty())
+    ended({fetch.request, fetch.parts[0].holder, fetch.asked_s, now, tokens, fetch.bytes, fetch.worth_s});
 }
 
 void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& attempts) {
   for (auto& [attempt, fetch] : fetches_) {
-    Late late{fetch.kv, {}};
-    for (Part& part : fetch.parts)
-      if (part.state == Part::reading) parts_.wire.cancel(part.read), late.reads.push_back(part.read);
-    quarantine_.push_back(std::move(late));
+    quarantine_.push_back({fetch.kv, fetch.lease, cancel(fetch)});
+    if (fetch.arrival) {
+      fetch.arrival->over(false);
+      continue;
+    }
     const StartRequest& m = fetch.message;
     emit_end(*attempts.begin(attempt, m.request, m.state), reason, error, parts_.clock.now());
   }

@@ -3,6 +3,10 @@
 // holder is asked for its part of the tokens, and read when it has answered. What has come is compared with its
 // checksums, and used up to the first gap. Whatever fails, or takes longer than it is worth, is computed.
 //
+// Layer by layer (Mooncake, section 3.3's loading): each layer is a read of its own, and the prompt goes on when the
+// first one is there; its first step waits, before each layer's attention, for that layer's. Where checksums are
+// wanted, which are of all layers, and where other threads compute, the prompt waits for all.
+//
 // Thread safety: the instance's thread.
 #pragma once
 
@@ -28,9 +32,10 @@ struct Fetched {
 class Fetcher {
  public:
   // Goes on with a prompt: `kv` has its first `tokens` tokens; kNoKv: nothing came that is not in the prefix cache.
-  using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens)>;
-  Fetcher(InstanceParts& parts, const Attempts& attempts, Begin begin)
-      : parts_(parts), attempts_(attempts), begin_(std::move(begin)) {}
+  // `arrival`: of these tokens some are still coming; null: they are there.
+  using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival)>;
+  Fetcher(InstanceParts& parts, const Attempts& attempts, bool by_layer, Begin begin)
+      : parts_(parts), attempts_(attempts), by_layer_(by_layer), begin_(std::move(begin)) {}
 
   void start(StartRequest message);
   void handle(InstanceId from, KvLent message);
@@ -48,7 +53,7 @@ class Fetcher {
   template <class F>
   void each_holder(F&& f) const {
     for (const auto& [attempt, fetch] : fetches_)
-      if (fetch.kv != kNoKv) f(fetch.message.request->id, fetch.kv);
+      if (fetch.kv != kNoKv) f(fetch.request, fetch.kv);
   }
 
  private:
@@ -58,21 +63,29 @@ class Fetcher {
     int begin, end;  // tokens
     State state = asked;
     KvPlace source = {};
-    TransferId read = -1;
+    std::vector<TransferId> reads = {};  // of each layer, or of all at once; -1: done
+    size_t done = 0;                     // so many of them, from the first on
     double read_s = 0;
     size_t bytes = 0;
   };
+  class Arrival;
   struct Fetch {
-    StartRequest message;
+    StartRequest message;  // until it begins
+    AttemptId attempt = 0;
+    uint64_t request = 0, salt = 0;
+    double worth_s = 0;
     std::vector<int32_t> tokens;
-    KvHandle kv = kNoKv;
-    int here = 0;  // tokens that were
+    KvHandle kv = kNoKv;  // … and so is this
+    int here = 0;         // tokens that were
     std::vector<Part> parts;
     double asked_s = 0, until_s = 0;  // Clock
     int64_t bytes = 0;
+    std::shared_ptr<Arrival> arrival = {};  // its sequence has begun, and has the handle; what is read has this lease:
+    KvLease lease = -1;
   };
   struct Late {  // nobody waits for it, and its blocks may still be written
     KvHandle kv;
+    KvLease lease;
     std::vector<TransferId> reads;
   };
 
@@ -81,11 +94,16 @@ class Fetcher {
   void read(Fetch& fetch, Part& part, KvLent& lent);
   void look(Fetch& fetch, Part& part);
   void lose(Fetch& fetch, Part& part);
+  bool begins(const Fetch& fetch) const;
+  void begin(Fetch& fetch);
+  bool wait(Fetch& fetch, int layer);
   void finish(Fetch& fetch);
-  uint64_t salt(const Fetch& fetch) const { return kv_salt(*fetch.message.request, fetch.message.attempt); }
+  void count(const Fetch& fetch, int tokens);
+  std::vector<TransferId> cancel(Fetch& fetch);
 
   InstanceParts& parts_;
   const Attempts& attempts_;
+  const bool by_layer_;
   const Begin begin_;
   std::map<AttemptId, Fetch> fetches_;
   std::vector<Late> quarantine_;
