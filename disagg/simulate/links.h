@@ -7,8 +7,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "disagg/simulate/timeline.h"
@@ -31,22 +34,33 @@ class Links {
   double rate(int from, int to) const;     // that one more would have
 
  private:
+  // Transfers from one instance to another have the same share at each moment, so which of them ends first does not
+  // depend on what their shares will be: its end alone is planned, and a change of shares costs nothing for the others.
+  struct Pair {
+    int from = 0, to = 0;
+    double rate = 0, since_s = 0;
+    double each = 0;                        // bytes that each has got by since_s, since the first of them began
+    std::set<std::pair<double, Id>> flows;  // by what `each` is at their ends
+    std::optional<uint32_t> due = {};       // the timeline's: the first end
+    void carry(double now) { each += rate * (now - std::exchange(since_s, now)); }
+  };
   struct Flow {
-    int from, to;
-    double left, rate = 0, since_s = 0, latency_s;
-    std::optional<uint32_t> due;  // the timeline's: its end
+    Pair* pair;
+    double until, latency_s;
     std::function<void()> arrived;
   };
   struct End {
     double bytes_per_s = 0;
-    std::vector<Id> out, in;
+    int n_out = 0, n_in = 0;  // transfers
+    std::vector<Pair*> out, in;
   };
-  void share_anew(int from, int to);
-  void plan(Id id, Flow& flow);
+  void share_anew(const Pair& changed);
+  void plan(Pair& pair);
   void end(Id id);
 
   Timeline& timeline_;
   std::vector<End> ends_;
+  std::map<std::pair<int, int>, Pair> pairs_;  // from, to
   std::unordered_map<Id, Flow> flows_;
   Id last_ = 0;
   double bytes_ = 0;
