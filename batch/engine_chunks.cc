@@ -22,7 +22,8 @@ void Engine::know_cost(const StepCost::Terms& cost, double steps_seen) {
 // Of a step: the prompts that may run in it, and where their views are told what they get.
 int Engine::choose_chunks(const KvStats& kv) {
   EngineChunks& c = chunks_;
-  c.decided = false;
+  // What was decided last did not run: what was searched for its first prompt holds all the same.
+  if (std::exchange(c.decided, false)) c.state.head = c.choice.state.head, c.state.wave_s = c.choice.state.wave_s;
   if (!c.decides() || options_.policy->layered) return options_.step_tokens;
   c.prompts.clear();
   c.in_flight.clear();

@@ -181,6 +181,36 @@ TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model
   CHECK(counts.stopped > 100);
 }
 
+// Once: it was done anew in each turn.
+TEST_CASE("what a chunk policy has searched for a prompt is kept while it waits for memory", "[engine][chunks]") {
+  ThreadTeam team(1);
+  RealClock clock;
+  const KvOptions kv{
+      .shape = kv_shape(tiny_config(), Dtype::f32), .pool_bytes = 12 * 16 * 256, .max_sequence_tokens = 256};
+  const auto memory = find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv);
+  const auto model = make_llama(tiny_weights(), team, 64, 4);
+  Engine engine(*model, *memory,
+                {.policy = find_batch_policy("chunked"),
+                 .max_batch = 4,
+                 .step_tokens = 64,
+                 .chunks = {.policy = find_chunk_policy("equal_time")}},
+                clock, nullptr);
+  std::vector<ChunkState> before;
+  engine.watch_chunks([&](const ChunkView&, const ChunkState& b, const ChunkChoice&) { before.push_back(b); });
+  const std::vector<int32_t> others(100, 5);
+  const KvHandle held = memory->reserve(others, 0).value().handle;
+  REQUIRE(memory->append(held, 100));
+  engine.submit(make_sequence(tiny_request(1, std::vector<int32_t>(90, 7), 3), {}, std::make_shared<Recorder>(),
+                              nullptr, nullptr));
+  for (int turn = 0; turn < 3; ++turn) CHECK_FALSE(engine.step());
+  CHECK(before.empty());
+  memory->free(held);
+  while (engine.step()) continue;
+  REQUIRE(before.size() > 0);
+  CHECK(before[0].head == 1);
+  CHECK(before[0].wave_s > 0);
+}
+
 // Counts the steps in which some take only some layers, and those of them in which others take all.
 class GroupCounter final : public Model {
  public:
