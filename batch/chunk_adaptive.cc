@@ -60,11 +60,12 @@ std::vector<int> candidates(const ChunkView& view) {
   return all;
 }
 
-// `choose` is asked in every P-th decision: a change takes P steps to arrive at the last stage.
+// `choose` is asked in every P-th decision: a change takes P steps to arrive at the last stage. Sooner where those who
+// decode have become so many that they fill the chunk.
 template <class Choose>
 ChunkState every_p(const ChunkView& view, ChunkState state, ChunkWave& wave, Choose&& choose) {
-  const bool now = state.chunk == 0 || state.since >= view.stages;
-  if (now) state.chunk = choose(candidates(view)), state.since = 0;
+  const std::vector<int> all = candidates(view);
+  if (state.chunk < all.front() || state.since >= view.stages) state.chunk = choose(all), state.since = 0;
   ++state.since;
   wave.tokens = std::max(0, std::min(state.chunk, view.budget) - view.decodes);
   wave.least = std::min(view.minimum, wave.tokens / 2);  // 128 is a chunk, whatever the base

@@ -173,6 +173,11 @@ TEST_CASE("dcp: the chunk changes in every P-th decision alone", "[chunks]") {
     }
     std::ranges::sort(chunks);
     CHECK(std::unique(chunks.begin(), chunks.end()) - chunks.begin() >= 3);
+    asked.state = {.chunk = 128, .since = 1};
+    asked.view.decodes = 112;
+    CHECK(asked.budget({50000}) == 128);
+    asked.view.decodes = 127;  // one token for prompts
+    CHECK(asked.budget({50000}) >= 256);
   }
 }
 
