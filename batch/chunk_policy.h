@@ -47,7 +47,7 @@ struct ChunkState {
   double wave_s = 0;               // … a wave's seconds were chosen; 0: none
   int level = -1;                  // mpu: how often the budget is halved; -1: not decided yet
   int more_for = 0, less_for = 0;  // … decisions in a row that wanted more, or less
-  bool waited = false;             // … for a mate, in the last one
+  bool waited = false;             // … for a mate, in the last one; whatever mail comes ends it
   int chunk = 0;                   // dcp: the budget; 0: not decided yet
   int since = 0;                   // … decisions since it was
   bool operator==(const ChunkState&) const = default;
