@@ -127,6 +127,7 @@ double tokens_in(const StepCost::Terms& cost, double L, double seconds) {
 }
 
 bool extrapolates(const ChunkView& view, int L, int x) {
+  if (view.steps_seen >= kGivenSteps) return false;
   return view.steps_seen < kKnownSteps || x > 2.0 * view.longest_chunk ||
          L > 2.0 * view.longest_prefix + 2.0 * view.longest_chunk;
 }

@@ -95,11 +95,13 @@ void Engine::keep_chunks() {
   ++stats_.chunk_decisions;
   stats_.chunk_extrapolations += c.choice.extrapolates;
   if (!c.choice.extrapolates || c.steps_seen < kKnownSteps || std::exchange(c.told, true)) return;
-  log_line(LogLevel::info,
-           "xpyd: --chunk-policy %s extrapolates: it plans a chunk behind %d tokens of its prompt; the steps that the "
-           "cost was fitted to had at most %d before them, and %d in them. From now on such plans are only counted "
-           "(chunk_extrapolations_total)",
-           c.options.policy->name, c.prompts[0].done, c.longest_prefix, c.longest_chunk);
+  log_line(
+      LogLevel::info,
+      "xpyd: --chunk-policy %s extrapolates: it plans %d tokens of prompts, the first behind %d of its own; the steps "
+      "that the cost was fitted to had at most %d of a prompt, behind %d at most. From now on such plans are only "
+      "counted (chunk_extrapolations_total)",
+      c.options.policy->name, c.choice.step_tokens - c.view.decodes, c.prompts[0].done, c.view.longest_chunk,
+      c.view.longest_prefix);
 }
 
 }  // namespace xpyd::batch

@@ -133,7 +133,7 @@ TEST_CASE("chunks: who predicts says when his cost has seen nothing like it", "[
     CHECK(scene.choose(policy).extrapolates);
     scene.view.longest_chunk = 256, scene.view.longest_prefix = 200;  // twice 456 is less than 1000
     CHECK(scene.choose(policy).extrapolates);
-    scene.view.steps_seen = kGivenSteps, scene.view.longest_prefix = scene.view.longest_chunk = INT_MAX;
+    scene.view.steps_seen = kGivenSteps, scene.view.longest_prefix = scene.view.longest_chunk = 0;
     CHECK_FALSE(scene.choose(policy).extrapolates);
   }
   ChunkScene scene({{.done = 1000, .left = 1000}}, {.budget = 512, .minimum = 64});
