@@ -22,9 +22,7 @@ Result<SimulationOptions> simulation_options(const Options& options, const Trace
   if (!model) return Error{model.error().code, "--model: " + model.error().message};
   simulation.hardware = std::move(hardware).value();
   simulation.model = std::move(model).value();
-  if (simulation.decode_pp > 1 && simulation.topology.find('D') == std::string::npos)
-    return invalid("--decode-pp " + std::to_string(simulation.decode_pp) + ": --topology " + simulation.topology +
-                   " has no decode instance; colocated instances take --prefill-pp");
+  if (Status read = check_unread(options); !read) return read.error();
   ConductorOptions& conductor = simulation.conductor;
   options.fill(conductor);
   EngineOptions& engine = simulation.engine;

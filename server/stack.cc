@@ -24,23 +24,16 @@ namespace {
 
 // Whether the model can be cut as the options say, for the roles that there are. Colocated
 // instances take the prefill ones.
-void check_ranks(const Options& options, const Stack& stack) {
+void check_ranks(const Stack& stack) {
   const ClusterOptions& cluster = stack.options;
-  // A worker is told the options of the whole cluster.
-  bool decodes = options.values().contains("role");
   for (Role role : cluster.topology) {
     const std::string side = role == Role::decode ? "--decode" : "--prefill";
-    decodes = decodes || role == Role::decode;
     const KvShards shards = cluster.shards(role);
     need(check_model_shards(stack.config, shards, side + "-tp", side + "-pp"));
     if (shards.n_ranks() > 1 && cluster.kv.vattention.on_card)
       throw invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " + std::to_string(shards.pp) +
                     ": only --device cpu has more than one rank");
   }
-  for (const auto& [name, n] : {std::pair{"--decode-tp ", cluster.decode_tp}, {"--decode-pp ", cluster.decode_pp}})
-    if (!decodes && n > 1)
-      throw invalid(name + std::to_string(n) + ": --topology " + options.text("topology") +
-                    " has no decode instance; colocated instances take --prefill-tp and --prefill-pp");
 }
 
 // What one of so many instances on this machine can do at most.
@@ -67,6 +60,23 @@ Status check_batching(const Options& options, const BatchPolicy& policy) {
     if (options.values().contains(name) && options.text(name) != only)
       return invalid("--" + std::string(name) + " " + options.text(name) + ": --batching " + policy.name +
                      " cuts prompts by layers, on one stage of a CPU: expected " + only);
+  return ok();
+}
+
+Status check_unread(const Options& options) {
+  // A worker has no topology, and is told the options of the whole cluster.
+  const auto given = [&](const std::string& name, int more) {
+    return options.values().contains(name) && options.integer(name) > more;
+  };
+  const bool decodes = !options.values().contains("topology") ||
+                       options.text("topology").find('D') != std::string::npos;
+  for (const std::string what : {"tp", "pp"})
+    if (const std::string name = "decode-" + what; !decodes && given(name, 1))
+      return invalid("--" + name + " " + options.text(name) + ": --topology " + options.text("topology") +
+                     " has no decode instance; colocated instances take --prefill-" + what);
+  if (given("pipeline-window", 0) && !given("prefill-pp", 1) && !given("decode-pp", 1))
+    return invalid("--pipeline-window " + options.text("pipeline-window") +
+                   ": no instance has several stages: expected --prefill-pp or --decode-pp");
   return ok();
 }
 
@@ -144,7 +154,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
                               instance_rates(backend, cluster.topology.size())};
   }
   cluster.log = need(open_event_log(options, worker ? "." + process_name(getpid()) : ""));
-  check_ranks(options, *stack);
+  check_ranks(*stack);
+  need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
   need(check_shared_pool(cluster, processes));
   if (worker) {  // it keeps its ranks when it is given another role

@@ -117,6 +117,8 @@ Role role_of(const std::string& name);  // of --role
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
 // Whether the batching policy goes with the device, the stages and the chunk policy that are asked for.
 Status check_batching(const Options& options, const BatchPolicy& policy);
+// Of stages and ranks, what no instance would read.
+Status check_unread(const Options& options);
 
 // The errors name the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);

@@ -237,8 +237,14 @@ Status Simulator::add(Role role, const std::string& name) {
   const bool wanted = role != Role::decode || options_.conductor.disagg->local;
   auto log = wanted ? std::make_shared<PrefixLog>() : nullptr;
   const KvShards shards{.n_layers = n_layers_, .n_kv_heads = 1};
-  if (const auto plan = plan_ranks(options_.scheme, kv, shards); !plan)
-    return invalid("--kv-tokens: " + plan.error().message);
+  if (const auto plan = plan_ranks(options_.scheme, kv, shards); !plan) {
+    if (options_.kv_tokens > 0) return invalid("--kv-tokens: " + plan.error().message);
+    const std::string where = pipeline.stages == 1   ? "--hardware " + options_.hardware.name
+                              : role == Role::decode ? "--decode-pp " + std::to_string(pipeline.stages)
+                                                     : "--prefill-pp " + std::to_string(pipeline.stages);
+    return invalid(where + ": there fit " + std::to_string(int64_t(tokens)) +
+                   " tokens of KV, which are no pool here (" + plan.error().message + "): expected --kv-tokens");
+  }
   auto memory = make_ranked_memory(options_.scheme, kv, shards, log);
   if (memory && kv.tiers.on()) memory = make_tiered(std::move(memory).value(), kv);
   if (!memory) return memory.error();

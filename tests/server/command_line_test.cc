@@ -194,6 +194,8 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
       {{"--prefill-pp", "5"}, "--prefill-pp 5: more stages than the 4 layers"},
       {{"--decode-tp", "2"}, "--topology 1C has no decode instance"},
       {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
+      {{"--decode-pp", "2"}, "colocated instances take --prefill-pp"},
+      {{"--pipeline-window", "4", "--prefill-tp", "2"}, "--pipeline-window 4: no instance has several stages"},
       {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
        "one instance has tp 1, pp 1, another one tp 2, pp 1"},
       {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
@@ -243,6 +245,31 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
     CHECK(ran.out == plain.out);
     CHECK(hash(ran) == hash(plain));
   }
+}
+
+TEST_CASE("command line: stages that cannot be simulated, or that nobody would have, are named", "[command_line]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  testing::TempDir dir;
+  const std::string trace = dir.path + "/trace.jsonl";
+  std::ofstream(trace) << R"({"timestamp": 0, "input_length": 100, "output_length": 3, "hash_ids": [1]})";
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"--prefill-pp", "40"}, "--prefill-pp 40: "},
+      {{"--decode-pp", "40"}, "--decode-pp 40: "},
+      {{"--prefill-pp", "40", "--kv-tokens", "1e9"}, "--kv-tokens: "},
+      {{"--prefill-pp", "41"}, "--prefill-pp 41 does not divide the 80 layers"},
+      {{"--kv-tokens", "511"}, "--kv-tokens: expected one block at least"},
+      {{"--topology", "1C", "--decode-pp", "2"}, "--decode-pp 2: --topology 1C has no decode instance"},
+      {{"--pipeline-window", "4"}, "--pipeline-window 4: no instance has several stages"},
+  };
+  for (auto [words, expected] : cases) {
+    words.insert(words.begin(), {"simulate", trace});
+    const Ran ran = run(xpyd, words);
+    INFO(words[2] << " " << words[3] << ": " << ran.err);
+    CHECK(ran.code == 2);
+    CHECK(ran.err.find(expected) != std::string::npos);
+  }
+  CHECK(run(xpyd, {"simulate", trace, "--prefill-pp", "2", "--pipeline-window", "4"}).code == 0);
 }
 
 TEST_CASE("command line: peak of a card, or what is missing", "[command_line]") {
