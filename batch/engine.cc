@@ -101,10 +101,10 @@ StepInput Engine::gather() {
   return arrays_.gather(next_->entries, memory_, watches ? this : nullptr);
 }
 
-// Attention to this layer is next.
+// A model may read the next layer's KV as soon as it begins with it: that of the first one was there.
 void Engine::layer_done(int layer) {
   for (const Entry& entry : next_->entries)
-    if (KvArrival* arrival = entry.sequence->arrival.get()) arrival->wait(layer);
+    if (KvArrival* arrival = entry.sequence->arrival.get()) arrival->wait(layer + 1);
   if (hooks_ && hooks_->layerwise()) tell_layers(*next_, layer + 1);
 }
 

@@ -31,7 +31,8 @@ inline uint64_t kv_salt(const Request& request, uint64_t attempt) {
   return Random(request.cache_salt ^ Random(request.id ^ attempt << 32).next()).next() | 1;
 }
 
-// KV of a sequence's first tokens that comes from elsewhere while its first step here computes, layer by layer.
+// KV of a sequence's first tokens that comes from elsewhere while its first step here computes, layer by layer. That of
+// the first layer is there.
 //
 // Thread safety: the engine's thread.
 class KvArrival {

@@ -208,7 +208,7 @@ bool Fetcher::wait(Fetch& fetch, int layer) {
     const size_t wanted = std::min(part.reads.size(), size_t(layer) + 1);
     for (look(fetch, part); part.state == Part::reading && part.done < wanted; look(fetch, part)) {
       if (parts_.clock.now() > until_s) lose(fetch, part);
-      parts_.clock.sleep(5e-6);
+      parts_.clock.sleep(std::clamp((parts_.clock.now() - began_s) / 16, 5e-6, 2e-4));
     }
     whole &= part.state != Part::lost;
   }
