@@ -157,7 +157,8 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
         }
         return sum;
       };
-      for (int i = 0; i < 400 && fetched().lent == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      const auto told = [&] { return fetched().lent > 0 && fetched().fetches > 0; };  // by the next signs of life
+      for (int i = 0; i < 2000 && !told(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       CHECK(fetched().fetches > 0);
       CHECK(fetched().failed == 0);
       CHECK(bed.cluster().stats().conductor.failed_attempts == 0);
