@@ -175,8 +175,8 @@ void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> 
   if (index_) index_->add(tokens, blocks, chain, locked());
 }
 
-void BlockPool::log_index(std::shared_ptr<PrefixLog> log) {
-  if (index_) index_->log_to(std::move(log));
+void BlockPool::tell(std::shared_ptr<CacheListener> listener) {
+  if (index_) index_->tell(std::move(listener));
 }
 
 void BlockPool::clear_prefix_cache() {

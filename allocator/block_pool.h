@@ -36,7 +36,7 @@ class BlockPool final : public KvPool {
   // PrefixIndex::add().
   void index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
   bool indexed(int32_t block) const;
-  void log_index(std::shared_ptr<PrefixLog> log) override;
+  void tell(std::shared_ptr<CacheListener> listener) override;
   void clear_prefix_cache() override;
 
   KvStats stats() const override;

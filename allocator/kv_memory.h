@@ -66,6 +66,8 @@ struct KvOptions {
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;
+  std::vector<std::shared_ptr<CacheListener>>
+      listeners;                                        // are told of its prefix cache, where no other memory shares it
   KvTierOptions tiers;                                  // below this pool
   Clock* clock = nullptr;                               // of the instance, for its tiers; null: the machine's
   Device* device = nullptr;                             // where the pool is; null: the CPU

@@ -170,10 +170,10 @@ Result<std::shared_ptr<KvPool>> make_block_pool(const std::string& scheme, const
 }
 
 Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme, const KvOptions& options,
-                                                     const KvShards& shards, std::shared_ptr<PrefixLog> log) {
+                                                     const KvShards& shards) {
   Result<std::shared_ptr<KvPool>> pool = make_ranked_pool(scheme, options, shards);
   if (!pool) return pool.error();
-  pool.value()->log_index(std::move(log));
+  for (const auto& listener : options.listeners) pool.value()->tell(listener);
   return find_kv_scheme(scheme)->make(std::move(pool).value(), options);
 }
 

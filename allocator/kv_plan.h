@@ -15,8 +15,6 @@
 
 namespace xpyd::allocator {
 
-class PrefixLog;  // prefix_log.h
-
 // Of one rank: the layout of make_block_pool(scheme, options), or what is wrong with the options: a
 // pool too small for one block is told how many bytes a block needs.
 Result<KvLayout> plan_pool(const std::string& scheme, const KvOptions& options);
@@ -34,9 +32,9 @@ Result<PoolPlan> plan_ranks(const std::string& scheme, const KvOptions& options,
 // the plan can be made. Error `unavailable`: the device has not that much memory.
 Result<std::shared_ptr<KvPool>> make_ranked_pool(const std::string& scheme, const KvOptions& options,
                                                  const KvShards& shards);
-// A memory over a pool of its own. `log`: of what its prefix index finds.
+// A memory over a pool of its own.
 Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme, const KvOptions& options,
-                                                     const KvShards& shards, std::shared_ptr<PrefixLog> log = nullptr);
+                                                     const KvShards& shards);
 
 // Memory that a pool takes beside its pool_bytes: block states, prefix index.
 size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache);

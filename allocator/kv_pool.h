@@ -26,7 +26,7 @@
 
 namespace xpyd::allocator {
 
-class PrefixLog;  // prefix_log.h
+class CacheListener;  // prefix_log.h
 
 class KvPool {
  public:
@@ -66,7 +66,7 @@ class KvPool {
   virtual KvStats stats() const = 0;
   std::vector<KvState> states() const;  // of each block; locked for a part of them at a time
   // What a prefix index finds from now on, and what it loses. Before any use.
-  virtual void log_index(std::shared_ptr<PrefixLog>) {}
+  virtual void tell(std::shared_ptr<CacheListener>) {}
   virtual void clear_prefix_cache() {}  // cached blocks become free
 
   // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they

@@ -4,10 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "allocator/eviction.h"
+#include "allocator/prefix_log.h"
 
 namespace xpyd::allocator {
 
@@ -23,6 +26,7 @@ struct KvTierOptions {
   // Is told of every block that makes room for another one: who stood first, in that order (eight at most), the one
   // that goes at the head. From the owner's thread; null: nobody asks.
   std::function<void(const EvictionPolicy& policy, std::span<const BlockUse> first)> evicts = {};
+  std::vector<std::shared_ptr<CacheListener>> listeners = {};  // are told what the host and the disk hold
   bool on() const { return host_bytes > 0; }
 };
 

@@ -137,7 +137,11 @@ int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const u
 
 void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
   XPYD_CHECK(!contains(block), "block " + std::to_string(block));
-  if (log_ && slot_block(hash) < 0) log_->stored(hash);
+  if (!listeners_.empty() && slot_block(hash) < 0) {
+    const std::optional<uint64_t> parent = chain.first() ? std::nullopt : std::optional(chain.hash);
+    for (const auto& listener : listeners_)
+      listener->stored(Tier::device, hash, parent, {tokens, size_t(block_tokens_)});
+  }
   uint64_t k = key(hash);
   size_t s = home(k);
   while (table()[s].block_plus_1 != 0) s = (s + 1) & slot_mask_;
@@ -183,7 +187,8 @@ void PrefixIndex::erase(int32_t block) {
   table()[hole].block_plus_1 = 0;
   node(block) = {};
   --size_;
-  if (log_ && slot_block(gone) < 0) log_->removed(gone);  // else another block has it
+  if (!listeners_.empty() && slot_block(gone) < 0)  // else another block has it
+    for (const auto& listener : listeners_) listener->removed(Tier::device, gone);
 }
 
 void PrefixIndex::check_invariants() const {

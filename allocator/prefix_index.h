@@ -54,7 +54,7 @@ class PrefixIndex {
   PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, int proof_tokens, Node* nodes, size_t node_stride);
 
   // What it finds from now on, and what it loses. Before any use.
-  void log_to(std::shared_ptr<PrefixLog> log) { log_ = std::move(log); }
+  void tell(std::shared_ptr<CacheListener> listener) { listeners_.push_back(std::move(listener)); }
 
   // ---- Of several blocks. Hashes are computed unlocked: what looks at the table is given to
   // `locked`, which calls it under the owner's lock.
@@ -169,8 +169,8 @@ class PrefixIndex {
   size_t slot_mask_;
   int size_ = 0;
   uint64_t next_uid_ = 1;
-  std::shared_ptr<PrefixLog> log_;  // null: nobody asks
-  std::byte* nodes_;                // the owner's
+  std::vector<std::shared_ptr<CacheListener>> listeners_;
+  std::byte* nodes_;  // the owner's
   size_t node_stride_;
   Buffer table_;   // Entry [slot_mask_ + 1]
   Buffer keys_;    // uint64_t [n_blocks]: the key under which a block stands

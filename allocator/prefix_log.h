@@ -1,44 +1,65 @@
-// PrefixLog: which blocks a pool's prefix index came to find, and which it lost, for somebody who is too far away to
-// ask it: a conductor that places requests by what its workers' caches hold (Dynamo's KV events, Mooncake's conductor).
-// Blocks are named by their chained hash (prefix_index.h).
+// Who is told which blocks a prefix cache, or a tier below it, came to be able to find, and which it lost. Blocks are
+// named by their chained hash (prefix_index.h).
+//
+// PrefixLog is one of them: it keeps the changes for somebody who is too far away to ask: a conductor that places
+// requests by what its workers hold (Dynamo's KV events, Mooncake's conductor).
 //
 // Thread safety: any thread.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 namespace xpyd::allocator {
 
-struct PrefixChanges {
-  std::vector<uint64_t> stored, removed;
-  bool empty() const { return stored.empty() && removed.empty(); }
+// Where an instance keeps KV: in its prefix cache, or a tier below.
+enum class Tier : uint8_t { device, host, disk };
+inline constexpr int kTiers = 3;
+
+// Each tier speaks for itself: a block may be in several. Called under the teller's lock: it must neither block nor
+// call back.
+class CacheListener {
+ public:
+  virtual ~CacheListener() = default;
+  // `tokens` [block_tokens] follow the block `parent`; nullopt: they are a first block.
+  virtual void stored(Tier tier, uint64_t hash, std::optional<uint64_t> parent, std::span<const int32_t> tokens) = 0;
+  virtual void removed(Tier tier, uint64_t hash) = 0;
 };
 
-class PrefixLog {
+struct PrefixChanges {
+  std::vector<uint64_t> stored, removed;
+};
+
+class PrefixLog final : public CacheListener {
  public:
-  void stored(uint64_t hash) { note(hash, 1); }
-  void removed(uint64_t hash) { note(hash, -1); }
+  void stored(Tier tier, uint64_t hash, std::optional<uint64_t>, std::span<const int32_t>) override {
+    note(tier, hash, 1);
+  }
+  void removed(Tier tier, uint64_t hash) override { note(tier, hash, -1); }
   // Since the last call; what came and went in between is left out.
-  PrefixChanges take() {
+  PrefixChanges take(Tier tier) {
     PrefixChanges changes;
     std::lock_guard lock(mutex_);
-    for (const auto& [hash, by] : pending_) (by > 0 ? changes.stored : changes.removed).push_back(hash);
-    pending_.clear();
+    auto& pending = pending_[int(tier)];
+    for (const auto& [hash, by] : pending) (by > 0 ? changes.stored : changes.removed).push_back(hash);
+    pending.clear();
     return changes;
   }
 
  private:
-  void note(uint64_t hash, int by) {
+  void note(Tier tier, uint64_t hash, int by) {
     std::lock_guard lock(mutex_);
-    auto at = pending_.try_emplace(hash, 0).first;
-    if ((at->second += by) == 0) pending_.erase(at);
+    auto& pending = pending_[int(tier)];
+    auto at = pending.try_emplace(hash, 0).first;
+    if ((at->second += by) == 0) pending.erase(at);
   }
 
   std::mutex mutex_;
-  std::unordered_map<uint64_t, int> pending_;  // how much more often it is there; never 0
+  std::unordered_map<uint64_t, int> pending_[kTiers];  // how much more often it is there; never 0
 };
 
 }  // namespace xpyd::allocator

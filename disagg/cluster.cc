@@ -164,11 +164,14 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   }
   std::unique_ptr<KvMemory> memory;
   std::shared_ptr<PrefixLog> cache_log;
-  if (as.report_cache && !pool) cache_log = std::make_shared<PrefixLog>();
+  if (as.report_cache && !pool) {
+    kv.listeners.push_back(cache_log = std::make_shared<PrefixLog>());
+    if (kv.tiers.block_tokens == kv.block_tokens) kv.tiers.listeners.push_back(cache_log);  // else of other hashes
+  }
   if (pool) {
     memory = o.kv_scheme->make(std::move(pool), kv);
   } else {
-    auto own = make_ranked_memory(o.kv_scheme->name, kv, shards, cache_log);
+    auto own = make_ranked_memory(o.kv_scheme->name, kv, shards);
     if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
     memory = std::move(own).value();
   }

@@ -105,6 +105,7 @@ InstanceInfo Instance::info() const {
           .stages = engine_.in_waves() ? model_->stages() : 1,
           .capacity_blocks = kv.capacity + kv.elsewhere,
           .block_tokens = kv.block_tokens,
+          .tier_blocks = int(kv.tiers.host_capacity + kv.tiers.disk_capacity),
           .max_batch = options_.engine.max_batch,
           .address = transport_->address()};
 }
@@ -327,13 +328,15 @@ void Instance::report_cache() {
   const double now = clock_.now();
   if (!options_.cache_log || now < reported_s_ + options_.report_every_s) return;
   reported_s_ = now;
-  const PrefixChanges changes = options_.cache_log->take();
   const auto piece = [](const std::vector<uint64_t>& of, size_t at) {
     return std::vector<uint64_t>(of.begin() + long(std::min(at, of.size())),
                                  of.begin() + long(std::min(at + kMost / 2, of.size())));
   };
-  for (size_t at = 0; at < std::max(changes.stored.size(), changes.removed.size()); at += kMost / 2)
-    parts_.tell(kConductor, CacheReport{Tier::device, piece(changes.stored, at), piece(changes.removed, at)});
+  for (const Tier tier : {Tier::device, Tier::host, Tier::disk}) {
+    const PrefixChanges changes = options_.cache_log->take(tier);
+    for (size_t at = 0; at < std::max(changes.stored.size(), changes.removed.size()); at += kMost / 2)
+      parts_.tell(kConductor, CacheReport{tier, piece(changes.stored, at), piece(changes.removed, at)});
+  }
 }
 
 void Instance::shut_down(FinishReason reason, const std::string& error) {

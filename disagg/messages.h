@@ -37,6 +37,7 @@ struct InstanceInfo {
   KvShards shards;  // its ranks
   int stages = 1;   // that compute different waves at the same time: what a step takes, each of them takes
   int capacity_blocks = 0, block_tokens = 0;
+  int tier_blocks = 0;  // that its host and disk tiers have room for
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
@@ -115,8 +116,6 @@ struct AttemptFailed {  // this instance has given it up
 struct Report {  // every so often
   InstanceStats stats;
 };
-// Where an instance keeps KV.
-enum class Tier : uint8_t { device, host, disk };
 // Full blocks by their chained hashes (allocator/prefix_log.h): what became findable in its prefix
 // cache, or a tier below, and what went, since the last report.
 struct CacheReport {

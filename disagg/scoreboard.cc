@@ -25,7 +25,7 @@ double DecodeTimes::quantile(double q) const {
 }
 
 void Scoreboard::joined(Member& member) {
-  member.in_directory = directory_.joined(member.info.capacity_blocks);
+  member.in_directory = directory_.joined(member.info.capacity_blocks, member.info.tier_blocks);
   member.row = rows_.size();
   rows_.push_back({.member = &member,
                    .version = member.probe->version(),

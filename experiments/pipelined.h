@@ -49,7 +49,7 @@ class Pipelined {
     KvOptions kv{.shape = kv_shape(config, Dtype::f32), .prefix_cache = false};
     kv.max_sequence_tokens = shape.prompt_tokens + 1;
     kv.pool_bytes = size_t(shape.prompts + 1) * size_t(shape.prompt_tokens + 64) * kv.shape.token_bytes();
-    memory_ = make_ranked_memory("paged", kv, shards_, nullptr).value();
+    memory_ = make_ranked_memory("paged", kv, shards_).value();
   }
 
   PipelinedRun run() {

@@ -9,10 +9,10 @@ namespace xpyd::disagg {
 
 CacheDirectory::CacheDirectory() { grow(); }
 
-int CacheDirectory::joined(int capacity_blocks) {
+int CacheDirectory::joined(int capacity_blocks, int tier_blocks) {
   auto free = std::ranges::find(instances_, false, &Held::there);
   if (free == instances_.end()) free = instances_.insert(free, Held{});
-  *free = {.capacity = std::min(size_t(capacity_blocks), kMost), .there = true};
+  *free = {.capacity = std::min(size_t(capacity_blocks) + size_t(tier_blocks), kMost), .there = true};
   const auto number = int(free - instances_.begin());
   XPYD_CHECK(number <= UINT16_MAX);
   return number;

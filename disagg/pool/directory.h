@@ -46,8 +46,8 @@ class CacheDirectory {
     int all = 0;     // … or on its disk
   };
   CacheDirectory();
-  // It has no more blocks than that; nor more than kMost, whatever it says.
-  int joined(int capacity_blocks);
+  // It has no more blocks than that, in its pool and in its tiers; nor more than kMost, whatever it says.
+  int joined(int capacity_blocks, int tier_blocks = 0);
   void left(int instance);
   void heard(int instance, const CacheReport& report);
   // [instance], valid until the next call.

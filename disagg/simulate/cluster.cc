@@ -245,7 +245,8 @@ Status Simulator::add(Role role, const std::string& name) {
     return invalid(where + ": there fit " + std::to_string(int64_t(tokens)) +
                    " tokens of KV, which are no pool here (" + plan.error().message + "): expected --kv-tokens");
   }
-  auto memory = make_ranked_memory(options_.scheme, kv, shards, log);
+  if (log) kv.listeners = kv.tiers.listeners = {log};
+  auto memory = make_ranked_memory(options_.scheme, kv, shards);
   if (memory && kv.tiers.on()) memory = make_tiered(std::move(memory).value(), kv);
   if (!memory) return memory.error();
   links_.set_rate(id, options_.hardware.link_bytes_per_s);

@@ -51,7 +51,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   node->name = instance_name(role, node->id);
   node->queue = cpu_device().make_queue(Device::Phase::both);
   auto pool = make_block_pool(o.scheme, o.kv);
-  if (o.far_caches) pool.value()->log_index(node->log = std::make_shared<PrefixLog>());
+  if (o.far_caches) pool.value()->tell(node->log = std::make_shared<PrefixLog>());
   KvOptions kv = o.kv;
   kv.queue = node->queue.get();
   auto memory = scheme_->make(pool.value(), kv);
