@@ -29,7 +29,7 @@ void CacheDirectory::left(int instance) {
 }
 
 size_t CacheDirectory::bytes() const {
-  size_t bytes = slots_.capacity() * sizeof(Slot);
+  size_t bytes = memory_.size();
   for (const auto& holders : many_) bytes += sizeof holders + holders.capacity() * sizeof holders[0];
   return bytes;
 }
@@ -48,8 +48,8 @@ std::span<uint32_t> CacheDirectory::holders_at(size_t place) {
 
 void CacheDirectory::grow() {
   constexpr size_t kFirst = 1024;
-  const std::vector<Slot> slots = std::move(slots_);
-  slots_.assign(std::max(kFirst, 2 * slots.size()), {});
+  const Buffer before = std::exchange(memory_, Buffer(sizeof(Slot) * std::max(kFirst, 2 * slots_.size())));
+  const std::span<const Slot> slots = std::exchange(slots_, {memory_.as<Slot>(), memory_.size() / sizeof(Slot)});
   shift_ = std::countl_zero(slots_.size()) + 1;
   for (const Slot& slot : slots)
     if (const uint64_t key = slot.key(); key != 0) slots_[find_place(key)] = slot;
@@ -116,19 +116,33 @@ void CacheDirectory::erase(size_t place) {
 }
 
 std::span<const CacheDirectory::Hit> CacheDirectory::find(std::span<const uint64_t> hashes) {
-  constexpr size_t kAhead = 16;  // blocks whose places are on their way from memory
+  // Nothing of it is in a cache: while one block is looked at, the places of those after it are on their way from
+  // memory, then the lists of those with several holders, then what these lists name.
+  constexpr size_t kPlace = 32, kList = 12, kNames = 6;  // blocks ahead
   constexpr uint32_t kDevice = 1, kHost = 2;
-  found_.assign(instances_.size(), {});
-  const auto prefetch = [&](size_t i) {
-    if (i < hashes.size()) __builtin_prefetch(&slots_[place_of(key_of(hashes[i]))]);
+  for (const int instance : first_) found_[size_t(instance)] = {};
+  first_.clear();
+  found_.resize(instances_.size());
+  size_t places[kPlace];
+  const auto list = [&](size_t i) {
+    const uint32_t holders = slots_[places[i % kPlace]].holders;
+    return holders & kMany ? &many_[holders & ~kMany] : nullptr;
   };
-  for (size_t i = 0; i < kAhead; ++i) prefetch(i);
-  for (size_t i = 0; i < hashes.size(); ++i) {
-    prefetch(i + kAhead);
-    const size_t place = find_place(key_of(hashes[i]));
+  for (size_t step = 0; step < hashes.size() + kPlace; ++step) {
+    if (step < hashes.size()) __builtin_prefetch(&slots_[place_of(key_of(hashes[step]))]);
+    if (const size_t i = step - (kPlace - kList); i < hashes.size()) {
+      places[i % kPlace] = find_place(key_of(hashes[i]));
+      if (const auto* holders = list(i)) __builtin_prefetch(holders);
+    }
+    if (const size_t i = step - (kPlace - kNames); i < hashes.size())
+      if (const auto* holders = list(i)) __builtin_prefetch(holders->data());
+    if (step < kPlace) continue;
+    const size_t place = places[step % kPlace];
     if (slots_[place].key() == 0) break;
     bool any = false;
-    const int n = int(i);
+    const auto n = int(step - kPlace);
+    if (n == 0)
+      for (const uint32_t one : holders_at(place)) first_.push_back(instance_of(one));
     for (const uint32_t one : holders_at(place)) {
       Hit& hit = found_[size_t(instance_of(one))];
       if (hit.all != n) continue;

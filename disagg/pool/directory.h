@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "allocator/prefix_index.h"
+#include "base/memory.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
@@ -91,10 +92,12 @@ class CacheDirectory {
   // Open addressing with linear probing.
   int shift_ = 64;
   size_t used_ = 0;
-  std::vector<Slot> slots_;
+  Buffer memory_;  // in huge pages, where the system grants them: a look-up is places that are nowhere near each other
+  std::span<Slot> slots_;
   std::vector<std::vector<uint32_t>> many_;  // two holders at least; or unused
   std::vector<uint32_t> unused_;             // of many_
-  std::vector<Hit> found_;
+  std::vector<Hit> found_;                   // of the last prompt
+  std::vector<int> first_;                   // who has its first block: all others' are 0
 };
 
 }  // namespace xpyd::disagg
