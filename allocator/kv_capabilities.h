@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -51,6 +52,10 @@ class KvLoader {
   // Cached tokens that reserve() would promise: more than probe() where it would load some from a
   // tier. Any thread may call it.
   virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+  // Whether tokens [from, to) of a prompt of `tokens` are worth a load that is predicted to take load_s; what is not is
+  // computed (promise() does not ask). Asked where KvTierOptions::load_by_cost says so. Before any use.
+  using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
+  virtual void loads_if(Worth worth) = 0;
   // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
   // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
   // something was under way, so that memory may have come free.

@@ -144,6 +144,9 @@ class KvMemory {
   // The KV of `tokens` (the next ones after those written) is in place: full blocks become findable.
   virtual void written(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
+  // Tokens that are written from now on are found by nobody else (paged, and tiers over it; a slot keeps what it has).
+  virtual void keep_private(KvHandle) {}
+
   // Room without written tokens is given back (an aborted step, a refused speculation).
   virtual void trim(KvHandle handle) = 0;
 
@@ -186,6 +189,9 @@ class KvMemory {
   int tier_block_tokens() const { return loader_ ? loader_->tier_block_tokens() : 0; }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const {
     return loader_ ? loader_->promise(tokens, salt) : probe(tokens, salt);
+  }
+  void loads_if(KvLoader::Worth worth) {
+    if (loader_) loader_->loads_if(std::move(worth));
   }
   void set_aside(KvHandle handle) { loader_ ? loader_->set_aside(handle) : free(handle); }
 

@@ -21,6 +21,7 @@ struct KvTierOptions {
   int block_tokens = 16;         // tokens that are kept, found and moved together
   double copy_gbps = 0;          // CPU: device <-> host copies take at least bytes / this; 0: no limit
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
+  bool load_by_cost = false;     // a prefix is loaded only where that is worth its time (KvLoader::loads_if)
   bool keep_arrivals = true;     // what adopt() brings is kept at once; else when it is set aside
   std::string host_eviction = "lru", disk_eviction = "lru";  // lru, lfu, length_aware
   // Is told of every block that makes room for another one: who stood first, in that order (eight at most), the one

@@ -61,6 +61,8 @@ class PagedMemory final : public PooledMemory {
     if (caching_) index_new(s, before, tokens);
   }
 
+  void keep_private(KvHandle handle) override { sequences_[handle].chain.broken = true; }
+
   void trim(KvHandle handle) override {
     Sequence& s = sequences_[handle];
     size_t keep = size_t(blocks_for(s.written, block_tokens_));

@@ -1,6 +1,7 @@
 #include "allocator/tiered.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "allocator/kv_copy.h"
@@ -104,6 +105,11 @@ void TieredMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
     poll_out();
     store(handle);
   }
+}
+
+void TieredMemory::keep_private(KvHandle handle) {
+  memory_->keep_private(handle);
+  sequences_[size_t(handle)].kept_up = false;
 }
 
 void TieredMemory::trim(KvHandle handle) {
@@ -293,7 +299,7 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
     }
   }
   const int end = chain.n_blocks * block_tokens_;
-  if (end <= load.begin || !memory_->append(handle, end - load.begin)) {
+  if (end <= load.begin || !pays(load.begin, end, int(tokens.size())) || !memory_->append(handle, end - load.begin)) {
     for (int32_t block : load.blocks) tiers_->unpin(block);
     return false;
   }
@@ -304,8 +310,17 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
   reservation.loading = true;
   reservation.cached_tokens = end;
   loading_.push_back(handle);
+  loading_tokens_ += end - load.begin;
   advance(handle);
   return true;
+}
+
+// By the time that tokens took so far, behind those that are loaded already.
+bool TieredMemory::pays(int from, int to, int tokens) {
+  if (!worth_ || worth_(from, to, tokens, double(loading_tokens_ + to - from) * token_s_)) return true;
+  constexpr double kForget = 0.01;  // what has not been tried for a while is tried again
+  token_s_ *= 1 - kForget;
+  return false;
 }
 
 bool TieredMemory::ready(KvHandle handle) {
@@ -323,12 +338,24 @@ bool TieredMemory::poll() {
 
 void TieredMemory::poll_in() {
   for (size_t i = 0; i < loading_.size(); ++i) advance(loading_[i]);
+  int loaded = 0;  // tokens
+  double began_s = INFINITY;
   const size_t ended = std::erase_if(loading_, [&](KvHandle handle) {
     const Load& load = sequences_[size_t(handle)].load;
     const bool done = load.pieces.empty() && (load.cut || load.copied == load.blocks.size());
-    if (done) finish_load(handle);
-    return done;
+    if (!done) return false;
+    const int tokens = int(load.tokens.size()) - load.begin;
+    loading_tokens_ -= tokens;
+    if (!load.cut) loaded += tokens, began_s = std::min(began_s, load.start_s);
+    finish_load(handle);
+    return true;
   });
+  if (loaded > 0) {               // one after the other: since the ones before
+    constexpr double kNew = 0.2;  // of the moving mean
+    const double now = clock_.now(), took_s = (now - std::max(began_s, loaded_s_)) / loaded;
+    token_s_ = token_s_ == 0 ? took_s : (1 - kNew) * token_s_ + kNew * took_s;
+    loaded_s_ = now;
+  }
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
   // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),

@@ -38,10 +38,14 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   int tier_block_tokens() const override { return block_tokens_; }
   bool append(KvHandle handle, int n_tokens) override;
   void written(KvHandle handle, std::span<const int32_t> tokens) override;
+  void keep_private(KvHandle handle) override;
   void trim(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
   void set_aside(KvHandle handle) override;
+  void loads_if(Worth worth) override {
+    if (tiers_->options().load_by_cost) worth_ = std::move(worth);
+  }
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     return memory_->pin(handle, token_begin, token_end);
@@ -101,6 +105,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
   void finish_load(KvHandle handle);
+  bool pays(int from, int to, int tokens);
   void cut(Load& load, size_t n);
   void store(KvHandle handle);
   void poll_out();
@@ -115,6 +120,10 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   const size_t out_budget_;  // blocks whose copy out may be under way
   const std::unique_ptr<DeviceQueue> out_, in_;
   Clock& clock_;
+  Worth worth_;                 // null: whatever a tier has is loaded
+  double token_s_ = 0;          // that a token's load takes, in the moving mean
+  double loaded_s_ = 0;         // Clock: the end of the last load
+  int64_t loading_tokens_ = 0;  // under way
 
   std::vector<Sequence> sequences_;  // by handle
   std::vector<KvHandle> loading_;    // in order of arrival

@@ -26,6 +26,7 @@
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
+#include "disagg/pool/replication.h"
 #include "disagg/roles.h"
 #include "disagg/scoreboard.h"
 #include "disagg/service.h"
@@ -72,6 +73,7 @@ struct ConductorOptions {
   int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
   const FetchPolicy* fetch = find_fetch_policy("never");
+  const ReplicationPolicy* replication = find_replication_policy("side_effect");
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
   std::function<double(const Request&)> answer_tokens = {};  // that it will have; empty: nobody knows
@@ -243,6 +245,7 @@ class Conductor final : public Service {
   Random random_;
   std::map<InstanceId, Member> members_;
   Scoreboard board_;
+  PrefixHeat heat_;
   StepCost decode_cost_;                       // admission()'s
   std::vector<DecodeView> decoding_, coming_;  // …
   Demand demand_;

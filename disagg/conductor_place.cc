@@ -87,6 +87,14 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
       log->decided(clock_.now(), "fetch_or_compute", options_.fetch->name, id, fetch.view, NoOptions{}, answer,
                    "instance", prefill.info.name);
   }
+  ReplicationView heat{.replicas = fetch.replicas};
+  if (options_.replication->by_heat && entry.tries == 0) {
+    const auto blocks = prompt.of(seen.block_tokens);
+    const auto read = size_t(std::max(p.held_tokens(), fetch.view.holder_tokens) / seen.block_tokens);
+    heat_.read(blocks.first(std::min(read, blocks.size())), clock_.now());
+    if (const auto first_fetched = size_t(fetch.view.cached_tokens / seen.block_tokens); first_fetched < blocks.size())
+      heat.reads_s = heat_.reads_s(blocks[first_fetched], clock_.now());
+  }
   const double fetch_s = placed.source >= 0 ? p.fetch_s : fetch_seconds(fetch.view);
   const double prompt_s = fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;
   const double ttft_s = p.queue_s + (fetches ? fetch_s : 0) + prompt_s;
@@ -150,10 +158,13 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     one.placed = one.output.size();
     if (entry.tries == 0) one.ttft_s = ttft_s, one.tbt_s = d.step_with_s;
   }
+  bool keep = true;
   if (fetches && request.prompt_logprobs < 0) {  // whose KV nobody can have
     attempt.lender = fetch.holders[0];
     attempt.lends_s = fetch.view.bytes_s;
     members_.at(attempt.lender).load.lends_s += attempt.lends_s;
+    keep = options_.replication->keeps(heat);
+    if (log) log->decided(clock_.now(), "replicate", options_.replication->name, id, heat, NoOptions{}, keep);
   } else {
     fetch.holders.clear();
   }
@@ -172,7 +183,8 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
       .fetch = {.holders = std::move(fetch.holders),
                 .tokens = fetch.view.holder_tokens,
                 .worth_s = fetch.view.saved_s,
-                .limit_s = options_.fetch->most > 0 ? options_.fetch->most * fetch.view.saved_s : kPatience}};
+                .limit_s = options_.fetch->most > 0 ? options_.fetch->most * fetch.view.saved_s : kPatience,
+                .keep = keep}};
   const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
   const InstanceId to = at_decode ? attempt.decode : attempt.prefill;
   attempts_.emplace(number, attempt);

@@ -40,6 +40,13 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
                }),
       lender_(parts_) {
   if (options_.log) watch();
+  memory_->loads_if([this](int from, int to, int tokens, double load_s) {
+    const auto prompt_s = [&](int cached) {
+      return cost_.seconds(prompt_steps(tokens - cached, cached, options_.engine.step_tokens));
+    };
+    const double saved_s = prompt_s(from) - prompt_s(to);
+    return load_s < saved_s || saved_s <= 0;  // nothing is known yet
+  });
   published_.name = options_.name;
   cost_ = options_.cost;
   engine_.know_cost(cost_.terms(), options_.cost_known ? kGivenSteps : 0);

@@ -51,6 +51,7 @@ struct FetchOrder {
   int tokens = 0;                   // the prefix that they have
   double worth_s = 0;               // what computing it would take
   double limit_s = 0;               // what fetching it may take
+  bool keep = true;                 // for others, too (pool/replication.h)
 };
 struct StartRequest {
   AttemptId attempt = 0;

@@ -59,6 +59,10 @@ std::string order_again(const json& line, const std::string& policy, JsonIn::Kee
   return std::to_string(int(order));
 }
 
+std::string replicate_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  return text_of(row(find_replication_policy(policy), policy).keeps(part<ReplicationView>(line, "view", keep)));
+}
+
 std::string fetch_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto fetches = row(find_fetch_policy(policy), policy).fetches;
   return text_of(fetches && fetches(part<FetchView>(line, "view", keep)));
@@ -108,6 +112,7 @@ constexpr Kind kKinds[] = {
     {"join", admit_again<true>},
     {"order", order_again},
     {"fetch_or_compute", fetch_again},
+    {"replicate", replicate_again},
     {"plan", plan_again},
     {"chunk", chunk_again},
     {"evict", evict_again},

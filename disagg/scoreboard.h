@@ -121,6 +121,7 @@ class Scoreboard {
   struct Fetch {
     FetchView view;
     std::vector<InstanceId> holders;  // kMostHolders of those that have most
+    int replicas = 0;                 // instances that have more than there is here
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }

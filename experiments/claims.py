@@ -169,6 +169,28 @@ WHICH_LOCAL = ("what \"local\" routes by is not said: by the longest prefix alon
                "and where there is none (synthetic) nothing is lost")
 
 
+def hits_rule(table, pool, load):
+    """Of pairs of rows: the share in which who finds more has the lower mean TTFT."""
+    rows = [(routed(table, "hit_share", row, pool, load), routed(table, "ttft_mean_s", row, pool, load)) for row in table.distinct("placement")]
+    pairs = [(a, b) for at, a in enumerate(rows) for b in rows[at + 1:] if a[0] != b[0]]
+    return sum((a[0] > b[0]) == (a[1] < b[1]) for a, b in pairs) / len(pairs)
+
+
+def most_hits(table, pool, load):
+    """Mean TTFT of the row that finds most, over the best row's."""
+    row = max(table.distinct("placement"), key=lambda r: routed(table, "hit_share", r, pool, load))
+    return routed(table, "ttft_mean_s", row, pool, load) / best_routed(table, "ttft_mean_s", pool, load)
+
+
+def round_of(table, column, number, gb_per_s, load="always"):
+    return table(column, round=number, tier_gb_per_s=float(gb_per_s), load=load)
+
+
+def cured(table, gb_per_s):
+    """Mean TTFT of the last round where loads are by cost, over the better of always and never."""
+    return round_of(table, "ttft_mean_s", 8, gb_per_s, "cost") / min(round_of(table, "ttft_mean_s", 8, rate) for rate in (0, gb_per_s))
+
+
 def looped(table, column, placement, concurrency=256):
     return table(column, placement=placement, concurrency=concurrency)
 
@@ -1298,6 +1320,12 @@ CLAIMS = [
             Expect("conversation, 4P4D: mean TTFT, llm_d / mooncake", lambda t: routed(t, "ttft_mean_s", "llm_d") / routed(t, "ttft_mean_s", "mooncake"), 20, 300, "x"),
             Expect("synthetic, 4P4D: prompts' tokens, most / mean of instances, llm_d", lambda t: routed(t, "imbalance", "llm_d", load="synthetic"), 1, 1.6, "x"),
             Expect("conversation, 4P4D: regret, least_loaded / mooncake", lambda t: routed(t, "regret", "least_loaded") / routed(t, "regret", "mooncake"), 1.2, 5, "x"),
+            *(Expect(f"{load}, 4P4D: pairs of rows of which more hits have the lower mean TTFT", lambda t, load=load: hits_rule(t, "4P4D", load), .4, .9, "%",
+                     amended="2026-11-25", reason="new: whether the hit rate tells which row is better")
+              for load in ("conversation", "synthetic", "clients", "agents")),
+            *(Expect(f"{load}, 4P4D: mean TTFT, the row with most hits / the best row", lambda t, load=load: most_hits(t, "4P4D", load), 1, 10, "x",
+                     amended="2026-11-25", reason="new: what the hit rate as the only aim costs")
+              for load in ("conversation", "synthetic", "clients", "agents")),
         ],
         how="virtual",
         traces=True,
@@ -1398,6 +1426,22 @@ CLAIMS = [
         ],
         how="virtual",
         traces=True,
+    ),
+    Claim(
+        "hit_rounds",
+        "Why does TTFT rise while the hit rate rises, round by round, and is it a wrong choice to read what is known?",
+        "sglang issue 33984 (20 clients, nine rounds, an SSD below the cards)",
+        [
+            Expect("round 8: share of prompt tokens found, 11 GB/s", lambda t: round_of(t, "hit_share", 8, 11), .88, .9, "%", printed("88.9 %", .889)),
+            Expect("mean TTFT of round 0", lambda t: round_of(t, "ttft_mean_s", 0, 11), 2, 3, "s", printed("2.55 s", 2.55), differs="its model and cards are not said"),
+            Expect("mean TTFT, round 8 / round 0, 11 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 11) / round_of(t, "ttft_mean_s", 0, 11), 2, 3.2, "x",
+                   printed("2.40", 2.4), differs="the rate of its SSD is not said: 11 GB/s is chosen"),
+            Expect("round 8: mean TTFT, computed / read at 11 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 11), 3, 8, "x"),
+            Expect("round 8: mean TTFT, computed / read at 3 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 3), .9, 1.7, "x"),
+            *(Expect(f"round 8, {rate} GB/s: mean TTFT, by cost / the better of both", lambda t, rate=rate: cured(t, rate), .5, 1.1, "x") for rate in (.75, 1.5, 3, 6, 11, 25)),
+            Expect("round 8: mean TTFT, computed / read at 1.5 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 1.5), .4, .9, "x"),
+        ],
+        how="virtual",
     ),
     Claim(
         "mooncake_serving",

@@ -70,7 +70,8 @@ std::vector<OptionRow> make_rows() {
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), chunks = names(chunk_policies()),
                            placements = names(placement_policies()), fetches = names(fetch_policies()),
-                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
+                           replications = names(replication_policies()), formats = names(trace_formats()),
+                           hardware = names(hardware_table()) + "|FILE.json",
                            models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
@@ -171,6 +172,11 @@ std::vector<OptionRow> make_rows() {
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
        "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::wait_for_copies>},
+      {"kv-load", choice, "always", "", "always|cost", 0, 0,
+       "what the host and the disk have of a prompt's prefix is loaded: always, or where that is predicted to take "
+       "less "
+       "time than to compute it",
+       kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::load_by_cost>},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the host first", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
       {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the disk first", kEngine,
@@ -243,6 +249,10 @@ std::vector<OptionRow> make_rows() {
        "is "
        "predicted to take less time than to compute it",
        kPolicy, sets_as<find_fetch_policy, &ConductorOptions::fetch>},
+      {"replication", choice, "side_effect", "", replications.c_str(), 0, 0,
+       "--kv-fetch: whether what was fetched stays for others: always, where it is read .8 times a second and by one "
+       "instance alone, or never (--allocator paged)",
+       "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
        "Retry-After",
@@ -499,6 +509,8 @@ std::vector<OptionRow> make_rows() {
        "simulate", sets<&SimulationOptions::kv_tokens>},
       {"host-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance's host memory", "simulate",
        sets<&SimulationOptions::host_tokens>},
+      {"kv-load", choice, "always", "", "always|cost", 0, 0, "a prefix is loaded from there always, or where that pays",
+       "simulate", sets_as<is<"cost">, &SimulationOptions::load_by_cost>},
       {"routers", integer, "1", "", "", 1, 1024,
        "conductors that do not know of each other; requests go to them in turn", "simulate",
        sets<&SimulationOptions::routers, &RouterOptions::routers>},

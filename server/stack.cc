@@ -146,6 +146,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
                    "one of those that leave it");
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+  if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
+    return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
+                   cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
                   cluster.admission->arrives || cluster.fetch->most > 0)) {

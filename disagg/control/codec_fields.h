@@ -237,7 +237,8 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<FetchOrder> s) {
-  auto& [holders, tokens, worth_s, limit_s] = s;
+  auto& [holders, tokens, worth_s, limit_s, keep] = s;
+  XPYD_EACH(a, keep);
   a.numbers("holders", holders, Number::instance);
   a.number("tokens", tokens, Number::tokens);
   XPYD_SECONDS(a, worth_s, limit_s);

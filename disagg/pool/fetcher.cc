@@ -55,6 +55,7 @@ bool Fetcher::take_room(Fetch& fetch) {
   fetch.kv = reserved.value().handle;
   if (reserved.value().loading) return false;  // a tier here has more of it
   fetch.here = reserved.value().cached_tokens;
+  if (!fetch.message.fetch.keep) memory.keep_private(fetch.kv);
   return fetch.here < wanted && memory.append(fetch.kv, wanted - fetch.here);
 }
 

@@ -232,6 +232,7 @@ Status Simulator::add(Role role, const std::string& name) {
   kv.queue = &node.queue();
   kv.tiers.host_bytes = size_t(options_.host_tokens) * small_kv(n_layers_).token_bytes();
   kv.tiers.block_tokens = options_.block_tokens;
+  kv.tiers.load_by_cost = options_.load_by_cost;
   kv.tiers.copy_gbps = options_.hardware.host_bytes_per_s / bytes_scale_ * 1e-9;
   // What a D has matters to orders that may leave a prompt there.
   const bool wanted = role != Role::decode || options_.conductor.disagg->local;

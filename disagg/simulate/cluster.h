@@ -30,15 +30,16 @@ struct SimulationOptions {
   int pipeline_window = 0;            // waves under way on them; 0: two for each
   std::string scheme = "paged";
   int block_tokens = 512;
-  double kv_tokens = 0;      // of one instance's pool; 0: what fits beside the weights
-  double host_tokens = 0;    // … and of its host memory below it
-  bool fetch = true;         // an instance gets a prefix from another one where placement says so
-  bool links_seen = true;    // … and knows what the links carry now; else what they gave so far, in the mean
-  double message_s = 50e-6;  // a control message's way
-  int output_tokens = -1;    // of every request; -1: the trace's
-  double oracle_error = 0;   // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
-  uint64_t oracle_seed = 0;  // … this the standard deviation of its logarithm, by this seed
-  bool each_step = false;    // nothing is played at once: what shows that nothing is lost by it
+  double kv_tokens = 0;       // of one instance's pool; 0: what fits beside the weights
+  double host_tokens = 0;     // … and of its host memory below it
+  bool load_by_cost = false;  // --kv-load
+  bool fetch = true;          // an instance gets a prefix from another one where placement says so
+  bool links_seen = true;     // … and knows what the links carry now; else what they gave so far, in the mean
+  double message_s = 50e-6;   // a control message's way
+  int output_tokens = -1;     // of every request; -1: the trace's
+  double oracle_error = 0;    // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
+  uint64_t oracle_seed = 0;   // … this the standard deviation of its logarithm, by this seed
+  bool each_step = false;     // nothing is played at once: what shows that nothing is lost by it
 };
 
 enum class SimulatedEnd : uint8_t { completed, refused, failed };

@@ -90,6 +90,9 @@ class Bench {
   std::unique_ptr<State> state_;
 };
 
+// GB/s of one second of `iperf3 -l 1M` over loopback; 0: it does not run here.
+double iperf3_gbps();
+
 // Parses `[names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] [--csv FILE]`.
 Result<BenchOptions> parse_bench_options(int argc, char** argv);
 

@@ -1,7 +1,9 @@
 // Prefixes that one instance gets from another: what is computed is less, and what is said the same, whatever becomes
 // of the holder, the wire and the time.
 
+#include "base/random.h"
 #include "disagg/pool/fetch_policy.h"
+#include "disagg/pool/replication.h"
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::fetch_test {
@@ -55,6 +57,45 @@ TEST_CASE("fetch: each of several holders sends a part", "[disagg][fetch]") {
   CHECK(scene.stats("C2").fetch.tokens == 48);
   CHECK(scene.stats("C0").fetch.lent_tokens == 48 + 32);
   CHECK(scene.stats("C1").fetch.lent_tokens == 16);
+}
+
+TEST_CASE("fetch: what was fetched stays by the row of --replication", "[disagg][fetch][replication]") {
+  for (const auto& [policy, fetches] : {std::pair{"side_effect", 1}, {"off", 12}, {"heat", 5}}) {
+    INFO(policy);
+    SimOptions options = in("always");
+    options.conductor.replication = find_replication_policy(policy);
+    Scene scene("2C", options);
+    // 24 prompts, .8 s apart and a bit, at one instance and the other; the second one has it or gets it. The tenth is
+    // the first to find ten reads in ten seconds, less what has left the window: 8 of them are .8 a second.
+    for (uint64_t id = 1; id <= 24; ++id) {
+      scene.ask(id, 60, 4, 1);
+      scene.settle();
+      CHECK(cached(scene, id) == (id == 1 ? 0 : 48));
+    }
+    CHECK(scene.stats("C1").fetch.fetches == fetches);
+  }
+}
+
+TEST_CASE("heat: reads a second of the last window, whatever else is read", "[disagg][fetch][replication]") {
+  PrefixHeat heat;
+  Random random(7);
+  const uint64_t hot = random.next(), warm = random.next();
+  int64_t n = 0;
+  for (double now = 100; now < 130; now += .01) {
+    if (n++ % 20 == 0) heat.read(std::vector{hot}, now);
+    if (n % 200 == 0) heat.read(std::vector{warm}, now);
+    heat.read(std::vector{random.next()}, now);
+    if (now < 120) continue;
+    CHECK(std::abs(heat.reads_s(hot, now) - 5) < .3);
+    CHECK(std::abs(heat.reads_s(warm, now) - .5) < .2);
+  }
+  CHECK(heat.reads_s(random.next(), 130) < .2);
+  CHECK(heat.reads_s(hot, 145) > 0);
+  CHECK(heat.reads_s(hot, 155) == 0);
+  const auto* row = find_replication_policy("heat");
+  CHECK(row->keeps({.reads_s = .8, .replicas = 1}));
+  CHECK_FALSE(row->keeps({.reads_s = .79, .replicas = 1}));
+  CHECK_FALSE(row->keeps({.reads_s = 8, .replicas = 2}));
 }
 
 TEST_CASE("fetch: prefill gets back what decode has", "[disagg][fetch]") {

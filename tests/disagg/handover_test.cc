@@ -225,6 +225,7 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   bool copying() const override { return false; }
   int tier_block_tokens() const override { return 1; }
   void set_aside(KvHandle handle) override { inner_->free(handle); }
+  void loads_if(Worth) override {}
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
   void written(KvHandle handle, std::span<const int32_t> tokens) override { inner_->written(handle, tokens); }
