@@ -1,13 +1,11 @@
 #include "allocator/kv_tiers.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <climits>
 #include <cstring>
 #include <utility>
 
+#include "allocator/prefix_index.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/table.h"
@@ -72,17 +70,12 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
 
 // ---- The index.
 
-KvTiers::Key KvTiers::next_key(const Chain& chain, const int32_t* tokens) const {
-  // What is before enters as the seed's place in the bytes: the key, and the salt of a first block.
-  const uint64_t before[3] = {chain.key.low, chain.key.high, chain.block < 0 ? chain.uid : 0};
-  const XXH128_hash_t own = XXH3_128bits(tokens, sizeof(int32_t) * size_t(options_.block_tokens));
-  const uint64_t all[5] = {before[0], before[1], before[2], own.low64, own.high64};
-  const XXH128_hash_t hash = XXH3_128bits(all, sizeof all);
-  return {hash.low64 & seams_.key_mask, hash.high64 & seams_.key_mask};
+uint64_t KvTiers::next_hash(const Chain& chain, const int32_t* tokens) const {
+  return prefix_hash(chain.hash, chain.block < 0, tokens, options_.block_tokens);
 }
 
-int32_t KvTiers::look_up(const Chain& chain, const Key& key, const int32_t* tokens) const {
-  const auto found = index_.find(key);
+int32_t KvTiers::look_up(const Chain& chain, uint64_t hash, const int32_t* tokens) const {
+  const auto found = index_.find(key_of(hash));
   if (found == index_.end()) return -1;
   const Block& b = at(found->second);
   const bool same = b.parent == chain.block && b.parent_uid == chain.uid &&
@@ -96,10 +89,10 @@ int KvTiers::match(std::span<const int32_t> tokens, uint64_t salt, int max_block
   std::lock_guard lock(mutex_);
   while (chain.n_blocks < n) {
     const int32_t* own = &tokens[size_t(chain.n_blocks) * size_t(bt)];
-    const Key key = next_key(chain, own);
-    const int32_t block = look_up(chain, key, own);
+    const uint64_t hash = next_hash(chain, own);
+    const int32_t block = look_up(chain, hash, own);
     if (block < 0) break;
-    chain = {key, at(block).uid, block, chain.n_blocks + 1};
+    chain = {hash, at(block).uid, block, chain.n_blocks + 1};
   }
   return chain.n_blocks;
 }
@@ -115,9 +108,9 @@ bool KvTiers::intact(const Chain& chain) const {
 }
 
 int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin) {
-  const Key key = next_key(chain, tokens);
+  const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
-  const int32_t block = look_up(chain, key, tokens);
+  const int32_t block = look_up(chain, hash, tokens);
   if (block < 0) return -1;
   Block& b = at(block);
   if (touch) {
@@ -126,15 +119,15 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
     b.pins += pin;
     refresh(block);
   }
-  chain = {key, b.uid, block, chain.n_blocks + 1};
+  chain = {hash, b.uid, block, chain.n_blocks + 1};
   return block;
 }
 
 int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
-  const Key key = next_key(chain, tokens);
+  const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
-  // Another block under this key: of another prefix (a collision), or of one that is not known any more.
-  if (const auto found = index_.find(key); found != index_.end()) {
+  // Another block under this hash: of another prefix (a collision), or of one that is not known any more.
+  if (const auto found = index_.find(key_of(hash)); found != index_.end()) {
     const Block& other = at(found->second);
     if (other.busy() || other.pins > 0 || found->second == chain.block) return -1;
     remove(found->second);
@@ -164,19 +157,20 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   b.uid = next_uid_++;
   b.parent = chain.block;
   b.parent_uid = chain.uid;
-  b.key = key;
+  b.hash = hash;
+  b.parent_hash = chain.hash;
   b.use = {tick_, 1, chain.n_blocks};
   b.storing = true;
   std::memcpy(&tokens_[size_t(block) * size_t(options_.block_tokens)], tokens,
               sizeof(int32_t) * size_t(options_.block_tokens));
-  index_[key] = block;
+  index_[key_of(hash)] = block;
   ++storing_;
   if (Block* parent = parent_of(b)) {
     ++parent->children;
     refresh(b.parent);
   }
   set_host(block, slot);
-  chain = {key, b.uid, block, chain.n_blocks + 1};
+  chain = {hash, b.uid, block, chain.n_blocks + 1};
   write_behind();
   return block;
 }
@@ -241,7 +235,7 @@ KvTiers::Block* KvTiers::parent_of(const Block& b) {
   return &at(b.parent);
 }
 
-// After any change of a block: the orders that it stands in.
+// After any change of a block: the orders that it stands in, and what listeners know of it.
 void KvTiers::refresh(int32_t block) {
   Block& b = at(block);
   const bool known = b.uid != 0, idle = known && !b.busy() && b.pins == 0;
@@ -263,6 +257,18 @@ void KvTiers::refresh(int32_t block) {
   clean_ -= int(b.clean);
   b.clean = known && on_host && on_disk && !b.reading;
   clean_ += int(b.clean);
+  if (!options_.listeners.empty()) tell(block);
+}
+
+void KvTiers::tell(int32_t block) {
+  Block& b = at(block);
+  for (const Tier tier : {Tier::host, Tier::disk}) {
+    const bool is_in = b.is_in(tier);
+    if (std::exchange(b.told[int(tier)], is_in) == is_in) continue;
+    const std::optional<uint64_t> parent = b.parent < 0 ? std::nullopt : std::optional(b.parent_hash);
+    for (const auto& listener : options_.listeners)
+      is_in ? listener->stored(tier, b.hash, parent, tokens_at(block)) : listener->removed(tier, b.hash);
+  }
 }
 
 void KvTiers::set_host(int32_t block, int slot) {
@@ -308,7 +314,8 @@ void KvTiers::drop_host(int32_t block) {
 void KvTiers::remove(int32_t block) {
   Block& b = at(block);
   XPYD_CHECK(b.uid != 0 && !b.busy());
-  if (const auto found = index_.find(b.key); found != index_.end() && found->second == block) index_.erase(found);
+  if (const auto found = index_.find(key_of(b.hash)); found != index_.end() && found->second == block)
+    index_.erase(found);
   if (b.host >= 0) drop_host(block);
   if (b.disk >= 0) free_disk_.push_back(b.disk);
   b.disk = -1;
@@ -456,6 +463,14 @@ KvTierStats KvTiers::stats() const {
   return s;
 }
 
+std::vector<uint64_t> KvTiers::held(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  std::vector<uint64_t> hashes;
+  for (const Block& b : blocks_)
+    if (b.is_in(tier)) hashes.push_back(b.hash);
+  return hashes;
+}
+
 void KvTiers::check_invariants() const {
   std::lock_guard lock(mutex_);
   std::vector<int> hosts(size_t(layout_.n_blocks), 0), disks(size_t(disk_slots_), 0);
@@ -472,7 +487,7 @@ void KvTiers::check_invariants() const {
       continue;
     }
     ++known;
-    XPYD_CHECK(index_.at(b.key) == int32_t(i));
+    XPYD_CHECK(index_.at(key_of(b.hash)) == int32_t(i));
     XPYD_CHECK(b.host >= 0 || b.disk >= 0);
     XPYD_CHECK(!b.writing || (b.host >= 0 && b.disk < 0 && b.disk_target >= 0));
     if (b.host >= 0) ++hosts[size_t(b.host)];

@@ -3,9 +3,10 @@
 // and host are its caller's (TieredMemory), those between host and disk its own.
 //
 // A block is `block_tokens` tokens of one sequence from a multiple of block_tokens on, all layers,
-// in token_major. Its key is a 128-bit hash of (the key before it, or the salt; its tokens). The
-// hash only says where to look: a hit is proved, as in PrefixIndex, by the block's own tokens and
-// by the identity of the block before it, so by induction the whole prefix is equal.
+// in token_major. It is named by its chained hash (prefix_index.h), which only says where to look: a
+// hit is proved, as there, by the block's own tokens and by the identity of the block before it, so
+// by induction the whole prefix is equal. Of two blocks of one hash one is known, the later.
+// Listeners are told what the host has, whole, and what the disk has; a block may be in both.
 //
 // Blocks form a forest. A block that others continue is not forgotten before them, so that what is kept can be found;
 // only a failed read breaks that, and leaves blocks that nobody finds, until they are evicted.
@@ -38,14 +39,10 @@ namespace xpyd::allocator {
 
 class KvTiers {
  public:
-  struct Key {
-    uint64_t low = 0, high = 0;
-    bool operator==(const Key&) const = default;
-  };
   // The end of a sequence's chain of blocks.
   struct Chain {
-    Key key;
-    uint64_t uid = 0;    // of the block at the end; before the first block the salt
+    uint64_t hash = 0;   // of the block at the end; before the first block the salt
+    uint64_t uid = 0;    // its identity; before the first block the salt
     int32_t block = -1;  // that block
     int n_blocks = 0;
   };
@@ -53,7 +50,7 @@ class KvTiers {
   struct Seams {
     DiskFault disk_fault;
     DiskRefusal disk_refusal;
-    uint64_t key_mask = ~uint64_t{0};  // ANDed to each half of every key: collisions
+    uint64_t key_mask = ~uint64_t{0};  // ANDed to each hash where it is looked up: collisions
   };
 
   // The errors name the option that cannot be met.
@@ -73,7 +70,7 @@ class KvTiers {
 
   // ---- owner
   void tick();  // a new moment in the order of uses: blocks used in one moment age from the deepest
-  static Chain root(uint64_t salt) { return {{}, salt, -1, 0}; }
+  static Chain root(uint64_t salt) { return {salt, salt, -1, 0}; }
   bool intact(const Chain& chain) const;  // the block at its end is still known
   // The known block with these tokens after the chain, which advances over it; -1: there is none.
   // `pin`: pins it, too, since forget() may come between two calls; only with `touch`.
@@ -104,6 +101,7 @@ class KvTiers {
 
   KvTierStats stats() const;
   void check_invariants() const;
+  std::vector<uint64_t> held(Tier tier) const;  // what listeners have been told, by the blocks themselves
 
  private:
   // Sets of blocks in the order in which they go.
@@ -119,7 +117,7 @@ class KvTiers {
     uint64_t uid = 0;         // 0: not in use
     uint64_t parent_uid = 0;  // of the block before it; of a first block the salt
     int32_t parent = -1;
-    Key key;
+    uint64_t hash = 0, parent_hash = 0;  // the latter of a first block: the salt
     BlockUse use;
     int children = 0;  // known blocks that continue it
     int pins = 0;
@@ -127,24 +125,28 @@ class KvTiers {
     int disk_target = -1;      // being written
     bool storing = false, writing = false, reading = false, lost = false;
     uint64_t checksum = 0;
-    bool clean = false;  // on the host and on the disk
+    bool clean = false;      // on the host and on the disk
+    bool told[kTiers] = {};  // to listeners: it is there
     bool in[kOrders] = {};
     Place place[kOrders];
     bool busy() const { return storing || writing || reading; }
-  };
-  struct KeyHash {
-    size_t operator()(const Key& key) const { return size_t(key.low); }
+    bool is_in(Tier tier) const {
+      return uid != 0 && (tier == Tier::host ? host >= 0 && !storing && !reading : tier == Tier::disk && disk >= 0);
+    }
   };
 
   KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams);
-  Key next_key(const Chain& chain, const int32_t* tokens) const;
-  int32_t look_up(const Chain& chain, const Key& key, const int32_t* tokens) const;
+  uint64_t next_hash(const Chain& chain, const int32_t* tokens) const;
+  uint64_t key_of(uint64_t hash) const { return hash & seams_.key_mask; }
+  int32_t look_up(const Chain& chain, uint64_t hash, const int32_t* tokens) const;
   const int32_t* tokens_of(int32_t block) const { return &tokens_[size_t(block) * size_t(options_.block_tokens)]; }
+  std::span<const int32_t> tokens_at(int32_t block) const { return {tokens_of(block), size_t(options_.block_tokens)}; }
   Block& at(int32_t block) { return blocks_[size_t(block)]; }
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
   Block* parent_of(const Block& block);
   bool disk_on() const { return disk_ && !writes_off_; }
   void refresh(int32_t block);
+  void tell(int32_t block);
   void set_host(int32_t block, int slot);
   int32_t goes_first(Order order) const;
   int take_host_slot();
@@ -165,7 +167,7 @@ class KvTiers {
   std::vector<Block> blocks_;
   std::vector<int32_t> tokens_;  // [blocks, block_tokens]
   std::vector<int32_t> unused_;
-  std::unordered_map<Key, int32_t, KeyHash> index_;
+  std::unordered_map<uint64_t, int32_t> index_;  // by key_of()
   std::set<Place> orders_[kOrders];
   std::vector<int> free_host_, free_disk_;  // slots
   int disk_slots_ = 0;

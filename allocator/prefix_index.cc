@@ -36,12 +36,15 @@ uint64_t sequence_hash(uint64_t before, bool first, uint64_t local) {
 
 }  // namespace
 
+uint64_t prefix_hash(uint64_t before, bool first, const int32_t* tokens, int block_tokens) {
+  return sequence_hash(before, first, local_hash(tokens, block_tokens));
+}
+
 std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt) {
   std::vector<uint64_t> hashes(tokens.size() / size_t(block_tokens));
   uint64_t before = salt;
   for (size_t i = 0; i < hashes.size(); ++i)
-    hashes[i] = before = sequence_hash(before, i == 0,
-                                       local_hash(tokens.data() + i * size_t(block_tokens), block_tokens));
+    hashes[i] = before = prefix_hash(before, i == 0, tokens.data() + i * size_t(block_tokens), block_tokens);
   return hashes;
 }
 

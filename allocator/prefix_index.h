@@ -177,6 +177,9 @@ class PrefixIndex {
   Buffer tokens_;  // int32_t [n_blocks, proof_tokens], valid where indexed
 };
 
+// seq[i] of one block that follows `before` (the salt, if it is the first).
+uint64_t prefix_hash(uint64_t before, bool first, const int32_t* tokens, int block_tokens);
+
 // seq[] of the full blocks of `tokens`.
 std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt);
 

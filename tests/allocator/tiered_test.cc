@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cerrno>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 
+#include "allocator/prefix_index.h"
 #include "base/clock.h"
 #include "base/device.h"
 #include "base/random.h"
@@ -34,6 +36,7 @@ struct Setup {
   KvShare share = KvShare::off;  // vattention
   KvTiers::Seams seams;
   Device* device = &cpu_device();  // of the copies
+  std::shared_ptr<CacheListener> listener = {};
 };
 
 KvOptions kv_options(const Setup& s) {
@@ -57,6 +60,7 @@ class Tiered {
     options.tiers.copy_gbps = s.gbps;
     options.tiers.host_eviction = s.host_eviction;
     options.tiers.disk_eviction = s.disk_eviction;
+    if (s.listener) options.tiers.listeners.push_back(s.listener);
     if (s.disk_blocks > 0) {
       options.tiers.disk_dir = dir.path;
       options.tiers.disk_bytes = size_t(s.disk_blocks) * DiskFile::kSector;
@@ -488,6 +492,65 @@ TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out fre
   }
 }
 
+// What somebody knows of the tiers who only listens.
+class Picture final : public CacheListener {
+ public:
+  explicit Picture(std::vector<uint64_t> salts) : salts_(std::move(salts)) {}
+  void stored(Tier tier, uint64_t hash, std::optional<uint64_t> parent, std::span<const int32_t> tokens) override {
+    CHECK(tier != Tier::device);
+    REQUIRE(tokens.size() == size_t(kBlock));
+    CHECK(held_[int(tier)].insert(hash).second);
+    const auto after = [&](uint64_t before) { return prefix_hash(before, !parent, tokens.data(), kBlock) == hash; };
+    CHECK((parent ? after(*parent) : std::ranges::any_of(salts_, after)));
+    ++told_[int(tier)];
+  }
+  void removed(Tier tier, uint64_t hash) override { CHECK(held_[int(tier)].erase(hash) == 1); }
+  void check(const KvTiers& tiers) const {
+    for (const Tier tier : {Tier::host, Tier::disk}) {
+      const std::vector<uint64_t> there = tiers.held(tier);
+      REQUIRE(there.size() == held_[int(tier)].size());
+      for (uint64_t hash : there) REQUIRE(held_[int(tier)].contains(hash));
+    }
+  }
+  int64_t told(Tier tier) const { return told_[int(tier)]; }
+  const std::set<uint64_t>& held(Tier tier) const { return held_[int(tier)]; }
+
+ private:
+  const std::vector<uint64_t> salts_;
+  std::set<uint64_t> held_[kTiers];
+  int64_t told_[kTiers] = {};
+};
+
+TEST_CASE("tiers: a listener names what each holds as a router does", "[tiers]") {
+  const auto picture = std::make_shared<Picture>(std::vector<uint64_t>{0, 7});
+  LateCopies device;
+  Tiered t({.host_blocks = 12, .disk_blocks = 64, .device = &device, .listener = picture});
+  const auto tokens = tokens_of(1, 22);
+  device.late = true;
+  const KvHandle handle = t.kv->reserve(tokens, 7).value().handle;
+  REQUIRE(t.kv->append(handle, 22));
+  write_rows(t.kv->view(handle), tokens, 7, 0);
+  t.kv->written(handle, tokens);
+  CHECK(t.kv->promise(tokens, 7) == 20);
+  CHECK(picture->held(Tier::host).empty());  // it is on its way
+  device.late = false;
+  t.kv->drain();
+  t.kv->free(handle);
+  const std::vector<uint64_t> hashes = prefix_hashes(tokens, kBlock, 7);
+  CHECK(picture->held(Tier::host) == std::set<uint64_t>(hashes.begin(), hashes.end()));
+  for (int family = 2; family < 8; ++family) {
+    t.run(tokens_of(family, 22));
+    t.kv->drain();
+  }
+  for (uint64_t hash : hashes) {
+    CHECK(picture->held(Tier::disk).contains(hash));
+    CHECK_FALSE(picture->held(Tier::host).contains(hash));
+  }
+  t.kv->clear_prefix_cache();
+  CHECK(picture->held(Tier::host).empty());
+  CHECK(picture->held(Tier::disk).empty());
+}
+
 // Seeds of tests below that break things on purpose.
 struct Config {
   Setup setup;
@@ -510,6 +573,7 @@ class Trial {
     for (int i = 0; i < config_.operations; ++i) {
       step();
       kv().check_invariants(true);
+      picture_->check(kv().tiers());
     }
     for (KvLease lease : leases_) kv().unpin(lease);
     for (Live& s : live_) kv().free(s.handle);
@@ -520,7 +584,10 @@ class Trial {
     kv().drain();
     kv().clear_prefix_cache();
     kv().check_invariants(true);
+    picture_->check(kv().tiers());
+    CHECK(picture_->told(Tier::host) > 0);
     const KvTierStats s = kv().stats().tiers;
+    CHECK((picture_->told(Tier::disk) > 0) == (s.disk_bytes_written > 0));
     CHECK(s.host_blocks + s.disk_blocks == 0);
     totals.aliased += aliased_;
     totals.loads += loads_;
@@ -543,6 +610,7 @@ class Trial {
 
   Setup with_faults(const Config& config) {
     Setup s = config.setup;
+    s.listener = picture_;
     if (config.faults)
       s.seams.disk_fault = [this](bool write, std::span<std::byte> data, int result) {
         const uint64_t what = fault_random_.below(12);
@@ -682,6 +750,7 @@ class Trial {
   const Config config_;
   Random random_, fault_random_;
   int fault_count_ = 0;
+  const std::shared_ptr<Picture> picture_ = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
   Tiered t_;
   std::vector<Live> live_;
   std::vector<KvLease> leases_;

@@ -132,6 +132,61 @@ TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "
   }
 }
 
+// Their own prefix caches are off: a prefix is in a host tier alone.
+TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix, or gets it from there",
+          "[processes][fetch]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (bool fetches : {false, true}) {
+    INFO((fetches ? "fetches" : "goes there"));
+    Words words = {"--transport",     "tcp",
+                   "--host-kv-bytes", "1MiB",
+                   "--prefix-cache",  "off",
+                   "--placement",     fetches ? "round_robin" : "llm_d",
+                   "--kv-fetch",      fetches ? "always" : "never"};
+    Bed bed(words, kLongLease, "2P1D");
+    for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
+    REQUIRE(bed.cluster().wait_members(3, 60));
+    const Conductor& conductor = bed.cluster().conductor();
+    const auto known = [&] {  // blocks, in tiers of those who compute prompts
+      size_t n = 0;
+      for (const InstanceInfo& info : conductor.members())
+        if (info.role == Role::prefill) n += conductor.known_blocks(info.id);
+      return n;
+    };
+    const double until = bed.clock().now() + 60;
+    constexpr int kFamilies = 4;
+    for (int family = 0; family < kFamilies; ++family) bed.ask(200, family, 4);
+    bed.check_answers();
+    while (known() < size_t(12 * kFamilies) && bed.clock().now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(known() == size_t(12 * kFamilies));
+    // Turns fall to the other of the two now and then.
+    for (int i = 0; i < 3; ++i) {
+      for (int family = kFamilies - 1; family >= 0; --family) {
+        const uint64_t id = bed.ask(200, family, 4);
+        REQUIRE(bed.cluster().wait_idle(60));
+        CHECK(bed.recorder().choice(id).cached_tokens == 192);
+      }
+      bed.ask(40, 9 + i, 4);
+      REQUIRE(bed.cluster().wait_idle(60));
+    }
+    bed.check_answers();
+    bed.check_memory();
+    const auto fetched = [&] {
+      FetchStats sum;
+      for (const InstanceStats& s : bed.cluster().stats().instances)
+        sum.fetches += s.fetch.fetches, sum.failed += s.fetch.failed, sum.lent += s.fetch.lent;
+      return sum;
+    };
+    for (int i = 0; fetches && i < 2000 && fetched().lent == 0; ++i)  // by the next signs of life
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK((fetched().fetches > 0) == fetches);
+    CHECK((fetched().lent > 0) == fetches);
+    CHECK(fetched().failed == 0);
+    CHECK(bed.cluster().stats().conductor.failed_attempts == 0);
+  }
+}
+
 TEST_CASE("processes: prefixes come from other workers, whatever they are made of", "[processes][fetch]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const std::string& wire : wires())
