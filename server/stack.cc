@@ -3,14 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <limits>
 #include <thread>
 #include <utility>
 
+#include "allocator/disk_index.h"
 #include "allocator/kv_plan.h"
 #include "base/log.h"
 #include "base/peak.h"
+#include "base/siphash.h"
 #include "base/version.h"
 #include "batch/admission.h"
 #include "disagg/event_log.h"
@@ -45,6 +48,26 @@ Rates instance_rates(const BackendOptions& options, size_t n_instances) {
   ThreadTeam team(int(std::min(threads, cores)));
   const PeakRow peak = cached_peak(team).all;
   return {1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
+}
+
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", (unsigned long long)value);
+  return text;
+}
+
+// What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
+Result<allocator::DiskIdentity> kv_identity(const Stack& stack) {
+  const LoadOptions& load = stack.backend_options.load;
+  std::string tokenizer;
+  if (const std::string path = stack.model_dir + "/tokenizer.json"; has_model_file(path))
+    tokenizer = need(read_model_file(path, size_t{256} << 20));
+  return allocator::DiskIdentity{
+      {"xpyd", version()},
+      {"model", stack.config.name + " " + hex(model_fingerprint(stack.model_dir, !load.dummy)) +
+                    (load.dummy ? " of seed " + std::to_string(load.seed) : "")},
+      {"weights' dtype", dtype_name(load.dtype)},
+      {"tokenizer", hex(siphash({}, tokenizer))}};
 }
 
 }  // namespace
@@ -123,6 +146,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
   cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
+  if (cluster.kv.tiers.disk_keep) cluster.kv.tiers.disk_identity = need(kv_identity(*stack));
   const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);
   if (wanted_len > stack->config.max_position)
     return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
