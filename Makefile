@@ -13,7 +13,8 @@ TESTS   ?=
 SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
+            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev \
+            libzmq3-dev libmsgpack-cxx-dev
 
 # One addition order everywhere (README, Decisions): no contraction, no reassociation.
 # Warnings are errors where CI is set: a compiler that is newer than these sources must not stop anybody else.
@@ -190,7 +191,7 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 # The rooms in which something is compiled differently there; the server as a whole answers a question.
 AARCH64_ROOMS ?= base allocator attention model
 AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
-AARCH64_LIBS   = liburing-dev nettle-dev libutf8proc-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
+AARCH64_LIBS   = liburing-dev nettle-dev libutf8proc-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libzmq3-dev libmsgpack-cxx-dev \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
 test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user

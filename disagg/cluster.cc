@@ -169,6 +169,16 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     kv.listeners.push_back(cache_log = std::make_shared<PrefixLog>());
     if (kv.tiers.block_tokens == kv.block_tokens) kv.tiers.listeners.push_back(cache_log);  // else of other hashes
   }
+  if (!o.kv_events.endpoint.empty()) {
+    KvEventsOptions own = o.kv_events;
+    own.rank += model_index;
+    auto events = KvEvents::open(own);
+    if (!events) return events.error();
+    built.events = std::move(events).value();
+    kv.listeners.push_back(built.events);
+    kv.tiers.listeners.push_back(built.events);
+    if (pool && model_index == 0) pool->tell(built.events);  // what threads share is told once
+  }
   if (pool) {
     memory = o.kv_scheme->make(std::move(pool), kv);
   } else {

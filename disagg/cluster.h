@@ -16,6 +16,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
+#include "disagg/pool/kv_events.h"
 #include "disagg/ranks/remote_pipeline.h"
 #include "disagg/service.h"
 #include "disagg/transport/fault.h"
@@ -46,6 +47,7 @@ struct ClusterOptions : ConductorOptions {
   int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
   const TransportRow* transport = nullptr;
+  KvEventsOptions kv_events;            // an instance adds its number to the rank
   std::optional<FaultOptions> faults;   // of the transport, on purpose
   std::string wire_host = "127.0.0.1";  // where wires that listen do
   std::vector<std::string> nics;        // rdma: TransportOptions
@@ -77,6 +79,7 @@ std::string instance_name(Role role, int index);  // "P0"
 struct BuiltInstance {
   std::unique_ptr<DeviceQueue> queue;
   std::unique_ptr<Instance> instance;
+  std::shared_ptr<KvEvents> events;  // null: it tells nobody
 };
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
                                      std::shared_ptr<KvPool> pool, Clock& clock, Post& post);

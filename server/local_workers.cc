@@ -49,7 +49,7 @@ void write_key(const std::string& path) {
 }
 
 // The command line of a worker: this one's options, as far as they are a worker's.
-Command arguments_of(const Options& options, Role role, size_t n_instances, const std::string& join,
+Command arguments_of(const Options& options, Role role, size_t instance, size_t n_instances, const std::string& join,
                      const ProcessOptions& own) {
   constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry"};
   Command arguments = worker_command(options, kOwn);
@@ -57,6 +57,8 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
+  if (!options.text("kv-events").empty())
+    arguments.insert(arguments.end(), {"--kv-events-rank", std::to_string(instance)});
   // Without a conductor for so long, nobody will start one that a child of this process could find.
   arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", own.key_file,
                                      "--give-up", std::to_string(2 * own.lease_s)});
@@ -350,7 +352,7 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
-    commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), own));
+    commands.push_back(arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
   SupervisorOptions supervision;

@@ -292,6 +292,20 @@ std::vector<OptionRow> make_rows() {
        "a file's size at most; the last line counts "
        "the lines that are left out",
        kEverywhere},
+      {"kv-events", text, "", "ADDRESS", "tcp://HOST:PORT", 0, 0,
+       "where an instance tells, over ZeroMQ, in the words of vLLM's KV events, what its prefix cache and its tiers "
+       "come "
+       "to hold and lose, tokens of prompts among it; instance N of the topology, a thread or a process, is "
+       "data_parallel_rank N and at port + N; empty: nowhere",
+       kEngine, sets<&ClusterOptions::kv_events, &KvEventsOptions::endpoint>},
+      {"kv-events-replay", text, "", "ADDRESS", "tcp://HOST:PORT", 0, 0,
+       "--kv-events: where who has missed messages gets them again, also at port + N; empty: nowhere", kEngine,
+       sets<&ClusterOptions::kv_events, &KvEventsOptions::replay>},
+      {"kv-events-topic", text, "", "", "TOPIC", 0, 0, "--kv-events: the first frame of each message", kEngine,
+       sets<&ClusterOptions::kv_events, &KvEventsOptions::topic>},
+      {"kv-events-rank", integer, "0", "", "", 0, 65535,
+       "--kv-events: this worker's data_parallel_rank, which is added to both ports (serve gives each of its own one)",
+       "worker", sets<&ClusterOptions::kv_events, &KvEventsOptions::rank>},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},

@@ -107,9 +107,10 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
     return head;
   }
   // Only processes of this user reach a Unix socket: they need no key.
-  constexpr std::string_view kOwn[] = {"config",         "cluster-key-file", "registry",   "join",    "ranks",
-                                       "rank",           "rank-bind",        "rank-group", "give-up", "event-log",
-                                       "event-log-bytes"};
+  constexpr std::string_view kOwn[] = {
+      "config",           "cluster-key-file", "registry",      "join",      "ranks",           "rank",
+      "rank-bind",        "rank-group",       "give-up",       "event-log", "event-log-bytes", "kv-events",
+      "kv-events-replay", "kv-events-topic",  "kv-events-rank"};
   Command command = worker_command(options, kOwn);
   head.start = [command](const std::string& address, int n) -> Result<std::unique_ptr<ranks::Processes>> {
     auto processes = std::make_unique<StageProcesses>();

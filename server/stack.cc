@@ -180,6 +180,12 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};
   }
+  need(check_kv_events(cluster.kv_events));
+  if (!cluster.kv_events.endpoint.empty() && !cluster.kv.tiers.on() &&
+      !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
+    return invalid(
+        "--kv-events: no block is kept to be found again: expected --prefix-cache on and --allocator paged "
+        "or token, or --host-kv-bytes");
   cluster.log = need(open_event_log(options, worker ? "." + process_name(getpid()) : ""));
   check_ranks(*stack);
   need(check_unread(options));
