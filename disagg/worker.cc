@@ -159,6 +159,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   std::atomic<bool> stop{false};
   InstanceInfo info = instance.info();
   info.control = listening.value();
+  if (const KvEvents* events = built.value().events.get())
+    info.kv_events = events->endpoint(), info.kv_events_replay = events->replay();
   {
     std::lock_guard lock(mutex_);
     instance_ = &instance;

@@ -149,8 +149,8 @@ void fields(A& a, typename A::template Ref<KvShards> s) {
 template <class A>
 void fields(A& a, typename A::template Ref<InstanceInfo> s) {
   auto& [id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks, max_batch, address,
-         control] = s;
-  XPYD_EACH(a, name, role, layout, shards, address, control);
+         control, kv_events, kv_events_replay] = s;
+  XPYD_EACH(a, name, role, layout, shards, address, control, kv_events, kv_events_replay);
   a.number("id", id, Number::instance);
   a.number("stages", stages, Number::ranks);
   XPYD_NUMBERS(a, Number::count, capacity_blocks, block_tokens, tier_blocks, max_batch);

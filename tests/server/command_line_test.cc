@@ -80,6 +80,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--processes", "--kv-events", "x://h:1"}, "--kv-events x://h:1: expected tcp://HOST:PORT"},
       {{"serve", "--kv-events-replay", "tcp://h:1"}, "--kv-events-replay: needs --kv-events"},
       {{"serve", "--kv-events", "tcp://127.0.0.1:0", "--prefix-cache", "off"}, "--kv-events: no block is kept"},
+      {{"serve", "--cache-news", "kv-events", "--kv-events", "tcp://127.0.0.1:0"}, "needs --processes and --kv-events"},
       {{"generate", "model"}, "--prompt: expected a text"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
