@@ -650,8 +650,10 @@ std::vector<std::string> without_effect(const Options& options) {
     const size_t blank = std::min(needs.find(' '), needs.size());
     const auto other = values.find(needs.substr(2, blank - 2));  // a worker has no --processes
     if (needs == "--processes" && ranks != values.end() && ranks->second == "processes") continue;
-    const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "on");
-    if (other != values.end() && other->second.find(value) == std::string::npos)
+    const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "");
+    if (other == values.end()) continue;
+    const std::string& is = other->second;
+    if (value.empty() ? is.empty() || is == "off" : is.find(value) == std::string::npos)
       all.push_back("--" + std::string(row.name) + " is for " + std::string(needs) + " alone");
   }
   return all;

@@ -279,6 +279,10 @@ TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[
   CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
   CHECK(said("worker", {"--transport", "fault:rdma,drop=0.1", "--rdma-nics", "mlx5_0:1"}).empty());
   CHECK(said("serve", {}).empty());
+  // What is a text needs one that is not empty: a stage was told that its --rank-group counts for nothing.
+  CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());
+  CHECK(said("worker", {"--join", "127.0.0.1:1", "--rank-group", "big"}) ==
+        Words{"--rank-group is for --registry alone"});
 }
 
 }  // namespace xpyd::testing::log_test
