@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace xpyd::allocator {
@@ -49,16 +50,29 @@ class PrefixLog final : public CacheListener {
     pending.clear();
     return changes;
   }
+  // For somebody who knows nothing yet: the next changes are all that is there.
+  void begin_anew() {
+    std::lock_guard lock(mutex_);
+    for (int tier = 0; tier < kTiers; ++tier) {
+      pending_[tier].clear();
+      for (const uint64_t hash : there_[tier]) pending_[tier].emplace(hash, 1);
+    }
+  }
 
  private:
   void note(Tier tier, uint64_t hash, int by) {
     std::lock_guard lock(mutex_);
+    if (by > 0)
+      there_[int(tier)].insert(hash);
+    else
+      there_[int(tier)].erase(hash);
     auto& pending = pending_[int(tier)];
     auto at = pending.try_emplace(hash, 0).first;
     if ((at->second += by) == 0) pending.erase(at);
   }
 
   std::mutex mutex_;
+  std::unordered_set<uint64_t> there_[kTiers];
   std::unordered_map<uint64_t, int> pending_[kTiers];  // how much more often it is there; never 0
 };
 

@@ -113,13 +113,20 @@ std::string instance_name(Role role, int index) {
 }
 
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
-                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post) {
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) {
   BuiltInstance built;
-  built.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
+  InstanceMemory& own = built.memory;
+  if (left.pool && left.role == as.role && bool(left.cache_log) == as.report_cache) own = std::move(left);
+  left = {};  // its ports and files, too, are free from now on
+  own.role = as.role;
+  if (!own.name) own.name = std::make_shared<std::string>();
+  *own.name = as.name;
+  if (!own.queue)
+    own.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
                                      : as.role == Role::decode ? Device::Phase::decode
                                                                : Device::Phase::both);
   KvOptions kv = kv_options(o);
-  kv.queue = built.queue.get();
+  kv.queue = own.queue.get();
   kv.clock = &clock;
   if (o.transport->pool_device) {
     if (o.device != &cpu_device())
@@ -134,9 +141,9 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   }
   kv.tiers.disk_role = as.name.substr(0, 1);
   if (o.log)
-    kv.tiers.evicts = [log = o.log, name = as.name, &clock](const EvictionPolicy& policy,
-                                                            std::span<const BlockUse> first) {
-      log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", name);
+    kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
+                                                             std::span<const BlockUse> first) {
+      log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
     };
   const KvShards shards = o.shards(as.role);
   Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
@@ -159,41 +166,47 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     pipeline = std::move(made).value();
     kv.rank_memory = pipeline->kv_memory();
     if (pipeline->far()) {
-      built.queue = std::make_unique<ranks::FarQueue>(*pipeline);
-      kv.queue = built.queue.get();
+      own.queue = std::make_unique<ranks::FarQueue>(*pipeline);
+      kv.queue = own.queue.get();
     }
   }
-  std::unique_ptr<KvMemory> memory;
-  std::shared_ptr<PrefixLog> cache_log;
-  if (as.report_cache && !pool) {
-    kv.listeners.push_back(cache_log = std::make_shared<PrefixLog>());
-    if (kv.tiers.block_tokens == kv.block_tokens) kv.tiers.listeners.push_back(cache_log);  // else of other hashes
+  if (!own.memory) {
+    if (as.report_cache && !pool) {
+      kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
+      if (kv.tiers.block_tokens == kv.block_tokens)
+        kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
+    }
+    if (!o.kv_events.endpoint.empty()) {
+      KvEventsOptions to = o.kv_events;
+      to.rank += model_index;
+      auto events = KvEvents::open(to);
+      if (!events) return events.error();
+      own.events = std::move(events).value();
+      kv.listeners.push_back(own.events);
+      kv.tiers.listeners.push_back(own.events);
+      if (pool && model_index == 0) pool->tell(own.events);  // what threads share is told once
+    }
+    if (!pool) {
+      auto made = make_ranked_pool(o.kv_scheme->name, kv, shards);
+      if (!made) return Error{made.error().code, "--kv-bytes: " + made.error().message};
+      pool = std::move(made).value();
+      for (const auto& listener : kv.listeners) pool->tell(listener);
+      if (!pipeline) own.pool = pool;  // a pipeline's is memory of its stages
+    }
+    std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
+    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
+      auto tiered = make_tiered(std::move(memory), kv);
+      if (!tiered) return tiered.error();
+      memory = std::move(tiered).value();
+    }
+    own.memory = std::move(memory);
+  } else if (own.cache_log) {
+    own.cache_log->begin_anew();  // whoever hears it now knows nothing
   }
-  if (!o.kv_events.endpoint.empty()) {
-    KvEventsOptions own = o.kv_events;
-    own.rank += model_index;
-    auto events = KvEvents::open(own);
-    if (!events) return events.error();
-    built.events = std::move(events).value();
-    kv.listeners.push_back(built.events);
-    kv.tiers.listeners.push_back(built.events);
-    if (pool && model_index == 0) pool->tell(built.events);  // what threads share is told once
-  }
-  if (pool) {
-    memory = o.kv_scheme->make(std::move(pool), kv);
-  } else {
-    auto own = make_ranked_memory(o.kv_scheme->name, kv, shards);
-    if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
-    memory = std::move(own).value();
-  }
-  if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
-    auto tiered = make_tiered(std::move(memory), kv);
-    if (!tiered) return tiered.error();
-    memory = std::move(tiered).value();
-  }
+  const std::shared_ptr<KvMemory> memory = own.memory;
   ranks::RemotePipeline* far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
   Result<std::unique_ptr<Model>> model = pipeline ? Result<std::unique_ptr<Model>>(std::move(pipeline))
-                                                  : o.make_model(model_index, *built.queue);
+                                                  : o.make_model(model_index, *own.queue);
   if (!model) return model.error();
   std::vector<MemoryRange> regions;  // of each rank
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
@@ -202,7 +215,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     regions.push_back({memory->base(rank), layout.pool_bytes()});
   }
   const TransportOptions wire_options{.regions = std::move(regions),
-                                      .queue = built.queue.get(),
+                                      .queue = own.queue.get(),
                                       .clock = &clock,
                                       .self = as.id,
                                       .host = o.wire_host,
@@ -219,7 +232,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .lease_s = as.lease_s,
                           .checksum = o.kv_checksum && !far,  // it cannot read its KV
                           .post_by_stage = far != nullptr,
-                          .cache_log = cache_log,
+                          .cache_log = own.cache_log,
                           .log = o.log};
   options.engine = {.policy = o.batching,
                     .admission = o.admit,
@@ -232,7 +245,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .tokenizer = o.tokenizer};
   options.engine.chunks.ttft_s = o.objectives.ttft_s;
   options.engine.chunks.tbt_s = o.objectives.tbt_s;
-  built.instance = std::make_unique<Instance>(std::move(options), std::move(model).value(), std::move(memory),
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model).value(), memory,
                                               std::move(wire).value(), clock, post);
   return built;
 }
@@ -268,7 +281,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
                      .local = o.disagg->local};
     Result<BuiltInstance> built = build_instance(o, as, int(i), shared_pool, clock, *cluster);
     if (!built) return built.error();
-    cluster->queues_.push_back(std::move(built.value().queue));
+    cluster->memories_.push_back(std::move(built.value().memory));
     cluster->instances_.push_back(std::move(built.value().instance));
   }
   for (auto& instance : cluster->instances_)

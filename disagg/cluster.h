@@ -73,16 +73,26 @@ Status check_shared_pool(const ClusterOptions& options, bool processes);
 Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
 
+// Memory that an instance leaves to the next one of its process, with the prefix cache in it.
+struct InstanceMemory {
+  Role role = Role::colocated;
+  std::unique_ptr<DeviceQueue> queue;  // its copies go there
+  std::shared_ptr<KvPool> pool;        // null: it cannot be left, as others have it too
+  std::shared_ptr<KvMemory> memory;
+  std::shared_ptr<std::string> name;     // of the instance whose it is now
+  std::shared_ptr<PrefixLog> cache_log;  // hears of it; null: not wanted
+  std::shared_ptr<KvEvents> events;      // hears of it; null: it tells nobody
+};
 // An instance, as a thread of this process or in a process of its own. `model_index`: what
 // options.make_model is asked for. `pool`: null for one of its own; else of options.kv.n_memories
-// instances. join_pool() is for a process: what Welcome names.
+// instances. `left`: by an instance of the same options that is gone; taken where it is of this role.
+// join_pool() is for a process: what Welcome names.
 struct BuiltInstance {
-  std::unique_ptr<DeviceQueue> queue;
+  InstanceMemory memory;
   std::unique_ptr<Instance> instance;
-  std::shared_ptr<KvEvents> events;  // null: it tells nobody
 };
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
-                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post);
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left = {});
 Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
 class Cluster final : public Runtime, private Post {
@@ -115,7 +125,7 @@ class Cluster final : public Runtime, private Post {
   void send(InstanceId from, InstanceId to, Message message) override;
 
   Conductor conductor_;
-  std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one per instance
+  std::vector<InstanceMemory> memories_;  // one per instance
   std::vector<std::unique_ptr<Instance>> instances_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};

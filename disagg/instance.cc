@@ -10,7 +10,7 @@
 
 namespace xpyd::disagg {
 
-Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
+Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::shared_ptr<KvMemory> memory,
                    std::unique_ptr<KvTransport> transport, Clock& clock, Post& post)
     : options_(std::move(options)),
       model_(std::move(model)),

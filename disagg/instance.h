@@ -47,7 +47,8 @@ struct InstanceOptions {
 
 class Instance final {
  public:
-  Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
+  // The memory may outlive it: build_instance().
+  Instance(InstanceOptions options, std::unique_ptr<Model> model, std::shared_ptr<KvMemory> memory,
            std::unique_ptr<KvTransport> transport, Clock& clock, Post& post);
   ~Instance();
 
@@ -127,7 +128,7 @@ class Instance final {
 
   InstanceOptions options_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<KvMemory> memory_;
+  std::shared_ptr<KvMemory> memory_;
   std::unique_ptr<KvTransport> transport_;
   Clock& clock_;
   InstanceParts parts_;

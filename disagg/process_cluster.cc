@@ -40,10 +40,21 @@ class ProcessCluster::Probe final : public InstanceProbe {
   std::atomic<uint64_t> version_{1};
 };
 
+namespace {
+std::string random_id() {
+  uint64_t number;
+  fill_random(&number, sizeof number);
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
+  return std::string("conductor.") + digits;
+}
+}  // namespace
+
 ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
       door_{kToConductor, options_.conductor.limits},
+      id_(random_id()),
       conductor_(options_.conductor, clock, *this) {}
 
 Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options, Clock& clock) {
@@ -52,7 +63,7 @@ Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOpt
   c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
     log_line(LogLevel::warning, "xpyd: a peer was refused: %s", text.c_str());
   });
-  const NodeIdentity self{NodeRole::conductor, "conductor", c.options_.fingerprint, codec_schema()};
+  const NodeIdentity self{NodeRole::conductor, c.id_, c.options_.fingerprint, codec_schema()};
   Result<std::string> address = c.loop_->listen({c.options_.listen, c.options_.key, self},
                                                 [&c](ChannelPtr ch) { return c.on_open(ch); });
   if (!address) return address.error();

@@ -39,6 +39,7 @@ class ProcessCluster final : public Runtime, public Post {
   ~ProcessCluster() override;
 
   const std::string& address() const { return address_; }  // where workers join
+  const std::string& id() const { return id_; }            // "conductor.1f…": no other one has it
   bool wait_members(int n, double seconds);                // true: so many instances serve
   Presence presence(const std::string& process) const;     // by the name that process_name() gave it
   bool was_retired(const std::string& process) const;      // retire() told it to leave
@@ -80,6 +81,7 @@ class ProcessCluster final : public Runtime, public Post {
   const ProcessClusterOptions options_;
   Clock& clock_;
   const Door door_;
+  const std::string id_;
   std::string address_;
   Conductor conductor_;
 

@@ -123,6 +123,8 @@ class Service {
 // A Service with its instances, whether they are threads (cluster.h) or processes (process_cluster.h).
 class Runtime : public Service {
  public:
+  // Where several of them stand beside each other, one serves: waits until it is this one. Error `cancelled`: drained.
+  virtual Status stand_by() { return ok(); }
   virtual Status start() = 0;
   virtual void drain() = 0;                    // refuses new requests from now on
   virtual bool wait_idle(double seconds) = 0;  // true: nothing in flight any more

@@ -37,10 +37,11 @@ Worker::~Worker() = default;
 
 std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
 
-// "i7": instance 7; not one yet: its process.
+// "i7.ab12": instance 7 of the conductor "conductor.ab12"; not one yet: its process. A conductor that takes the place of
+// another one has an instance 7, too.
 NodeIdentity Worker::identity(InstanceId id) const {
-  return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id), options_.fingerprint,
-          codec_schema()};
+  return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id) + members_of_,
+          options_.fingerprint, codec_schema()};
 }
 
 void Worker::leave() {
@@ -101,7 +102,9 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   }
   const std::string conductor = options_.find_conductor ? options_.find_conductor() : options_.join;
   if (conductor.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
-  Result<ChannelPtr> channel = loop.connect({conductor, options_.key, identity(-1)}, 5,
+  // Of one that has died the registry tells for a while yet: whose place it has is not to be waited for.
+  const double patience_s = options_.find_conductor ? 2 : 5;
+  Result<ChannelPtr> channel = loop.connect({conductor, options_.key, identity(-1)}, patience_s,
                                             [this](ChannelPtr c) { return on_conductor(std::move(c)); });
   if (!channel) {
     // A wrong address of the command line stays wrong; the registry may have another one later.
@@ -112,6 +115,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   {
     std::lock_guard lock(mutex_);
     conductor_ = channel.value();
+    const std::string& id = conductor_->peer().id;
+    members_of_ = id.substr(std::min(id.find('.'), id.size()));
   }
   send(-1, kConductor, JoinRequest{options_.role});
   Welcome as;
@@ -122,16 +127,17 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
     as = *welcome_;
   }
-  Result<std::string> listening = loop.listen({options_.listen, options_.key, identity(as.id)}, [this, own_id = as.id](
-                                                                                                    ChannelPtr c) {
+  const auto on_call = [this, own_id = as.id, members = members_of_](ChannelPtr c) {
     const std::string& id = c->peer().id;
+    if (!id.ends_with(members)) return turned_away(c, "it is another conductor's");
+    const char* const end = id.data() + id.size() - members.size();
     InstanceId peer = -1;
-    if (id.starts_with('i') && std::from_chars(id.data() + 1, id.data() + id.size(), peer).ptr != id.data() + id.size())
-      peer = -1;
+    if (id.starts_with('i') && std::from_chars(id.data() + 1, end, peer).ptr != end) peer = -1;
     if (peer <= own_id)  // below 0 is the conductor; of two instances the later one dials
       return turned_away(c, "only later instances are expected here");
     return attach(peer, c);
-  });
+  };
+  Result<std::string> listening = loop.listen({options_.listen, options_.key, identity(as.id)}, on_call);
   if (!listening) return listening.error();
   ClusterOptions own = options_.cluster;
   Result<JoinedPool> joined = join_pool(own, as);
@@ -150,7 +156,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
       return stopped_ || lost_ || leaving_;
     };
   }
-  Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this);
+  Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this,
+                                               std::exchange(left_, {}));
   if (!built) {
     const bool again = own.ranks && built.error().code == ErrorCode::unavailable;  // a stage is gone
     return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};
@@ -159,7 +166,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   std::atomic<bool> stop{false};
   InstanceInfo info = instance.info();
   info.control = listening.value();
-  if (const KvEvents* events = built.value().events.get())
+  if (const KvEvents* events = built.value().memory.events.get())
     info.kv_events = events->endpoint(), info.kv_events_replay = events->replay();
   {
     std::lock_guard lock(mutex_);
@@ -202,7 +209,23 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     if (leaving_ && !retire_ && lost_) outcome = Outcome::done;
   }
   instance.shut_down(FinishReason::abort, "the worker ended");
+  if (outcome == Outcome::again) leave_memory(std::move(built).value(), as.lease_s);
   return outcome;
+}
+
+// What peers are inside of, and what is on its way, ends soon. KV that nobody uses then is left to the next instance.
+void Worker::leave_memory(BuiltInstance built, double patience_s) {
+  InstanceMemory& own = built.memory;
+  const auto in_use = [&] {
+    const KvStats kv = own.memory->stats();
+    return kv.active + kv.in_transfer > 0 || own.memory->copying();
+  };
+  for (const double until = clock_.now() + patience_s; own.pool && in_use(); built.instance->turn()) {
+    if (clock_.now() >= until) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  built.instance.reset();
+  if (own.pool) left_ = std::move(own);
 }
 
 // ---- Connections.

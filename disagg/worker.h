@@ -1,5 +1,6 @@
 // An instance in a process of its own: joins the conductor, speaks with its peers over channels of their own, and joins
-// again (as a new instance) when the conductor has given it up or was restarted.
+// again (as a new instance, which goes on with the prefix cache of the one before) when the conductor has given it up,
+// was restarted, or another one has taken its place.
 //
 // Threads: run() keeps connections, and renews leases, on the caller's thread; the instance has one, the channels one.
 #pragma once
@@ -60,6 +61,7 @@ class Worker final : public Post {
 
   Result<Outcome> serve_once();
   Result<Outcome> serve_with(ControlLoop& loop);
+  void leave_memory(BuiltInstance built, double patience_s);
   ChannelEvents on_conductor(ChannelPtr channel);
   ChannelEvents on_peer(InstanceId peer, ChannelPtr channel);
   void on_message(InstanceId from, Message message);
@@ -69,6 +71,7 @@ class Worker final : public Post {
 
   WorkerOptions options_;
   Clock& clock_;
+  InstanceMemory left_;  // by the last instance; run()'s
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -77,6 +80,7 @@ class Worker final : public Post {
   std::optional<Welcome> welcome_;
   std::optional<Retire> retire_;
   ChannelPtr conductor_;
+  std::string members_of_;  // ids of that conductor's instances end so
   std::map<InstanceId, Peer> peers_;
   Instance* instance_ = nullptr;  // while it is there
   std::vector<Envelope> early_;   // until it is

@@ -163,7 +163,19 @@ class EtcdRegistry final : public Registry {
   void call_remove(const std::string& name) {
     json remove = {{"request_delete_range", {{"key", key(name)}}}};
     call("/v3/kv/txn", {{"compare", json::array({holder_is_us(name)})}, {"success", json::array({remove})}},
-         [this, name](const json&) { held_.erase(name); });
+         [this, name](const json&) { lose(name); });
+  }
+
+  void hold(const std::string& name, const std::string& value) {
+    held_[name] = value;
+    std::lock_guard lock(mutex_);
+    state_.held.insert(name);
+  }
+
+  void lose(const std::string& name) {
+    held_.erase(name);
+    std::lock_guard lock(mutex_);
+    state_.held.erase(name);
   }
 
   void call_put(const std::string& name, const std::string& value) {
@@ -180,16 +192,16 @@ class EtcdRegistry final : public Registry {
          [this, name, value](const json& answer) {
            const json* succeeded = find_field(answer, "succeeded");
            if (succeeded && succeeded->is_boolean() && succeeded->get<bool>()) {
-             held_[name] = value;
+             hold(name, value);
              taken_until_s_.erase(name);
              return;
            }
-           held_.erase(name);
+           lose(name);
            const json::json_pointer holder("/responses/0/response_range/kvs/0");
            if (!answer.contains(holder)) return;  // removed meanwhile: next time as nobody's
            // An earlier call of ours may have done it though its answer never came.
            if (word(answer.at(holder), "lease") == lease_) {
-             held_[name] = from_base64(word(answer.at(holder), "value"));
+             hold(name, from_base64(word(answer.at(holder), "value")));
              return;
            }
            taken_until_s_[name] = clock_.now() + kPauseSeconds;
@@ -301,6 +313,7 @@ class EtcdRegistry final : public Registry {
     held_.clear();
     taken_until_s_.clear();
     std::lock_guard lock(mutex_);
+    state_.held.clear();
     ++state_.lost_leases;
   }
 

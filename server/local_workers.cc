@@ -239,9 +239,27 @@ class LocalWorkers final : public Runtime {
         n_(int(commands.size())),
         cluster_(std::move(cluster)),
         registry_(std::move(registry)),
-        children_(std::move(commands), options, *cluster_, clock) {}
+        children_(std::move(commands), options, *cluster_, clock) {
+    if (!registry_) return;
+    registry_->announce(kConductorName, cluster_->address());
+    registry_->watch(kConductorName, [this](const Registry::Entries& names) { look_at(names); });
+  }
   ~LocalWorkers() override { stop(); }
 
+  Status stand_by() override {
+    constexpr int kQuiet = 20;  // of turns: an election that nobody else stands for is not spoken of
+    for (int turn = 0; registry_; ++turn) {
+      const RegistryState now = registry_->state();
+      if (now.held.contains(kConductorName)) break;
+      if (draining_) return Error{ErrorCode::cancelled, "told to end while another conductor served"};
+      if (turn == kQuiet)
+        log_line(LogLevel::info, "xpyd serve: it stands by, without a port: %s",
+                 now.trouble.empty() ? "the registry has not answered" : now.trouble.c_str());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    elected_ = true;
+    return ok();
+  }
   Status start() override {
     return children_.start([this] { return cluster_->wait_members(n_, 0); }, draining_);
   }
@@ -268,12 +286,22 @@ class LocalWorkers final : public Runtime {
   std::string trouble() const override { return cluster_->trouble(); }
 
  private:
+  // Whose lease has ended behind a cut cable may find that another conductor has been elected. Its workers are the
+  // other's, or will be when it ends; so it does, in order, and whoever started it may start it again, to stand by.
+  void look_at(const Registry::Entries& names) {
+    const auto holder = names.find(kConductorName);
+    if (!elected_ || draining_ || holder == names.end() || holder->second == cluster_->address()) return;
+    elected_ = false;
+    log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken its place", holder->second.c_str());
+    kill(getpid(), SIGTERM);
+  }
+
+  std::atomic<bool> draining_ = false, elected_ = false;
   std::unique_ptr<PrivateFolder> folder_;
   const int n_;
   std::unique_ptr<ProcessCluster> cluster_;
   std::unique_ptr<Registry> registry_;  // null: none
   Children children_;
-  std::atomic<bool> draining_ = false;
 };
 
 }  // namespace
@@ -349,11 +377,11 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
   std::unique_ptr<Registry> registry = need(own.open_registry(stack.clock));
-  if (registry) registry->announce(kConductorName, made.value()->address());
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
-    commands.push_back(arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own));
+    if (own.start_workers)
+      commands.push_back(arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
   SupervisorOptions supervision;

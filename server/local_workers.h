@@ -25,6 +25,7 @@ struct ProcessOptions {
   std::string key_file;      // empty: none is given
   std::string registry_url;  // likewise
   double lease_s = 3;
+  bool start_workers = true;  // off: they are started elsewhere, and join
   // The errors name the option.
   Result<ClusterKey> read_key() const;
   Result<std::unique_ptr<Registry>> open_registry(Clock& clock) const;  // null: none is given

@@ -313,6 +313,10 @@ std::vector<OptionRow> make_rows() {
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
+      {"start-workers", choice, "on", "", "on|off", 0, 0,
+       "--processes: starts a worker for each instance of --topology; off: all come from elsewhere (xpyd worker), and "
+       "/ready says 503 until there are some for prefill and for decode",
+       kCluster, sets<&ProcessOptions::start_workers>},
       {"restart-workers", choice, "on", "", "on|off", 0, 0,
        "--processes: a worker that ends is started again; a silent one is killed for it", kCluster,
        sets<&SupervisorOptions::restart>},
@@ -338,7 +342,8 @@ std::vector<OptionRow> make_rows() {
       {"rank-group", text, "0", "NAME", "", 0, 0, "--registry: names the instance whose stages are remote, to them",
        "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
-       "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind",
+       "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind. While "
+       "another one serves by it, it stands by, without a port, and takes its place when that one is gone",
        "serve generate worker", sets<&ProcessOptions::registry_url>},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "where other workers reach this one", "worker",
        sets<&WorkerOptions::listen>},
@@ -628,6 +633,9 @@ Status check_options(const Options& options, std::string_view group) {
   }
   if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
     return invalid("--registry: needs --cluster-bind, an address that workers can reach");
+  if ((group == "serve" || group == "generate") && options.text("start-workers") == "off" &&
+      (options.text("cluster-bind").empty() || options.text("cluster-key-file").empty()))
+    return invalid("--start-workers off: needs --cluster-bind and --cluster-key-file, for workers from elsewhere");
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");

@@ -34,6 +34,19 @@ int serve_main(const Options& options) try {
   const std::unique_ptr<Stack> built = need(build_stack(options));
   Stack& stack = *built;
 
+  const struct Finish {
+    SignalThread& signals;
+    ~Finish() { signals.finish(); }  // before what its handlers use goes
+  } finish{signals};
+
+  // Of several conductors one serves.
+  if (stack.processes) signals.handle([&](int) { stack.runtime->drain(); });
+  if (const Status elected = stack.runtime->stand_by(); !elected) {
+    signals.finish();
+    if (signals.first()) return 128 + signals.first();
+    need(elected);
+  }
+
   // HTTP bytes -> Request, TokenEvent -> SSE: the port is bound, and nobody is answered yet.
   raise_descriptor_limit();
   const ServerOptions http = http_options(options, stack);

@@ -8,8 +8,10 @@
 // Thread safety: any thread. Callbacks run on the registry's thread, one at a time; they must not block.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 namespace xpyd::disagg {
@@ -18,9 +20,10 @@ inline constexpr const char* kConductorName = "conductor";  // its value: its co
 
 struct RegistryState {
   bool reachable = false;
-  int64_t outages = 0;      // times that it was lost
-  int64_t lost_leases = 0;  // times that it had forgotten us, and was told again
-  std::string trouble;      // the last error, or a name that somebody else holds
+  int64_t outages = 0;         // times that it was lost
+  int64_t lost_leases = 0;     // times that it had forgotten us, and was told again
+  std::string trouble;         // the last error, or a name that somebody else holds
+  std::set<std::string> held;  // names that are this process's, by what the registry last said
 };
 
 class Registry {
@@ -29,6 +32,7 @@ class Registry {
 
   // Holds `name` for this process from soon on. A name that another process holds is waited for: it
   // ends within the time to live of a process that died. Announced again: the value changes.
+  // So who announces the same name as others stands for an election: state().held says whether it is won.
   virtual void announce(const std::string& name, const std::string& value) = 0;
   virtual void withdraw(const std::string& name) = 0;
 

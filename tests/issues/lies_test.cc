@@ -202,6 +202,10 @@ class Bed {
   ControlEndpoint endpoint(const std::string& address, NodeRole role, const char* id) const {
     return {address, {}, {role, id, fingerprint(*stack_), codec_schema()}};
   }
+  // What instance `id` of this conductor calls itself.
+  std::string member(const std::string& id) const {
+    return id + cluster_->id().substr(std::string("conductor").size());
+  }
   // It answers as it should.
   void check_answers(uint64_t id) {
     auto request = tiny_request(id, {7, 8, 9, 10}, 6);
@@ -345,7 +349,7 @@ TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks 
     StderrInFile log(bed.folder() + "/log");
     for (const Lie& lie : all) {
       End liar;
-      REQUIRE(loop.connect(bed.endpoint(door, NodeRole::decode, "i99"), 5, liar.on_open()).ok());
+      REQUIRE(loop.connect(bed.endpoint(door, NodeRole::decode, bed.member("i99").c_str()), 5, liar.on_open()).ok());
       say(liar, lie.message);
       liar.wait_closed();
     }
@@ -361,11 +365,17 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   const InstanceInfo worker = bed.cluster().conductor().members()[0];
   std::vector<std::unique_ptr<End>> ends;  // they outlive the loop that calls them
   ControlLoop loop(bed.stack().clock);
-  const auto dial = [&](const std::string& id) -> End& {
+  const auto call = [&](const std::string& id) -> End& {
     ends.push_back(std::make_unique<End>());
     REQUIRE(loop.connect(bed.endpoint(worker.control, NodeRole::decode, id.c_str()), 5, ends.back()->on_open()).ok());
     return *ends.back();
   };
+  const auto dial = [&](const std::string& id) -> End& { return call(bed.member(id)); };
+  for (const char* foreign : {"i99", "i99.", "i99.0123456789abcdef"}) {  // whose conductor is another one
+    End& other = call(foreign);
+    other.wait_closed();
+    CHECK(other.closed.find("it is another conductor's") != std::string::npos);
+  }
   End& honest = dial("i99");
   End& liar = dial("i99");
   liar.wait_closed();
