@@ -1,6 +1,7 @@
 // BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the source of blocks
-// (block_source.h), or cached: the prefix index finds them, and the least recently used goes when room is wanted
-// (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One may serve several KvMemory on several threads.
+// (block_source.h), or cached: the prefix index finds them, and the least recently used goes when room is wanted, those
+// that are marked after all others (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One may serve
+// several KvMemory on several threads.
 #pragma once
 
 #include "allocator/block_source.h"
@@ -38,6 +39,7 @@ class BlockPool final : public KvPool {
   bool indexed(int32_t block) const;
   void tell(std::shared_ptr<CacheListener> listener) override;
   void clear_prefix_cache() override;
+  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) override;
 
   KvStats stats() const override;
   void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
@@ -54,7 +56,10 @@ class BlockPool final : public KvPool {
   struct Block {  // 32 bytes: two in a cache line, with what the index asks of it
     PrefixIndex::Node node;
     Users users;
-    int32_t older, newer;  // neighbours in the LRU list while cached; -1: end
+    int32_t older, newer;  // neighbours in its LRU list while cached; -1: end
+  };
+  struct List {
+    int32_t oldest = -1, newest = -1;
   };
 
   int begin_use(int32_t block) override;
@@ -63,8 +68,12 @@ class BlockPool final : public KvPool {
   void sign(KvHandover& handover) override;
   void lru_append(int32_t block);
   void lru_remove(int32_t block);
+  List& list_of(int32_t block) { return lists_[marks_[size_t(block)] != 0]; }
+  int32_t goes_first() const { return lists_[lists_[0].oldest < 0].oldest; }  // -1: nothing is cached
+  int32_t goes_after(int32_t block) const;
+  void set_marks(int32_t block, uint8_t marks);
   void forget(int32_t block);  // a cached block is found no more
-  void evict_oldest();
+  void evict(int32_t block);
   void shed();  // cached blocks beyond the share
   void poison(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
@@ -79,7 +88,9 @@ class BlockPool final : public KvPool {
   const std::unique_ptr<BlockSource> source_;
   const int share_;
   std::unique_ptr<PrefixIndex> index_;
-  int32_t oldest_ = -1, newest_ = -1;  // LRU list
+  List lists_[2];               // LRU lists: of blocks without a mark, and of those with one
+  std::vector<uint8_t> marks_;  // [n_blocks] a bit for each KvMark, of indexed blocks
+  int n_marked_ = 0;
   bool poison_;
 };
 

@@ -15,6 +15,13 @@
 
 namespace xpyd::allocator {
 
+// What is known of KV that is kept: how long it is worth having.
+enum class KvMark : uint8_t {
+  pinned,   // it goes when nothing else can
+  awaited,  // it will be asked for soon: a tool is at work, and the conversation goes on
+  thought,  // it will not: of a finished thought, which the next turn's prompt does not have
+};
+
 struct KvTierOptions {
   size_t host_bytes = 0;         // 0: no host tier, and no disk below it
   std::string disk_dir;          // empty: no disk tier
@@ -28,7 +35,8 @@ struct KvTierOptions {
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
   bool load_by_cost = false;     // a prefix is loaded only where that is worth its time (KvLoader::loads_if)
   bool keep_arrivals = true;     // what adopt() brings is kept at once; else when it is set aside
-  std::string host_eviction = "lru", disk_eviction = "lru";  // lru, lfu, length_aware
+  std::string host_eviction = "lru", disk_eviction = "lru";  // eviction.h
+  double high_watermark = 0.9, low_watermark = 0.85;         // of the host, where there is a disk below it
   // Is told of every block that makes room for another one: who stood first, in that order (eight at most), the one
   // that goes at the head. From the owner's thread; null: nobody asks.
   std::function<void(const EvictionPolicy& policy, std::span<const BlockUse> first)> evicts = {};
@@ -44,6 +52,7 @@ struct KvTierStats {
   int64_t disk_bytes_written = 0, disk_bytes_read = 0;
   int64_t host_hit_tokens = 0, disk_hit_tokens = 0;  // of sequences that went on from them
   int64_t host_evictions = 0, disk_evictions = 0;
+  int64_t host_relieved = 0;  // blocks that the host gave up to have room, which nobody had asked for
   int64_t failed_writes = 0, failed_reads = 0, corrupt_reads = 0;  // each a recompute at most
   int64_t dropped_out = 0;                                         // blocks not kept: the tier was full or busy
   double load_wait_seconds = 0;                                    // sequences waited for their KV to come back

@@ -13,8 +13,9 @@
 //
 // Host blocks are written to the disk in the background while less than a quarter of the host is
 // free or has its copy on the disk: such "clean" blocks can be given up at once. A block that is
-// read from the disk is on the host, clean, until it is evicted there. No block is written before
-// those that it continues, unless they are just coming.
+// read from the disk is on the host, clean, until it is evicted there. So much is clean that the watermarks (relieve())
+// find enough to give up: a quarter is more than what they want free. No block is written before those that it
+// continues, unless they are just coming.
 //
 // Where the disk is kept (disk_index.h), its blocks are known again from the start, but for those whose parent is not
 // there: they could not be proved. Their bytes are, as ever, when they are read.
@@ -72,6 +73,7 @@ class KvTiers {
   // Blocks of the longest known prefix, at most max_blocks.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
   void forget();  // everything that nobody uses
+  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on);  // KvMemory::mark()
 
   // ---- owner
   void tick();  // a new moment in the order of uses: blocks used in one moment age from the deepest
@@ -154,7 +156,9 @@ class KvTiers {
   void refresh(int32_t block);
   void tell(int32_t block);
   void set_host(int32_t block, int slot);
-  int32_t goes_first(Order order) const;
+  int64_t lap(bool disk) const;
+  void enter(Block& block, bool disk);
+  int32_t goes_first(Order order);
   int take_host_slot();
   int take_disk_slot();
   void drop_host(int32_t block);
@@ -166,6 +170,7 @@ class KvTiers {
   bool flush_index();
   Status rewrite_index();
   DiskIdentity identity() const;
+  void relieve();
   void ended(const DiskFile::Done& done);
   void disk_failed(const std::string& what, bool reads_too);
 
@@ -185,6 +190,7 @@ class KvTiers {
   int disk_slots_ = 0;
   uint64_t next_uid_ = 1;
   int64_t tick_ = 1;
+  int64_t lap_[2] = {};  // of the host, of the disk: of who went last (BlockUse::lap)
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
   bool writes_off_ = false, logged_ = false;
   int failed_reads_ = 0;

@@ -79,6 +79,7 @@ void KvTiers::restore() {
     b.hash = hash;
     b.parent_hash = before;
     b.use = {int64_t(i), 1, parent < 0 ? 0 : at(parent).use.position + 1};
+    b.use.entered = int64_t(i);
     b.disk = d.slot;
     b.checksum = d.checksum;
     std::ranges::copy(d.tokens, tokens_.begin() + ptrdiff_t(block) * options_.block_tokens);

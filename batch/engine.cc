@@ -47,6 +47,12 @@ int Engine::waiting_with_kv() const {
   return int(std::count_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->kv != kNoKv; }));
 }
 
+int64_t Engine::waiting_tokens() const {
+  int64_t tokens = 0;
+  for (const SequencePtr& s : waiting_) tokens += s->pending();
+  return tokens;
+}
+
 bool Engine::step() {
   const double start = clock_.now(), stepped = stats_.step_seconds, waited = stats_.wait_seconds;
   const bool copying = memory_.poll();

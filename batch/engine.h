@@ -112,6 +112,7 @@ class Engine final : private LayerObserver {
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
+  int64_t waiting_tokens() const;  // to compute, of those that wait
   // f(request, handle) of each sequence that holds KV here. Between steps.
   template <class F>
   void each_holder(F&& f) const {

@@ -18,7 +18,7 @@
 
 namespace xpyd::allocator {
 
-XPYD_COLUMNS(BlockUse, last_use, uses, position)
+XPYD_COLUMNS(BlockUse, last_use, uses, position, entered, lap, visited, pinned, awaited, thought)
 
 }  // namespace xpyd::allocator
 

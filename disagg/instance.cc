@@ -38,7 +38,8 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
                [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
                  begin(std::move(message), kv, tokens, std::move(arrival));
                }),
-      lender_(parts_) {
+      lender_(parts_),
+      pins_(*memory_, clock) {
   if (options_.log) watch();
   memory_->loads_if([this](int from, int to, int tokens, double load_s) {
     const auto prompt_s = [&](int cached) {
@@ -144,6 +145,7 @@ bool Instance::turn() {
   moved |= receiver_.tick();
   moved |= fetcher_.tick();
   moved |= lender_.tick();
+  pins_.tick();
   update_leases();
   moved |= engine_.step();
   fit_cost();
@@ -178,6 +180,19 @@ void Instance::handle(InstanceId, StartRequest message) {
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
   if (!message.fetch.holders.empty()) return fetcher_.start(std::move(message));
   begin(std::move(message), kNoKv, 0, nullptr);
+}
+
+void Instance::handle(InstanceId, KvHint message) {
+  const KvStats kv = memory_->stats();
+  const auto prompt_s = [&](double tokens) {
+    return cost_.seconds(prompt_steps(tokens, 0, options_.engine.step_tokens));
+  };
+  const double blocks = double(message.kept) / std::max(1, kv.block_tokens);
+  const pool::Pause pause{.reload_s = prompt_s(message.kept),
+                          .queue_s = prompt_s(double(engine_.waiting_tokens())),
+                          .ttl_s = message.ttl_s,
+                          .share = blocks / std::max(1, kv.capacity)};
+  pins_.handle(std::move(message), pause);
 }
 
 // Its first `tokens` tokens are in `kv`, if that is any, or come there.
@@ -351,6 +366,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   engine_.end_all(reason, error);
   fetcher_.clear(reason, error, attempts_);
   lender_.clear();
+  pins_.clear();
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
   for (Envelope& envelope : leases_.take()) {
@@ -419,6 +435,7 @@ void Instance::log_step(const StepShape& step, double seconds) {
 
 void Instance::publish() {
   KvStats kv = memory_->stats();
+  kv.hard_pinned = pins_.hard_blocks();
   const EngineStats& engine = engine_.stats();
   std::lock_guard lock(stats_mutex_);
   InstanceStats& s = published_;

@@ -19,6 +19,7 @@
 #include "batch/sequence.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
+#include "disagg/pool/pins.h"
 #include "disagg/service.h"
 #include "disagg/transfer_plan.h"
 
@@ -74,7 +75,7 @@ struct PeerGone {
 struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
   InstanceId id = -1;
 };
-struct ClearPrefixCache {};
+struct ClearPrefixCache {};  // and PinPrefix, UnpinPrefix, KvHint (pool/pins.h)
 // To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
@@ -197,7 +198,7 @@ struct FetchOver {  // nobody reads, or will
 using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
                              Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
                              KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
-                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver>;
+                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

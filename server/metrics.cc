@@ -234,6 +234,11 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
   text.labelled<int KvStats::*>(
+      "kv_pinned_blocks",
+      "KV blocks that stay: hard, in use for a pin's sake, of each pin by itself; soft, which "
+      "go last (hard pins' blocks, and what a tool's pause keeps, too).",
+      holders, "kind", &S::kv, {{"hard", &KvStats::hard_pinned}, {"soft", &KvStats::soft_pinned}});
+  text.labelled<int KvStats::*>(
       "kv_blocks",
       "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
       "pool) each tells what it holds, and what only others hold is elsewhere, as of its last "
@@ -365,6 +370,8 @@ std::string Metrics::render(const ServiceStats& service) const {
     });
     text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.", all, "tier", tiers,
                                 {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
+    instances("kv_tier_relieved_blocks_total", "Blocks that the host gave up to have room (--host-high-watermark).",
+              tier(&T::host_relieved));
     text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", all, "way", tiers,
                                 {{"pool_to_host", &T::bytes_out},
                                  {"host_to_pool", &T::bytes_in},

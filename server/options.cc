@@ -185,6 +185,11 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
       {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the disk first", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_eviction>},
+      {"host-high-watermark", number, "0.9", "", "", 0, 1,
+       "share of the host in use from which on it gives up what the disk has, too, before its room is wanted; 1: never",
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::high_watermark>},
+      {"host-low-watermark", number, "0.85", "", "", 0, 1, "… and down to which", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::low_watermark>},
 
       // Batching.
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,

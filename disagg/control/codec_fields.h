@@ -178,10 +178,10 @@ template <class A>
 void fields(A& a, typename A::template Ref<KvTierStats> s) {
   auto& [host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out, copies_in,
          disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions, disk_evictions,
-         failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds] = s;
+         host_relieved, failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds] = s;
   XPYD_NUMBERS(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in,
                copies_out, copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens,
-               host_evictions, disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out);
+               host_evictions, disk_evictions, host_relieved, failed_writes, failed_reads, corrupt_reads, dropped_out);
   XPYD_SECONDS(a, load_wait_seconds);
 }
 
@@ -194,11 +194,12 @@ void fields(A& a, typename A::template Ref<VattentionStats> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvStats> s) {
-  auto& [capacity, free, active, cached, in_transfer, elsewhere, block_tokens, prefix_query_tokens, prefix_hit_tokens,
-         evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes, internal_bytes, idle_bytes,
-         external_bytes, mapped_bytes, mappings, tiers] = s;
+  auto& [capacity, free, active, cached, in_transfer, elsewhere, soft_pinned, hard_pinned, block_tokens,
+         prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
+         reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
   XPYD_EACH(a, vattention, tiers);
-  XPYD_NUMBERS(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, block_tokens);
+  XPYD_NUMBERS(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, soft_pinned, hard_pinned,
+               block_tokens);
   XPYD_NUMBERS(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, capacity_bytes,
                written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings);
 }
@@ -349,5 +350,24 @@ void fields(A& a, typename A::template Ref<KvLent> s) {
 }
 
 XPYD_FIELDS(FetchOver, attempt)
+
+template <class A>
+void fields(A& a, typename A::template Ref<PinPrefix> s) {
+  auto& [id, salt, tokens, soft, ttl_s] = s;
+  XPYD_EACH(a, id, salt, soft);
+  a.numbers("tokens", tokens, Number::token);
+  XPYD_SECONDS(a, ttl_s);
+}
+
+XPYD_FIELDS(UnpinPrefix, id)
+
+template <class A>
+void fields(A& a, typename A::template Ref<KvHint> s) {
+  auto& [salt, tokens, kept, ttl_s] = s;
+  XPYD_EACH(a, salt);
+  a.numbers("tokens", tokens, Number::token);
+  a.number("kept", kept, Number::tokens);
+  XPYD_SECONDS(a, ttl_s);
+}
 
 }  // namespace xpyd::disagg

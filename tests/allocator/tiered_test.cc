@@ -175,7 +175,7 @@ TEST_CASE("tiers: eviction policies", "[tiers]") {
   CHECK(first("lru") == 1);
   CHECK(first("lfu") == 2);
   CHECK(first("length_aware") == 1);
-  CHECK(find_row(kEvictionPolicies, "fifo") == nullptr);
+  CHECK(find_row(kEvictionPolicies, "mru") == nullptr);
 }
 
 TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "[tiers]") {
@@ -417,7 +417,8 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
         o.disk_dir = dir.path;
       }),
       "needs --host-kv-bytes");
-  has(error([](auto& o) { o.host_eviction = "fifo"; }), "expected one of lru, lfu, length_aware");
+  has(error([](auto& o) { o.host_eviction = "mru"; }),
+      "expected one of lru, lfu, length_aware, fifo, sieve, ttl, no_reasoning");
   auto disk = [&](const std::string& path, size_t bytes) {
     return error([&](auto& o) {
       o.disk_dir = path;
@@ -1015,7 +1016,7 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
                   .host_blocks = disk ? 10 : 16,
                   .disk_blocks = disk},
                  faults};
-        c.setup.host_eviction = c.setup.disk_eviction = kEvictionPolicies[seed % 3].name;
+        c.setup.host_eviction = c.setup.disk_eviction = kEvictionPolicies[seed % std::size(kEvictionPolicies)].name;
         if (seed % 2) c.setup.seams.key_mask = 0x7;  // collisions
         if (std::string(scheme) == "contiguous") c.setup.pool_tokens = 8 * 32;
         INFO(scheme << " disk " << disk << " faults " << faults << " seed " << seed);

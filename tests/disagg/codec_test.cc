@@ -17,7 +17,7 @@ namespace {
 
 static_assert(n_fields<AbortAttempt> == 1);
 static_assert(n_fields<KvDelivered> == 6);
-static_assert(n_fields<KvTierStats> == 19);
+static_assert(n_fields<KvTierStats> == 20);
 
 // All members, as text.
 struct Printer {

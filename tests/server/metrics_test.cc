@@ -402,6 +402,7 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
       {&KvTierStats::disk_hit_tokens, "kv_tier_hit_tokens_total tier=disk"},
       {&KvTierStats::host_evictions, "kv_tier_evictions_total tier=host"},
       {&KvTierStats::disk_evictions, "kv_tier_evictions_total tier=disk"},
+      {&KvTierStats::host_relieved, "kv_tier_relieved_blocks_total "},
       {&KvTierStats::bytes_out, "kv_tier_bytes_total way=pool_to_host"},
       {&KvTierStats::bytes_in, "kv_tier_bytes_total way=host_to_pool"},
       {&KvTierStats::disk_bytes_written, "kv_tier_bytes_total way=host_to_disk"},
