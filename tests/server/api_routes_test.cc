@@ -173,4 +173,79 @@ TEST_CASE("api: 2,000 requests leave nothing behind", "[server][api]") {
   CHECK(server.service.in_flight() == 0);
 }
 
+TEST_CASE("api: prefixes are pinned under an id that nobody guesses, and refusals say why", "[server][api][pins]") {
+  std::vector<PinPrefix> pins;
+  std::vector<KvHint> hints;
+  Status answer = ok();
+  TestServer server([&](ServerOptions& o) {
+    o.pin_prefix = [&](PinPrefix pin) {
+      pins.push_back(std::move(pin));
+      return answer;
+    };
+    o.unpin_prefix = [&](uint64_t id) -> Status {
+      if (!pins.empty() && id == pins.back().id) return ok();
+      return Error{ErrorCode::not_found, "no prefix is pinned under this id"};
+    };
+    o.kv_hint = [&](KvHint hint) { hints.push_back(std::move(hint)); };
+  });
+  json body = parsed(server.post("/pin_prefix", R"({"prompt":"hey","soft":true,"ttl_s":2.5,"cache_salt":"a"})").body);
+  REQUIRE(pins.size() == 1);
+  CHECK_SAME(body["id"], pins[0].id);
+  CHECK_SAME(body["prompt_tokens"], 3);
+  CHECK(pins[0].tokens == std::vector<int32_t>{'h', 'e', 'y'});
+  CHECK(pins[0].soft);
+  CHECK(pins[0].ttl_s == 2.5);
+  CHECK(pins[0].salt != 0);
+  CHECK(pins[0].id < uint64_t{1} << 53);
+  // Of a chat what other messages can follow.
+  CHECK(server.post("/pin_prefix", R"({"messages":[{"role":"system","content":"x"}]})").status == 200);
+  CHECK(std::string(pins[1].tokens.begin(), pins[1].tokens.end()) == "system: x\n");
+  CHECK(!pins[1].soft);
+  CHECK(pins[1].salt == 0);
+  CHECK(pins[1].id != pins[0].id);
+  CHECK(server.post("/pin_prefix", R"({"prompt":[104,105]})").status == 200);
+  for (const char* wrong : {R"({"soft":true})", R"({"prompt":["a","b"]})", R"({"prompt":"a","ttl_s":-1})",
+                            R"({"prompt":"a","messages":[]})", R"({"prompt":"a","soft":"yes"})"})
+    CHECK(server.post("/pin_prefix", wrong).status == 400);
+  answer = Error{ErrorCode::unavailable, "20 blocks are pinned"};
+  check_error(server.post("/pin_prefix", R"({"prompt":"hey"})"), 507, "server_error", nullptr, "pins_full");
+  answer = invalid("shorter than a block");
+  check_error(server.post("/pin_prefix", R"({"prompt":"hey"})"), 400, "invalid_request_error", nullptr, nullptr);
+  const std::string id = "{\"id\":" + std::to_string(pins.back().id) + "}";
+  CHECK(server.post("/unpin_prefix", id).status == 200);
+  CHECK(server.post("/unpin_prefix", R"({"id":1})").status == 404);
+  CHECK(server.post("/unpin_prefix", R"({"id":"x"})").status == 400);
+  TestServer without;
+  CHECK(without.post("/pin_prefix", R"({"prompt":"hey"})").status == 501);
+  CHECK(without.post("/unpin_prefix", R"({"id":1})").status == 501);
+}
+
+TEST_CASE("api: hints of what will be asked for follow the answer", "[server][api][pins]") {
+  std::vector<KvHint> hints;
+  {
+    TestServer server([&](ServerOptions& o) { o.kv_hint = [&](KvHint hint) { hints.push_back(std::move(hint)); }; });
+    CHECK(server.post("/v1/completions", R"({"prompt":"hey","max_tokens":3})").status == 200);
+    CHECK(server.post("/v1/completions", R"({"prompt":"hey","max_tokens":3,"kv_hints":{"ttl_s":4}})").status == 200);
+    for (const char* wrong : {R"({"prompt":"a","kv_hints":3})", R"({"prompt":"a","kv_hints":{"ttl_s":-1}})",
+                              R"({"prompt":"a","kv_hints":{"ttl":1}})",
+                              R"({"prompt":"a","kv_hints":{"keep_reasoning":false}})"}) {  // no <think> here
+      INFO(wrong);
+      CHECK(server.post("/v1/completions", wrong).status == 400);
+    }
+  }
+  REQUIRE(hints.size() == 1);
+  CHECK(std::string(hints[0].tokens.begin(), hints[0].tokens.end()) == "heyhel");
+  CHECK(hints[0].kept == 6);
+  CHECK(hints[0].ttl_s == 4);
+  // 8: <think>, 9: </think>. Prompts have 4 tokens.
+  const auto begins = [](std::vector<int32_t> tokens) { return thought_begins(tokens, 4, 8, 9); };
+  CHECK(begins({1, 2, 3, 4, 8, 5, 9, 6}) == 4);
+  CHECK(begins({1, 2, 3, 4, 5, 8, 5, 9}) == 5);
+  CHECK(begins({1, 2, 3, 8, 5, 5, 9, 6}) == 3);  // the template has begun it
+  CHECK(begins({8, 1, 9, 4, 5, 6, 7, 1}) == 8);  // one of the past
+  CHECK(begins({8, 1, 9, 8, 5, 9, 7, 1}) == 3);
+  CHECK(begins({1, 2, 3, 8, 5, 5, 5, 6}) == 8);  // it is not over
+  CHECK(begins({1, 2, 3, 4, 5, 6, 7, 1}) == 8);
+}
+
 }  // namespace xpyd::testing::api_routes_test
