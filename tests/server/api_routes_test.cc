@@ -190,7 +190,7 @@ TEST_CASE("api: prefixes are pinned under an id that nobody guesses, and refusal
   });
   json body = parsed(server.post("/pin_prefix", R"({"prompt":"hey","soft":true,"ttl_s":2.5,"cache_salt":"a"})").body);
   REQUIRE(pins.size() == 1);
-  CHECK_SAME(body["id"], pins[0].id);
+  CHECK(body["id"].get<uint64_t>() == pins[0].id);
   CHECK_SAME(body["prompt_tokens"], 3);
   CHECK(pins[0].tokens == std::vector<int32_t>{'h', 'e', 'y'});
   CHECK(pins[0].soft);
