@@ -233,7 +233,7 @@ TEST_CASE("processes: workers keep what is pinned, also those that come later", 
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const std::string& wire : wires()) {
     INFO(wire);
-    Bed bed({"--transport", wire});
+    Bed bed({"--transport", wire, "--kv-bytes", "8MiB"});
     bed.start("decode");
     REQUIRE(bed.cluster().wait_members(1, 60));
     PinPrefix pin{.id = 7, .salt = 0, .tokens = Bed::prompt_of(192, 0)};
