@@ -3,6 +3,7 @@
 
 #include "base/options.h"
 #include "base/status.h"
+#include "disagg/control/registry.h"
 #include "disagg/worker.h"
 #include "server/stack.h"
 

@@ -8,7 +8,7 @@
 namespace xpyd::disagg {
 namespace {
 
-constexpr ReplicationPolicy kPolicies[] = {
+constexpr ReplicationPolicy kReplications[] = {
     {"side_effect", [](const ReplicationView&) { return true; }, false, "Mooncake (FAST '25), Algorithm 1, lines 20-22"},
     {"heat", [](const ReplicationView& view) { return view.reads_s >= 0.8 && view.replicas < 2; }, true,
      "Mooncake's Store, dynamic_replication_mode: 0.8 reads a second, two replicas at most"},
@@ -17,8 +17,8 @@ constexpr ReplicationPolicy kPolicies[] = {
 
 }  // namespace
 
-std::span<const ReplicationPolicy> replication_policies() { return kPolicies; }
-const ReplicationPolicy* find_replication_policy(std::string_view name) { return find_row(kPolicies, name); }
+std::span<const ReplicationPolicy> replication_policies() { return kReplications; }
+const ReplicationPolicy* find_replication_policy(std::string_view name) { return find_row(kReplications, name); }
 
 std::array<size_t, PrefixHeat::kRows> PrefixHeat::places(uint64_t block) {
   std::array<size_t, kRows> places;
