@@ -84,7 +84,7 @@ SIMT_OBJ  := $(if $(SIMT),$(patsubst %.cc,%.o,$(shell tools/units $(BUILD)/simt/
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build tour serve test chaos waves-parity faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
+.PHONY: help deps build tour serve test chaos waves-parity faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-netns test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -187,6 +187,11 @@ test-clients: build  ## the openai Python package against a running server (a ve
 test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into build/etcd, not installed)
 	@tools/fetch-package etcd-server build/etcd
 	@$(MAKE) --no-print-directory test TESTS='[etcd]'
+
+test-netns: build  ## four hosts as network namespaces, under load: hosts, links, etcd's sight and conductors fail (root; ARGS='--rounds 3')
+	@tools/install-packages iproute2 python3
+	@tools/fetch-package etcd-server build/etcd
+	@PATH=$(CURDIR)/build/etcd/usr/bin:$$PATH tests/netns/run $(BIN) $(ARGS)
 
 # The rooms in which something is compiled differently there; the server as a whole answers a question.
 AARCH64_ROOMS ?= base allocator attention model
