@@ -174,7 +174,7 @@ uint64_t model_fingerprint(const std::string& dir, bool with_weights) {
     std::string piece(kPiece, 0);
     for (size_t i = 0; fd >= 0 && i < kPieces; ++i) {
       const size_t last = size_t(about.st_size) > kPiece ? size_t(about.st_size) - kPiece : 0;
-      const ssize_t n = ::pread(fd, piece.data(), kPiece, off_t(last / (kPieces - 1) * i));
+      const ssize_t n = ::pread(fd, piece.data(), kPiece, off_t(last * i / (kPieces - 1)));
       if (n > 0) add({piece.data(), size_t(n)});
     }
     if (fd >= 0) ::close(fd);

@@ -727,7 +727,7 @@ TEST_CASE("tiers: stopped at any moment, cut and changed, what a kept disk gives
     hits += t.stats().disk_hit_tokens;
     corrupt += t.stats().corrupt_reads;
     // What nobody has changed is what the index says, whenever it ends: slots are dropped before they are written anew.
-    if (life <= kUnchanged) CHECK(corrupt == 0);
+    if (life <= kUnchanged) REQUIRE(corrupt == 0);
     evictions += t.stats().disk_evictions;
     t.kv.reset();
     if (life < kUnchanged) continue;

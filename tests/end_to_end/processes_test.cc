@@ -146,7 +146,7 @@ TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix
   for (bool fetches : {false, true}) {
     INFO((fetches ? "fetches" : "goes there"));
     Words words = {"--transport",     "tcp",
-                   "--host-kv-bytes", "1MiB",
+                   "--host-kv-bytes", "4MiB",
                    "--prefix-cache",  "off",
                    "--placement",     fetches ? "round_robin" : "llm_d",
                    "--kv-fetch",      fetches ? "always" : "never"};
@@ -162,8 +162,10 @@ TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix
     };
     const double until = bed.clock().now() + 60;
     constexpr int kFamilies = 4;
-    for (int family = 0; family < kFamilies; ++family) bed.ask(200, family, 4);
-    bed.check_answers();
+    for (int family = 0; family < kFamilies; ++family) {  // one by one: half a pool may be on its way to the host
+      bed.ask(200, family, 4);
+      REQUIRE(bed.cluster().wait_idle(60));
+    }
     while (known() < size_t(12 * kFamilies) && bed.clock().now() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     REQUIRE(known() == size_t(12 * kFamilies));
