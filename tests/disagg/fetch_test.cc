@@ -90,7 +90,7 @@ TEST_CASE("heat: reads a second of the last window, whatever else is read", "[di
     CHECK(std::abs(heat.reads_s(warm, now) - .5) < .2);
   }
   CHECK(heat.reads_s(random.next(), 130) < .2);
-  CHECK(heat.reads_s(hot, 145) > 0);
+  CHECK(heat.reads_s(hot, 135) > 0);
   CHECK(heat.reads_s(hot, 155) == 0);
   const auto* row = find_replication_policy("heat");
   CHECK(row->keeps({.reads_s = .8, .replicas = 1}));
