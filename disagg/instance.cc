@@ -41,12 +41,17 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       lender_(parts_),
       pins_(*memory_, clock) {
   if (options_.log) watch();
-  memory_->loads_if([this](int from, int to, int tokens, double load_s) {
+  // A load waits behind loads, and what is computed in its place behind what was: link and processor work beside each
+  // other. (`until`: when that will be computed.)
+  memory_->loads_if([this, until = 0.0](int from, int to, int tokens, double load_s) mutable {
     const auto prompt_s = [&](int cached) {
       return cost_.seconds(prompt_steps(tokens - cached, cached, options_.engine.step_tokens));
     };
-    const double saved_s = prompt_s(from) - prompt_s(to);
-    return load_s < saved_s || saved_s <= 0;  // nothing is known yet
+    const double saved_s = prompt_s(from) - prompt_s(to), now = clock_.now();
+    const double computed_s = std::max(0.0, until - now) + saved_s;
+    if (load_s < computed_s || saved_s <= 0) return true;  // or nothing is known yet
+    until = now + computed_s;
+    return false;
   });
   published_.name = options_.name;
   cost_ = options_.cost;

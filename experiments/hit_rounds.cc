@@ -13,7 +13,9 @@
 // attention to them all, 10.5 x 2.8 s = 30 s. So the rise is no wrong choice: TTFT is two and a half times round 0's,
 // where computing would be ten times. Reading loses where a token's bytes take longer than its work: 131 KB x 26,000
 // tokens/s = 3.5 GB/s at first, 2.6 in round 8, where attention makes the work longer. `cost` (--kv-load cost) loads
-// what is predicted to take less time than computing it: no worse than the better of both by more than a tenth.
+// what is predicted to take less time than computing it, each behind what was decided before it: no worse than the
+// better of both by more than a tenth, and better than both where link and processor are alike, as they work side by
+// side.
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::hit_rounds_experiment {
