@@ -137,7 +137,8 @@ DiskIndexContents read_disk_index(const std::string& path, const DiskIdentity& i
   if (fd < 0) return lost(errno == ENOENT ? "" : std::string("its index cannot be read: ") + std::strerror(errno));
   struct stat about;
   std::string bytes;
-  const bool regular = ::fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && size_t(about.st_size) <= kMostBytes;
+  const bool regular = ::fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == ::geteuid() &&
+                       size_t(about.st_size) <= kMostBytes;
   if (regular) bytes.resize(size_t(about.st_size));
   size_t got = 0;
   for (ssize_t n = 1; n > 0 && got < bytes.size(); got += size_t(std::max<ssize_t>(n, 0)))

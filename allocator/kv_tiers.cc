@@ -284,7 +284,7 @@ void KvTiers::refresh(int32_t block) {
     orders_[order].insert(b.place[order]);
   }
   clean_ -= int(b.clean);
-  b.clean = known && on_host && on_disk && !b.reading;
+  b.clean = known && on_host && on_disk && !b.reading && !b.use.pinned;
   clean_ += int(b.clean);
   if (!options_.listeners.empty()) tell(block);
 }
@@ -440,11 +440,10 @@ int32_t KvTiers::next_to_write() const {
 // somebody asks for it, and nothing is lost. What is on the host alone stays until its room is wanted.
 void KvTiers::relieve() {
   const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
-  if (used() < options_.high_watermark) return;
+  if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
   while (used() > options_.low_watermark && !orders_[kClean].empty()) {
-    const int32_t block = goes_first(kClean);
-    if (at(block).use.pinned) return;
-    drop_host(block);
+    if (at(std::get<2>(*orders_[kClean].begin())).use.pinned) return;  // so are all behind it
+    drop_host(goes_first(kClean));
     ++stats_.host_relieved;
   }
 }
@@ -580,7 +579,7 @@ void KvTiers::check_invariants() const {
     if (b.parent >= 0 && at(b.parent).uid == b.parent_uid) ++children[size_t(b.parent)];
     storing += b.storing, writing += b.writing, reading += b.reading, clean += b.clean;
     const bool idle = !b.busy() && b.pins == 0;
-    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading));
+    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading && !b.use.pinned));
     XPYD_CHECK(b.in[kClean] == (idle && b.host >= 0 && b.disk >= 0));
     XPYD_CHECK(b.in[kDirtyLeaf] == (idle && b.host >= 0 && b.disk < 0 && b.children == 0));
     XPYD_CHECK(b.in[kDiskLeaf] == (idle && b.host < 0 && b.children == 0));

@@ -36,9 +36,14 @@ Status KvTiers::rewrite_index() {
   disk_index_.reset();
   auto index = DiskIndex::create(disk_name_->index(), identity());
   if (!index) return index.error();
+  std::vector<int32_t> blocks;  // whoever reads it knows by their order which one was used last
   for (int32_t block = 0; block < int32_t(blocks_.size()); ++block)
-    if (const Block& b = at(block); b.is_in(Tier::disk))
-      index.value()->put(b.disk, b.parent < 0, b.uid, b.parent_uid, b.checksum, tokens_at(block));
+    if (at(block).is_in(Tier::disk)) blocks.push_back(block);
+  std::ranges::stable_sort(blocks, {}, [this](int32_t block) { return at(block).use.last_use; });
+  for (const int32_t block : blocks) {
+    const Block& b = at(block);
+    index.value()->put(b.disk, b.parent < 0, b.uid, b.parent_uid, b.checksum, tokens_at(block));
+  }
   if (Status written = index.value()->commit(); !written) return written;
   disk_index_ = std::move(index).value();
   return ok();
@@ -70,7 +75,7 @@ void KvTiers::restore() {
     const DiskBlock& d = found.blocks[i];
     const uint64_t before = d.first ? d.parent_uid : at(parent).hash;
     const uint64_t hash = prefix_hash(before, d.first, d.tokens.data(), options_.block_tokens);
-    if (index_.contains(key_of(hash))) continue;
+    if (used[size_t(d.slot)] || index_.contains(key_of(hash))) continue;
     const int32_t block = new_block();
     Block& b = at(block);
     b.uid = d.uid;

@@ -318,8 +318,8 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
 // By the time that tokens took so far, behind those that are loaded already.
 bool TieredMemory::pays(int from, int to, int tokens) {
   if (!worth_ || worth_(from, to, tokens, double(loading_tokens_ + to - from) * token_s_)) return true;
-  constexpr double kForget = 0.01;  // what has not been tried for a while is tried again
-  token_s_ *= 1 - kForget;
+  constexpr double kForget = 0.01;  // a second: what has not been tried for a while is tried again
+  if (const double now = clock_.now(); now >= forgot_s_ + 1) token_s_ *= 1 - kForget, forgot_s_ = now;
   return false;
 }
 

@@ -123,6 +123,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   Clock& clock_;
   Worth worth_;                 // null: whatever a tier has is loaded
   double token_s_ = 0;          // that a token's load takes, in the moving mean
+  double forgot_s_ = 0;         // Clock: when it was last made shorter, as nothing was loaded
   double loaded_s_ = 0;         // Clock: the end of the last load
   int64_t loading_tokens_ = 0;  // under way
 

@@ -116,9 +116,10 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                      std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) {
   BuiltInstance built;
   InstanceMemory& own = built.memory;
-  if (left.pool && left.role == as.role && bool(left.cache_log) == as.report_cache) own = std::move(left);
-  left = {};  // its ports and files, too, are free from now on
-  own.role = as.role;
+  if (left.pool && left.role == as.role && left.local == as.local && bool(left.cache_log) == as.report_cache)
+    own = std::move(left);
+  { const InstanceMemory gone = std::move(left); }  // its ports and files, too, are free from now on
+  own.role = as.role, own.local = as.local;
   if (!own.name) own.name = std::make_shared<std::string>();
   *own.name = as.name;
   if (!own.queue)
@@ -173,7 +174,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   if (!own.memory) {
     if (as.report_cache && !pool) {
       kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
-      if (kv.tiers.block_tokens == kv.block_tokens)
+      if (kv.tiers.block_tokens == plan.value().whole.block_tokens)
         kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
     }
     if (!o.kv_events.endpoint.empty()) {

@@ -76,6 +76,7 @@ std::string instance_name(Role role, int index);  // "P0"
 // Memory that an instance leaves to the next one of its process, with the prefix cache in it.
 struct InstanceMemory {
   Role role = Role::colocated;
+  bool local = false;                  // Welcome's
   std::unique_ptr<DeviceQueue> queue;  // its copies go there
   std::shared_ptr<KvPool> pool;        // null: it cannot be left, as others have it too
   std::shared_ptr<KvMemory> memory;

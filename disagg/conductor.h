@@ -251,7 +251,7 @@ class Conductor final : public Service {
   Random random_;
   std::map<InstanceId, Member> members_;
   Scoreboard board_;
-  PrefixHeat heat_;
+  std::optional<PrefixHeat> heat_;             // where --replication asks for it
   StepCost decode_cost_;                       // admission()'s
   std::vector<DecodeView> decoding_, coming_;  // …
   Demand demand_;

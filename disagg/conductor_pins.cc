@@ -17,7 +17,7 @@ constexpr size_t kMostPins = 64;
 Status Conductor::pin_prefix(PinPrefix pin) {
   std::lock_guard lock(mutex_);
   end_pins();
-  if (members_.empty()) return Error{ErrorCode::unavailable, "no instance is there"};
+  if (members_.empty()) return Error{ErrorCode::not_found, "no instance is there"};
   const auto& [max_batch, block_tokens, capacity] = board_.smallest();
   const auto blocks_of = [bt = block_tokens](const PinPrefix& p) { return long(p.tokens.size()) / bt; };
   if (blocks_of(pin) < 1)
@@ -66,7 +66,7 @@ void Conductor::tell_pins(InstanceId id) {
   end_pins();
   for (const Pinned& pinned : pinned_) {
     PinPrefix pin = pinned.pin;
-    if (pinned.until_s > 0) pin.ttl_s = pinned.until_s - clock_.now();
+    if (pinned.until_s > 0) pin.ttl_s = std::max(1e-3, pinned.until_s - clock_.now());
     post_.send(kConductor, id, std::move(pin));
   }
 }

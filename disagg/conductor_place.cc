@@ -91,9 +91,10 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   if (options_.replication->by_heat && entry.tries == 0) {
     const auto blocks = prompt.of(seen.block_tokens);
     const auto read = size_t(std::max(p.held_tokens(), fetch.view.holder_tokens) / seen.block_tokens);
-    heat_.read(blocks.first(std::min(read, blocks.size())), clock_.now());
+    if (!heat_) heat_.emplace();
+    heat_->read(blocks.first(std::min(read, blocks.size())), clock_.now());
     if (const auto first_fetched = size_t(fetch.view.cached_tokens / seen.block_tokens); first_fetched < blocks.size())
-      heat.reads_s = heat_.reads_s(blocks[first_fetched], clock_.now());
+      heat.reads_s = heat_->reads_s(blocks[first_fetched], clock_.now());
   }
   const double fetch_s = placed.source >= 0 ? p.fetch_s : fetch_seconds(fetch.view);
   const double prompt_s = fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;

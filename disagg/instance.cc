@@ -47,6 +47,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
     const auto prompt_s = [&](int cached) {
       return cost_.seconds(prompt_steps(tokens - cached, cached, options_.engine.step_tokens));
     };
+    if (!computes_) return true;
     const double saved_s = prompt_s(from) - prompt_s(to), now = clock_.now();
     const double computed_s = std::max(0.0, until - now) + saved_s;
     if (load_s < computed_s || saved_s <= 0) return true;  // or nothing is known yet
@@ -118,7 +119,7 @@ InstanceInfo Instance::info() const {
           .stages = engine_.in_waves() ? model_->stages() : 1,
           .capacity_blocks = kv.capacity + kv.elsewhere,
           .block_tokens = kv.block_tokens,
-          .tier_blocks = int(kv.tiers.host_capacity + kv.tiers.disk_capacity),
+          .tier_blocks = int(std::min<int64_t>(1 << 30, kv.tiers.host_capacity + kv.tiers.disk_capacity)),
           .max_batch = options_.engine.max_batch,
           .address = transport_->address()};
 }
@@ -150,7 +151,7 @@ bool Instance::turn() {
   moved |= receiver_.tick();
   moved |= fetcher_.tick();
   moved |= lender_.tick();
-  pins_.tick();
+  for_others([this] { pins_.tick(); });
   update_leases();
   moved |= engine_.step();
   fit_cost();

@@ -94,7 +94,9 @@ class Instance final {
  private:
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId, PinPrefix message) { pins_.handle(std::move(message)); }
+  void handle(InstanceId, PinPrefix message) {
+    for_others([&] { pins_.handle(std::move(message)); });
+  }
   void handle(InstanceId, UnpinPrefix message) { pins_.handle(message); }
   void handle(InstanceId from, KvHint message);
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
@@ -107,7 +109,9 @@ class Instance final {
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
-  void handle(InstanceId from, FetchKv message) { lender_.handle(from, std::move(message)); }
+  void handle(InstanceId from, FetchKv message) {
+    for_others([&] { lender_.handle(from, std::move(message)); });
+  }
   void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
   void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
@@ -126,6 +130,13 @@ class Instance final {
   void watch();
   void log_step(const StepShape& step, double seconds);
   std::string name_of(InstanceId id) const;
+  // reserve() for whoever computes nothing here: there is no choice between loading and computing.
+  template <class F>
+  void for_others(F&& f) {
+    computes_ = false;
+    f();
+    computes_ = true;
+  }
   void publish();
   void draw_map();
 
@@ -143,6 +154,7 @@ class Instance final {
   pool::Fetcher fetcher_;
   pool::Lender lender_;
   pool::PrefixPins pins_;
+  bool computes_ = true;  // what it reserves now, where that is not found
 
   // A peer that the wire is not connected to yet.
   struct PendingPeer {

@@ -29,6 +29,14 @@ ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
 
+// Of an endpoint on all interfaces: on the one of the control channel, by which others come here.
+std::string reached(const std::string& endpoint, const std::string& control) {
+  const size_t port = endpoint.rfind(':');
+  const bool any = endpoint.starts_with("tcp://0.0.0.0:") || endpoint.starts_with("tcp://[::]:");
+  if (!any || control.starts_with("unix:")) return endpoint;
+  return "tcp://" + control.substr(0, control.rfind(':')) + endpoint.substr(port);
+}
+
 }  // namespace
 
 Worker::Worker(WorkerOptions options, Clock& clock) : options_(std::move(options)), clock_(clock) {}
@@ -37,8 +45,8 @@ Worker::~Worker() = default;
 
 std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
 
-// "i7.ab12": instance 7 of the conductor "conductor.ab12"; not one yet: its process. A conductor that takes the place of
-// another one has an instance 7, too.
+// "i7.ab12": instance 7 of the conductor "conductor.ab12"; not one yet: its process. A conductor that takes the place
+// of another one has an instance 7, too.
 NodeIdentity Worker::identity(InstanceId id) const {
   return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id) + members_of_,
           options_.fingerprint, codec_schema()};
@@ -167,7 +175,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   InstanceInfo info = instance.info();
   info.control = listening.value();
   if (const KvEvents* events = built.value().memory.events.get())
-    info.kv_events = events->endpoint(), info.kv_events_replay = events->replay();
+    info.kv_events = reached(events->endpoint(), info.control),
+    info.kv_events_replay = reached(events->replay(), info.control);
   {
     std::lock_guard lock(mutex_);
     instance_ = &instance;
@@ -220,8 +229,12 @@ void Worker::leave_memory(BuiltInstance built, double patience_s) {
     const KvStats kv = own.memory->stats();
     return kv.active + kv.in_transfer > 0 || own.memory->copying();
   };
+  const auto stopped = [&] {
+    std::lock_guard lock(mutex_);
+    return stopped_;
+  };
   for (const double until = clock_.now() + patience_s; own.pool && in_use(); built.instance->turn()) {
-    if (clock_.now() >= until) return;
+    if (clock_.now() >= until || stopped()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   built.instance.reset();

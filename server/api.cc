@@ -507,10 +507,11 @@ std::optional<ApiError> Api::pin_prefix(std::string_view text, std::string& answ
   pin.id = random_word() >> 11;  // a number that JSON's readers keep
   JsonText out;
   out.object("id", pin.id, "prompt_tokens", pin.tokens.size(), "soft", pin.soft, "ttl_s", pin.ttl_s);
-  if (Status pinned = options_.pin_prefix(std::move(pin)); !pinned)
-    return ApiError{.status = pinned.error().code == ErrorCode::invalid_argument ? 400 : 507,
-                    .message = pinned.error().message,
-                    .code = pinned.error().code == ErrorCode::invalid_argument ? "" : "pins_full"};
+  if (Status pinned = options_.pin_prefix(std::move(pin)); !pinned) switch (pinned.error().code) {
+      case ErrorCode::invalid_argument: return ApiError{.status = 400, .message = pinned.error().message};
+      case ErrorCode::not_found: return ApiError{.status = 503, .message = pinned.error().message};
+      default: return ApiError{.status = 507, .message = pinned.error().message, .code = "pins_full"};
+    }
   answer = out.take();
   return {};
 }

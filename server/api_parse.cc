@@ -573,6 +573,7 @@ std::optional<ApiError> parse_pin(std::string_view body, const ServedModel& mode
     if (prompts.size() != 1) throw field_error("prompt", "one prompt");
     out.tokens = std::move(prompts[0].ids);
   }
+  for (const std::string& name : fields.unknown()) fields.unsupported(name, true);
   return {};
 } catch (const ApiError& error) {
   return error;

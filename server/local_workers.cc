@@ -253,7 +253,7 @@ class LocalWorkers final : public Runtime {
       if (now.held.contains(kConductorName)) break;
       if (draining_) return Error{ErrorCode::cancelled, "told to end while another conductor served"};
       if (turn == kQuiet)
-        log_line(LogLevel::info, "xpyd serve: it stands by, without a port: %s",
+        log_line(LogLevel::info, "xpyd serve: it stands by, without an HTTP port: %s",
                  now.trouble.empty() ? "the registry has not answered" : now.trouble.c_str());
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -261,6 +261,7 @@ class LocalWorkers final : public Runtime {
     return ok();
   }
   Status start() override {
+    if (draining_) return Error{ErrorCode::cancelled, "told to end before it served"};
     return children_.start([this] { return cluster_->wait_members(n_, 0); }, draining_);
   }
   void drain() override {

@@ -177,9 +177,8 @@ std::vector<OptionRow> make_rows() {
        "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::wait_for_copies>},
       {"kv-load", choice, "always", "", "always|cost", 0, 0,
-       "what the host and the disk have of a prompt's prefix is loaded: always, or where that is predicted to take "
-       "less "
-       "time than to compute it",
+       "what the host and the disk have of a prompt's prefix is loaded: always, or where that is predicted to "
+       "take less time than to compute it",
        kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::load_by_cost>},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the host first", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
@@ -298,9 +297,8 @@ std::vector<OptionRow> make_rows() {
        "the lines that are left out",
        kEverywhere},
       {"kv-events", text, "", "ADDRESS", "tcp://HOST:PORT", 0, 0,
-       "where an instance tells, over ZeroMQ, in the words of vLLM's KV events, what its prefix cache and its tiers "
-       "come "
-       "to hold and lose, tokens of prompts among it; instance N of the topology, a thread or a process, is "
+       "where an instance tells, over ZeroMQ, in the words of vLLM's KV events, what its prefix cache and its "
+       "tiers come to hold and lose, tokens of prompts among it; instance N of the topology, a thread or a process, is "
        "data_parallel_rank N and at port + N; empty: nowhere",
        kEngine, sets<&ClusterOptions::kv_events, &KvEventsOptions::endpoint>},
       {"kv-events-replay", text, "", "ADDRESS", "tcp://HOST:PORT", 0, 0,
@@ -348,7 +346,7 @@ std::vector<OptionRow> make_rows() {
        "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
        "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind. While "
-       "another one serves by it, it stands by, without a port, and takes its place when that one is gone",
+       "another one serves by it, it stands by, without an HTTP port, and takes its place when that one is gone",
        "serve generate worker", sets<&ProcessOptions::registry_url>},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "where other workers reach this one", "worker",
        sets<&WorkerOptions::listen>},

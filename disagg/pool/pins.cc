@@ -55,9 +55,9 @@ void PrefixPins::tick() {
   std::vector<Pin> ended(std::make_move_iterator(over), std::make_move_iterator(pins_.end()));
   pins_.erase(over, pins_.end());
   for (Pin& pin : ended) let_go(pin);
-  // Who only waits has computed all that there is to keep.
-  for (Pin& pin : pins_)
-    if (pin.mark == KvMark::pinned) keep(pin);
+  // One at a time, in turn: each is a walk over its prefix. Who only waits has computed all that there is to keep.
+  if (pins_.empty()) return;
+  if (Pin& pin = pins_[++turn_ % pins_.size()]; pin.mark == KvMark::pinned) keep(pin);
 }
 
 // What there is of it now.
@@ -65,12 +65,18 @@ void PrefixPins::keep(Pin& pin) {
   memory_.mark(pin.of.tokens, pin.of.salt, 0, pin.mark, true);
   if (pin.of.soft || (pin.kv != kNoKv && !memory_.ready(pin.kv))) return;
   const int there = pin.kv == kNoKv ? 0 : memory_.written_tokens(pin.kv);
-  if (memory_.promise(pin.of.tokens, pin.of.salt) <= there) return;
+  if (clock_.now() < pin.again_s || memory_.promise(pin.of.tokens, pin.of.salt) <= there) return;
   const Result<KvReservation> reserved = memory_.reserve(pin.of.tokens, pin.of.salt);
   if (!reserved) return;
+  const KvHandle kv = reserved.value().handle;
+  const int n = int(memory_.blocks(kv).size());
+  // No room to load it; or more than half of this pool, which may be smaller than those that the conductor knew.
+  if (reserved.value().cached_tokens <= there || hard_blocks_ - pin.n + n > memory_.stats().capacity / 2) {
+    pin.again_s = clock_.now() + 1;
+    return memory_.free(kv);
+  }
   if (pin.kv != kNoKv) memory_.free(pin.kv);
-  pin.kv = reserved.value().handle;
-  const int n = int(memory_.blocks(pin.kv).size());
+  pin.kv = kv;
   hard_blocks_ += n - std::exchange(pin.n, n);
 }
 
@@ -82,8 +88,7 @@ void PrefixPins::let_go(Pin& pin) {
   for (const Pin& other : pins_)
     if (other.mark == pin.mark && other.of.salt == pin.of.salt)
       begin = std::max(begin, common_prefix(pin.of.tokens, other.of.tokens));
-  const int bt = memory_.layout().block_tokens;
-  memory_.mark(pin.of.tokens, pin.of.salt, (int(begin) + bt - 1) / bt * bt, pin.mark, false);
+  memory_.mark(pin.of.tokens, pin.of.salt, int(begin), pin.mark, false);  // from the first block that is not shared
 }
 
 void PrefixPins::clear() {

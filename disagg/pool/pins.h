@@ -66,6 +66,7 @@ class PrefixPins {
     double until_s = 0;   // Clock; 0: never
     KvHandle kv = kNoKv;  // hard: what stays
     int n = 0;            // blocks of it
+    double again_s = 0;   // Clock: there was no room for more; not before then
   };
   void keep(Pin& pin);
   void let_go(Pin& pin);
@@ -74,6 +75,7 @@ class PrefixPins {
   Clock& clock_;
   std::vector<Pin> pins_;
   double looked_s_ = 0;  // Clock
+  size_t turn_ = 0;      // whose it is to be looked at
   int hard_blocks_ = 0;
 };
 

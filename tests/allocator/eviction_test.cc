@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "allocator/kv_tiers.h"
+#include "allocator/prefix_index.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -156,7 +157,7 @@ TEST_CASE(
     "[tiers][eviction]") {
   TempDir dir;
   const int capacity = 100;
-  const auto run = [&](double high, double low, bool pinned) {
+  const auto run = [&](double high, double low, int n_pinned) {
     KvTierOptions o;
     o.host_bytes = capacity * kBlockBytes;
     o.block_tokens = kBlock;
@@ -176,24 +177,29 @@ TEST_CASE(
         }
         tiers->poll();
       }
-      if (pinned) tiers->mark(own, 0, 0, KvMark::pinned, true);
+      if (key < n_pinned) tiers->mark(own, 0, 0, KvMark::pinned, true);
       do tiers->poll();
       while (tiers->moving());
       most = std::max(most, tiers->stats().host_blocks);
       tiers->check_invariants();
-      if (!pinned || key < capacity) CHECK(tiers->match(own, 0, 1) == 1);
+      if (n_pinned < 300 || key < capacity) CHECK(tiers->match(own, 0, 1) == 1);
     }
-    for (int key = 0; !pinned && key < 300; ++key) CHECK(tiers->match(KeyCache::tokens(10 * key), 0, 1) == 1);
+    for (int key = 0; n_pinned < 300 && key < 300; ++key) CHECK(tiers->match(KeyCache::tokens(10 * key), 0, 1) == 1);
+    // While anything else can go, who is pinned stays where it is.
+    const std::vector<uint64_t> held = tiers->held(Tier::host);
+    for (int key = 0; n_pinned < 300 && key < n_pinned; ++key)
+      CHECK(std::ranges::count(held, prefix_hash(0, true, KeyCache::tokens(10 * key).data(), kBlock)) == 1);
     return std::pair(most, tiers->stats());
   };
-  const auto [most, stats] = run(0.9, 0.85, false);
+  const auto [most, stats] = run(0.9, 0.85, 0);
   CHECK(most == 89);
   CHECK(stats.host_blocks >= 85);
   CHECK(stats.host_relieved == 300 - stats.host_blocks);
   CHECK(stats.host_evictions == 0);
-  CHECK(run(1, 1, false).first == capacity);
+  CHECK(run(1, .85, 0).first == capacity);
+  CHECK(run(0.9, 0.85, 40).second.host_relieved > 0);
   // What is pinned is not given up before its room is wanted.
-  const auto [most_pinned, kept] = run(0.9, 0.85, true);
+  const auto [most_pinned, kept] = run(0.9, 0.85, 300);
   CHECK(most_pinned == capacity);
   CHECK(kept.host_relieved == 0);
 }

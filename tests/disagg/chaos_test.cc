@@ -257,6 +257,7 @@ void Sim::configure() {
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
+  options.replication = &replication_policies()[random_.below(replication_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);

@@ -152,7 +152,7 @@ TEST_CASE("pins: of two with one beginning, the end of one leaves the other whol
     scene.ask(1, 140, 4, 1);
     scene.settle();
     REQUIRE(scene.conductor().pin_prefix(pin(7, 96, 1, soft)).ok());
-    REQUIRE(scene.conductor().pin_prefix(pin(8, 48, 1, soft)).ok());
+    REQUIRE(scene.conductor().pin_prefix(pin(8, 56, 1, soft)).ok());  // three blocks and a half
     scene.ticks(20);
     REQUIRE(scene.conductor().unpin_prefix(7).ok());
     scene.ticks(20);
