@@ -35,6 +35,8 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
                        ? "--host-kv-bytes is 0"
                        : "--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
   if (options.block_tokens < 1) return invalid("a tier's block has no tokens");
+  if (options.low_watermark > options.high_watermark)
+    return invalid("--host-low-watermark is above --host-high-watermark: expected at most as much");
   for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
     if (!find_row(kEvictionPolicies, *name))
       return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));

@@ -224,6 +224,7 @@ class Conductor final : public Service {
   void dispatch_jobs();
   Member* find(InstanceId id);
   void tell_pins(InstanceId id);
+  long most_pinned(long capacity, int block_tokens) const;
   void end_pins();
   void charge(Attempt& attempt, Member& member);
   void uncharge_lender(Attempt& attempt);

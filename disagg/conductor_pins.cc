@@ -12,6 +12,15 @@ constexpr size_t kMostPins = 64;
 
 }  // namespace
 
+// Blocks that may be pinned hard in a memory of so many: beside them there is room for half of it, and for the longest
+// request.
+long Conductor::most_pinned(long capacity, int block_tokens) const {
+  // Processes on one pool each hold their own.
+  const long mine = capacity / (options_.zero_copy ? std::max<long>(1, long(members_.size())) : 1);
+  const long longest = (options_.max_model_len + block_tokens - 1) / block_tokens;
+  return std::max(0l, std::min(mine / 2, capacity - longest));
+}
+
 // Beside hard pins there is room for half of the pool, and for the longest request: nobody is taken in who then waits
 // for ever. Pins that have a beginning in common count it twice.
 Status Conductor::pin_prefix(PinPrefix pin) {
@@ -29,10 +38,7 @@ Status Conductor::pin_prefix(PinPrefix pin) {
   if (pinned_.size() >= kMostPins)
     return Error{ErrorCode::unavailable, std::to_string(kMostPins) + " prefixes are pinned, as many as can be"};
   if (!pin.soft) {
-    // Processes on one pool each hold their own.
-    const long mine = capacity / (options_.zero_copy ? std::max<long>(1, long(members_.size())) : 1);
-    const long longest = (options_.max_model_len + block_tokens - 1) / block_tokens;
-    const long most = std::max(0l, std::min(mine / 2, capacity - longest));
+    const long most = most_pinned(capacity, block_tokens);
     long held = blocks_of(pin);
     for (const Pinned& other : pinned_) held += other.pin.soft ? 0 : blocks_of(other.pin);
     if (held > most)
@@ -61,11 +67,14 @@ void Conductor::hint(const KvHint& hint) {
   for (const auto& [id, member] : members_) post_.send(kConductor, id, hint);
 }
 
-// An instance that is new.
+// An instance that is new. What a smaller one than those before has no room for is soft there.
 void Conductor::tell_pins(InstanceId id) {
   end_pins();
+  const InstanceInfo& info = members_.at(id).info;
+  long left = most_pinned(info.capacity_blocks, info.block_tokens);
   for (const Pinned& pinned : pinned_) {
     PinPrefix pin = pinned.pin;
+    if (!pin.soft) pin.soft = (left -= long(pin.tokens.size()) / info.block_tokens) < 0;
     if (pinned.until_s > 0) pin.ttl_s = std::max(1e-3, pinned.until_s - clock_.now());
     post_.send(kConductor, id, std::move(pin));
   }

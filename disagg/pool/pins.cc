@@ -70,8 +70,7 @@ void PrefixPins::keep(Pin& pin) {
   if (!reserved) return;
   const KvHandle kv = reserved.value().handle;
   const int n = int(memory_.blocks(kv).size());
-  // No room to load it; or more than half of this pool, which may be smaller than those that the conductor knew.
-  if (reserved.value().cached_tokens <= there || hard_blocks_ - pin.n + n > memory_.stats().capacity / 2) {
+  if (reserved.value().cached_tokens <= there) {  // no room to load it
     pin.again_s = clock_.now() + 1;
     return memory_.free(kv);
   }
