@@ -401,7 +401,7 @@ TEST_CASE("kv_events: a conductor that hears them places as one that is reported
   }
   std::vector<std::vector<int32_t>> prompts;
   std::set<std::vector<int>> different;
-  for (int turn = 0; turn < 1500; ++turn) {
+  for (int turn = 0; turn < 600; ++turn) {
     if (turn == 100)  // they come late
       for (int i = 0; i < kInstances; ++i)
         feeds.push_back(KvEventFeed::open(events[size_t(i)]->endpoint(), events[size_t(i)]->replay(), 4,
