@@ -132,7 +132,7 @@ class KvTiers {
     int disk_target = -1;      // being written
     bool storing = false, writing = false, reading = false, lost = false;
     uint64_t checksum = 0;
-    bool clean = false;      // on the host and on the disk
+    bool clean = false;      // on the host and on the disk, and not pinned
     bool told[kTiers] = {};  // to listeners: it is there
     bool in[kOrders] = {};
     Place place[kOrders];
