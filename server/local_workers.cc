@@ -292,15 +292,24 @@ class LocalWorkers final : public Runtime {
  private:
   // Whose lease has ended behind a cut cable may find that another conductor has been elected. Its workers are the
   // other's, or will be when it ends; so it does, in order, and whoever started it may start it again, to stand by.
+  // Unless the other one is gone by then: who was asleep hears first of what is over.
   void look_at(const Registry::Entries& names) {
     const auto holder = names.find(kConductorName);
-    if (!elected_ || draining_ || holder == names.end() || holder->second == cluster_->address()) return;
-    elected_ = false;
-    log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken its place", holder->second.c_str());
-    kill(getpid(), SIGTERM);
+    replaced_ = holder != names.end() && holder->second != cluster_->address();
+    if (!replaced_ || !elected_ || draining_ || looks_.exchange(true)) return;
+    leaves_ = std::jthread([this, by = holder->second] {
+      for (int turn = 0; turn < 10; ++turn)
+        if (std::this_thread::sleep_for(std::chrono::milliseconds(50)); !replaced_ || draining_) {
+          looks_ = false;
+          return;
+        }
+      log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken its place", by.c_str());
+      kill(getpid(), SIGTERM);
+    });
   }
 
-  std::atomic<bool> draining_ = false, elected_ = false;
+  std::atomic<bool> draining_ = false, elected_ = false, replaced_ = false, looks_ = false;
+  std::jthread leaves_;
   std::unique_ptr<PrivateFolder> folder_;
   const int n_;
   std::unique_ptr<ProcessCluster> cluster_;

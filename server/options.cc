@@ -168,7 +168,7 @@ std::vector<OptionRow> make_rows() {
        "the files in disk-kv-dir outlive their instance: the next one of its role finds there what it has, if the model "
        "is the same",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_keep>},
-      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one block on the host and the disk",
+      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096, "--host-kv-bytes: tokens of one block on the host and the disk",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
        "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine,
@@ -177,17 +177,20 @@ std::vector<OptionRow> make_rows() {
        "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::wait_for_copies>},
       {"kv-load", choice, "always", "", "always|cost", 0, 0,
-       "what the host and the disk have of a prompt's prefix is loaded: always, or where that is predicted to "
-       "take less time than to compute it",
+       "--host-kv-bytes: what the host and the disk have of a prompt's prefix is loaded always, or where that is "
+       "predicted to take less time than to compute it",
        kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::load_by_cost>},
-      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the host first", kEngine,
+      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
+       "--host-kv-bytes: which KV leaves the host first", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
-      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the disk first", kEngine,
+      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
+       "--disk-kv-dir: which KV leaves the disk first", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_eviction>},
       {"host-high-watermark", number, "0.9", "", "", 0, 1,
-       "share of the host in use from which on it gives up what the disk has, too, before its room is wanted; 1: never",
+       "--disk-kv-dir: share of the host in use from which on it gives up what the disk has, too, before its room is "
+       "wanted; 1: never",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::high_watermark>},
-      {"host-low-watermark", number, "0.85", "", "", 0, 1, "… and down to which", kEngine,
+      {"host-low-watermark", number, "0.85", "", "", 0, 1, "--disk-kv-dir: … and down to which", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::low_watermark>},
 
       // Batching.
@@ -250,7 +253,7 @@ std::vector<OptionRow> make_rows() {
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
        sets_as<find_placement_policy, &ConductorOptions::placement>},
       {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,
-       "mooncake: a prefix is fetched where another instance has so many times of it", kPolicy,
+       "--placement mooncake: a prefix is fetched where another instance has so many times of it", kPolicy,
        sets<&ConductorOptions::placement_options, &PlacementOptions::fetch_threshold>},
       {"kv-fetch", choice, "never", "", fetches.c_str(), 0, 0,
        "what another instance has of a prompt's prefix is got from there: never, whenever it has more, or where that "
@@ -664,7 +667,8 @@ std::vector<std::string> without_effect(const Options& options) {
     const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "");
     if (other == values.end()) continue;
     const std::string& is = other->second;
-    if (value.empty() ? is.empty() || is == "off" : is.find(value) == std::string::npos)
+    const bool none = is.empty() || is == "off" || is == "0" || is == "never";
+    if (value.empty() ? none : is.find(value) == std::string::npos)
       all.push_back("--" + std::string(row.name) + " is for " + std::string(needs) + " alone");
   }
   return all;

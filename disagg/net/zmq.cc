@@ -76,6 +76,7 @@ const ZmqApi& zmq() { return loaded().value(); }
 
 Error last_error() {
   const int error = errno;
+  if (error == ENODEV) return {ErrorCode::invalid_argument, "no address of this machine, and names are not looked up"};
   return {error == EINVAL || error == EPROTONOSUPPORT ? ErrorCode::invalid_argument : ErrorCode::io,
           zmq().strerror(error)};
 }

@@ -18,7 +18,7 @@ constexpr int kEveryMs = 10;
 constexpr size_t kMostInOne = 1024;  // changes in one message
 constexpr int kMostKept = 10'000;    // messages
 constexpr size_t kMostKeptBytes = 64 << 20;
-constexpr int kMostRequest = 64;  // bytes of a frame from outside
+constexpr size_t kMostRequest = 64;  // bytes of a frame from outside
 
 // With the rank's port.
 Result<std::string> endpoint_of(const char* option, const std::string& text, int rank) {
@@ -43,7 +43,7 @@ Result<ZmqSocket> bound(const char* option, const std::string& text, int rank, i
   Result<ZmqSocket> socket = ZmqSocket::open(type, kMostKept + 1);  // an answer of the replay has room
   Status done = socket ? ok() : Status(socket.error());
   if (socket) {
-    socket.value().set(ZMQ_MAXMSGSIZE, kMostRequest);
+    socket.value().set(ZMQ_MAXMSGSIZE, int(kMostRequest));
     done = socket.value().bind(endpoint.value());
   }
   if (!done)
@@ -59,6 +59,8 @@ Status check_kv_events(const KvEventsOptions& options) {
   if (options.endpoint.empty() && options.replay.empty()) return ok();
   if (options.endpoint.empty()) return invalid("--kv-events-replay: needs --kv-events, whose messages it repeats");
   if (auto endpoint = endpoint_of("kv-events", options.endpoint, options.rank); !endpoint) return endpoint.error();
+  if (options.topic.size() >= kMostRequest)  // nobody could subscribe to it
+    return invalid("--kv-events-topic: expected less than " + std::to_string(kMostRequest) + " bytes");
   if (options.replay.empty()) return ok();
   if (auto endpoint = endpoint_of("kv-events-replay", options.replay, options.rank); !endpoint) return endpoint.error();
   return ok();

@@ -164,6 +164,74 @@ void bench_fetch(Bench& bench) {
   }
 }
 
+// Prompts that nobody has seen, by two instances with the pool and by two without: the processor's time of either, in
+// turn. What the pool costs is told of each block that comes and goes, and looked up for each prompt.
+void bench_idle(Bench& bench) {
+  constexpr int kTokens = 512, kOutput = 32, kRequests = 16;
+  const std::string dir = "experiments/models/llama-micro";
+  const ModelConfig config = load_model_config(dir).value();
+  ThreadTeam& team = bench.team(1);
+  const auto weights = load_weights(dir, config, {.dummy = true}, team).value();
+  RealClock clock;
+  std::unique_ptr<Cluster> clusters[2];
+  for (int on = 0; on < 2; ++on) {
+    ClusterOptions o;
+    o.topology = parse_topology("2C").value();
+    o.kv_scheme = find_kv_scheme("paged");
+    o.kv.shape = kv_shape(config, Dtype::f32);
+    o.kv.pool_bytes = size_t(kRequests * (kTokens + kOutput)) * o.kv.shape.token_bytes();
+    o.batching = find_batch_policy("chunked");
+    o.placement = find_placement_policy("round_robin");
+    if (on) o.fetch = find_fetch_policy("cost");
+    o.transport = find_transport("shm");
+    o.max_batch = kRequests / 2;
+    o.step_tokens = 256;
+    o.max_model_len = 2 * kTokens;
+    o.make_model = [&](int, DeviceQueue&) {
+      return Result<std::unique_ptr<Model>>(make_llama(weights, team, 256, kRequests / 2));
+    };
+    clusters[on] = Cluster::create(std::move(o), clock).value();
+  }
+  uint64_t id = 0;
+  const auto busy = [] {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+  };
+  const auto run = [&](int on) {
+    const auto tally = std::make_shared<Tally>();
+    for (int i = 0; i < kRequests; ++i) {
+      auto request = std::make_shared<Request>();
+      request->id = ++id;
+      for (int t = 0; t < kTokens; ++t) request->prompt.push_back(int32_t((id * 7919 + uint64_t(t) * 31) % 1000));
+      request->max_tokens = kOutput;
+      request->ignore_eos = true;
+      XPYD_CHECK(clusters[on]->submit(request, tally).ok());
+    }
+    const double began = busy();
+    while (tally->ended < kRequests) clusters[on]->turn();
+    const double took = busy() - began;
+    while (clusters[on]->turn()) {
+    }
+    XPYD_CHECK(tally->cached_tokens == 0);
+    return took;
+  };
+  std::vector<double> ratios, seconds;
+  for (int round = -1; round < 2 * bench.options().rounds; ++round) {
+    double took[2];
+    for (int turn = 0; turn < 2; ++turn) {
+      const int on = (turn + round + 1) % 2;
+      took[on] = run(on);
+    }
+    if (round < 0) continue;
+    ratios.push_back(took[0] / took[1]);
+    seconds.push_back(took[1]);
+  }
+  bench.report(row("16 new prompts of 512, 32 tokens each, llama-micro: with a pool", ratios, summarize(seconds).median,
+                   "x tokens/s without", .99));
+}
+
+REGISTER_BENCH("pool_idle", bench_idle);
 REGISTER_BENCH("pool_directory", bench_directory);
 REGISTER_BENCH("pool_fetch", bench_fetch);
 

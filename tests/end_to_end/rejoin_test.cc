@@ -253,6 +253,17 @@ TEST_CASE("of several conductors one serves, and the next takes its place with i
   ServeProcess fourth(program, etcd.url(), key, dir.path + "/fourth");
   fourth.wait_said("stands by");
   CHECK(WEXITSTATUS(fourth.end(SIGTERM)) == 128 + SIGTERM);
+
+  // One whose successor was gone when it woke up: it ended for somebody who was not there.
+  ServeProcess fifth(program, etcd.url(), key, dir.path + "/fifth");
+  fifth.wait_said("stands by");
+  kill(third.pid, SIGSTOP);
+  CHECK(cached(fifth.ask(prompt)) > 0);
+  fifth.end(SIGKILL);
+  std::this_thread::sleep_for(std::chrono::duration<double>(kRegistryTtlSeconds + 2));
+  kill(third.pid, SIGCONT);
+  CHECK(cached(third.ask(prompt)) > 0);
+  CHECK(third.said().find("has taken its place") == std::string::npos);
   third.end(SIGTERM);
   worker.leave();
 }

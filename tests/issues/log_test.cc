@@ -279,6 +279,11 @@ TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[
   CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
   CHECK(said("worker", {"--transport", "fault:rdma,drop=0.1", "--rdma-nics", "mlx5_0:1"}).empty());
   CHECK(said("serve", {}).empty());
+  CHECK(said("serve", {"--replication", "heat", "--kv-load", "cost", "--fetch-threshold", "2"}) ==
+        Words{"--kv-load is for --host-kv-bytes alone", "--fetch-threshold is for --placement mooncake alone",
+              "--replication is for --kv-fetch alone"});
+  CHECK(said("serve", {"--replication", "heat", "--kv-fetch", "cost", "--kv-load", "cost", "--host-kv-bytes", "1MiB"})
+            .empty());
   // What is a text needs one that is not empty: a stage was told that its --rank-group counts for nothing.
   CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());
   CHECK(said("worker", {"--join", "127.0.0.1:1", "--rank-group", "big"}) ==
