@@ -122,10 +122,18 @@ void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float for
   }
 }
 
-bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
+bool BlockPool::escrow(int n) {
+  Lock lock(mutex_);
+  if (n > 0 && n > spare()) return false;
+  escrowed_ += n;
+  return true;
+}
+
+bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn) {
   const size_t first = out.size(), end = first + size_t(n);
   {
     Lock lock(mutex_);
+    if (escrowed_ > 0 && n - drawn > spare()) return false;
     source_->claim(n, out);
     size_t claimed = out.size();
     // Of what is cached here, that which others hold, too, gives no room: it stays.
@@ -142,6 +150,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
       out.resize(first);
       return false;
     }
+    escrowed_ -= drawn;
     for (size_t i = first; i < end; ++i) {
       filled_[size_t(out[i])] = 0;
       add_reference(out[i]);
@@ -199,10 +208,23 @@ int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_blo
   return index_->walk(tokens, max_blocks, chain, locked(), [](std::span<const int32_t>) {});
 }
 
+// A hit takes blocks from those that could be evicted: no more of a prefix than leaves what is set aside.
+int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
+  if (escrowed_ == 0) return max_blocks;
+  int left = 0, n = 0;
+  locked()([&] { left = spare(); });
+  PrefixChain chain{.hash = salt};
+  index_->walk(tokens, max_blocks, chain, locked(), [&](std::span<const int32_t> blocks) {
+    for (int32_t block : blocks) n += left >= 0 && (at(block).users.any() || --left >= 0);
+  });
+  return n;
+}
+
 int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
                        PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
   if (!index_) return 0;
+  max_blocks = spared(tokens, salt, max_blocks);
   return index_->walk(tokens, max_blocks, chain, locked(), [&](std::span<const int32_t> blocks) {
     for (int32_t block : blocks) add_reference(block);  // so the next batch's chain stays intact
     out.insert(out.end(), blocks.begin(), blocks.end());
@@ -226,6 +248,7 @@ KvStats BlockPool::stats() const {
   Lock lock(mutex_);
   KvStats stats = count();
   stats.soft_pinned = n_marked_;
+  stats.escrowed = escrowed_;
   // Others may have claimed and died between: never more than are not ours.
   stats.free = std::min(source_->count_free(), n_free());
   stats.elsewhere = n_free() - stats.free;
@@ -254,6 +277,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     marked += marks_[size_t(b)] != 0;
   }
   XPYD_CHECK(marked == n_marked_);
+  XPYD_CHECK(escrowed_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0), "more is set aside than there is");
   source_->check_invariants(held);
   if (index_) index_->check_invariants();
 }

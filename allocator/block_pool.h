@@ -4,6 +4,9 @@
 // several KvMemory on several threads.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+
 #include "allocator/block_source.h"
 #include "allocator/kv_pool.h"
 #include "allocator/prefix_index.h"
@@ -22,9 +25,13 @@ class BlockPool final : public KvPool {
   const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches
 
   // Appends n blocks of one reference each to `out`: free ones first, then cached ones, least recently used first; adds
-  // the number of those to `evictions`. False: fewer than n are available, and nothing has changed. (Of several
-  // processes: cached blocks that others hold, too, are not available.)
-  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
+  // the number of those to `evictions`. Of the n, `drawn` were set aside for the caller. False: fewer than n are
+  // available, and nothing has changed. (Of several processes: cached blocks that others hold, too, are not available.)
+  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn = 0);
+
+  // Sets n of the blocks that are available aside, or, below 0, gives them back: a number, no blocks. False: fewer are,
+  // and nothing has changed. (Another process may take them all the same: then an allocation of them fails.)
+  [[nodiscard]] bool escrow(int n);
 
   [[nodiscard]] bool adopt(const KvHandover& handover) override;
   void discard(const KvHandover& handover) override;
@@ -75,6 +82,8 @@ class BlockPool final : public KvPool {
   void forget(int32_t block);  // a cached block is found no more
   void evict(int32_t block);
   void shed();  // cached blocks beyond the share
+  int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - escrowed_; }
+  int spared(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
   void poison(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
   auto locked() const {  // calls what it is given under the lock
@@ -91,6 +100,7 @@ class BlockPool final : public KvPool {
   List lists_[2];               // LRU lists: of blocks without a mark, and of those with one
   std::vector<uint8_t> marks_;  // [n_blocks] a bit for each KvMark, of indexed blocks
   int n_marked_ = 0;
+  std::atomic<int> escrowed_{0};  // blocks that are set aside, of the free and the cached ones; changed under the lock
   bool poison_;
 };
 

@@ -91,6 +91,7 @@ struct KvStats {
   int active = 0;       // referenced by a sequence
   int cached = 0;       // referenced by none, kept for a prefix hit, evictable
   int in_transfer = 0;  // held by a lease: being sent or received
+  int escrowed = 0;     // of the free and the cached ones: set aside for sequences (KvMemory::escrow)
   int elsewhere = 0;    // beside the capacity: only other processes hold them
   int soft_pinned = 0;  // of any state: go last when they are cached (KvMark)
   int hard_pinned = 0;  // active for a pin's sake (disagg/pool/pins.h)
@@ -109,7 +110,7 @@ struct KvStats {
   int64_t mapped_bytes = 0;    // behind addresses (vattention; else capacity_bytes)
   int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); else one a rank
   KvTierStats tiers;
-  int available() const { return free + cached; }  // blocks that an append can get
+  int available() const { return free + cached - escrowed; }  // blocks that an append can get for whom none are set aside
 };
 
 using KvLease = int32_t;  // valid from pin to unpin
@@ -142,6 +143,12 @@ class KvMemory {
   // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed, and makes the block of
   // the next token private (copy-on-write). False: not enough blocks, and nothing has changed.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
+
+  // Sets room for `n_tokens` more tokens after those written aside, as a number: nobody else gets it, and nothing is
+  // evicted until this sequence's append() draws from it. trim() and free() give back what is left. False: so much is
+  // not available, and nothing has changed. A memory that does not count such room takes it now.
+  [[nodiscard]] virtual bool escrow(KvHandle handle, int n_tokens) { return append(handle, n_tokens); }
+  virtual int escrowed(KvHandle) const { return 0; }  // blocks that are set aside for it
 
   // The KV of `tokens` (the next ones after those written) is in place: full blocks become findable.
   virtual void written(KvHandle handle, std::span<const int32_t> tokens) = 0;

@@ -19,6 +19,10 @@ class PagedMemory final : public PooledMemory {
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.prefix_index()) {}
 
+  ~PagedMemory() override {
+    sequences_.for_each([this](Sequence& s) { give_back(s); });
+  }
+
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     KvHandle handle = sequences_.add();
     Sequence& s = sequences_[handle];
@@ -46,12 +50,30 @@ class PagedMemory final : public PooledMemory {
     int wanted = std::max(more, 0) + int(copy);
     if (wanted > 0) {
       int64_t evictions = 0;
-      if (!blocks_.allocate(wanted, s.table, evictions)) return false;
+      const int drawn = std::min(wanted, s.escrow);
+      if (!blocks_.allocate(wanted, s.table, evictions, drawn)) return false;
+      s.escrow -= drawn;
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
     }
     if (copy) make_tail_private(s);
     s.room = std::max(s.room, s.written + n_tokens);
     return true;
+  }
+
+  bool escrow(KvHandle handle, int n_tokens) override {
+    Sequence& s = sequences_[handle];
+    check_length(s.written + n_tokens);
+    const int more = std::max(0, blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size())) +
+                     int(n_tokens > 0 && tail_is_shared(s)) - s.escrow;
+    if (!blocks_.escrow(more)) return false;
+    s.escrow += more;
+    return true;
+  }
+  int escrowed(KvHandle handle) const override { return sequences_[handle].escrow; }
+
+  void free(KvHandle handle) override {
+    give_back(sequences_[handle]);
+    PooledMemory::free(handle);
   }
 
   void written(KvHandle handle, std::span<const int32_t> tokens) override {
@@ -65,6 +87,7 @@ class PagedMemory final : public PooledMemory {
 
   void trim(KvHandle handle) override {
     Sequence& s = sequences_[handle];
+    give_back(s);
     size_t keep = size_t(blocks_for(s.written, block_tokens_));
     pool_->release(std::span<const int32_t>(s.table).subspan(keep));
     s.table.resize(keep);
@@ -104,7 +127,19 @@ class PagedMemory final : public PooledMemory {
 
   bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
 
+  void check_invariants(bool complete) const override {
+    PooledMemory::check_invariants(complete);
+    int escrowed = 0;
+    sequences_.for_each([&escrowed](const Sequence& s) { escrowed += s.escrow; });
+    const int all = blocks_.stats().escrowed;
+    XPYD_CHECK(complete ? escrowed == all : escrowed <= all, "blocks that are set aside");
+  }
+
  private:
+  void give_back(Sequence& s) {
+    if (s.escrow > 0) XPYD_CHECK(blocks_.escrow(-std::exchange(s.escrow, 0)));
+  }
+
   // Blocks that a hit may cover: full ones, and never the last token, whose logits are wanted.
   int longest_hit(std::span<const int32_t> tokens) const {
     return tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
@@ -149,7 +184,7 @@ class PagedMemory final : public PooledMemory {
   }
 
   void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_));
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.escrow >= 0);
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];

@@ -25,7 +25,7 @@ PooledMemory::~PooledMemory() {
 void PooledMemory::Sequence::clear() {
   table.clear();
   tail.clear();
-  written = room = 0;
+  written = room = escrow = 0;
   maybe_shared = false;
   slot = -1;
   chain = PrefixChain{};

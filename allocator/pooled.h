@@ -46,6 +46,7 @@ class PooledMemory : public KvMemory, public KvHandoff {
     int room = 0;                // tokens that may be written without another append
     int32_t slot = -1;           // vattention
     // paged:
+    int escrow = 0;             // blocks that are set aside for it
     bool maybe_shared = false;  // the block of the next token may have other users
     PrefixChain chain;          // end of the chain of its full blocks
     std::vector<int32_t> tail;  // tokens after the last full block

@@ -96,6 +96,11 @@ bool TieredMemory::append(KvHandle handle, int n_tokens) {
   return memory_->append(handle, n_tokens);
 }
 
+bool TieredMemory::escrow(KvHandle handle, int n_tokens) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  return memory_->escrow(handle, n_tokens);
+}
+
 void TieredMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);

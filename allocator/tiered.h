@@ -37,6 +37,8 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
   int tier_block_tokens() const override { return block_tokens_; }
   bool append(KvHandle handle, int n_tokens) override;
+  bool escrow(KvHandle handle, int n_tokens) override;
+  int escrowed(KvHandle handle) const override { return memory_->escrowed(handle); }
   void written(KvHandle handle, std::span<const int32_t> tokens) override;
   void keep_private(KvHandle handle) override;
   void trim(KvHandle handle) override;

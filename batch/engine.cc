@@ -53,6 +53,20 @@ int64_t Engine::waiting_tokens() const {
   return tokens;
 }
 
+int64_t Engine::pending_tokens() const {
+  int64_t tokens = waiting_tokens();
+  for (const SequencePtr& s : running_) tokens += s->pending();
+  return tokens;
+}
+
+int Engine::blocks_wanted() const {
+  const int block_tokens = memory_.stats().block_tokens;
+  int blocks = 0;
+  for (const SequencePtr& s : waiting_)
+    if (s->kv == kNoKv) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
+  return blocks;
+}
+
 bool Engine::step() {
   const double start = clock_.now(), stepped = stats_.step_seconds, waited = stats_.wait_seconds;
   const bool copying = memory_.poll();

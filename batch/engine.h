@@ -113,6 +113,8 @@ class Engine final : private LayerObserver {
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
   int64_t waiting_tokens() const;  // to compute, of those that wait
+  int64_t pending_tokens() const;  // … and of those that run
+  int blocks_wanted() const;       // by those that wait without any
   // f(request, handle) of each sequence that holds KV here. Between steps.
   template <class F>
   void each_holder(F&& f) const {

@@ -17,7 +17,7 @@ SequenceView Engine::view_of(const Sequence& s) const {
   view.n_layered = s.n_layered;
   view.layers_done = s.layers_done;
   if (s.kv != kNoKv) {
-    view.n_blocks = int(memory_.blocks(s.kv).size());
+    view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.escrowed(s.kv);
     view.tail_shared = memory_.tail_shared(s.kv);
   }
   return view;

@@ -229,6 +229,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .name = as.name,
                           .role = as.role,
                           .stream_kv = o.stream_kv,
+                          .escrow = o.escrow,
                           .cost = first_cost(o.prior),
                           .lease_s = as.lease_s,
                           .checksum = o.kv_checksum && !far,  // it cannot read its KV

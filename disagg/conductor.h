@@ -72,6 +72,7 @@ struct ConductorOptions {
   uint64_t seed = 0;
   int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
+  bool escrow = false;  // InstanceOptions
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches

@@ -34,6 +34,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       sender_(parts_, leases_, options_.stream_kv),
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_),
+      reservations_(parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens),
       fetcher_(parts_, attempts_, arrives_by_layer(),
                [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
                  begin(std::move(message), kv, tokens, std::move(arrival));
@@ -152,6 +153,7 @@ bool Instance::turn() {
   moved |= fetcher_.tick();
   moved |= lender_.tick();
   for_others([this] { pins_.tick(); });
+  moved |= reservations_.tick();
   update_leases();
   moved |= engine_.step();
   fit_cost();
@@ -219,6 +221,7 @@ void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decod
   sequence->prompt_ticket = attempts_.ticket(attempt, AttemptProgress::prompt_done);
   sequence->leaves = order != DisaggOrder::local;
   if (sequence->leaves) sender_.expect(attempt, order, decode);
+  if (sequence->leaves && options_.escrow) return reservations_.start(std::move(sequence), order, decode);
   engine_.submit(std::move(sequence));
 }
 
@@ -370,6 +373,7 @@ void Instance::report_cache() {
 void Instance::shut_down(FinishReason reason, const std::string& error) {
   const double now = clock_.now();
   engine_.end_all(reason, error);
+  reservations_.clear(reason, error);
   fetcher_.clear(reason, error, attempts_);
   lender_.clear();
   pins_.clear();
@@ -446,7 +450,7 @@ void Instance::publish() {
   std::lock_guard lock(stats_mutex_);
   InstanceStats& s = published_;
   s.running = engine_.running();
-  s.waiting = engine_.waiting();
+  s.waiting = engine_.waiting() + reservations_.size();
   s.queue_remote_prefilling = receiver_.expected();
   s.queue_prefill_sending = sender_.sending();
   s.kv = kv;
@@ -495,7 +499,7 @@ void Instance::draw_map() {
     const auto add = [&](uint64_t request, KvHandle handle) {
       for (int32_t block : memory_->blocks(handle)) held.emplace_back(block, request);
     };
-    engine_.each_holder(add), sender_.each_holder(add), receiver_.each_holder(add);
+    engine_.each_holder(add), reservations_.each_holder(add), sender_.each_holder(add), receiver_.each_holder(add);
     fetcher_.each_holder(add), lender_.each_holder(add);
     map = std::make_shared<BlockMap>(map_blocks(memory_->states(), std::move(held)));
     map->t = began;

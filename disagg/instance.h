@@ -19,6 +19,7 @@
 #include "disagg/attempts.h"
 #include "disagg/handover/leases.h"
 #include "disagg/handover/receiver.h"
+#include "disagg/handover/reservation.h"
 #include "disagg/handover/sender.h"
 #include "disagg/pool/fetcher.h"
 #include "disagg/pool/lender.h"
@@ -32,6 +33,7 @@ struct InstanceOptions {
   std::string name;
   Role role = Role::colocated;
   StreamKv stream_kv = StreamKv::layer;
+  bool escrow = false;  // prompts that leave begin when all that they need is held (handover/reservation.h)
   EngineOptions engine;
   StepCost cost;            // before the first step
   bool cost_known = false;  // steps take just that (a simulation's)
@@ -65,7 +67,9 @@ class Instance final {
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
   // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
-  StepRun alike(int most, bool evicts) { return receiver_.may_move() ? StepRun{} : engine_.alike(most, evicts); }
+  StepRun alike(int most, bool evicts) {
+    return receiver_.may_move() || reservations_.size() > 0 ? StepRun{} : engine_.alike(most, evicts);
+  }
   void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   std::vector<int> blocks_by_step(int steps) const { return engine_.blocks_by_step(steps); }
   std::vector<uint64_t> planned_requests() const { return engine_.planned_requests(); }
@@ -73,7 +77,7 @@ class Instance final {
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.
   bool idle() const {
-    return engine_.idle() && sender_.empty() && receiver_.empty() && fetcher_.empty() && lender_.empty();
+    return engine_.idle() && reservations_.size() == 0 && sender_.empty() && receiver_.empty() && fetcher_.empty() && lender_.empty();
   }
   bool counts_posts() const {
     return receiver_.counts() || fetcher_.counts() || lender_.counts();
@@ -151,6 +155,7 @@ class Instance final {
   handover::Sender sender_;
   Engine engine_;
   handover::Receiver receiver_;
+  handover::Reservations reservations_;
   pool::Fetcher fetcher_;
   pool::Lender lender_;
   pool::PrefixPins pins_;

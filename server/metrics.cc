@@ -238,6 +238,9 @@ std::string Metrics::render(const ServiceStats& service) const {
       "KV blocks that stay: hard, in use for a pin's sake, of each pin by itself; soft, which "
       "go last (hard pins' blocks, and what a tool's pause keeps, too).",
       holders, "kind", &S::kv, {{"hard", &KvStats::hard_pinned}, {"soft", &KvStats::soft_pinned}});
+  text.instances("kv_escrowed_blocks",
+                 "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
+                 holders, [](I i) { return double(i.kv.escrowed); });
   text.labelled<int KvStats::*>(
       "kv_blocks",
       "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "

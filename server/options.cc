@@ -250,6 +250,10 @@ std::vector<OptionRow> make_rows() {
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
        sets<&ConductorOptions::stream_kv>},
+      {"reservation", choice, "off", "", "off|escrow", 0, 0,
+       "a prompt whose KV goes to D begins when P has set room for all of it aside and, with --kv-transfer push, D has, "
+       "too, its cached prefix pinned; off: as soon as P has room, whether D has any or not",
+       kEverywhere, sets_as<is<"escrow">, &ConductorOptions::escrow>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
        sets_as<find_placement_policy, &ConductorOptions::placement>},
       {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,

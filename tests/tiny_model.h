@@ -28,6 +28,7 @@ struct TinySetup {
   KvOrder order = KvOrder::layer_major;
   Dtype kv_dtype = Dtype::f32;
   StreamKv stream_kv = StreamKv::layer;
+  bool escrow = false;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
   bool prefix_cache = true;

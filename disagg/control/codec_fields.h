@@ -194,12 +194,12 @@ void fields(A& a, typename A::template Ref<VattentionStats> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvStats> s) {
-  auto& [capacity, free, active, cached, in_transfer, elsewhere, soft_pinned, hard_pinned, block_tokens,
+  auto& [capacity, free, active, cached, in_transfer, escrowed, elsewhere, soft_pinned, hard_pinned, block_tokens,
          prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
          reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
   XPYD_EACH(a, vattention, tiers);
-  XPYD_NUMBERS(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, soft_pinned, hard_pinned,
-               block_tokens);
+  XPYD_NUMBERS(a, Number::count, capacity, free, active, cached, in_transfer, escrowed, elsewhere, soft_pinned,
+               hard_pinned, block_tokens);
   XPYD_NUMBERS(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, capacity_bytes,
                written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings);
 }

@@ -59,11 +59,15 @@ void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
 
 // P itself asks for room, so that both directions are in order: D hears of a request before it hears of its end, and P
 // knows it before D answers. It asks when the prompt starts, so that D grants room in the order in which P can use it.
-// (decode_first: D has the room, and learns who will write.)
+// (decode_first: D has the room, and learns who will write. With reservations it was asked before.)
 void Sender::prefill_started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.request = sequence.request->id;
-  if (out.order == DisaggOrder::pull) return;
+  if (out.order != DisaggOrder::pull && out.n_tokens == 0) ask(sequence);
+}
+
+void Sender::ask(const Sequence& sequence) {
+  Outgoing& out = outgoing_.at(sequence.attempt);
   out.n_tokens = sequence.given;
   out.until_s = sequence.request->deadline_s;
   on(out, Event::started, {.sequence = &sequence});

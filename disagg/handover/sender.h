@@ -23,6 +23,11 @@ class Sender final : public EngineHooks {
   // The attempt will leave for `decode`; its sequence goes to the engine now.
   void expect(AttemptId attempt, DisaggOrder order, InstanceId decode);
 
+  // Asks for room before the engine has it (reservation.h).
+  void ask(const Sequence& sequence);
+  bool granted(AttemptId attempt) const { return kWriting.has(outgoing_.at(attempt).state); }
+  bool given_up(AttemptId attempt) const { return kOver.has(outgoing_.at(attempt).state); }
+
   // Of sequences that leave.
   void prefill_started(const Sequence& sequence) override;
   bool layerwise() const override { return stream_ == StreamKv::layer; }

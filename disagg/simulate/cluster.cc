@@ -261,6 +261,7 @@ Status Simulator::add(Role role, const std::string& name) {
   instance.log = options_.conductor.log;
   instance.bytes_scale = bytes_scale_;
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
+  instance.escrow = options_.conductor.escrow;
   instance.engine = options_.engine;
   node.start(std::make_unique<Instance>(
       std::move(instance), make_paced_model(cost.terms(), pipeline, n_layers_, node.time()), std::move(memory).value(),
@@ -355,6 +356,7 @@ void Simulator::arrives(size_t at) {
   request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
   request->ignore_eos = true;
   request->arrival_s = timeline_.now();
+  if (options_.deadline_s > 0) request->deadline_s = request->arrival_s + options_.deadline_s;
   SimulatedRecord& record = run_.records[at];
   record.arrival_s = request->arrival_s;
   record.prompt = asked.prompt_tokens;
@@ -410,6 +412,7 @@ Simulation Simulator::run() {
     const InstanceStats stats = node->instance().stats();
     run_.steps += stats.steps, run_.preemptions += stats.preemptions;
     const bool decodes = node->instance().options().role == Role::decode;
+    if (!decodes) run_.prefill_evictions += stats.kv.evictions;
     (decodes ? run_.decode_busy_s : run_.prefill_busy_s) += stats.step_seconds;
     const double block_gb = options_.block_tokens * options_.model.kv_token_bytes() * 1e-9;
     (decodes ? run_.decode_gb_s : run_.prefill_gb_s) += node->held_block_s() * block_gb;

@@ -37,6 +37,7 @@ struct SimulationOptions {
   bool links_seen = true;     // … and knows what the links carry now; else what they gave so far, in the mean
   double message_s = 50e-6;   // a control message's way
   int output_tokens = -1;     // of every request; -1: the trace's
+  double deadline_s = 0;      // of every request, after its arrival: then it ends as it is; 0: none
   double oracle_error = 0;    // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
   uint64_t oracle_seed = 0;   // … this the standard deviation of its logarithm, by this seed
   bool each_step = false;     // nothing is played at once: what shows that nothing is lost by it
@@ -66,6 +67,7 @@ struct Simulation {
          decode_busy_s = 0;                  // instances' steps, of those that prefill, and of those that only decode
   double prefill_gb_s = 0, decode_gb_s = 0;  // the integral of the KV that these hold
   int64_t events = 0, steps = 0, preemptions = 0;
+  int64_t prefill_evictions = 0;  // blocks that prefix caches lost, of instances that prefill
   ConductorStats conductor;
   PredictionError cost_error;
 };

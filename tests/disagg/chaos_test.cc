@@ -288,10 +288,11 @@ void Sim::configure() {
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
-  tell("%dP%dD%dC %s block %d %s, fetch %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
+  options.escrow = chance(0.5);
+  tell("%dP%dD%dC %s block %d %s, fetch %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d", p, d, c,
        sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", options.fetch->name,
-       options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "", int(sim.stream_kv),
-       max_batch_, sim.step_tokens);
+       options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
+       options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };

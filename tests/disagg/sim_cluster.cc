@@ -63,6 +63,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .name = node->name,
                            .role = role,
                            .stream_kv = o.stream_kv,
+                           .escrow = o.conductor.escrow,
                            .lease_s = o.lease_s,
                            .checksum = o.checksum,
                            .cache_log = node->log,

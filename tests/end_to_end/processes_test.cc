@@ -28,7 +28,8 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const std::string& wire : wires())
     for (const Words& order : {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"},
-                               Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"}}) {
+                               Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"},
+                               Words{"--reservation", "escrow"}}) {
       if (find_transport(wire)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(wire << " " << order[0] << " " << order[1]);
       Words words = {"--transport", wire, "--kv-checksum", "on"};
@@ -358,9 +359,11 @@ TEST_CASE("processes: chaos: workers are killed and stopped under load, and noth
   const char* patient = std::getenv("LEASE");  // where a machine is emulated, and slow
   const double lease = patient ? std::atof(patient) : kLease;
   Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
+  bool escrow = false;
   for (const std::string& wire : wires()) {
-    INFO(wire);
-    Bed bed({"--transport", wire, "--kv-checksum", "on"}, lease, "2P2D");
+    escrow = !escrow;
+    INFO(wire << " " << escrow);
+    Bed bed({"--transport", wire, "--kv-checksum", "on", "--reservation", escrow ? "escrow" : "off"}, lease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
     std::vector<size_t> alive;
     for (const char* role : roles) alive.push_back(bed.start(role));

@@ -74,6 +74,7 @@ TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[
           setup.stream_kv = disk ? StreamKv::layer : StreamKv::request;
           setup.step_tokens = 48;
           setup.max_batch = 6;
+          setup.escrow = topology == std::string("2P1D");
           // Too small for all: blocks are evicted, sequences preempted.
           setup.pool_bytes = (std::string(scheme) == "contiguous" ? 4 * 512 : 24 * 16) * kTokenBytes;
           if (std::string(scheme) == "vattention") setup.pool_bytes = 2 * 512 * kTokenBytes;
