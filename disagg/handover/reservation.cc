@@ -33,31 +33,27 @@ bool Reservations::tick() {
     if (!asks || sender_.granted(attempt)) engine_.submit(std::move(w.sequence));
   }
   // Nobody holds all that he needs, and nothing is on its way to an end: the last one gives up what was read for him.
-  if (alone)
-    if (const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
-                                       [](const Waiting& w) { return w.sequence && w.sequence->kv != kNoKv; });
-        last != waiting_.rend())
-      let_go(*last->sequence);
+  const auto has = [this](const Waiting& w) {
+    return w.sequence && w.sequence->kv != kNoKv && parts_.memory.ready(w.sequence->kv);
+  };
+  if (const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), has); alone && last != waiting_.rend())
+    let_go(*last->sequence);
   return std::erase_if(waiting_, [](const Waiting& w) { return !w.sequence; }) > 0;
 }
 
-// A peer's end, a failed attempt, an abort or a deadline: both sides let go.
+// Of an attempt that has failed, too, which the conductor calls off.
 bool Reservations::is_over(Waiting& w) {
   const Sequence& s = *w.sequence;
   const double until_s = s.request->deadline_s;
-  if (sender_.given_up(s.attempt))
-    end(w, FinishReason::none, "");  // the conductor knows
-  else if (s.cancelled && s.cancelled->load())
-    end(w, FinishReason::abort, "");
-  else if (until_s > 0 && parts_.clock.now() > until_s)
-    end(w, FinishReason::timeout, "");
-  return !w.sequence;
+  const bool late = until_s > 0 && parts_.clock.now() > until_s, aborted = s.cancelled && s.cancelled->load();
+  if (late || aborted) end(w, aborted ? FinishReason::abort : FinishReason::timeout, "");
+  return late || aborted;
 }
 
 void Reservations::end(Waiting& w, FinishReason reason, const std::string& error) {
   let_go(*w.sequence);
   sender_.prefill_cancelled(*w.sequence);  // D is told, if it was asked
-  if (reason != FinishReason::none) emit_end(*w.sequence, reason, error, parts_.clock.now());
+  emit_end(*w.sequence, reason, error, parts_.clock.now());
   w.sequence.reset();
 }
 

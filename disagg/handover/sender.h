@@ -26,7 +26,6 @@ class Sender final : public EngineHooks {
   // Asks for room before the engine has it (reservation.h).
   void ask(const Sequence& sequence);
   bool granted(AttemptId attempt) const { return kWriting.has(outgoing_.at(attempt).state); }
-  bool given_up(AttemptId attempt) const { return kOver.has(outgoing_.at(attempt).state); }
 
   // Of sequences that leave.
   void prefill_started(const Sequence& sequence) override;
