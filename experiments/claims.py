@@ -1433,6 +1433,8 @@ CLAIMS = [
             Expect("12P1D, overload, clients leave after 60 s: computed in vain, escrow", lambda t: held(t, "in_vain_share", deadline=60.), 0, .03, "%", amended="2026-11-25", was=(0, .01),
                    reason="clients leave while their prompts are computed: the longest take 10 s and more"),
             Expect("12P1D, overload, clients leave after 60 s: answered, escrow / off", lambda t: held_gain(t, "completed", deadline=60.), .95, 1.2, "x"),
+            Expect("12P1D, overload, clients leave after 60 s: computed for clients who left, escrow / off", lambda t: held_gain(t, "unfinished_share", deadline=60.), .7, 1.05, "x",
+                   amended="2026-11-25", reason="new, after a look at one draw: first come is first served by D in both, so most leave in the middle of an answer"),
             Expect("12P1D, overload, late: prefill wasted, off", lambda t: held(t, "wasted_share", "off", admission="late"), .1, .45, "%"),
             Expect("12P1D, overload, late: prefill wasted, escrow / off", lambda t: held_gain(t, "wasted_share", admission="late"), 0, .5, "x"),
             Expect("12P1D, overload, late: within both objectives, escrow / off", lambda t: held_gain(t, "kept_share", admission="late"), .1, 1, "x", amended="2026-11-25",
