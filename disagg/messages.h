@@ -144,7 +144,7 @@ struct PrefillJob {
 
 // ---- Prefill <-> decode.
 
-struct ReserveKv {  // P -> D (push): the prompt's first step begins
+struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reservations (InstanceOptions): may begin
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;

@@ -22,7 +22,7 @@ namespace xpyd::disagg::handover {
 
 enum class SenderState : uint8_t {
   expected,          // the engine has it, or will; the peer has not heard of it
-  asked,             // the engine computes it; the peer was asked for room
+  asked,             // the engine computes it, or will; the peer was asked for room
   writing,           // … and has said where: KV goes while it is computed
   writing_short,     // … and a post has failed
   waiting,           // computed, and no room yet
@@ -37,7 +37,7 @@ enum class SenderState : uint8_t {
 };
 
 enum class SenderEvent : uint8_t {
-  started,          // engine: the first step begins
+  started,          // engine: the first step begins; with reservations: P has what it needs
   prompt_done,      // engine: its KV is all here
   ended,            // engine: nothing will leave
   reserved,         // D: KvReserved, a place for it all
