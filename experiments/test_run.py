@@ -13,6 +13,7 @@ import sys
 import tempfile
 import textwrap
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -279,6 +280,14 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.measured(), [])
         self.edit(run.CLIENTS, "")
         self.assertTrue(self.run_claim()[0])
+
+    def test_hosts_of_namespaces_without_root_are_said_to_be_missing(self):
+        self.claim.netns = True
+        with unittest.mock.patch("os.geteuid", return_value=1000):
+            good, out = self.run_claim()
+        self.assertFalse(good)
+        self.assertIn("not run: it needs root, iproute2 and etcd", out)
+        self.assertEqual(self.measured(), [])
 
     def test_what_differs_for_no_reason_given_fails_the_check(self):
         self.run_claim()
