@@ -5,7 +5,7 @@ from claims import on_pool
 
 table = style.result("pool_live")
 figure, panels = style.plt.subplots(1, 4, figsize=(15, 3.6))
-rates = (.5, 1, 2, 8)
+rates = (.25, .6, 2, 8)
 for number, policy in enumerate(("always", "cost")):
     for at, x in enumerate(rates):
         style.bar(panels[0], at + .4 * number, table, lambda t: on_pool(t, "rate", "fetched", x, policy) / on_pool(t, "rate", "computed", x, policy),
