@@ -12,9 +12,9 @@
 // and both have computed three prompts before. Arithmetic. always: 1 / x and a step of one token (1 ms of 40 to 80),
 // some questions between threads: 4 at x = 0.25 (3.8 to 4.6), 0.5 at 2 (0.4 to 0.7), 0.12 to 0.35 at 8. cost: from 2 on
 // as always; at 0.6 its first fetch takes 1.7 times what it saves and tells what the wire is: 1 from then on (0.75 to
-// 1.35, as two prompts computed one after the other waver); at 0.25 the same was expected.
-// But a fetch is given up when it has taken twice what it is said to save, and what was given up teaches nothing of the
-// wire, so that the next prompt fetches as well (`given_up`: 1 of each), and is late by as much: 1 to 4.
+// 1.35, as two prompts computed one after the other waver). At 0.25 nothing is said of cost: a fetch is given up when
+// it has taken twice what it is said to save, and what was given up teaches nothing of the wire, so that, by what the
+// fitted model says, the next prompts may fetch as well (`given_up`), and are late by as much.
 //
 // `shares` (wde's experiment 4, eleven shares of a prompt that are known): TTFT where the other instance has it
 // (`pool`), where its own does (`device`), where nobody does (`none`), over a wire of x = 5, as their 3B's link.
@@ -98,7 +98,7 @@ const char* pool_model(const Setting& setting) {
 
 Result<std::unique_ptr<Stack>> open_pool(const Setting& setting, const std::vector<std::string>& more) {
   std::vector<std::string> words = {pool_model(setting), "--load-format", "dummy", "--transport", "shm"};
-  words.insert(words.end(), {"--kv-bytes", setting.tiny ? "4MiB" : "64MiB", "--max-batch", "8", "--threads", "1"});
+  words.insert(words.end(), {"--kv-bytes", setting.tiny ? "4MiB" : "16MiB", "--max-batch", "8", "--threads", "1"});
   if (!setting.tiny) words.insert(words.end(), {"--max-model-len", "512"});
   words.insert(words.end(), more.begin(), more.end());
   Result<Options> parsed = Options::parse(option_table(), "serve", words, 1);
@@ -280,7 +280,7 @@ Result<Finding> swap_out(const std::string& cache, const Setting& setting) {
     std::vector<std::string> options = {"--topology",     "2C", "--chunk-tokens", std::to_string(chunk),
                                         "--prefix-cache", cache};
     Pool without(setting, options);
-    options.insert(options.end(), {"--kv-fetch", "cost", "--host-kv-bytes", setting.tiny ? "4MiB" : "64MiB"});
+    options.insert(options.end(), {"--kv-fetch", "cost", "--host-kv-bytes", setting.tiny ? "4MiB" : "16MiB"});
     Pool with(setting, options);
     for (const Pool* pool : {&without, &with})
       if (Status status = pool->opened(); !status) return status.error();
