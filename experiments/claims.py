@@ -1750,6 +1750,9 @@ CLAIMS = [
             Expect("a wire of 0.6 times the rate of computing, cost: TTFT, asked there / computed", lambda t: on_pool(t, "rate", "fetched", .6, "cost") /
                    on_pool(t, "rate", "computed", .6, "cost"), .75, 1.35, "x", printed("a line of computing anew, 2.6 s (Fig. 13)"),
                    amended="2026-11-25", was=(.9, 1.15), reason=WAVERS),
+            Expect("a wire of a quarter of the rate of computing, cost: TTFT, asked there / computed", lambda t: on_pool(t, "rate", "fetched", .25, "cost") /
+                   on_pool(t, "rate", "computed", .25, "cost"), .75, 1.35, "x", amended="2026-11-25",
+                   reason="new, since what is given up tells of the wire: before, prompt after prompt was fetched, and was 1.4 to 2.6 times as late"),
             Expect("a wire of 8 times the rate of computing, cost: TTFT, fetched / computed", lambda t: on_pool(t, "rate", "fetched", 8, "cost") /
                    on_pool(t, "rate", "computed", 8, "cost"), .12, .35, "x"),
             Expect("half is known: TTFT, pool / nothing known", lambda t: on_pool(t, "shares", "pool", .5) / on_pool(t, "shares", "none", .5), .4, .9, "x",

@@ -12,9 +12,8 @@
 // and both have computed three prompts before. Arithmetic. always: 1 / x and a step of one token (1 ms of 40 to 80),
 // some questions between threads: 4 at x = 0.25 (3.8 to 4.6), 0.5 at 2 (0.4 to 0.7), 0.12 to 0.35 at 8. cost: from 2 on
 // as always; at 0.6 its first fetch takes 1.7 times what it saves and tells what the wire is: 1 from then on (0.75 to
-// 1.35, as two prompts computed one after the other waver). At 0.25 nothing is said of cost: a fetch is given up when
-// it has taken twice what it is said to save, and what was given up teaches nothing of the wire, so that, by what the
-// fitted model says, the next prompts may fetch as well (`given_up`), and are late by as much.
+// 1.35, as two prompts computed one after the other waver). At 0.25 the first fetch is given up
+// when it has taken twice what it saves, and tells of the wire by what has come of it: 1 from then on as well.
 //
 // `shares` (wde's experiment 4, eleven shares of a prompt that are known): TTFT where the other instance has it
 // (`pool`), where its own does (`device`), where nobody does (`none`), over a wire of x = 5, as their 3B's link.

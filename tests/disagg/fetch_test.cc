@@ -138,6 +138,14 @@ TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[dis
   CHECK(scene.stats("C1").fetch.regret_s > 0);
   scene.settle();
   CHECK(scene.stats("C0").fetch.expired == 0);  // it was told
+  // Prompt after prompt was begun so, and each was late, since what did not come told nothing of the wire.
+  scene.ask(3, 60, 4, 2);
+  scene.settle();
+  scene.hand.holds = true;
+  scene.ask(4, 60, 4, 2);
+  scene.ticks(60);
+  CHECK(scene.n_tokens(4) == 4);
+  CHECK(scene.stats("C1").fetch.failed == 1);
 }
 
 TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disagg][fetch]") {
