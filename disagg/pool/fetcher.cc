@@ -139,8 +139,8 @@ void Fetcher::look(Fetch& fetch, Part& part) {
         {part.holder, parts_.self, fetch.request, part.read_s, now, part.end - part.begin, int64_t(part.bytes)});
 }
 
-// What had no more time tells of the wire, too: no faster than what has come of it, or than one read. Else the next prompt
-// would be fetched, and be late, like this one.
+// What had no more time tells of the wire, too: no faster than what has come of it, or than one read. Else the next
+// prompt would be fetched, and be late, like this one.
 void Fetcher::lose(Fetch& fetch, Part& part) {
   const double now = parts_.clock.now();
   if (part.state == Part::reading && now >= fetch.until_s)
