@@ -26,6 +26,7 @@
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
+#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
 #include "disagg/roles.h"
 #include "disagg/scoreboard.h"
@@ -75,6 +76,7 @@ struct ConductorOptions {
   bool escrow = false;  // InstanceOptions
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
+  const PathPolicy* path = find_path_policy("direct");
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
   std::function<double(const Request&)> answer_tokens = {};  // that it will have; empty: nobody knows
@@ -138,7 +140,8 @@ class Conductor final : public Service {
     PlacedPrompt prompt;     // charged to `prefill`
     int64_t context = 0;     // tokens charged to `decode`
     double prompt_s = 0;     // that its prompt was said to take
-    InstanceId lender = -1;  // charged for its prefix:
+    InstanceId lender = -1;  // charged for its prefix, …
+    InstanceId getter = -1;  // … and who reads that
     double lends_s = 0;
     double joins_s = 0;                      // Clock: it decodes, or was said to begin to
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
@@ -228,6 +231,7 @@ class Conductor final : public Service {
   long most_pinned(long capacity, int block_tokens) const;
   void end_pins();
   void charge(Attempt& attempt, Member& member);
+  bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, PromptHashes& prompt);
   void uncharge_lender(Attempt& attempt);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);

@@ -35,10 +35,12 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_),
       reservations_(parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens),
-      fetcher_(parts_, attempts_, arrives_by_layer(),
-               [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
-                 begin(std::move(message), kv, tokens, std::move(arrival));
-               }),
+      fetcher_(
+          parts_, attempts_, arrives_by_layer(),
+          [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
+            begin(std::move(message), kv, tokens, std::move(arrival));
+          },
+          [this](InstanceId to, FetchKv asked) { handle(to, std::move(asked)); }),
       lender_(parts_),
       pins_(*memory_, clock) {
   if (options_.log) watch();

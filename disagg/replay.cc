@@ -68,6 +68,11 @@ std::string fetch_again(const json& line, const std::string& policy, JsonIn::Kee
   return text_of(fetches && fetches(part<FetchView>(line, "view", keep)));
 }
 
+std::string path_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  const auto relays = row(find_path_policy(policy), policy).relays;
+  return text_of(relays && relays(part<PathView>(line, "view", keep)));
+}
+
 std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   auto view = part<BatchView>(line, "view", keep);
   const auto admission = part<std::string>(line, "admission", keep);
@@ -117,6 +122,7 @@ constexpr Kind kKinds[] = {
     {"order", order_again},
     {"fetch_or_compute", fetch_again},
     {"replicate", replicate_again},
+    {"path", path_again},
     {"plan", plan_again},
     {"chunk", chunk_again},
     {"evict", evict_again},

@@ -59,7 +59,7 @@ struct PlacedLoad {
   int64_t queued_tokens = 0;                                  // uncached prompt tokens, prompt not done
   int sequences = 0;                                          // to decode, not ended
   int64_t context_tokens = 0;                                 // of these, KV
-  double lends_s = 0;                                         // predicted, of prefixes that others get from it
+  double lends_s = 0, gets_s = 0;                             // predicted, of prefixes from it, and to it
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started, and not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
 };
@@ -124,6 +124,7 @@ class Scoreboard {
     int replicas = 0;                 // instances that have more than there is here
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
+  double fetch_s(const Member& to, InstanceId from, int tokens) const;  // their KV on the wire
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
 
   PlacedPrompt prompt(int tokens, int cached) const {

@@ -111,7 +111,7 @@ class Bed {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
           more_[i] != "--placement" && more_[i] != "--kv-fetch" && more_[i] != "--cache-news" &&
-          std::find(other.begin(), other.end(), more_[i]) == other.end())
+          more_[i] != "--pool-path" && std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     children_.emplace_back(std::move(words), log(children_.size()), before);

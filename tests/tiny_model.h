@@ -46,7 +46,8 @@ struct TinySetup {
   size_t pool_bytes = 1 << 20;
   bool ahead = true;
   KvTierOptions tiers;
-  std::string admission = "none";
+  std::string admission = "none", fetch = "never";
+  const PathPolicy* path = find_path_policy("direct");
   Objectives objectives = {};
   std::shared_ptr<EventLog> log = {};
   // Another device than the CPU, and the tiny model on it.

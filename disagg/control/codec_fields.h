@@ -213,8 +213,8 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<FetchStats> s) {
-  auto& [fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s] = s;
-  XPYD_NUMBERS(a, Number::total, fetches, tokens, failed, lent, lent_tokens, expired);
+  auto& [fetches, tokens, failed, lent, lent_tokens, expired, relayed, seconds, wait_s, regret_s, ask_s] = s;
+  XPYD_NUMBERS(a, Number::total, fetches, tokens, failed, lent, lent_tokens, expired, relayed);
   XPYD_SECONDS(a, seconds, wait_s, regret_s, ask_s);
 }
 
@@ -238,8 +238,9 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<FetchOrder> s) {
-  auto& [holders, tokens, worth_s, limit_s, keep] = s;
+  auto& [holders, tokens, worth_s, limit_s, keep, via] = s;
   XPYD_EACH(a, keep);
+  a.number("via", via, Number::instance_or_none);
   a.numbers("holders", holders, Number::instance);
   a.number("tokens", tokens, Number::tokens);
   XPYD_SECONDS(a, worth_s, limit_s);
@@ -336,10 +337,12 @@ XPYD_FIELDS(CacheReport, tier, stored, removed)
 
 template <class A>
 void fields(A& a, typename A::template Ref<FetchKv> s) {
-  auto& [attempt, salt, begin, tokens] = s;
-  XPYD_EACH(a, attempt, salt);
+  auto& [attempt, salt, begin, tokens, holders, request, limit_s] = s;
+  XPYD_EACH(a, attempt, salt, request);
   a.number("begin", begin, Number::tokens);
   a.numbers("tokens", tokens, Number::token);
+  a.numbers("holders", holders, Number::instance);
+  XPYD_SECONDS(a, limit_s);
 }
 
 template <class A>

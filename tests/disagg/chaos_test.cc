@@ -258,6 +258,7 @@ void Sim::configure() {
                             .first_generation = chance(0.5)};
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.replication = &replication_policies()[random_.below(replication_policies().size())];
+  options.path = &path_policies()[random_.below(path_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
@@ -289,9 +290,9 @@ void Sim::configure() {
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
   options.escrow = chance(0.5);
-  tell("%dP%dD%dC %s block %d %s, fetch %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d", p, d, c,
+  tell("%dP%dD%dC %s block %d %s, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d", p, d, c,
        sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", options.fetch->name,
-       options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
+       options.path->name, options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
        options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
@@ -457,7 +458,7 @@ std::string Sim::run() {
   if (wrong_.empty()) wrong_ = check_memory(true);
   for (const auto& [id, node] : nodes) {
     const FetchStats& f = node->instance->stats().fetch;
-    fetches_.fetches += f.fetches, fetches_.failed += f.failed;
+    fetches_.fetches += f.fetches, fetches_.failed += f.failed, fetches_.relayed += f.relayed;
   }
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
@@ -503,18 +504,18 @@ int of_environment(const char* name, int otherwise) {
 TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
-  int64_t fetched = 0, failed = 0;
+  int64_t fetched = 0, failed = 0, relayed = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
-    fetched += sim.fetches().fetches, failed += sim.fetches().failed;
+    fetched += sim.fetches().fetches, failed += sim.fetches().failed, relayed += sim.fetches().relayed;
     if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
   if (last - first < 100 * step) return;  // too few to see all
-  INFO(fetched << " prefixes came from others, " << failed << " parts did not");
-  CHECK((fetched > 0 && failed > 0));
+  INFO(fetched << " prefixes came from others, " << relayed << " to relays, " << failed << " parts did not");
+  CHECK((fetched > 0 && failed > 0 && relayed > 0));
 }
 
 }  // namespace

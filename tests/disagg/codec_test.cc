@@ -78,7 +78,7 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
     Message blank = std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
             [](const auto& m) {
-              return requires { m.request; }
+              return requires { *m.request; }
               || std::is_empty_v<std::decay_t<decltype(m)>>;
             },
             blank))

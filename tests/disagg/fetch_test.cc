@@ -3,6 +3,7 @@
 
 #include "base/random.h"
 #include "disagg/pool/fetch_policy.h"
+#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
 #include "tests/disagg/scene.h"
 
@@ -194,6 +195,204 @@ TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disa
     scene.hand.let_go();
     scene.settle();
   }
+}
+
+// ---- By way of D (path_policy.h).
+
+constexpr PathPolicy kRelays{"dual", [](const PathView&) { return true; }, ""};
+
+// Request 1 leaves its prefix at P0 and D2; request 2 is for P1 and D3.
+SimOptions relayed(const char* policy) {
+  SimOptions options = in(policy);
+  options.conductor.path = &kRelays;
+  return options;
+}
+
+TEST_CASE("path: the shorter queue, with the hop", "[disagg][fetch][path]") {
+  CHECK(find_path_policy("direct")->relays == nullptr);
+  const auto relays = find_path_policy("dual")->relays;
+  PathView view{.direct_queue_s = 2, .direct_s = 1, .relay_queue_s = 1, .relay_s = 1, .hop_s = 1};
+  CHECK_FALSE(relays(view));
+  view.hop_s = .9;
+  CHECK(relays(view));
+  view.relay_queue_s = 1.1;
+  CHECK_FALSE(relays(view));
+}
+
+TEST_CASE("path: D gets a prefix for P, keeps it, and is sent the rest alone", "[disagg][fetch][path]") {
+  for (const char* scheme : {"paged", "slots", "vattention"}) {
+    INFO(scheme);
+    SimOptions options = relayed("always");
+    options.scheme = scheme;
+    if (scheme != std::string("paged")) options.kv.pool_bytes = 8 << 20;
+    options.kv.vattention.share = KvShare::alias;
+    Scene scene("2P2D", options);
+    ask_twice(scene);
+    scene.settle();
+    const FetchStats relay = scene.stats("D3").fetch, reader = scene.stats("P1").fetch;
+    const int wanted = scheme == std::string("paged") ? 48 : 59;
+    CHECK(relay.relayed == 1);
+    CHECK(relay.tokens == wanted);
+    CHECK(relay.lent_tokens == wanted);
+    CHECK(reader.tokens == wanted);
+    CHECK(reader.relayed == 0);
+    CHECK(relay.failed + reader.failed == 0);
+    CHECK(cached(scene, 2) == wanted);
+    if (scheme != std::string("paged")) continue;  // a slot that is read is in nobody else's hands
+    const auto token_bytes = int64_t(kv_shape(checksum_config(), Dtype::f32).token_bytes());
+    CHECK(scene.stats("P1").transfer_bytes == 60 * token_bytes);  // what it reads, and the rest that it sends
+  }
+}
+
+TEST_CASE("path: nobody relays what D has, or may not keep", "[disagg][fetch][path]") {
+  for (const auto& [topology, replication] :
+       {std::pair{"2P1D", "side_effect"}, {"2C", "side_effect"}, {"2P2D", "off"}}) {
+    INFO(topology << " " << replication);
+    SimOptions options = relayed("always");
+    options.conductor.replication = find_replication_policy(replication);
+    Scene scene(topology, options);
+    ask_twice(scene);
+    scene.settle();
+    CHECK(cached(scene, 2) == 48);
+    for (const auto& [id, node] : scene.nodes) CHECK(node->instance->stats().fetch.relayed == 0);
+  }
+}
+
+TEST_CASE("path: a relay without room, and one without a holder", "[disagg][fetch][path]") {
+  {
+    Scene scene("2P2D", relayed("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    KvMemory& memory = scene.find("D3")->instance->memory();
+    std::vector<KvHandle> others;  // 34 of 40 blocks
+    for (const int tokens : {160, 160, 160, 64}) {
+      const std::vector<int32_t> other(size_t(tokens), 7);
+      others.push_back(memory.reserve(other, others.size() + 9).value().handle);
+      REQUIRE(memory.append(others.back(), tokens));
+    }
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(100);
+    CHECK(scene.n_tokens(2) == 4);
+    CHECK(cached(scene, 2) == 0);
+    CHECK(scene.stats("D3").fetch.relayed == 0);
+    for (const KvHandle kv : others) memory.free(kv);
+    scene.settle();
+  }
+  // Two holders have a part each; what comes from the second one does not.
+  for (const bool first_too : {false, true}) {
+    INFO(first_too);
+    Scene scene("2P2D", relayed("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    CHECK(scene.n_tokens(2) == 0);
+    if (first_too) scene.break_connection(scene.find("P0")->id, scene.find("D3")->id);
+    scene.ticks(2);
+    scene.hand.let_go(true);
+    scene.settle();
+    CHECK(scene.stats("D3").fetch.failed == (first_too ? 2 : 1));
+    CHECK(cached(scene, 2) == (first_too ? 0 : 32));
+  }
+}
+
+TEST_CASE("path: a relay that dies, or says nothing", "[disagg][fetch][path]") {
+  for (const bool noticed : {true, false}) {
+    INFO(noticed);
+    Scene scene("2P2D", relayed("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    scene.crash(scene.find("D3")->id, noticed);
+    scene.hand.let_go(false);
+    scene.ticks(2000);
+    CHECK(scene.n_tokens(2) == 4);
+    scene.settle();
+  }
+  for (const bool deaf : {false, true}) {  // what it lends ends with its lease, or when it is told
+    INFO(deaf);
+    Scene scene("2P2D", relayed("cost"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    const InstanceId relay = scene.find("D3")->id, reader = scene.find("P1")->id;
+    scene.due = [&](InstanceId from, InstanceId to, const Message& m) {
+      const bool lost = (from == relay && to == reader && std::holds_alternative<KvLent>(m)) ||
+                        (deaf && from == reader && to == relay && std::holds_alternative<FetchOver>(m));
+      return lost ? -1 : scene.clock.seconds;
+    };
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(100);
+    CHECK(scene.n_tokens(2) == 4);
+    CHECK(cached(scene, 2) == 0);
+    CHECK(scene.stats("D3").fetch.relayed == 1);
+    scene.settle();
+    CHECK(scene.stats("D3").fetch.expired == deaf);
+    scene.due = nullptr;
+  }
+}
+
+TEST_CASE("path: a reader that dies, or has no more time: the relay lets go", "[disagg][fetch][path]") {
+  for (const bool dies : {true, false}) {
+    INFO(dies);
+    Scene scene("2P2D", relayed(dies ? "always" : "cost"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    CHECK(!scene.find("D3")->instance->idle());
+    if (dies) scene.crash(scene.find("P1")->id, true);
+    scene.ticks(20);  // 2 x 7.8 ms for the fetch
+    CHECK(scene.stats("D3").fetch.relayed == 0);
+    CHECK(scene.stats("D3").fetch.failed == 2);
+    scene.hand.let_go(false);
+    scene.settle();
+    CHECK(cached(scene, 2) == (dies ? 48 : 0));  // P0 has it
+  }
+}
+
+// Three families of prompts, from one of two P to the other by way of a D.
+TEST_CASE("path: over threads, what is said is what one instance says", "[disagg][fetch][path]") {
+  const auto serve = [](TinySetup setup) {
+    setup.fetch = "always";
+    setup.placement = "round_robin";
+    setup.path = &kRelays;
+    auto tiny = std::make_unique<TinyCluster>(setup);
+    REQUIRE(tiny->cluster->start().ok());
+    for (uint64_t id = 0; id < 30; ++id) {
+      std::vector<int32_t> prompt;
+      for (int t = 0; t < 40 + 10 * int(id % 4); ++t) prompt.push_back((t * 5 + int(id % 3)) % 96);
+      auto request = tiny_request(id, prompt, 5);
+      request->ignore_eos = true;
+      request->arrival_s = tiny->clock.now();
+      REQUIRE(tiny->submit(request).ok());
+      if (id % 3 == 2) REQUIRE(tiny->cluster->wait_idle(60));
+    }
+    REQUIRE(tiny->cluster->wait_idle(60));
+    tiny->cluster->stop();
+    return tiny;
+  };
+  const auto alone = serve({});
+  for (const char* scheme : {"paged", "slots"})
+    for (const StreamKv stream : {StreamKv::layer, StreamKv::request}) {
+      INFO(scheme << " " << int(stream));
+      const auto tiny = serve({.topology = "2P2D", .scheme = scheme, .stream_kv = stream});
+      int64_t relayed = 0, failed = 0;
+      for (const auto& instance : tiny->cluster->instances()) {
+        relayed += instance->stats().fetch.relayed, failed += instance->stats().fetch.failed;
+        const KvStats kv = instance->memory().stats();
+        CHECK(kv.free + kv.cached == kv.capacity);
+      }
+      CHECK(relayed > 0);
+      CHECK(failed == 0);
+      for (uint64_t id = 0; id < 30; ++id) {
+        CHECK(tiny->recorder->choice(id).tokens == alone->recorder->choice(id).tokens);
+        CHECK(tiny->recorder->choice(id).logits_hash == alone->recorder->choice(id).logits_hash);
+      }
+    }
 }
 
 }  // namespace

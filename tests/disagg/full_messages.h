@@ -57,7 +57,7 @@ void make_sound(M& m) {
     state.stands_for = 1;
     state.output.resize(2, 4);
   };
-  if constexpr (requires { m.request; }) {
+  if constexpr (requires { *m.request; }) {
     auto request = std::make_shared<Request>(*m.request);
     request->n = 8;
     request->max_tokens = 20;

@@ -233,6 +233,33 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
     }
 }
 
+TEST_CASE("processes: prefixes come by way of decode workers where that queue is shorter", "[processes][fetch][path]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--transport", "tcp", "--kv-checksum", "on", "--kv-fetch", "always", "--pool-path", "dual", "--placement",
+           "round_robin"},
+          kLongLease, "2P2D");
+  for (const char* role : {"prefill", "prefill", "decode", "decode"}) bed.start(role);
+  REQUIRE(bed.cluster().wait_members(4, 60));
+  const auto relayed = [&] {
+    int64_t n = 0;
+    for (const InstanceStats& s : bed.cluster().stats().instances) n += s.fetch.relayed;
+    return n;
+  };
+  // Several at once are on their way to the same P. What instances count is heard with their next signs of life.
+  for (int round = 0; round < 40 && relayed() == 0; ++round) {
+    for (int i = 0; i < 3; ++i) bed.ask(120 + i, 3 * round + i, 6);
+    REQUIRE(bed.cluster().wait_idle(60));
+    for (int i = 0; i < 9; ++i) bed.ask(200 + 7 * i, 3 * round + i % 3, 6, 1 + i % 2);
+    REQUIRE(bed.cluster().wait_idle(60));
+    bed.ask(5, 0, 2);  // turns change
+  }
+  bed.check_answers();
+  bed.check_memory();
+  CHECK(relayed() > 0);
+  CHECK(bed.cluster().stats().conductor.failed_attempts == 0);
+  CHECK(bed.check_logs().at("path") > 0);
+}
+
 TEST_CASE("processes: workers keep what is pinned, also those that come later", "[processes][pins]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const std::string& wire : wires()) {

@@ -81,6 +81,8 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--kv-events-replay", "tcp://h:1"}, "--kv-events-replay: needs --kv-events"},
       {{"serve", "--kv-events", "tcp://127.0.0.1:0", "--prefix-cache", "off"}, "--kv-events: no block is kept"},
       {{"serve", "--cache-news", "kv-events", "--kv-events", "tcp://127.0.0.1:0"}, "needs --processes and --kv-events"},
+      {{"serve", "--pool-path", "dual"}, "--pool-path dual: there is nothing to relay"},
+      {{"serve", "--pool-path", "dual", "--kv-fetch", "cost", "--topology", "2C"}, "there is nothing to relay"},
       {{"generate", "model"}, "--prompt: expected a text"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
