@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -43,12 +44,32 @@ class KvHandoff {
   ~KvHandoff() = default;
 };
 
+// KV of a sequence's first tokens that comes while its first step here computes, layer by layer: from a tier
+// (KvLoader::arrival), or from another instance (disagg/pool/fetcher.h). That of the first layer is there.
+//
+// Thread safety: the engine's thread.
+class KvArrival {
+ public:
+  virtual ~KvArrival() = default;
+  // Returns when that layer's is there, or will not come: false.
+  virtual bool wait(int layer) = 0;
+  virtual bool is_whole() = 0;  // all of it is there. After wait() of the last layer
+};
+
 // What a memory with tiers below it (tiered.h) can do beside: a prompt's KV that is not there may be on its way.
 class KvLoader {
  public:
   // Whether what reserve() found is in place. Once it says so, written_tokens() is what there is: a
   // failed read leaves less than reserve() promised. Until then: free() or wait.
   virtual bool ready(KvHandle handle) = 0;
+  // From now on a load ends layer by layer, where it can. Before any use.
+  virtual void load_by_layer() {}
+  // Until it is ready(), what a step can wait for; null: not yet, or it comes whole. Who has it may append() to the
+  // sequence and pin it; nothing is written() or handed over before it is whole. Once for each load.
+  virtual std::shared_ptr<KvArrival> arrival(KvHandle handle) {
+    (void)handle;
+    return nullptr;
+  }
   // Cached tokens that reserve() would promise: more than probe() where it would load some from a
   // tier. Any thread may call it.
   virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;

@@ -118,7 +118,7 @@ using KvLease = int32_t;  // valid from pin to unpin
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // KV of the first `cached_tokens` tokens is there already
-  bool loading = false;   // … or on its way from a tier: not before ready()
+  bool loading = false;   // … or on its way from a tier: not before ready(), or its arrival()
 };
 
 class KvMemory {
@@ -199,6 +199,10 @@ class KvMemory {
   KvHandoff& handoff() { return *handoff_; }
   // KvLoader's; without tiers below what there is is there.
   bool ready(KvHandle handle) { return !loader_ || loader_->ready(handle); }
+  void load_by_layer() {
+    if (loader_) loader_->load_by_layer();
+  }
+  std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader_ ? loader_->arrival(handle) : nullptr; }
   bool poll() { return loader_ && loader_->poll(); }
   bool copying() const { return loader_ && loader_->copying(); }
   int tier_block_tokens() const { return loader_ ? loader_->tier_block_tokens() : 0; }

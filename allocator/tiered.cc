@@ -1,6 +1,7 @@
 #include "allocator/tiered.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <utility>
 
@@ -28,6 +29,26 @@ Clock& machine_clock() {
 }
 
 }  // namespace
+
+// Either may be over first: the load, or the sequence that waits.
+class TieredMemory::Arrival final : public KvArrival {
+ public:
+  Arrival(TieredMemory& memory, KvHandle handle) : memory_(&memory), handle_(handle) {}
+  bool wait(int layer) override {
+    if (memory_) memory_->wait(handle_, layer);
+    return memory_ || whole_;
+  }
+  bool is_whole() override {
+    if (memory_) memory_->wait(handle_, INT_MAX), memory_->poll_in();
+    return whole_;
+  }
+  void over(bool whole) { memory_ = nullptr, whole_ = whole; }
+
+ private:
+  TieredMemory* memory_;  // null: it is over
+  const KvHandle handle_;
+  bool whole_ = false;
+};
 
 Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options) {
   Device& device = options.device ? *options.device : cpu_device();
@@ -92,7 +113,8 @@ int TieredMemory::promise(std::span<const int32_t> tokens, uint64_t salt) const 
 }
 
 bool TieredMemory::append(KvHandle handle, int n_tokens) {
-  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  const Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading || s.load.arrival);
   return memory_->append(handle, n_tokens);
 }
 
@@ -190,10 +212,11 @@ void TieredMemory::leave(KvHandle handle) {
   s.tokens.clear();
 }
 
-// copies_ = tokens of a sequence to the host, or from it: their bytes. A tier keeps tokens whole,
+// copies_ = tokens of a sequence, in some layers, to the host, or from it: their bytes. A tier keeps tokens whole,
 // as the model has them, so what comes from some ranks can go back to others; of ranks that hold
 // the same heads the first one is read, and all are written.
-size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out) {
+size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers,
+                                 bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;
   const KvShards one{.n_layers = whole.n_layers, .n_kv_heads = whole.n_kv_heads};
@@ -203,7 +226,12 @@ size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_
     if (out && shards.tensor_rank_of(rank) % shards.replicas() != 0) continue;
     const KvView view = memory_->view(handle, rank);
     // From the numbers of one side to those of the other.
-    const KvRect in_model = shards.rect(rank), on_rank{{0, in_model.layers.size()}, {0, in_model.heads.size()}};
+    KvRect in_model = shards.rect(rank), on_rank = in_model;
+    on_rank.heads = {0, in_model.heads.size()};
+    const int first = in_model.layers.begin;
+    in_model.layers = {std::max(first, layers.begin), std::min(in_model.layers.end, layers.end)};
+    if (in_model.layers.begin >= in_model.layers.end) continue;
+    on_rank.layers = {in_model.layers.begin - first, in_model.layers.end - first};
     const KvRect from = out ? on_rank : in_model, to = out ? in_model : on_rank;
     const KvRegion region{.token_begin = token_begin,
                           .token_end = token_end,
@@ -250,7 +278,8 @@ void TieredMemory::store(KvHandle handle) {
   if (first < 0) return;
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
-  const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
+  const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_,
+                                   {0, tiers_->layout().shape.n_layers}, true);
   out_->copy(copies_, false);
   if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
@@ -344,22 +373,22 @@ bool TieredMemory::poll() {
 void TieredMemory::poll_in() {
   for (size_t i = 0; i < loading_.size(); ++i) advance(loading_[i]);
   int loaded = 0;  // tokens
-  double began_s = INFINITY;
+  double began_s = INFINITY, ended_s = 0;
   const size_t ended = std::erase_if(loading_, [&](KvHandle handle) {
     const Load& load = sequences_[size_t(handle)].load;
     const bool done = load.pieces.empty() && (load.cut || load.copied == load.blocks.size());
     if (!done) return false;
     const int tokens = int(load.tokens.size()) - load.begin;
     loading_tokens_ -= tokens;
-    if (!load.cut) loaded += tokens, began_s = std::min(began_s, load.start_s);
+    if (!load.cut) loaded += tokens, began_s = std::min(began_s, load.start_s), ended_s = std::max(ended_s, load.end_s);
     finish_load(handle);
     return true;
   });
   if (loaded > 0) {               // one after the other: since the ones before
     constexpr double kNew = 0.2;  // of the moving mean
-    const double now = clock_.now(), took_s = (now - std::max(began_s, loaded_s_)) / loaded;
+    const double took_s = (ended_s - std::max(began_s, loaded_s_)) / loaded;
     token_s_ = token_s_ == 0 ? took_s : (1 - kNew) * token_s_ + kNew * took_s;
-    loaded_s_ = now;
+    loaded_s_ = ended_s;
   }
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
   // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
@@ -374,6 +403,7 @@ void TieredMemory::advance(KvHandle handle) {
   while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
     for (size_t n = load.pieces.front().n_blocks; n > 0; --n) tiers_->unpin(load.blocks[load.arrived++]);
     load.pieces.pop_front();
+    load.end_s = clock_.now();  // not when its step ends
   }
   while (!load.cut && load.copied < load.blocks.size() && copy_in(handle)) {
   }
@@ -383,17 +413,14 @@ void TieredMemory::advance(KvHandle handle) {
 void TieredMemory::cut(Load& load, size_t n) {
   for (size_t i = n; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
   load.blocks.resize(n);
+  load.on_host = std::min(load.on_host, n);
   load.cut = true;
 }
 
 // Starts the copy of the next blocks that are on the host. False: none is.
 bool TieredMemory::copy_in(KvHandle handle) {
   Load& load = sequences_[size_t(handle)].load;
-  const size_t most = std::max<size_t>(1, kPieceBytes / tiers_->layout().block_bytes());
-  size_t end = load.copied;
-  const size_t ahead = std::min(load.blocks.size(), load.copied + kReadAhead);
-  bool all = true;  // blocks up to here are on the host
-  for (size_t i = load.copied; i < ahead; ++i) {
+  for (size_t i = load.on_host; i < load.blocks.size() && i < load.on_host + kReadAhead; ++i) {
     bool from_disk = false;
     const KvTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
     if (from_disk) load.from_disk[i] = true;
@@ -401,24 +428,50 @@ bool TieredMemory::copy_in(KvHandle handle) {
       cut(load, i);
       break;
     }
-    all = all && where == KvTiers::Where::host;
-    if (all && end - load.copied < most) end = i + 1;
+    if (where == KvTiers::Where::host && i == load.on_host) ++load.on_host;
     if (where == KvTiers::Where::waiting) break;
   }
-  if (end == load.copied) return false;
+  if (load.on_host == load.copied) return false;
+  load.by_layer = by_layer_ && !load.cut && load.on_host == load.blocks.size();
+  const size_t most = std::max<size_t>(1, kPieceBytes / tiers_->layout().block_bytes());
+  const size_t end = load.by_layer ? load.on_host : std::min(load.on_host, load.copied + most);
+  const int n_layers = tiers_->layout().shape.n_layers, together = load.by_layer ? 1 : n_layers;
   const int begin_token = std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
   const int end_token = (load.first_block + int(end)) * block_tokens_;
   table_.assign(size_t(load.first_block) + end, 0);
   for (size_t i = load.copied; i < end; ++i) table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
-  in_->copy(copies_, bytes <= kCached);
-  if (tiers_->options().wait_for_copies) in_->wait();
-  tiers_->count(
-      [&](KvTierStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
-  load.pieces.push_back({in_->mark(), end - load.copied});
+  for (int layer = 0; layer < n_layers; layer += together) {
+    const size_t bytes = plan_copies(handle, host, begin_token, end_token, {layer, layer + together}, false);
+    in_->copy(copies_, bytes <= kCached);
+    if (tiers_->options().wait_for_copies) in_->wait();
+    tiers_->count(
+        [&](KvTierStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
+    load.pieces.push_back({in_->mark(), 0});
+  }
+  load.pieces.back().n_blocks = end - load.copied;
   load.copied = end;
   return true;
+}
+
+// From the first on. Pieces are done in their order.
+int TieredMemory::layers_here(const Load& load) const {
+  return load.by_layer ? std::max(0, tiers_->layout().shape.n_layers - int(load.pieces.size())) : 0;
+}
+
+std::shared_ptr<KvArrival> TieredMemory::arrival(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  if (!s.loading || layers_here(s.load) == 0) return nullptr;
+  s.load.waited_s = clock_.now() - s.load.start_s;
+  return s.load.arrival = std::make_shared<Arrival>(*this, handle);
+}
+
+// The engine's step stands still meanwhile.
+void TieredMemory::wait(KvHandle handle, int layer) {
+  Load& load = sequences_[size_t(handle)].load;
+  const double began_s = clock_.now();
+  for (advance(handle); !load.pieces.empty() && layers_here(load) <= layer; advance(handle)) clock_.sleep(kLookAgain);
+  load.waited_s += clock_.now() - began_s;
 }
 
 // Every copy into it that was started is done.
@@ -427,7 +480,8 @@ void TieredMemory::finish_load(KvHandle handle) {
   Load& load = s.load;
   s.loading = false;
   for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  const double waited_s = clock_.now() - load.start_s;
+  const double waited_s = load.arrival ? load.waited_s : clock_.now() - load.start_s;
+  if (load.arrival) std::exchange(load.arrival, nullptr)->over(!load.cut);
   tiers_->count([&](KvTierStats& stats) { stats.load_wait_seconds += waited_s; });
   if (s.given_up) {
     s.tokens.clear();

@@ -5,7 +5,10 @@
 // its bytes in place until the copy is done.
 // In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying; the reservation is
 // `loading` until every block has arrived or one has not: then the sequence has what came before it, and the rest is
-// computed. Handles and leases are those of the memory beneath.
+// computed. By layer (load_by_layer()): from the moment at which all blocks are on the host, what is not yet on its way
+// comes layer by layer, each a copy of its own, in order; when the first is there the sequence can begin (arrival()). A
+// block lies on the disk with all its layers together, under one checksum, so what comes from there comes whole as far
+// as the host. Handles and leases are those of the memory beneath.
 //
 // Thread safety: as KvMemory.
 #pragma once
@@ -31,6 +34,8 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
+  void load_by_layer() override { by_layer_ = true; }
+  std::shared_ptr<KvArrival> arrival(KvHandle handle) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool poll() override;
@@ -71,20 +76,24 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   KvTiers& tiers() { return *tiers_; }
 
  private:
+  class Arrival;
   // KV on its way in: blocks [first_block, first_block + blocks.size()) of the sequence's tokens.
   struct Load {
     struct Piece {
       int64_t mark;
-      size_t n_blocks;
+      size_t n_blocks;  // that are there with it
     };
     std::vector<int32_t> tokens;     // up to the last block's end
     std::vector<int32_t> blocks;     // of the tiers, pinned until their copy is done
     std::vector<bool> from_disk;     // [blocks]
     int first_block = 0, begin = 0;  // begin: tokens that were there
     size_t copied = 0, arrived = 0;  // blocks whose copy has been started; is done
+    size_t on_host = 0;              // blocks before the first that may not be there
     std::deque<Piece> pieces;        // started, not done
+    bool by_layer = false;           // the last pieces are of a layer each
     bool cut = false;                // nothing more is started: a block is lost, or nobody wants it
-    double start_s = 0;
+    double start_s = 0, end_s = 0, waited_s = 0;
+    std::shared_ptr<Arrival> arrival = {};  // that a sequence has which has begun
   };
   struct Sequence {
     bool loading = false, given_up = false;  // given up: freed when no copy into it is under way
@@ -107,6 +116,8 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens, uint64_t salt);
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
+  int layers_here(const Load& load) const;
+  void wait(KvHandle handle, int layer);
   void finish_load(KvHandle handle);
   bool pays(int from, int to, int tokens);
   void cut(Load& load, size_t n);
@@ -114,7 +125,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   void poll_out();
   void poll_in();
   void leave(KvHandle handle);
-  size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out);
+  size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers, bool out);
 
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<KvTiers> tiers_;
@@ -123,6 +134,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   const size_t out_budget_;  // blocks whose copy out may be under way
   const std::unique_ptr<DeviceQueue> out_, in_;
   Clock& clock_;
+  bool by_layer_ = false;
   Worth worth_;                 // null: whatever a tier has is loaded
   double token_s_ = 0;          // that a token's load takes, in the moving mean
   double forgot_s_ = 0;         // Clock: when it was last made shorter, as nothing was loaded

@@ -14,11 +14,13 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       options_(std::move(options)),
       admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
       window_(options_.ahead ? model.window() : 1),
+      by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1 && !options_.policy->layered),
       clock_(clock),
       hooks_(hooks) {
   chunks_.options = options_.chunks;
   if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
   XPYD_CHECK(!options_.policy->layered || (model.layered() && window_ == 1));
+  if (by_layer_) memory_.load_by_layer();
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -121,10 +123,13 @@ StepInput Engine::gather() {
   return arrays_.gather(next_->entries, memory_, watches ? this : nullptr);
 }
 
-// A model may read the next layer's KV as soon as it begins with it: that of the first one was there.
-void Engine::layer_done(int layer) {
+void Engine::layer_reads(int layer) {
   for (const Entry& entry : next_->entries)
-    if (KvArrival* arrival = entry.sequence->arrival.get()) arrival->wait(layer + 1);
+    if (KvArrival* arrival = entry.sequence->arrival.get()) arrival->wait(layer);
+}
+
+void Engine::layer_done(int layer) {
+  layer_reads(layer);
   if (hooks_ && hooks_->layerwise()) tell_layers(*next_, layer + 1);
 }
 

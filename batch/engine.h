@@ -31,6 +31,7 @@ struct EngineOptions {
   int chunk_tokens = 512;  // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;     // of these, how many are whose
   bool ahead = true;       // plan the next steps while the model computes some, where the model can
+  bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
 };
@@ -101,7 +102,7 @@ class Engine final : private LayerObserver {
   void watch_plans(PlanWatcher watcher) { watcher_ = std::move(watcher); }
   // Of that plan: whose its runs, admits and preempts are, in this order.
   std::vector<uint64_t> planned_requests() const;
-  // … and with every waiting sequence whose KV a tier has loaded, since Sequence::load_s.
+  // … and with every waiting sequence whose KV a tier has loaded, since Sequence::load_s: so much that it can begin.
   using LoadWatcher = std::function<void(const Sequence& sequence)>;
   void watch_loads(LoadWatcher watcher) { load_watcher_ = std::move(watcher); }
   // … and with every decision of the chunk policy, when its step begins.
@@ -126,6 +127,8 @@ class Engine final : private LayerObserver {
     for (const auto& step : under_way_) look(step->ended);
   }
   bool idle() const { return running_.empty() && waiting_.empty() && under_way_.empty(); }
+  // A prompt may begin with a KvArrival: a step is one call on this thread, between whose layers it can wait.
+  bool by_layer() const { return by_layer_; }
   // The time of its steps is that of stages, of waves that have ended.
   bool in_waves() const { return window_ > 1 && !model_.chooses(); }
   const EngineStats& stats() const { return stats_; }
@@ -140,6 +143,7 @@ class Engine final : private LayerObserver {
     int layers_told = 0;  // to the hooks
   };
 
+  void layer_reads(int layer) override;
   void layer_done(int layer) override;
   void drop_ended(double now);
   void load_early(Sequence& sequence, int cached_tokens);
@@ -192,6 +196,7 @@ class Engine final : private LayerObserver {
   EngineOptions options_;
   const AdmissionRule* admission_;
   const int window_;  // steps under way
+  const bool by_layer_;
   Clock& clock_;
   EngineHooks* hooks_;
 

@@ -156,20 +156,23 @@ void Engine::poll_loads() {
   loading_ = 0;
   for (const SequencePtr& s : waiting_) {
     if (!s->loading) continue;
-    if (!memory_.ready(s->kv)) {
+    if (memory_.ready(s->kv)) {
+      s->computed = memory_.written_tokens(s->kv);
+    } else if (s->arrival = memory_.arrival(s->kv); !s->arrival) {
       ++loading_;
       continue;
     }
     s->loading = false;
-    s->computed = memory_.written_tokens(s->kv);
     if (load_watcher_) load_watcher_(*s);
   }
 }
 
-// The last of those who got memory before their turn gives it up. False: nobody has any that could be had now.
+// The last of those who got memory before their turn gives it up. False: nobody has any that could be had now (what is
+// still copied into keeps it until then).
 bool Engine::give_up_early() {
-  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
-                                 [](const SequencePtr& s) { return s->early && !s->loading; });
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [this](const SequencePtr& s) {
+    return s->early && !s->loading && memory_.ready(s->kv);
+  });
   if (last == waiting_.rend()) return false;
   Sequence& s = **last;
   release(s);

@@ -31,18 +31,6 @@ inline uint64_t kv_salt(const Request& request, uint64_t attempt) {
   return Random(request.cache_salt ^ Random(request.id ^ attempt << 32).next()).next() | 1;
 }
 
-// KV of a sequence's first tokens that comes from elsewhere while its first step here computes, layer by layer. That of
-// the first layer is there.
-//
-// Thread safety: the engine's thread.
-class KvArrival {
- public:
-  virtual ~KvArrival() = default;
-  // Returns when that layer's is there, or will not come: false.
-  virtual bool wait(int layer) = 0;
-  virtual bool is_whole() = 0;  // all of it is there. After wait() of the last layer
-};
-
 // Owner: the engine (or the P/D state machine) that holds it, one at a time; it moves between
 // instances by value of this pointer. Until its first token is sampled one sequence stands for all
 // n choices, because they share the prompt's KV; then it splits.

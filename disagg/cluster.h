@@ -55,6 +55,7 @@ struct ClusterOptions : ConductorOptions {
   int max_batch = 64;                   // sequences per instance
   int vocab = INT_MAX;                  // token ids
   bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
+  bool kv_by_layer = true;              // EngineOptions::by_layer
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   Device* device = &cpu_device();

@@ -36,7 +36,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       receiver_(parts_, attempts_, engine_),
       reservations_(parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens),
       fetcher_(
-          parts_, attempts_, arrives_by_layer(),
+          parts_, attempts_, engine_.by_layer(),
           [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
             begin(std::move(message), kv, tokens, std::move(arrival));
           },
@@ -64,11 +64,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
 }
 
 Instance::~Instance() = default;
-
-// Where a step is one call on this thread, between whose layers it can wait.
-bool Instance::arrives_by_layer() const {
-  return model_->window() == 1 && shards_of(*memory_).n_ranks() == 1 && !options_.engine.policy->layered;
-}
 
 void Instance::watch() {
   engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {

@@ -126,7 +126,6 @@ class Instance final {
   template <class M>
   void handle(InstanceId, M) {}
   void begin(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival);
-  bool arrives_by_layer() const;
   void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
   bool connect_wires();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;

@@ -23,10 +23,12 @@ namespace xpyd::model {
 
 // Called on the engine's thread during forward() (inside a pipeline: on its ranks' threads), layer by layer, after the
 // KV of `layer` (counted in the whole model) has been written for every token of the step, by all ranks: the hook of
-// layer-wise KV streaming. On one stage the next layer starts when it returns.
+// layer-wise KV streaming. On one stage the layer's attention, which reads all KV of it, starts when it returns.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
+  // Before that, by a model that reads a layer's KV before it has written its own: it is about to.
+  virtual void layer_reads(int layer) { (void)layer; }
   virtual void layer_done(int layer) = 0;
 };
 

@@ -176,6 +176,10 @@ std::vector<OptionRow> make_rows() {
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
        "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::wait_for_copies>},
+      {"kv-arrival", choice, "layers", "", "layers|whole", 0, 0,
+       "KV that comes for a prompt, from the host or (--kv-fetch) another instance: the prompt begins with the first "
+       "layer of it, and its step waits for each layer's, or it waits for all",
+       kEngine, sets_as<is<"layers">, &ClusterOptions::kv_by_layer>},
       {"kv-load", choice, "always", "", "always|cost", 0, 0,
        "--host-kv-bytes: what the host and the disk have of a prompt's prefix is loaded always, or where that is "
        "predicted to take less time than to compute it",

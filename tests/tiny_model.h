@@ -44,7 +44,7 @@ struct TinySetup {
   int max_batch = 16;
   int64_t max_queue_bytes = 256 << 20;
   size_t pool_bytes = 1 << 20;
-  bool ahead = true;
+  bool ahead = true, by_layer = true;
   KvTierOptions tiers;
   std::string admission = "none", fetch = "never";
   const PathPolicy* path = find_path_policy("direct");

@@ -4,7 +4,7 @@
 // checksums, and used up to the first gap. Whatever fails, or takes longer than it is worth, is computed.
 //
 // Layer by layer (Mooncake, section 3.3's loading): each layer is a read of its own, and the prompt goes on when the
-// first one is there; its first step waits, while it is in one layer, for the next one's. Where checksums are
+// first one is there; each layer of its first step waits for its own before it attends. Where checksums are
 // wanted, which are of all layers, and where other threads compute, the prompt waits for all.
 //
 // A relay (path_policy.h) does the same for another instance, which asks it for what it lacks: it gets that into blocks

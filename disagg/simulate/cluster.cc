@@ -288,6 +288,7 @@ Status Simulator::add(Role role, const std::string& name) {
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
   instance.escrow = options_.conductor.escrow;
   instance.engine = options_.engine;
+  instance.engine.by_layer = false;  // a step's time is known when it begins
   node.start(std::make_unique<Instance>(
       std::move(instance), make_paced_model(cost.terms(), pipeline, n_layers_, node.time()), std::move(memory).value(),
       std::make_unique<Wire>(wire, pipeline.stages, *this), node.time().clock, *this));

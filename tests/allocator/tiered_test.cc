@@ -40,6 +40,7 @@ struct Setup {
   KvShare share = KvShare::off;  // vattention
   KvTiers::Seams seams;
   Device* device = &cpu_device();  // of the copies
+  Clock* clock = nullptr;          // null: the machine's
   std::shared_ptr<CacheListener> listener = {};
   std::string keep_in = {};  // the folder whose disk tier outlives it
 };
@@ -78,7 +79,7 @@ class Tiered {
     auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
     if (!tiers) FAIL(tiers.error().message);
     kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options), std::move(tiers).value(),
-                                        *s.device, clock);
+                                        *s.device, s.clock ? *s.clock : clock);
   }
   // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
   int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
@@ -291,6 +292,99 @@ TEST_CASE("tiers: a sequence that is given up while its KV comes keeps its memor
     CHECK(t.kv->reserve(tokens, 0).value().loading);
     t.kv.reset();
   }
+}
+
+// Sleeping brings one more copy.
+struct CopyingClock final : Clock {
+  explicit CopyingClock(LateCopies& copies) : device(copies) {}
+  double now() override { return seconds; }
+  void sleep(double) override { ++seconds, ++device.first; }
+  LateCopies& device;
+  double seconds = 0;
+};
+
+int wrong_rows_of(int layer, const KvView& view, std::span<const int32_t> tokens, uint64_t salt) {
+  int wrong = 0, row_index = 0;
+  each_row(view, tokens, salt, 0, [&](std::byte* row, uint64_t pattern) {
+    const bool its = row_index++ / (2 * kTinyShape.n_kv_heads) % kTinyShape.n_layers == layer;
+    wrong += its && std::memcmp(row, &pattern, sizeof pattern) != 0;
+  });
+  return wrong;
+}
+
+TEST_CASE("tiers: who has the first layer of its KV can begin, and waits for the others", "[tiers][tier_layers]") {
+  for (const char* scheme : kSchemes)
+    for (const KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+      for (const int disk : {0, 64})
+        for (const bool gives_up : {false, true}) {
+          INFO(scheme << " order " << int(order) << " disk " << disk << " gives up " << gives_up);
+          LateCopies device;
+          CopyingClock clock(device);
+          Tiered t({.scheme = scheme,
+                    .order = order,
+                    .pool_tokens = 256,
+                    .host_blocks = disk ? 20 : 40,
+                    .disk_blocks = disk,
+                    .device = &device,
+                    .clock = &clock});
+          t.kv->load_by_layer();
+          const auto tokens = tokens_of(1, 22);
+          const auto known = std::span(tokens).first(20);
+          for (int family = 1; family < (disk ? 8 : 2); ++family) {
+            t.run(tokens_of(family, 22));
+            t.kv->drain();
+          }
+          device.late = true, device.first = 0;
+          const int64_t before = t.stats().bytes_in;
+          const KvReservation r = t.kv->reserve(tokens, 0).value();
+          REQUIRE(r.loading);
+          // What the disk has delivered meanwhile has begun to come whole: nothing has been copied yet.
+          while (t.stats().bytes_in - before < int64_t(5 * kBlockBytes)) REQUIRE(!t.kv->ready(r.handle));
+          each_row(t.kv->view(r.handle), known, 0, 0, [](std::byte* row, uint64_t) { std::memset(row, 0, 8); });
+          CHECK(t.kv->arrival(r.handle) == nullptr);
+          std::shared_ptr<KvArrival> arrival;
+          for (int copies = 1; !arrival; ++copies) {  // without a disk, the first one is the first layer's
+            REQUIRE((disk || copies == 1));
+            device.first = 1;
+            REQUIRE(!t.kv->ready(r.handle));
+            arrival = t.kv->arrival(r.handle);
+          }
+          CHECK(t.kv->written_tokens(r.handle) == 0);
+          const double began = clock.seconds;
+          CHECK(arrival->wait(0));
+          CHECK(clock.seconds == began);
+          CHECK(wrong_rows_of(0, t.kv->view(r.handle), known, 0) == 0);
+          CHECK(wrong_rows_of(1, t.kv->view(r.handle), known, 0) > 0);
+          REQUIRE(t.kv->append(r.handle, 22));
+          t.kv->check_invariants(true);
+          if (gives_up) {
+            t.kv->free(r.handle);
+            t.kv->check_invariants(true);
+            CHECK(t.kv->stats().active + t.kv->stats().in_transfer > 0);
+            clock.sleep(0);
+            t.kv->poll();
+            CHECK_FALSE(arrival->is_whole());
+            CHECK(t.stats().host_hit_tokens + t.stats().disk_hit_tokens == 0);
+          } else {
+            write_rows(t.kv->view(r.handle), tokens, 0, 20);
+            CHECK(arrival->wait(1));
+            CHECK(clock.seconds == began + 1);
+            CHECK(wrong_rows(t.kv->view(r.handle), tokens, 0) == 0);
+            CHECK(arrival->is_whole());
+            CHECK(t.kv->ready(r.handle));
+            CHECK(t.kv->written_tokens(r.handle) == 20);
+            t.kv->written(r.handle, std::span(tokens).subspan(20));
+            CHECK(t.stats().host_hit_tokens + t.stats().disk_hit_tokens == 20);
+            t.kv->free(r.handle);
+          }
+          arrival.reset();
+          device.late = false;
+          t.kv->drain();
+          const KvStats s = t.kv->stats();
+          CHECK(s.free + s.cached == s.capacity);
+          CHECK(t.run(tokens) == 20);
+          t.kv->check_invariants(true);
+        }
 }
 
 TEST_CASE("tiers: a disk that fails costs computing, not tokens", "[tiers]") {
@@ -799,20 +893,22 @@ TEST_CASE("tiers: a kept disk whose folder is removed gives what is right", "[ti
 // Seeds of tests below that break things on purpose.
 struct Config {
   Setup setup;
-  bool faults = false;
+  bool faults = false, by_layer = false;
   int operations = 10'000;
 };
 
 // What all trials did: a disk's pace is not theirs, so one alone may have met little.
 struct Totals {
-  int loads = 0, cancelled = 0, short_loads = 0, aliased = 0;
+  int loads = 0, cancelled = 0, short_loads = 0, aliased = 0, begun = 0, begun_cancelled = 0;
   int64_t host_evictions = 0, disk_hit_tokens = 0, failures = 0;
 };
 
 class Trial {
  public:
   Trial(const Config& config, uint64_t seed)
-      : config_(config), random_(seed), fault_random_(seed + 1), t_(with_faults(config)) {}
+      : config_(config), random_(seed), fault_random_(seed + 1), t_(with_faults(config)) {
+    if (config.by_layer) device_.slow = true, kv().load_by_layer();
+  }
 
   void run(Totals& totals) {
     for (int i = 0; i < config_.operations; ++i) {
@@ -837,6 +933,7 @@ class Trial {
     totals.aliased += aliased_;
     totals.loads += loads_;
     totals.cancelled += cancelled_;
+    totals.begun += begun_, totals.begun_cancelled += begun_cancelled_;
     totals.short_loads += short_loads_;
     totals.host_evictions += s.host_evictions;
     totals.disk_hit_tokens += s.disk_hit_tokens;
@@ -851,11 +948,13 @@ class Trial {
     std::vector<int32_t> prompt;  // to write still
     bool loading;
     int promised;
+    std::shared_ptr<KvArrival> arrival = {};
   };
 
   Setup with_faults(const Config& config) {
     Setup s = config.setup;
     s.listener = picture_;
+    if (config.by_layer) s.device = &device_;
     if (config.faults)
       s.seams.disk_fault = [this](bool write, std::span<std::byte> data, int result) {
         const uint64_t what = fault_random_.below(12);
@@ -902,8 +1001,11 @@ class Trial {
     if (live_[i].loading) {
       if (what < 45) {  // cancelled while it is under way
         ++cancelled_;
+        begun_cancelled_ += live_[i].arrival != nullptr;
         return release(i);
       }
+      if (live_[i].arrival) return begin(live_[i]);
+      if (what < 60 && (live_[i].arrival = kv().arrival(live_[i].handle))) return void(++begun_);
       if (what < 70)
         while (!kv().ready(live_[i].handle)) std::this_thread::yield();
       return check_ready(live_[i]);
@@ -930,6 +1032,14 @@ class Trial {
     loads_ += s.loading;
     for (int32_t row : kv().blocks(s.handle)) aliased_ += t_.pool->users(row) > 1;
     if (!s.loading) take(s, s.promised);
+    if (s.loading && config_.by_layer && random_.below(2) == 0) {  // it begins as soon as it can
+      while (!(s.arrival = kv().arrival(s.handle)) && !kv().ready(s.handle)) std::this_thread::yield();
+      begun_ += s.arrival != nullptr;
+      if (s.arrival && random_.below(4) == 0) {
+        ++begun_cancelled_;
+        return kv().free(s.handle);
+      }
+    }
     live_.push_back(std::move(s));
   }
 
@@ -943,10 +1053,29 @@ class Trial {
   void check_ready(Live& s) {
     if (!kv().ready(s.handle)) return;
     s.loading = false;
+    s.arrival.reset();
     const int n = kv().written_tokens(s.handle);
     REQUIRE(n <= s.promised);
     short_loads_ += n < s.promised;
     take(s, n);
+  }
+
+  // Its first step, while KV comes.
+  void begin(Live& s) {
+    const size_t n = std::min(s.prompt.size() - size_t(s.promised), 1 + size_t(random_.below(2 * kBlock)));
+    if (!kv().append(s.handle, s.promised - kv().written_tokens(s.handle) + int(n))) return;
+    const std::span<const int32_t> all = std::span(s.prompt).first(size_t(s.promised) + n);
+    write_rows(kv().view(s.handle), all, s.salt, s.promised);
+    for (int layer = 0; layer < kTinyShape.n_layers; ++layer) {
+      REQUIRE(s.arrival->wait(layer));
+      REQUIRE(wrong_rows_of(layer, kv().view(s.handle), all, s.salt) == 0);
+    }
+    REQUIRE(s.arrival->is_whole());
+    REQUIRE(kv().written_tokens(s.handle) == s.promised);
+    kv().written(s.handle, all.subspan(size_t(s.promised)));
+    s.loading = false;
+    s.arrival.reset();
+    take(s, int(all.size()));
   }
 
   void grow(Live& s) {
@@ -996,10 +1125,11 @@ class Trial {
   Random random_, fault_random_;
   int fault_count_ = 0;
   const std::shared_ptr<Picture> picture_ = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
+  LateCopies device_;
   Tiered t_;
   std::vector<Live> live_;
   std::vector<KvLease> leases_;
-  int loads_ = 0, cancelled_ = 0, short_loads_ = 0, aliased_ = 0;
+  int loads_ = 0, cancelled_ = 0, short_loads_ = 0, aliased_ = 0, begun_ = 0, begun_cancelled_ = 0;
 };
 
 TEST_CASE("tiers: random operations against a trivially correct model", "[tiers][random]") {
@@ -1010,17 +1140,21 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
       for (bool faults : {false, true}) {
         if (faults && disk == 0) continue;
         ++seed;
-        Config c{{.scheme = scheme,
-                  .order = seed % 2 ? KvOrder::layer_major : KvOrder::token_major,
-                  .prefix_cache = seed % 4 == 0,
-                  .host_blocks = disk ? 10 : 16,
-                  .disk_blocks = disk},
-                 faults};
-        c.setup.host_eviction = c.setup.disk_eviction = kEvictionPolicies[seed % std::size(kEvictionPolicies)].name;
-        if (seed % 2) c.setup.seams.key_mask = 0x7;  // collisions
-        if (std::string(scheme) == "contiguous") c.setup.pool_tokens = 8 * 32;
-        INFO(scheme << " disk " << disk << " faults " << faults << " seed " << seed);
-        Trial(c, seed).run(totals);
+        for (const bool by_layer : {false, true}) {
+          Config c{{.scheme = scheme,
+                    .order = seed % 2 ? KvOrder::layer_major : KvOrder::token_major,
+                    .prefix_cache = seed % 4 == 0,
+                    .host_blocks = disk ? 10 : 16,
+                    .disk_blocks = disk},
+                   faults,
+                   by_layer,
+                   by_layer ? 4'000 : 10'000};
+          c.setup.host_eviction = c.setup.disk_eviction = kEvictionPolicies[seed % std::size(kEvictionPolicies)].name;
+          if (seed % 2) c.setup.seams.key_mask = 0x7;  // collisions
+          if (std::string(scheme) == "contiguous") c.setup.pool_tokens = 8 * 32;
+          INFO(scheme << " disk " << disk << " faults " << faults << " by layer " << by_layer << " seed " << seed);
+          Trial(c, 2 * seed + by_layer).run(totals);
+        }
       }
   // Rows of 64 tokens, which sequences share by a second mapping.
   Config c{{.scheme = "vattention",
@@ -1035,6 +1169,8 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
   CHECK(sharing.loads > 20);
   CHECK(totals.loads > 1000);
   CHECK(totals.cancelled > 100);
+  CHECK(totals.begun > 300);
+  CHECK(totals.begun_cancelled > 30);
   CHECK(totals.short_loads > 0);
   CHECK(totals.host_evictions > 1000);
   CHECK(totals.disk_hit_tokens > 500);

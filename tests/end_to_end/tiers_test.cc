@@ -1,5 +1,6 @@
 // KV that comes back from a tier gives the logits that computing it gives, and every request ends
 // once, whatever is cancelled, preempted or broken on the way.
+#include <array>
 #include <atomic>
 #include <map>
 #include <set>
@@ -225,6 +226,132 @@ TEST_CASE("KV of fewer bits has one hash over tiers, slots and ways of sharing",
   }
   CHECK(hashes.size() == 3);
   CHECK(shared > 20'000);
+}
+
+// Counts steps that are observed: where nothing is streamed, those that wait for layers.
+class Watched final : public Model {
+ public:
+  explicit Watched(std::unique_ptr<Model> model) : model_(std::move(model)) {}
+  const ModelConfig& config() const override { return model_->config(); }
+  void forward(const StepInput& step, float* logits) override {
+    observed += step.observer != nullptr;
+    model_->forward(step, logits);
+  }
+  Work work(const StepInput& step) const override { return model_->work(step); }
+  size_t weight_bytes() const override { return model_->weight_bytes(); }
+  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
+  static inline int observed = 0;
+
+ private:
+  const std::unique_ptr<Model> model_;
+};
+
+// On one thread, since what is slow is only as slow as its engine looks.
+TinySetup by_layer_setup(ThreadTeam& team, LateCopies& copies, bool by_layer, Dtype dtype) {
+  TinySetup setup{.layers = 4};
+  setup.kv_dtype = dtype;
+  setup.stream_kv = StreamKv::request;
+  setup.step_tokens = 48;
+  setup.max_batch = 6;
+  setup.device = &copies;
+  setup.by_layer = by_layer;
+  setup.make_model = [&team](const TinySetup& s, DeviceQueue&) {
+    return Result<std::unique_ptr<Model>>(
+        std::make_unique<Watched>(make_llama(tiny_weights(s.layers), team, s.step_tokens, s.max_batch)));
+  };
+  setup.tiers.block_tokens = 8;
+  copies.slow = true;
+  return setup;
+}
+
+TEST_CASE("tiers: by layer or whole, the same logits, for every scheme, tier and KV dtype",
+          "[tiers][tier_layers][kv_dtype][parity]") {
+  TempDir dir;
+  ThreadTeam team(1);
+  int index = 0;
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
+    const KvShape shape = kv_shape(tiny_config(4), dtype);
+    LateCopies copies;
+    TinySetup plain_setup = by_layer_setup(team, copies, true, dtype);
+    plain_setup.pool_bytes = 8 * 512 * shape.token_bytes();
+    plain_setup.prefix_cache = false;
+    Watched::observed = 0;
+    const Run plain = converse(plain_setup, 4);
+    CHECK(Watched::observed == 0);
+    for (const char* scheme : {"paged", "token", "contiguous", "vattention", "slots"})
+      for (const bool disk : {false, true})
+        for (const bool by_layer : {false, true}) {
+          TinySetup setup = by_layer_setup(team, copies, by_layer, dtype);
+          setup.scheme = scheme;
+          setup.order = index++ / 2 % 2 ? KvOrder::layer_major : KvOrder::token_major;
+          const bool one_slot_each = scheme[0] == 'c' || scheme[0] == 's';
+          setup.pool_bytes = (one_slot_each ? 5 * 512 : 28 * 16) * shape.token_bytes();
+          if (scheme[0] == 'v') setup.pool_bytes = 30 * 4096 * size_t(2 * shape.n_layers);
+          setup.tiers.host_bytes = (disk ? 30 : 200) * 8 * shape.token_bytes();
+          if (disk) setup.tiers.disk_dir = dir.path, setup.tiers.disk_bytes = 1 << 20;
+          INFO(setup.describe() << " by layer " << by_layer);
+          Watched::observed = 0;
+          const Run run = converse(setup, 4);
+          for (const auto& [id, choice] : plain.choices) {
+            INFO("request " << id);
+            CHECK(run.choices.at(id).tokens == choice.tokens);
+            CHECK(run.choices.at(id).logits_hash == choice.logits_hash);
+          }
+          if (run.tiers.host_hit_tokens + run.tiers.disk_hit_tokens > 0) CHECK((Watched::observed > 0) == by_layer);
+          if (scheme[0] == 'c') CHECK(run.tiers.host_hit_tokens + run.tiers.disk_hit_tokens > 200);
+        }
+  }
+}
+
+TEST_CASE("tiers: aborted and preempted at any turn while layers come", "[tiers][tier_layers][random]") {
+  ThreadTeam team(1);
+  int64_t preempted = 0;
+  int aborted = 0, observed = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    LateCopies copies;
+    TinySetup setup = by_layer_setup(team, copies, true, Dtype::f32);
+    setup.scheme = std::array{"paged", "token", "contiguous", "vattention"}[seed % 4];
+    setup.order = seed / 4 % 2 ? KvOrder::layer_major : KvOrder::token_major;
+    const size_t token_bytes = kv_shape(tiny_config(4), Dtype::f32).token_bytes();
+    setup.prefix_cache = false;
+    setup.pool_bytes = (setup.scheme[0] == 'c' ? 4 * 512 : 24 * 16) * token_bytes;
+    if (setup.scheme[0] == 'v') setup.pool_bytes = 24 * 4096 * 8;
+    setup.tiers.host_bytes = 400 * 8 * token_bytes;
+    INFO("seed " << seed << " " << setup.describe());
+    TinyCluster tiny(setup);
+    std::vector<std::vector<int32_t>> prompts;
+    for (int p = 0; p < 5; ++p) {
+      prompts.emplace_back();
+      for (int i = 0; i < 60 + 9 * p; ++i) prompts.back().push_back((i * (2 * p + 3)) % 96);
+    }
+    for (uint64_t p = 0; p < prompts.size(); ++p) {
+      REQUIRE(tiny.submit(tiny_request(p, prompts[p], 20)).ok());
+      tiny.run();
+    }
+    Watched::observed = 0;
+    for (uint64_t id = 100; id < 120; ++id) {
+      REQUIRE(tiny.submit(tiny_request(id, prompts[id % prompts.size()], 20)).ok());
+      for (uint64_t turns = random.below(12); turns > 0; --turns) tiny.cluster->turn();
+      if (random.below(3) == 0) tiny.cluster->abort(100 + random.below(id - 99));
+    }
+    tiny.run();
+    for (uint64_t id = 100; id < 120; ++id) {
+      const Recorder::Choice choice = tiny.recorder->choice(id), first = tiny.recorder->choice(id % prompts.size());
+      CHECK(choice.ends == 1);
+      aborted += choice.finish == FinishReason::abort;
+      if (choice.finish != FinishReason::abort) CHECK(choice.logits_hash == first.logits_hash);
+    }
+    const Instance& instance = *tiny.cluster->instances()[0];
+    instance.memory().check_invariants(true);
+    const KvStats kv = instance.memory().stats();
+    CHECK(kv.free + kv.cached == kv.capacity);
+    preempted += instance.stats().preemptions;
+    observed += Watched::observed;
+  }
+  CHECK(aborted > 50);
+  CHECK(observed > 200);
+  CHECK(preempted > 20);
 }
 
 // A prompt of 64 tokens whose KV only the host has, and others.

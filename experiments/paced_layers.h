@@ -1,0 +1,43 @@
+// A model that computes nothing, layer by layer: for benches and tests of what a step waits for.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "base/clock.h"
+#include "experiments/null_model.h"
+
+namespace xpyd::experiments {
+
+// Every layer takes so long when its observer has let it: what waits for KV waits where a real model does.
+class PacedLayers final : public Model {
+ public:
+  PacedLayers(const ModelConfig& config, double layer_s, Clock& clock)
+      : null_(make_null_model(config)), layer_s_(layer_s), clock_(clock) {}
+
+  const ModelConfig& config() const override { return null_->config(); }
+  void forward(const StepInput& step, float* logits) override {
+    began_s = clock_.now();
+    for (int layer = 0; layer < config().n_layers; ++layer) {
+      if (step.observer) step.observer->layer_done(layer);
+      clock_.sleep(layer_s_);
+    }
+    StepInput unobserved = step;
+    unobserved.observer = nullptr;
+    null_->forward(unobserved, logits);
+    ended_s = clock_.now();
+  }
+  bool layered() const override { return true; }
+  Work work(const StepInput&) const override { return {}; }
+  size_t weight_bytes() const override { return 0; }
+  size_t scratch_bytes() const override { return 0; }
+
+  std::atomic<double> began_s = 0, ended_s = 0;  // Clock, of the last step
+
+ private:
+  const std::unique_ptr<Model> null_;
+  const double layer_s_;
+  Clock& clock_;
+};
+
+}  // namespace xpyd::experiments

@@ -1,0 +1,193 @@
+// A prompt begins with the first layer of KV that comes from a tier, and each layer waits for its own: in virtual time,
+// where a link and a model take what they are said to take.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "allocator/kv_plan.h"
+#include "allocator/tiered.h"
+#include "batch/engine.h"
+#include "experiments/paced_layers.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing::arrival_test {
+namespace {
+
+constexpr int kLayers = 8, kBlock = 16, kPrefix = 16 * kBlock;
+
+// Copies that are over when a link of that rate would have made them.
+class Link final : public Device {
+ public:
+  Link(VirtualClock& clock, double byte_s) : clock_(clock), byte_s_(byte_s) {}
+  const char* name() const override { return "cpu"; }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return cpu_device().allocate(bytes); }
+  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<Queue>(*this); }
+
+ private:
+  class Queue final : public DeviceQueue {
+   public:
+    explicit Queue(Link& link) : link_(link) {}
+    void copy(std::span<const Copy> copies, bool) override {
+      free_s_ = std::max(free_s_, link_.clock_.seconds);
+      for (const Copy& c : copies) {
+        std::memcpy(c.destination, c.source, c.bytes);
+        free_s_ += double(c.bytes) * link_.byte_s_;
+      }
+    }
+    int64_t mark() override {
+      ends_s_.push_back(free_s_);
+      return int64_t(ends_s_.size()) - 1;
+    }
+    bool reached(int64_t mark) override { return mark < 0 || ends_s_[size_t(mark)] <= link_.clock_.seconds; }
+    void wait() override { link_.clock_.seconds = std::max(link_.clock_.seconds, free_s_); }
+
+   private:
+    Link& link_;
+    double free_s_ = 0;
+    std::vector<double> ends_s_;
+  };
+  VirtualClock& clock_;
+  const double byte_s_;
+};
+
+struct Stand {
+  // Seconds of one layer of kPrefix tokens on the link and of a step in the model.
+  Stand(double load_s, double compute_s, bool by_layer, const char* policy = "chunked")
+      : link(clock, load_s / double(size_t(kPrefix) * shape().token_bytes() / kLayers)),
+        model(config(), compute_s, clock) {
+    KvOptions kv{.shape = shape(), .block_tokens = kBlock, .max_sequence_tokens = 2 * kPrefix, .prefix_cache = false};
+    kv.pool_bytes = size_t(8 * kPrefix) * kv.shape.token_bytes();
+    kv.tiers = {.host_bytes = kv.pool_bytes, .block_tokens = kBlock, .load_by_cost = true};
+    kv.device = &link;
+    kv.clock = &clock;
+    memory = make_tiered(make_ranked_memory("paged", kv, {}).value(), kv).value();
+    engine = std::make_unique<Engine>(
+        model, *memory,
+        EngineOptions{
+            .policy = find_batch_policy(policy), .max_batch = 4, .step_tokens = 2 * kPrefix, .by_layer = by_layer},
+        clock, nullptr);
+  }
+  static ModelConfig config() {
+    ModelConfig c = experiments::NullModel(tiny_config()).config();
+    c.n_layers = kLayers;
+    return c;
+  }
+  static KvShape shape() { return kv_shape(config(), Dtype::f32); }
+  void submit(uint64_t id, int first, int tokens, int output = 1) {
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < tokens; ++i) prompt.push_back((first + i) % 96);
+    auto request = tiny_request(id, prompt, output);
+    request->ignore_eos = true;
+    request->arrival_s = clock.seconds;
+    engine->submit(make_sequence(request, {}, recorder, nullptr, nullptr));
+  }
+  // Seconds until it has ended.
+  double run(uint64_t id) {
+    const double began = clock.seconds;
+    while (recorder->choice(id).ends == 0) engine->step();
+    return clock.seconds - began;
+  }
+  void settle() {
+    while (engine->step() || memory->poll()) clock.seconds += 20e-6;
+    memory->check_invariants();
+  }
+
+  VirtualClock clock;
+  Link link;
+  experiments::PacedLayers model;
+  std::unique_ptr<KvMemory> memory;
+  std::unique_ptr<Engine> engine;
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+};
+
+// Looking for it now and then: 50 us between steps, 20 us in one.
+constexpr double kLooks = kLayers * 20e-6 + 100e-6;
+
+TEST_CASE("arrival: the first token comes after the longer of loading and computing, and a layer of the other",
+          "[engine][tier_layers]") {
+  for (const double load_s : {10e-3, 20e-3, 5e-3})
+    for (const bool by_layer : {true, false}) {
+      constexpr double kCompute = 10e-3;
+      INFO("a layer loads in " << load_s << " s, by layer " << by_layer);
+      Stand stand(load_s, kCompute, by_layer);
+      stand.submit(1, 0, kPrefix + 1);
+      CHECK(stand.run(1) == Approx(kLayers * kCompute));
+      stand.settle();
+      stand.submit(2, 0, kPrefix + 1);
+      const double expected = by_layer ? std::max(load_s * kLayers + kCompute, load_s + kLayers * kCompute)
+                                       : kLayers * (load_s + kCompute);
+      const double took = stand.run(2);
+      CHECK(took >= expected * (1 - 1e-9));
+      CHECK(took <= expected + kLooks);
+      CHECK(stand.recorder->choice(2).cached_tokens == kPrefix);
+      const KvTierStats s = stand.memory->stats().tiers;
+      CHECK(s.host_hit_tokens == kPrefix);
+      // What was waited for, before the step and in it.
+      const double waited = took - kLayers * kCompute;
+      CHECK(s.load_wait_seconds <= waited + kLooks);
+      CHECK(s.load_wait_seconds >= waited - kLooks);
+      stand.settle();
+    }
+}
+
+TEST_CASE("arrival: others compute until the first layer is there; two come one after the other",
+          "[engine][tier_layers]") {
+  constexpr double kLoad = 20e-3, kCompute = 1e-3;
+  Stand stand(kLoad, kCompute, true);
+  for (const uint64_t id : {1, 2}) {
+    stand.submit(id, int(id) * 7, kPrefix + 1);
+    stand.run(id);
+    stand.settle();
+  }
+  stand.submit(3, 50, 20, 100);  // decodes
+  stand.engine->step();
+  for (const uint64_t id : {1, 2}) stand.submit(10 + id, int(id) * 7, kPrefix + 1);
+  const double began = stand.clock.seconds;
+  const auto tokens = [&] { return stand.recorder->choice(3).tokens.size(); };
+  while (stand.clock.seconds - began < .8 * kLoad) stand.engine->step();
+  CHECK(tokens() >= 1 + size_t(.8 * kLoad / (kLayers * kCompute)));
+  CHECK(stand.recorder->choice(11).ends == 0);
+  stand.run(11);
+  // A step that began before the first layer was there, and the others' time.
+  CHECK(stand.clock.seconds - began <= kLayers * kLoad + kCompute + kLooks + kLayers * kCompute);
+  stand.run(12);
+  CHECK(stand.clock.seconds - began <= 2 * kLayers * kLoad + kCompute + 2 * kLooks + kLayers * kCompute);
+  CHECK(stand.clock.seconds - began >= 2 * kLayers * kLoad);
+  stand.run(3);
+  stand.settle();
+}
+
+TEST_CASE("arrival: what a load takes is learnt from the link, however long its step computes",
+          "[engine][tier_layers]") {
+  constexpr double kLoad = 1e-3, kCompute = 20e-3;
+  Stand stand(kLoad, kCompute, true);
+  double told_s = 0;
+  stand.memory->loads_if([&](int, int, int, double load_s) {
+    told_s = load_s;
+    return true;
+  });
+  for (uint64_t id = 1; id <= 4; ++id) {
+    stand.submit(id, 0, kPrefix + 1);
+    stand.run(id);
+    stand.settle();
+  }
+  CHECK(told_s >= kLayers * kLoad);
+  CHECK(told_s <= kLayers * kLoad + kCompute);  // noticed when a layer ends
+}
+
+TEST_CASE("arrival: whose steps cannot wait between layers waits for all", "[engine][tier_layers]") {
+  Stand stand(10e-3, 10e-3, true, "layered");
+  CHECK_FALSE(stand.engine->by_layer());
+  stand.submit(1, 0, kPrefix + 1);
+  stand.run(1);
+  stand.settle();
+  stand.submit(2, 0, kPrefix + 1);
+  CHECK(stand.run(2) >= 2 * kLayers * 10e-3);
+  CHECK(stand.recorder->choice(2).cached_tokens == kPrefix);
+  stand.settle();
+}
+
+}  // namespace
+}  // namespace xpyd::testing::arrival_test
