@@ -173,7 +173,7 @@ void Fetcher::look(Fetch& fetch, Part& part) {
 // prompt would be fetched, and be late, like this one.
 void Fetcher::lose(Fetch& fetch, Part& part) {
   const double now = parts_.clock.now();
-  if (part.state == Part::reading && now >= fetch.until_s)
+  if (part.state == Part::reading && fetch.until_s > 0 && now >= fetch.until_s)
     parts_.rate.done(part.read_s, now, part.bytes * std::max<size_t>(1, part.done) / part.reads.size());
   part.state = Part::lost;
   ++parts_.fetch.failed;
