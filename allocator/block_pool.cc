@@ -277,7 +277,8 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     marked += marks_[size_t(b)] != 0;
   }
   XPYD_CHECK(marked == n_marked_);
-  XPYD_CHECK(escrowed_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0), "more is set aside than there is");
+  XPYD_CHECK(escrowed_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0),
+             "more is set aside than there is");
   source_->check_invariants(held);
   if (index_) index_->check_invariants();
 }

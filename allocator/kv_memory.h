@@ -110,7 +110,8 @@ struct KvStats {
   int64_t mapped_bytes = 0;    // behind addresses (vattention; else capacity_bytes)
   int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); else one a rank
   KvTierStats tiers;
-  int available() const { return free + cached - escrowed; }  // blocks that an append can get for whom none are set aside
+  // Blocks that an append can get for whom none are set aside.
+  int available() const { return free + cached - escrowed; }
 };
 
 using KvLease = int32_t;  // valid from pin to unpin

@@ -14,7 +14,8 @@ struct SequenceView {
   int n_tokens = 0;    // known: prompt and output so far
   int n_computed = 0;  // tokens whose KV is in place or under way; for a waiting one, those a prefix hit would give
   int n_limit = 0;     // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
-  int n_blocks = 0;    // blocks held, or set aside for it (KvMemory::escrow); a waiting one holds some when its KV came from another instance
+  int n_blocks = 0;    // blocks held, or set aside for it (KvMemory::escrow); a waiting one holds some when its KV came
+                       // from another instance
   int choices = 1;     // sequences that it counts for: until its first token it stands for all n choices
   bool tail_shared = false;  // the next append copies a block first
   int n_output = 0;          // of n_tokens, those that were generated

@@ -77,7 +77,8 @@ class Instance final {
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.
   bool idle() const {
-    return engine_.idle() && reservations_.size() == 0 && sender_.empty() && receiver_.empty() && fetcher_.empty() && lender_.empty();
+    return engine_.idle() && reservations_.size() == 0 && sender_.empty() && receiver_.empty() && fetcher_.empty() &&
+           lender_.empty();
   }
   bool counts_posts() const {
     return receiver_.counts() || fetcher_.counts() || lender_.counts();

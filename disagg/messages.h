@@ -145,7 +145,7 @@ struct PrefillJob {
 
 // ---- Prefill <-> decode.
 
-struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reservations (InstanceOptions): may begin
+struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reservations: P has what it needs
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;

@@ -9,8 +9,8 @@
 //
 // `reuse` is WavePP's ablation in its shape: eight clients in a closed loop, each with a prompt of 131,072 tokens of
 // which nine tenths are those of its own before, one prefill instance of eight stages, chunks of 16,384 tokens, windows
-// of 16; one H200 a stage with Llama-3-70B (Kimi K3 and B300 are in no table), links of 1.6 Tb/s. P and D each hold 0.7,
-// 0.9 or 1.1 of the eight prompts; answers have 2 to 17 tokens.
+// of 16; one H200 a stage with Llama-3-70B (Kimi K3 and B300 are in no table), links of 1.6 Tb/s. P and D each hold
+// 0.7, 0.9 or 1.1 of the eight prompts; answers have 2 to 17 tokens.
 //
 // Arithmetic. Overload: D takes 6.4 requests/s of 6.8 (rejection), in bursts of 10 and more. Without reservations P
 // computes what comes, gives the first token and holds the KV: who waits there for D waits between two tokens, and a
@@ -22,11 +22,11 @@
 // leaves in the half second of computing: below 1 %. `late` refuses at the prompt's end: 10 to 45 % are in vain
 // (rejection); with a promise of room D's load is what it was when it was promised, so few are refused: a half to none
 // of that. At the recorded speed D has room: 1 to 1.02 times.
-// Reuse: a prompt's prefix is in one block table for all stages here, and the engine takes what it finds when it begins:
-// what WavePP's leases mend, stages whose caches lose different blocks, cannot be. What is left: a prefix that is found
-// when its prompt comes, and is evicted while it waits. With room for less than all eight an LRU in turn loses each
-// before it comes again: hits of 0 to .9; pinned ones stay, and the others find nothing. Between 1 and 1.6 times the
-// tokens/s at .7 and .9; at 1.1 nothing is lost: .98 to 1.02.
+// Reuse: a prompt's prefix is in one block table for all stages here, and the engine takes what it finds when it
+// begins: what WavePP's leases mend, stages whose caches lose different blocks, cannot be. What is left: a prefix that
+// is found when its prompt comes, and is evicted while it waits. With room for less than all eight an LRU in turn loses
+// each before it comes again: hits of 0 to .9; pinned ones stay, and the others find nothing. Between 1 and 1.6 times
+// the tokens/s at .7 and .9; at 1.1 nothing is lost: .98 to 1.02.
 #include <algorithm>
 
 #include "experiments/simulated.h"
@@ -42,7 +42,8 @@ constexpr int kClients = 8, kTurns = 6, kPrompt = 131072, kBlock = 512;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
-  const auto add = [&](const char* part, double speed, const char* admission, double deadline_s, double pool, int draw) {
+  const auto add = [&](const char* part, double speed, const char* admission, double deadline_s, double pool,
+                       int draw) {
     for (const char* reservation : {"off", "escrow"})
       all.push_back({{"part", part},
                      {"speed", speed},

@@ -255,8 +255,8 @@ std::vector<OptionRow> make_rows() {
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
        sets<&ConductorOptions::stream_kv>},
       {"reservation", choice, "off", "", "off|escrow", 0, 0,
-       "a prompt whose KV goes to D begins when P has set room for all of it aside and, with --kv-transfer push, D has, "
-       "too, its cached prefix pinned; off: as soon as P has room, whether D has any or not",
+       "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, with "
+       "--kv-transfer push, D has, too; off: as soon as P has room, whether D has any or not",
        kEverywhere, sets_as<is<"escrow">, &ConductorOptions::escrow>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
        sets_as<find_placement_policy, &ConductorOptions::placement>},

@@ -41,11 +41,11 @@ std::string TinySetup::describe() const {
   return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
-         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") + (prefix_cache ? " prefix cache" : " no prefix cache") + " share " +
-         std::to_string(int(share)) + " threads " + std::to_string(threads) + " tp " + std::to_string(prefill_tp) +
-         ":" + std::to_string(decode_tp) + " pp " + std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) +
-         " window " + std::to_string(window) + " host " + std::to_string(tiers.host_bytes) +
-         (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
+         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
+         (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
+         std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
+         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) + " host " +
+         std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
 void Recorder::on_event(TokenEvent event) {

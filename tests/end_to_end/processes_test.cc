@@ -27,9 +27,9 @@ std::vector<std::string> wires() {
 TEST_CASE("processes: every order over every wire gives what one instance gives", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const std::string& wire : wires())
-    for (const Words& order : {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"},
-                               Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"},
-                               Words{"--reservation", "escrow"}}) {
+    for (const Words& order :
+         {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"}, Words{"--disagg", "decode_first"},
+          Words{"--disagg", "conditional_cost"}, Words{"--reservation", "escrow"}}) {
       if (find_transport(wire)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(wire << " " << order[0] << " " << order[1]);
       Words words = {"--transport", wire, "--kv-checksum", "on"};
