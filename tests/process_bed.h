@@ -150,7 +150,7 @@ class Bed {
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
           words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles") ||
-          words[i] == "--ranks" || words[i] == "--cache-news")
+          words[i] == "--ranks" || words[i] == "--cache-news" || words[i] == "--pool-path")
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)
