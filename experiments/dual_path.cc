@@ -5,9 +5,10 @@
 // turns, each with all that was said and 429 tokens more in the mean (exponential; a third of them are the answer, at
 // most 2,000), so that a prompt has 33,700 in the mean and 98.7 % of it is loaded: the published workload. An instance
 // is 8 x H200 with 8 x 400 Gb/s between instances. offline: 48 agents for each D, all at once, without pauses: the rate
-// is that of their last end. online: agents come as a Poisson stream for 1,500 s and pause 1 s (exponential) between
+// is that of their last end. online: agents come as a Poisson stream for 600 s and pause 1 s (exponential) between
 // turns; the rate is the highest at which nine in ten turns have their first token within 4 s and 100 ms between
-// others, in the mean of the longest tenth. Three seeds.
+// others, in the mean of the longest tenth. Three seeds for the first point. A block has 256 tokens, and what is not
+// whole is not loaded.
 //
 // Arithmetic, offline. Qwen2.5-32B: a turn loads 33,300 x 262 KB = 8.7 GB for 429 x (66 GFLOP + attention 43) = 47
 // TFLOP: 187 GB/PFLOP. At 400 Gb/s that is .175 s for one P, 5.7 turns/s; P computes it in 15 ms. A D's 48 agents take
@@ -21,11 +22,11 @@
 // pauses and D's in want of nothing, the same bottleneck: 1.7 to 2.2 for Qwen, and for DeepSeek at 100 Gb/s; at 400
 // DeepSeek's P and D count, 1 to 1.4.
 //
-// weka: the 40 recorded sessions of coding agents, one a second and without pauses, Qwen on 1P2D. A prompt has 105,000
-// tokens, of which .946 are found: 26 GB, .52 s at 400 Gb/s, beside 1.1 PFLOP, .32 s: 24 GB/PFLOP. A turn's 500 tokens
-// take 17 s, so 40 sessions ask for some 2 prompts a second of the 1.9 that one link brings: TTFT .3 to .95 of
-// direct's. At 100 Gb/s a link brings .48, and 17 s are hidden behind a queue of 66; with three links it is 11: .1 to
-// .6. (The end of all is that of the longest session, whatever the path.)
+// weka: the 40 recorded sessions of coding agents, one a minute and without pauses, Qwen on 1P2D. A prompt has 40,000
+// tokens in the mean and up to 188,000, of which .946 are found: 10 GB, .2 s at 400 Gb/s, 24 GB/PFLOP. A turn's answer of
+// 500 tokens takes 10 s, so those that are there at once ask for .5 prompts a second: at 400 Gb/s a link is a tenth
+// busy, and TTFT .3 to .95 of direct's, where several come together; at 100 Gb/s it is nearly full: .1 to .6. (One a
+// second, they have more KV than the instances, which then compute what they have no room to load.)
 #include <cmath>
 
 #include "base/arrivals.h"
@@ -38,14 +39,15 @@ namespace {
 
 using namespace disagg;
 
-constexpr int kSeeds = 3, kBlock = 64;
-constexpr double kTurnTokens = 429;
+constexpr int kSeeds = 3, kBlock = 256;
+constexpr double kTurnTokens = 429, kApart = 60;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
-  const auto add = [&](const char* mode, const char* model, const char* topology, double store, double net) {
+  const auto add = [&](const char* mode, const char* model, const char* topology, double store, double net,
+                       int seeds = 1) {
     for (const char* path : {"direct", "dual"})
-      for (int sample = 0; sample < (setting.tiny ? 1 : kSeeds); ++sample)
+      for (int sample = 0; sample < (setting.tiny ? 1 : seeds); ++sample)
         all.push_back({{"mode", mode},
                        {"model", model},
                        {"topology", topology},
@@ -54,13 +56,16 @@ std::vector<Values> points(const Setting& setting) {
                        {"path", path},
                        {"sample", sample}});
   };
-  for (const char* model : {"qwen2.5-32b", "deepseek-v3"})
-    for (double store : {100., 400., 1600.})
-      for (const char* topology : {"1P1D", "1P2D", "2P1D"}) add("offline", model, topology, store, 3200);
+  add("offline", "qwen2.5-32b", "1P1D", 400, 3200, kSeeds);
+  for (const auto& [topology, store] : {std::pair("1P2D", 400.), {"2P1D", 400.}, {"1P1D", 100.}, {"1P2D", 100.},
+                                        {"2P1D", 100.}, {"1P1D", 1600.}, {"1P2D", 1600.}})
+    add("offline", "qwen2.5-32b", topology, store, 3200);
   add("offline", "qwen2.5-32b", "1P1D", 400, 400);
-  for (const char* model : {"qwen2.5-32b", "deepseek-v3"})
-    for (double store : {100., 400.}) add("online", model, "1P1D", store, 3200);
-  for (double store : {100., 400.}) add("weka", "qwen2.5-32b", "1P2D", store, 3200);
+  for (double store : {100., 400.})
+    for (const char* topology : {"1P1D", "1P2D"}) add("offline", "deepseek-v3", topology, store, 3200);
+  add("online", "qwen2.5-32b", "1P1D", 400, 3200);
+  for (double store : {100., 400.})
+    if (!setting.traces.empty()) add("weka", "qwen2.5-32b", "1P2D", store, 3200);
   return all;
 }
 
@@ -69,7 +74,7 @@ Result<Trace> recorded(const Setting& setting, uint64_t seed) {
   Result<Trace> trace = find_trace_format("weka")->load(setting.traces + "/weka",
                                                         {.limit = setting.tiny ? 40 : 0, .seed = seed});
   if (trace)
-    for (TraceRequest& request : trace.value().requests) request.think_s = 0;
+    for (TraceRequest& request : trace.value().requests) request.think_s = 0, request.arrival_s *= kApart;
   return trace;
 }
 
@@ -147,11 +152,11 @@ Result<Finding> at_once(const Values& point, const Trace& trace) {
   return found;
 }
 
-// The highest rate of agents, within a fiftieth, that keeps the objective.
+// The highest rate of agents, within a twentieth, that keeps the objective.
 Result<Finding> online(const Values& point, int turns, double seconds, uint64_t seed) {
   Finding found;
   double low = 0, high = INFINITY;
-  for (double rate = 0.01; high > 1.02 * low; rate = std::isfinite(high) ? std::sqrt(low * high) : 1.5 * rate) {
+  for (double rate = 0.01; high > 1.05 * low; rate = std::isfinite(high) ? std::sqrt(low * high) : 1.5 * rate) {
     const Trace trace = agents(std::max(1, int(rate * seconds)), rate, 1, turns, seed);
     Result<SimulationOptions> options = options_of(point, trace);
     if (!options) return options.error();
@@ -171,7 +176,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string mode = point["mode"], topology = point["topology"];
   const uint64_t seed = mix_seed(setting.seed, uint64_t(int(point["sample"])));
   const int turns = setting.tiny ? 4 : 157;
-  if (mode == "online") return online(point, turns, setting.tiny ? 100 : 1500, seed);
+  if (mode == "online") return online(point, turns, setting.tiny ? 100 : 600, seed);
   if (mode == "offline")
     return at_once(point, agents((setting.tiny ? 4 : 48) * (topology[2] - '0'), INFINITY, 0, turns, seed));
   Result<Trace> trace = recorded(setting, seed);

@@ -9,6 +9,7 @@ constexpr PathPolicy kPaths[] = {
     {"direct", nullptr, "P reads by itself"},
     {"dual", [](const PathView& v) { return v.relay_queue_s + v.relay_s + v.hop_s < v.direct_queue_s + v.direct_s; },
      "DualPath (arXiv 2602.21548): the side whose queue of reads is shorter; ours adds the hop"},
+    {"relay", [](const PathView&) { return true; }, "ours: by way of D wherever that can be"},
 };
 
 }  // namespace

@@ -199,12 +199,10 @@ TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disa
 
 // ---- By way of D (path_policy.h).
 
-constexpr PathPolicy kRelays{"dual", [](const PathView&) { return true; }, ""};
-
 // Request 1 leaves its prefix at P0 and D2; request 2 is for P1 and D3.
 SimOptions relayed(const char* policy) {
   SimOptions options = in(policy);
-  options.conductor.path = &kRelays;
+  options.conductor.path = find_path_policy("relay");
   return options;
 }
 
@@ -359,7 +357,7 @@ TEST_CASE("path: over threads, what is said is what one instance says", "[disagg
   const auto serve = [](TinySetup setup) {
     setup.fetch = "always";
     setup.placement = "round_robin";
-    setup.path = &kRelays;
+    setup.path = find_path_policy("relay");
     auto tiny = std::make_unique<TinyCluster>(setup);
     REQUIRE(tiny->cluster->start().ok());
     for (uint64_t id = 0; id < 30; ++id) {
