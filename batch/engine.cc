@@ -180,6 +180,7 @@ void Engine::settle_arrivals(Step& step) {
       continue;
     }
     entry.ended = true;
+    s.cached_tokens = there;
     SequencePtr gone = remove(s);
     if (s.leaves) {
       hooks_->prefill_broken(s);

@@ -7,7 +7,8 @@ figure, panels = style.plt.subplots(1, len(models), figsize=(9, 3.4))
 for panel, model in zip(panels, models):
     for number, (topology, path) in enumerate((t, p) for t in table.distinct("topology", mode="offline") for p in table.distinct("path")):
         curve = table.curve("store_gbps", "rate", mode="offline", model=model, topology=topology, path=path, net_gbps=3200.0)
-        style.line(panel, curve, number, f"{topology} {path}")
+        if curve:
+            style.line(panel, curve, number, f"{topology} {path}")
     style.powers(panel, sorted(map(float, table.distinct("store_gbps"))))
     panel.set_xlabel("Gb/s of an instance's link to the store")
     panel.set_title(f"{model}: turns/s", fontsize=9)

@@ -177,6 +177,33 @@ TEST_CASE("arrival: what a load takes is learnt from the link, however long its 
   CHECK(told_s <= kLayers * kLoad + kCompute);  // noticed when a layer ends
 }
 
+// What was computed while it came is nothing, and nothing of it was reused.
+TEST_CASE("arrival: a layer that does not come is computed, and no token of it was cached", "[engine][tier_layers]") {
+  struct Lost final : KvArrival {
+    bool wait(int layer) override { return layer < 3; }
+    bool is_whole() override { return false; }
+  };
+  Stand stand(1e-3, 1e-3, true);
+  stand.submit(1, 0, kPrefix + 1, 2);
+  stand.run(1);
+  std::vector<int32_t> prompt;
+  for (int i = 0; i <= kPrefix; ++i) prompt.push_back(i % 96);
+  auto request = tiny_request(2, prompt, 2);
+  request->ignore_eos = true;
+  request->cache_salt = 7;  // no tier has it
+  SequencePtr sequence = make_sequence(request, {}, stand.recorder, nullptr, nullptr);
+  sequence->kv = stand.memory->reserve(prompt, sequence->salt()).value().handle;
+  REQUIRE(stand.memory->append(sequence->kv, kPrefix));
+  sequence->computed = kPrefix;
+  sequence->early = sequence->probed = true;
+  sequence->arrival = std::make_shared<Lost>();
+  stand.engine->submit(std::move(sequence));
+  stand.run(2);
+  CHECK(stand.recorder->choice(2).cached_tokens == 0);
+  CHECK(stand.recorder->choice(2).tokens == stand.recorder->choice(1).tokens);
+  stand.settle();
+}
+
 TEST_CASE("arrival: whose steps cannot wait between layers waits for all", "[engine][tier_layers]") {
   Stand stand(10e-3, 10e-3, true, "layered");
   CHECK_FALSE(stand.engine->by_layer());
