@@ -71,7 +71,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// The recorded sessions, one a second and without pauses.
+// The recorded sessions, one a minute and without pauses.
 Result<Trace> recorded(const Setting& setting, uint64_t seed) {
   Result<Trace> trace = find_trace_format("weka")->load(setting.traces + "/weka",
                                                         {.limit = setting.tiny ? 40 : 0, .seed = seed});

@@ -34,6 +34,7 @@ using allocator::EvictionRank;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   std::vector<std::string> policies;
   for (const allocator::EvictionPolicy& row : allocator::kEvictionPolicies) policies.push_back(row.name);
   policies.push_back("belady");

@@ -26,6 +26,7 @@ constexpr int kDraws = 3;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
     for (const char* trace : {"conversation", "synthetic"})
       for (double gbps : {10., 25., 50., 100., 400.})

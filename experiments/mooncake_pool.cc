@@ -51,6 +51,7 @@ Values of(const char* part, const char* trace, const char* topology, const char*
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw) {
     for (const char* trace : {"conversation", "tool_agent", "synthetic"}) {
       for (const char* system : {"random", "prefix", "local", "global"})

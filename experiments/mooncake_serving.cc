@@ -39,6 +39,7 @@ Values of(const char* figure, const char* trace, const std::string& topology, co
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw) {
     for (const char* trace : {"conversation", "tool_agent", "synthetic"}) {
       all.push_back(of("tbt", trace, "8P8D", "mooncake", draw));

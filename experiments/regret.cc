@@ -29,6 +29,7 @@ constexpr int kDraws = 3;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   for (const char* what : {"cache", "endless", "short", "ahead"})
     for (double load : {0.5, 0.9, 1.3})
       for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)

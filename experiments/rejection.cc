@@ -54,6 +54,7 @@ Values of(const char* part, const char* topology, double speed, double tbt, cons
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw) {
     for (const char* admission : {"none", "late", "early", "early_in_flight", "reserve"})
       all.push_back(of("overload", "12P1D", 2, 0.1, admission, 1, draw));

@@ -42,6 +42,7 @@ constexpr int kClients = 8, kTurns = 6, kPrompt = 131072, kBlock = 512;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   const auto add = [&](const char* part, double speed, const char* admission, double deadline_s, double pool,
                        int draw) {
     for (const char* reservation : {"off", "escrow"})

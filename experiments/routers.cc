@@ -39,6 +39,7 @@ constexpr Pool kPools[] = {{"8C", 0.6}, {"4P4D", 0.9}, {"6P2D", 0.9}};
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
+  if (setting.traces.empty()) return all;
   for (const char* load : {"conversation", "synthetic", "tool_agent", "clients", "agents"})
     for (const Pool& pool : kPools)
       for (const PlacementPolicy& row : placement_policies())
