@@ -168,8 +168,9 @@ std::vector<OptionRow> make_rows() {
        "the files in disk-kv-dir outlive their instance: the next one of its role finds there what it has, if the model "
        "is the same",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_keep>},
-      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096, "--host-kv-bytes: tokens of one block on the host and the disk",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
+      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
+       "--host-kv-bytes: tokens of one block on the host and the disk", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
        "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::copy_gbps>},
@@ -274,7 +275,7 @@ std::vector<OptionRow> make_rows() {
        "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
       {"pool-path", choice, "direct", "", paths.c_str(), 0, 0,
        "what is got from elsewhere: P reads it, or the prompt's D does and P reads it there, where that queue is "
-       "shorter (--kv-fetch; simulate: or --store-gbps)",
+       "shorter, or (relay) wherever it can (--kv-fetch; simulate: or --store-gbps)",
        kPolicy, sets_as<find_path_policy, &ConductorOptions::path>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
