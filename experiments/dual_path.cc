@@ -16,16 +16,16 @@
 // 2P1D 1.4 (16 of 17). A quarter of the rate: 2, 3, 1.5. Four times: 23 turns/s from one P, D alone counts: 1.0 (1P2D:
 // 32 of 23 turns/s, 1.4). DeepSeek-V3 (attention to all, as ours has it): 2.3 GB for 103 TFLOP: 23 GB/PFLOP. At 400
 // Gb/s 21 turns/s from one P, but P computes 29 and a D's agents ask for 11 (30 ms a step: weights alone 25): 1.0 (1P2D
-// 1.0 to 1.3); at 100 Gb/s 5.3 turns/s: 1P1D 2.0, 1P2D 3.0. Where the network between instances is
-// as slow as the link to the store, the hop costs another .175 s of 3 s and queues where P sends KV to D, too; what D
-// has is not sent there: still 1.5 to 2. Nowhere less than .95: the hop is taken where it is shorter. Online, with
-// pauses and D's in want of nothing, the same bottleneck: 1.7 to 2.2.
+// 1.0 to 1.3); at 100 Gb/s 5.3 turns/s: 1P1D 2.0, 1P2D 3.0. Where the network between instances is as slow as the link
+// to the store, the hop costs another .175 s of 3 s and queues where P sends KV to D, too; what D has is not sent
+// there: still 1.5 to 2. Nowhere less than .95: the hop is taken where it is shorter. Online, with pauses and D's in
+// want of nothing, the same bottleneck: 1.7 to 2.2.
 //
-// weka: the 40 recorded sessions of coding agents, one a minute and without pauses, Qwen on 1P2D. A prompt has 40,000
-// tokens in the mean and up to 188,000, of which .946 are found: 10 GB, .2 s at 400 Gb/s, 24 GB/PFLOP. A turn's answer
-// of 500 tokens takes 10 s, so those that are there at once ask for .5 prompts a second: at 400 Gb/s a link is a tenth
-// busy, and TTFT .3 to .95 of direct's, where several come together; at 100 Gb/s it is nearly full: .1 to .6. (One a
-// second, they have more KV than the instances, which then compute what they have no room to load.)
+// weka: the 40 recorded sessions of coding agents, one a minute and without pauses, Qwen on 1P2D. A prompt has 105,000
+// tokens in the mean, of which .946 are found: 26 GB, .52 s at 400 Gb/s, 24 GB/PFLOP. The sessions that are there at
+// once ask for some .6 prompts a second: at 400 Gb/s a link is a third busy, and TTFT .3 to .95 of direct's, where
+// several come together; at 100 Gb/s it brings .48, less than that: .1 to .6. (One a second, they have more KV than the
+// instances, which then compute what they have no room to load.)
 #include <cmath>
 
 #include "base/arrivals.h"
