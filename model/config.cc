@@ -124,6 +124,45 @@ void read_window(const json& root, const Family& family, const std::string& file
   config.window_from_layer = window ? from_layer : 0;
 }
 
+// The two methods that are read: GPTQ of 4 bits, and FP8 of a tensor, an output or blocks of 128 x 128.
+void read_quantization(const json& root, const std::string& file, ModelConfig& config) {
+  const json* given = find_field(root, "quantization_config");
+  if (!given) return;
+  const std::string where = file + ": quantization_config";
+  if (!given->is_object()) throw invalid(where + ": expected an object");
+  JsonFields fields(*given, where);
+  const std::string method = fields.string("quant_method");
+  need(fields.status());
+  Quantization& q = config.quantization;
+  if (method == "gptq") {
+    q.method = Quantization::Method::gptq;
+    if (const int bits = int(fields.integer("bits", 1, 64)); fields.status().ok() && bits != 4)
+      throw invalid(where + ".bits: " + std::to_string(bits) + " is not supported (expected 4)");
+    const auto group = fields.integer("group_size", -1, 1 << 20);
+    q.group = group <= 0 ? 0 : int(group);
+    const std::string format = fields.string_or("checkpoint_format", "gptq");
+    if (format != "gptq" && format != "gptq_v2")
+      throw invalid(where + ".checkpoint_format: " + shown(format) + " is not supported (expected gptq or gptq_v2)");
+    q.zeros_less_one = format == "gptq";
+  } else if (method == "fp8") {
+    q.method = Quantization::Method::fp8;
+    if (const std::string format = fields.string_or("fmt", "e4m3"); format != "e4m3")
+      throw invalid(where + ".fmt: " + shown(format) + " is not supported (expected e4m3)");
+    if (const json* block = find_field(*given, "weight_block_size")) {
+      if (!block->is_array() || block->size() != 2) throw invalid(where + ".weight_block_size: expected two numbers");
+      for (size_t i = 0; i < 2; ++i) {
+        const json& n = (*block)[i];
+        if (!n.is_number_unsigned() || !(n > 0) || !(n <= 1 << 20))
+          throw invalid(where + ".weight_block_size: expected two numbers from 1 to 1048576");
+        (i == 0 ? q.block_rows : q.block_columns) = n.get<int>();
+      }
+    }
+  } else {
+    throw invalid(where + ".quant_method: " + shown(method) + " is not supported (expected gptq or fp8)");
+  }
+  need(fields.status());
+}
+
 // One token id, where the key is there and not null.
 void read_token(const json& value, const std::string& where, int vocab, int& token) {
   if (!value.is_number_integer() || !(value >= 0) || !(value < vocab))
@@ -163,8 +202,6 @@ const Family& find_family(const json& root, const std::string& file) {
   }
   for (const char* key : {"num_local_experts", "num_experts", "moe_intermediate_size"})
     if (find_field(root, key)) throw wrong(file, key, "mixture-of-experts models are not supported");
-  if (find_field(root, "quantization_config"))
-    throw wrong(file, "quantization_config", "quantized weights are not supported (expected F32, F16 or BF16)");
   return *family;
 }
 
@@ -241,6 +278,7 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
 
   read_rope(root, file, config);
   read_window(root, family, file, config);
+  read_quantization(root, file, config);
   read_special_tokens(root, file, config);
   return config;
 } catch (const Error& error) {

@@ -15,6 +15,14 @@ struct RopeScaling {
   int original_max_position = 0;                     // llama3, tokens
 };
 
+// How a folder's matrices are kept: config.json's quantization_config.
+struct Quantization {
+  enum class Method { none, gptq, fp8 } method = Method::none;
+  int group = 0;               // gptq: inputs with one scale; 0: all
+  bool zeros_less_one = true;  // gptq: stored zeros are one less than those that are meant (all but "gptq_v2")
+  int block_rows = 0, block_columns = 0;  // fp8: outputs x inputs with one scale; 0: of the tensor, or of an output
+};
+
 struct ModelConfig {
   std::string family;  // "llama", "mistral", "qwen2", "qwen3": config.json's model_type
   std::string name;    // the folder's last component, or "dummy"
@@ -38,6 +46,7 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;  // Qwen3: RMSNorm over head_dim of q and k, before RoPE
   bool tied_embeddings = false;
+  Quantization quantization;
   int bos_token = -1;           // -1: none
   std::vector<int> eos_tokens;  // generation ends at any of them; may be empty
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -26,25 +28,25 @@ static_assert(kMaxSumRows >= kMaxPassRows && kMaxSumRows >= kMaxTileRows * kMaxT
 // How rows are cut into register tiles: full ones first, then at most two smaller ones, as even as
 // can be (a tile of few rows has too few chains to hide the latency of an FMA).
 struct TilePlan {
-  explicit TilePlan(int m) {
-    int rest = m % kMaxTileRows;
-    n_full = m / kMaxTileRows;
+  TilePlan(int m, int most_) : most(most_) {
+    int rest = m % most;
+    n_full = m / most;
     tail[0] = rest;
-    if (rest > 0 && rest <= kMaxTileRows / 2 && n_full > 0) {
+    if (rest > 0 && rest <= most / 2 && n_full > 0) {
       --n_full;
-      tail[0] = (rest + kMaxTileRows + 1) / 2;
-      tail[1] = rest + kMaxTileRows - tail[0];
+      tail[0] = (rest + most + 1) / 2;
+      tail[1] = rest + most - tail[0];
     }
     n_tiles = n_full + (tail[0] > 0) + (tail[1] > 0);
   }
   int first_row(int tile) const {
-    int past = std::min(tile, n_full) * kMaxTileRows;
+    int past = std::min(tile, n_full) * most;
     if (tile > n_full) past += tail[0];
     if (tile > n_full + 1) past += tail[1];
     return past;
   }
-  int rows(int tile) const { return tile < n_full ? kMaxTileRows : tail[tile - n_full]; }
-  int n_full, n_tiles, tail[2] = {0, 0};
+  int rows(int tile) const { return tile < n_full ? most : tail[tile - n_full]; }
+  int most, n_full, n_tiles, tail[2] = {0, 0};
 };
 
 // Block sizes, by M alone; they move work around in time and cannot change a bit of the result.
@@ -54,8 +56,10 @@ struct Blocking {
   bool prefetch;  // ask for the next block's weights while this one is in use
 };
 
-Blocking choose_blocking(int m, Dtype dtype) {
+Blocking choose_blocking(int m, Dtype dtype, bool dot) {
   constexpr int kPanelsForRows[kMaxTileRows + 1] = {0, 6, 3, 2, 1, 1, 1};
+  // A block of codes is what has one scale, 1 to 2 KiB.
+  if (is_quantised(dtype)) return {m <= (dot ? kMaxDotRows : kMaxTileRows) ? kPanelsForRows[m] : 1, 0, m > 2};
   if (m <= kMaxTileRows) {
     // Three or four panels are as many streams, which the hardware's prefetchers follow by themselves; one or two leave
     // memory idle unless it is asked early: +29 % at M = 4 on one thread.
@@ -63,41 +67,105 @@ Blocking choose_blocking(int m, Dtype dtype) {
     return {panels, m <= 2 ? 1 << 30 : 512, m > 2};
   }
   // 12 KiB of bf16 or 16 KiB of f32 weights, and 9 or 6 KiB of x, in 32 KiB of L1.
-  return {1, dtype == Dtype::bf16 ? 384 : 256, true};
+  return {1, dtype == Dtype::f32 ? 256 : 384, true};
 }
 
-// K cut into groups (the contract), and groups into equal pieces of at most block_k. Of some groups
-// only, where a slice is computed: k then counts from the first of them.
-struct KBlocks {
-  KBlocks(const PackedMatrix& w_, Range groups_, int block_k) : w(w_), groups(groups_), first(w.k_range(groups).begin) {
-    int longest = (w.k + w.k_groups - 1) / w.k_groups;
-    per_group = (longest - 1) / block_k + 1;
+// K of some groups, all or a slice's, in blocks that tiles take: pieces of codes as they are, others cut into equal
+// parts of at most block_k.
+struct Block {
+  Range stored;  // counted from the first of the groups
+  Range k;       // places in `order`
+  size_t offset;  // in a panel
+  int group;
+  bool first, last;  // of its group
+};
+struct Blocks {
+  Blocks(const PackedMatrix& w_, Range groups_, int block_k) : w(w_), groups(groups_) {
+    const auto in = [](const PackedMatrix::Piece& p, int group) { return p.group < group; };
+    first = int(std::lower_bound(w.pieces.begin(), w.pieces.end(), groups.begin, in) - w.pieces.begin());
+    last = int(std::lower_bound(w.pieces.begin(), w.pieces.end(), groups.end, in) - w.pieces.begin());
+    if (is_quantised(w.dtype)) return;
+    const int longest = (w.k + w.k_groups - 1) / w.k_groups;
+    parts = (longest - 1) / block_k + 1;
   }
   int n_groups() const { return groups.end - groups.begin; }
-  int count() const { return n_groups() * per_group; }
-  Range operator[](int i) const {
-    const int g = groups.begin + i / per_group;
-    const Range k = w.k_range({g, g + 1});
-    const Range piece = share(k.end - k.begin, i % per_group, per_group, 8);
-    return {k.begin - first + piece.begin, k.begin - first + piece.end};
+  int count() const { return (last - first) * parts; }
+  Block operator[](int i) const {
+    const int at = first + i / parts, part = i % parts;
+    const PackedMatrix::Piece& p = w.pieces[size_t(at)];
+    const int length = p.stored.end - p.stored.begin, base = p.stored.begin - w.pieces[size_t(first)].stored.begin;
+    const Range of = share(length, part, parts, 8);
+    const auto place = [&](int stored) { return std::min(p.k.begin + stored, p.k.end); };
+    const bool codes = is_quantised(w.dtype);
+    return {{base + of.begin, base + of.end},
+            {place(of.begin), place(of.end)},
+            p.offset + (codes ? 0 : size_t(of.begin) * kPanel * dtype_bytes(w.dtype)),
+            p.group,
+            codes ? at == first || w.pieces[size_t(at) - 1].group != p.group : part == 0,
+            codes ? at + 1 == last || w.pieces[size_t(at) + 1].group != p.group : part + 1 == parts};
   }
   const PackedMatrix& w;
   Range groups;
-  int first, per_group;
+  int first, last, parts = 1;
 };
 
-// kRows rows and k of `ks` of x to [k, kRows].
+// Where x of a block is: its k in the order of storage.
+struct Inputs {
+  const float* x;  // of the first row, at the first K of the groups
+  size_t stride;
+  const int32_t* order;  // or null
+  int first;             // K of the groups
+  float at(int row, int place) const {
+    return x[size_t(row) * stride + size_t((order ? order[place] : place) - first)];
+  }
+};
+
+// kRows rows of a block to [k, kRows], with zeros to its end.
 template <int kRows>
-void pack_rows(const float* x, size_t stride, Range ks, float* out) {
-  for (int k = ks.begin; k < ks.end; ++k, out += kRows)
-    for (int r = 0; r < kRows; ++r) out[r] = x[size_t(r) * stride + size_t(k)];
+void pack_rows(const Inputs& in, const Block& b, Dtype, float* out) {
+  if (in.order) {
+    for (int k = b.k.begin; k < b.k.end; ++k)
+      for (int r = 0; r < kRows; ++r) *out++ = in.at(r, k);
+  } else {
+    const float* x = in.x + (b.k.begin - in.first);
+    for (int k = b.k.begin; k < b.k.end; ++k, ++x, out += kRows)
+      for (int r = 0; r < kRows; ++r) out[r] = x[size_t(r) * in.stride];
+  }
+  std::fill_n(out, size_t(b.stored.end - b.stored.begin - (b.k.end - b.k.begin)) * kRows, 0.0f);
 }
 
-void pack_tile(const float* x, size_t stride, int rows, Range ks, float* out) {
-  static constexpr void (*kPack[])(const float*, size_t, Range, float*) = {pack_rows<1>, pack_rows<2>, pack_rows<3>,
-                                                                           pack_rows<4>, pack_rows<5>, pack_rows<6>};
-  kPack[rows - 1](x, stride, ks, out);
+// The same rounded to 16 bits (DotRows). A row that is not finite is NaN altogether.
+template <int kRows>
+void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
+  auto* rows = reinterpret_cast<DotRows<kRows>*>(out);
+  const int n = b.k.end - b.k.begin, stored = b.stored.end - b.stored.begin, half = dtype == Dtype::int8 ? 2 : 4;
+  float x[kMaxPiece];
+  for (int r = 0; r < kRows; ++r) {
+    const float* from = in.x + size_t(r) * in.stride + (b.k.begin - in.first);
+    float largest = 0, poison = 0;
+    for (int i = 0; i < n; ++i) {
+      x[i] = in.order ? in.at(r, b.k.begin + i) : from[i];
+      largest = std::max(largest, std::fabs(x[i])), poison += 0 * x[i];
+    }
+    std::fill(x + n, x + stored, 0.0f);
+    const bool finite = poison == 0;
+    const float inverse = finite && largest > 0 ? 32767 / largest : 0;
+    // Where 1 / largest is infinite everything is too small to count.
+    const bool counts = inverse < std::numeric_limits<float>::infinity();
+    int sum = 0;
+    for (int i = 0; i < stored; ++i) {
+      const int value = finite && counts ? int(std::nearbyint(x[i] * inverse)) : 0;
+      const int j = i % (2 * half);
+      rows->pairs[i / (2 * half) * half + j % half][r][j / half] = int16_t(value), sum += value;
+    }
+    rows->scale[r] = finite ? largest / 32767 : std::numeric_limits<float>::quiet_NaN();
+    rows->sum[r] = sum;
+  }
 }
+
+using PackFn = void (*)(const Inputs& in, const Block& b, Dtype dtype, float* out);
+constexpr PackFn kPack[] = {pack_rows<1>, pack_rows<2>, pack_rows<3>, pack_rows<4>, pack_rows<5>, pack_rows<6>};
+constexpr PackFn kRound[] = {round_rows<1>, round_rows<2>, round_rows<3>, round_rows<4>};
 
 size_t sums_floats() { return size_t(kMaxSumRows) * kPanel; }
 size_t thread_floats() { return sums_floats() * size_t(tree_depth(kMaxGroups)); }
@@ -105,30 +173,37 @@ size_t packed_floats(int max_m, int max_k) { return (size_t(max_m) * size_t(max_
 
 class Gemm {
  public:
-  Gemm(const GemmArgs& args, GemmScratch& scratch, const GemmKernels& kernels)
+  Gemm(const GemmArgs& args, GemmScratch& scratch, const GemmKernels& kernels, bool exact)
       : a_(args),
         w_(*args.w),
         kernels_(kernels),
         scratch_(scratch),
-        blocking_(choose_blocking(args.m, args.w->dtype)),
-        tiles_(args.m),
+        dot_(!exact && (w_.dtype == Dtype::int8 || w_.dtype == Dtype::int4)),
+        widens_(is_quantised(w_.dtype) && !dot_),
+        blocking_(choose_blocking(args.m, args.w->dtype, dot_)),
+        tiles_(args.m, dot_ ? kMaxDotRows : kMaxTileRows),
         blocks_(w_, args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}, blocking_.block_k),
         columns_(args.columns.end > 0 ? args.columns : Range{0, w_.n}),
         first_panel_(columns_.begin / kPanel),
-        n_panels_((columns_.end + kPanel - 1) / kPanel - first_panel_),
-        row_bytes_(kPanel * dtype_bytes(w_.dtype)),
-        panel_bytes_(row_bytes_ * size_t(w_.k)) {}
+        n_panels_((columns_.end + kPanel - 1) / kPanel - first_panel_) {
+    const Range k = args.k_range();
+    inputs_ = {args.x, size_t(args.x_stride), w_.order.empty() ? nullptr : w_.order.data(), k.begin};
+    // A single row is packed as it stands, where nothing is put between.
+    as_it_stands_ = args.m == 1 && !dot_ && !inputs_.order && w_.stored(blocks_.groups) == k.end - k.begin;
+  }
+  bool packs() const { return !as_it_stands_; }
 
   // x to [block][tile][k][rows]: what the tiles then read is one sequential stream.
   void pack(int rank, int size) const {
-    if (a_.m == 1) return;  // a single row is packed as it stands
+    if (as_it_stands_) return;
     float* packed = scratch_.buffer.as<float>();
     Range units = share(blocks_.count() * tiles_.n_tiles, rank, size);
     for (int u = units.begin; u < units.end; ++u) {
-      int tile = u % tiles_.n_tiles, row = tiles_.first_row(tile);
-      Range ks = blocks_[u / tiles_.n_tiles];
-      pack_tile(a_.x + size_t(row) * size_t(a_.x_stride), size_t(a_.x_stride), tiles_.rows(tile), ks,
-                packed + packed_offset(ks, row));
+      const int tile = u % tiles_.n_tiles, row = tiles_.first_row(tile);
+      const Block block = blocks_[u / tiles_.n_tiles];
+      Inputs in = inputs_;
+      in.x += size_t(row) * in.stride;
+      (dot_ ? kRound : kPack)[tiles_.rows(tile) - 1](in, block, w_.dtype, packed + packed_offset(block, row));
     }
   }
 
@@ -146,8 +221,9 @@ class Gemm {
   }
 
  private:
-  size_t packed_offset(Range ks, int row) const {
-    return size_t(ks.begin) * size_t(a_.m) + size_t(row) * size_t(ks.end - ks.begin);
+  // Rounded rows take less: 2 bytes for each k and 8 more, of 4 bytes for each of at least 4 k.
+  size_t packed_offset(const Block& b, int row) const {
+    return size_t(b.stored.begin) * size_t(a_.m) + size_t(row) * size_t(b.stored.end - b.stored.begin);
   }
 
   // The next panels nobody has: large pieces first, so that weights are read in long runs, small ones last, so that a
@@ -176,43 +252,45 @@ class Gemm {
 
   // All of K for these panels and row tiles.
   void run(Range tiles, Range panels, float* sums) const {
-    const float* packed = a_.m == 1 ? a_.x : scratch_.buffer.as<float>();
+    const float* packed = as_it_stands_ ? a_.x : scratch_.buffer.as<float>();
     const int row0 = tiles_.first_row(tiles.begin), rows = tiles_.first_row(tiles.end) - row0;
     const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
     const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
-    auto& table = w_.dtype == Dtype::bf16 ? kernels_.bf16 : kernels_.f32;
-    const std::byte* first = w_.panels.data() + size_t(first_panel_ + panels.begin) * panel_bytes_ +
-                             size_t(blocks_.first) * row_bytes_;
-    for (int i = 0; i < blocks_.count(); ++i) {
-      const int g = i / blocks_.per_group;
-      const Range ks = blocks_[i];
-      const int k = ks.end - ks.begin;
+    const GemmTiles& table = tile_table();
+    const std::byte* first = w_.panels.data() + size_t(first_panel_ + panels.begin) * w_.panel_bytes;
+    alignas(64) float widened[kMaxTilePanels * kMaxPiece * kPanel];
+    const int n_blocks = blocks_.count();
+    for (int i = 0; i < n_blocks; ++i) {
+      const Block block = blocks_[i];
+      const int g = block.group - blocks_.groups.begin, k = block.stored.end - block.stored.begin;
       float* leaf = sums + level * size_t(TreeStack::slot(g));
-      const std::byte* next = i + 1 < blocks_.count() ? first + size_t(ks.end) * row_bytes_
-                                                      : first + size_t(n_panels) * panel_bytes_;
+      const std::byte* weights = first + block.offset;
+      const size_t block_bytes = size_t(k) * kPanel * size_t(dtype_bits(w_.dtype)) / 8;
+      const std::byte* next = i + 1 < n_blocks ? weights + block_bytes : first + size_t(n_panels) * w_.panel_bytes;
       // Few tiles ask for the lines of the next block themselves, each for its share, at most two
       // per 4 k (half of the lines asked for and half left to the hardware is slower than none).
       // Many tiles would ask for each line many times over: then it is done between them, into L2.
-      const bool many = n_tiles > kManyTiles;
-      int step = blocking_.prefetch && !many ? int(4 * row_bytes_) / n_tiles : 0;
+      const bool many = n_tiles > kManyTiles || is_quantised(w_.dtype);
+      int step = blocking_.prefetch && !many ? kPanel * dtype_bits(w_.dtype) / 2 / n_tiles : 0;
       if (step > 128) step = 0;
-      const size_t block_bytes = size_t(k) * row_bytes_;
-      size_t asked = many ? 0 : block_bytes;
+      size_t asked = many && blocking_.prefetch ? 0 : block_bytes;
+      for (int p = 0; widens_ && p < n_panels; ++p)
+        widen(weights + size_t(p) * w_.panel_bytes, k, widened + p * kMaxPiece * kPanel);
       for (int t = tiles.begin; t < tiles.end; ++t) {
         int row = tiles_.first_row(t);
-        GemmTile tile{.x = packed + packed_offset(ks, row),
-                      .w = first + size_t(ks.begin) * row_bytes_,
-                      .panel_bytes = panel_bytes_,
+        GemmTile tile{.x = packed + packed_offset(block, row),
+                      .w = widens_ ? reinterpret_cast<const std::byte*>(widened) : weights,
+                      .panel_bytes = widens_ ? kMaxPiece * kPanel * sizeof(float) : w_.panel_bytes,
                       .k = k,
                       .sums = leaf + size_t(row - row0) * size_t(n_panels) * kPanel,
-                      .resume = i % blocks_.per_group != 0,
+                      .resume = !block.first,
                       .prefetch = next + size_t(t - tiles.begin) * size_t(k / 4 * step),
                       .prefetch_step = step};
         for (size_t until = block_bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles); asked < until; asked += 64)
           __builtin_prefetch(next + asked, 0, 2);
         table[tiles_.rows(t)][n_panels](tile);
       }
-      if ((i + 1) % blocks_.per_group == 0) {
+      if (block.last) {
         int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == blocks_.n_groups());
         for (; merges > 0; --merges, --top)
           kernels_.add(sums + level * size_t(top - 1), sums + level * size_t(top), int(level));
@@ -222,6 +300,22 @@ class Gemm {
     for (int t = tiles.begin; t < tiles.end; ++t)
       for (int p = panels.begin; p < panels.end; ++p, sums += tiles_.rows(t) * kPanel)
         store(p, tiles_.first_row(t), tiles_.rows(t), sums);
+  }
+
+  const GemmTiles& tile_table() const {
+    switch (w_.dtype) {
+      case Dtype::bf16: return kernels_.bf16;
+      case Dtype::f16: return kernels_.f16;
+      case Dtype::int8: return dot_ ? kernels_.dot_int8 : kernels_.f32;
+      case Dtype::int4: return dot_ ? kernels_.dot_int4 : kernels_.f32;
+      default: return kernels_.f32;
+    }
+  }
+  void widen(const std::byte* codes, int k, float* out) const {
+    const auto widen = w_.dtype == Dtype::int8   ? kernels_.widen_int8
+                       : w_.dtype == Dtype::int4 ? kernels_.widen_int4
+                                                 : kernels_.widen_fp8;
+    widen(codes, k, out);
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {
@@ -243,28 +337,31 @@ class Gemm {
   const PackedMatrix& w_;
   const GemmKernels& kernels_;
   GemmScratch& scratch_;
+  const bool dot_, widens_;
   Blocking blocking_;
   TilePlan tiles_;
-  KBlocks blocks_;
+  Blocks blocks_;
   Range columns_;
   int first_panel_, n_panels_;
-  size_t row_bytes_, panel_bytes_;
+  Inputs inputs_;
+  bool as_it_stands_;
   std::atomic<int> next_panel_{0};
 };
 
-void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels) {
+void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels, bool exact) {
   XPYD_CHECK(args.w && args.x && args.y);
   const PackedMatrix& w = *args.w;
   if (args.m == 0) return;
   XPYD_CHECK(0 <= args.columns.begin && args.columns.end <= w.n && args.n() > 0 && 0 <= args.groups.begin &&
              args.groups.begin <= args.groups.end && args.groups.end <= w.k_groups);
   const int k = args.k_range().end - args.k_range().begin;
-  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && k <= scratch.max_k && team.size() <= scratch.n_threads,
-             "m = " + std::to_string(args.m) + " of " + std::to_string(scratch.max_m) + ", k = " + std::to_string(k) +
+  const int stored = w.stored(args.groups.end > 0 ? args.groups : Range{0, w.k_groups});
+  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && stored <= scratch.max_k && team.size() <= scratch.n_threads,
+             "m = " + std::to_string(args.m) + " of " + std::to_string(scratch.max_m) + ", k = " + std::to_string(stored) +
                  " of " + std::to_string(scratch.max_k) + ", threads = " + std::to_string(team.size()) + " of " +
                  std::to_string(scratch.n_threads));
   XPYD_CHECK(args.m == 1 || (args.x_stride >= k && args.y_stride >= args.n()));
-  Gemm gemm(args, scratch, kernels);
+  Gemm gemm(args, scratch, kernels, exact);
   if (team.size() == 1 || long(args.m) * args.n() * k < kSerialMacs) {
     gemm.pack(0, 1);
     gemm.compute(0, 1, 0);
@@ -272,96 +369,39 @@ void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, cons
   }
   team.run([&](int rank) {
     gemm.pack(rank, team.size());
-    if (args.m > 1) team.barrier();
+    if (gemm.packs()) team.barrier();
     gemm.compute(rank, team.size(), rank);
   });
 }
 
-void run_portable(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
-  run_gemm(args, scratch, team, kPortableKernels);
+template <const GemmKernels& kKernels, bool kExact>
+void run_with(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
+  run_gemm(args, scratch, team, kKernels, kExact);
 }
 
 #if defined(__x86_64__)
-void run_avx2(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
-  run_gemm(args, scratch, team, kAvx2Kernels);
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
+bool always() { return true; }
 
 // Best first.
 const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx2", run_avx2, has_avx2, "6 x 16 register tiles over packed panels, f32 FMA"},
+    {"avx2_dot", run_with<kAvx2Kernels, false>, has_avx2, false,
+     "as avx2; codes times activations of 16 bits, in whole numbers (PMADDWD)"},
+    {"avx2", run_with<kAvx2Kernels, true>, has_avx2, true, "6 x 16 register tiles over packed panels, f32 FMA"},
 #endif
-    {"portable", run_portable, [] { return true; }, "the same blocking, multiply and add in plain C++"},
+    {"portable_dot", run_with<kPortableKernels, false>, always, false, "as portable; codes as avx2_dot, with its bits"},
+    {"portable", run_with<kPortableKernels, true>, always, true, "the same blocking, multiply and add in plain C++"},
 };
-
-// Inside the 32 bytes of one k a bf16 panel interleaves columns c and c + 8 (gemm.md).
-int place_in_panel(int column, Dtype dtype) {
-  if (dtype == Dtype::f32) return column;
-  return column < kPanel / 2 ? 2 * column : 2 * (column - kPanel / 2) + 1;
-}
-
-// Writes rows [n0, n0 + 16) of W, given as [16, k], into one panel.
-void fill_panel(const float* rows, int k, Dtype dtype, std::byte* panel) {
-  for (int i = 0; i < k; ++i) {
-    for (int c = 0; c < kPanel; ++c) {
-      float value = rows[size_t(c) * size_t(k) + size_t(i)];
-      if (dtype == Dtype::f32) {
-        reinterpret_cast<float*>(panel)[size_t(i) * kPanel + size_t(c)] = value;
-      } else {
-        const size_t place = size_t(place_in_panel(c, dtype));
-        reinterpret_cast<bf16*>(panel)[size_t(i) * kPanel + place] = to_bf16(value);
-      }
-    }
-  }
-}
 
 }  // namespace
 
-PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team) {
-  XPYD_CHECK(n > 0 && k > 0, "n = " + std::to_string(n) + ", k = " + std::to_string(k));
-  XPYD_CHECK(k_groups >= 1 && k_groups <= kMaxGroups, "k_groups = " + std::to_string(k_groups));
-  XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16, dtype_name(dtype));
-  const int n_panels = (n + kPanel - 1) / kPanel;
-  const size_t panel_bytes = size_t(k) * kPanel * dtype_bytes(dtype);
-  PackedMatrix w{n, k, k_groups, dtype, Buffer(size_t(n_panels) * panel_bytes)};
-  team.run([&](int rank) {
-    std::vector<float> rows(size_t(kPanel) * size_t(k));
-    Range panels = share(n_panels, rank, team.size());
-    for (int p = panels.begin; p < panels.end; ++p) {
-      int filled = std::min(kPanel, n - p * kPanel);
-      for (int r = 0; r < filled; ++r) read_row(p * kPanel + r, rows.data() + size_t(r) * size_t(k));
-      std::fill(rows.begin() + long(filled) * k, rows.end(), 0.0f);
-      fill_panel(rows.data(), k, dtype, w.panels.data() + size_t(p) * panel_bytes);
-    }
-  });
-  return w;
-}
-
-void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes) {
-  XPYD_CHECK(0 <= begin && begin <= end && end <= w.n, std::to_string(end));
-  const size_t element = dtype_bytes(w.dtype), panel_bytes = size_t(w.k) * kPanel * element;
-  XPYD_CHECK(row_bytes >= size_t(w.k) * element, std::to_string(row_bytes));
-  constexpr int kBlock = 512;  // of K: its part of a panel stays in L1 for all 16 rows
-  auto unpack = [&]<class T>(T) {
-    for (int row0 = begin; row0 < end; row0 = (row0 / kPanel + 1) * kPanel) {
-      auto* panel = reinterpret_cast<const T*>(w.panels.data() + size_t(row0 / kPanel) * panel_bytes);
-      const int row1 = std::min(end, (row0 / kPanel + 1) * kPanel);
-      for (int k0 = 0; k0 < w.k; k0 += kBlock)
-        for (int row = row0; row < row1; ++row) {
-          const T* from = panel + place_in_panel(row % kPanel, w.dtype);
-          T* to = reinterpret_cast<T*>(out + size_t(row - begin) * row_bytes);
-          for (int i = k0, k1 = std::min(k0 + kBlock, w.k); i < k1; ++i) to[i] = from[size_t(i) * kPanel];
-        }
-    }
-  };
-  w.dtype == Dtype::f32 ? unpack(float{}) : unpack(bf16{});
-}
-
 Work work(const GemmArgs& args) {
   const double m = args.m, n = args.n(), k = args.k_range().end - args.k_range().begin;
-  return {n * k * double(dtype_bytes(args.w->dtype)) + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
+  return {n * k * dtype_bits(args.w->dtype) / 8.0 + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
 }
 
 GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)
@@ -372,9 +412,9 @@ GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)
 
 std::span<const GemmVariant> gemm_variants() { return kVariants; }
 
-const GemmVariant& default_gemm() {
+const GemmVariant& default_gemm(bool exact) {
   for (const GemmVariant& variant : kVariants)
-    if (variant.available()) return variant;
+    if (variant.available() && variant.exact >= exact) return variant;
   XPYD_CHECK(false, "no gemm variant runs on this machine");
 }
 

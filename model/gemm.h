@@ -5,16 +5,23 @@
 // So the bits of y[m, n] depend on x[m, :] and W[n, :] and on nothing else: not on M, the row's place in the batch, the
 // number of threads or the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so
 // that the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
+//
+// Weights are f32, bf16 or f16, or codes that stand for f32 numbers (quantised.h): a row of the table that is exact gives
+// a matrix of codes the bits of the f32 matrix. A row that is not rounds each activation of a piece of K to 16 bits, by
+// the largest one's size (|x' - x| <= 2^-16 max |x|), sums whole numbers, which has no order, and adds the pieces of a group
+// as a chain in ascending order: bits that depend on the same as above.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "base/thread_team.h"
 #include "base/work.h"
+#include "model/quantised.h"
 
 namespace xpyd::model {
 
@@ -22,21 +29,41 @@ inline constexpr int kRowParallelGroups = 8;
 
 // Weights [n, k] packed once into panels of 16 output columns (model/gemm.md draws the panel).
 struct PackedMatrix {
+  // A piece of one K-group as it lies in every panel: of a dense matrix the whole group, of codes what has one scale,
+  // at most kMaxPiece of it.
+  struct Piece {
+    Range k;        // places in `order`
+    Range stored;   // the same with zeros behind them, to whole steps (k_step)
+    size_t offset;  // bytes from the start of a panel
+    int group;      // of K
+  };
   int n = 0, k = 0;  // rows of W = outputs, columns of W = inputs
   int k_groups = 1;
-  Dtype dtype = Dtype::f32;  // f32 or bf16
-  Buffer panels;             // [ceil(n / 16), k, 16]; columns beyond n are zero
-  size_t bytes() const { return size_t(n) * size_t(k) * dtype_bytes(dtype); }
+  Dtype dtype = Dtype::f32;
+  std::vector<Piece> pieces;
+  std::vector<int32_t> order;  // [k]: which input is stored at a place; empty: the same. Groups keep their inputs
+  size_t panel_bytes = 0;
+  Buffer panels;  // [ceil(n / 16), panel_bytes]; columns beyond n are zero
+  // Without columns beyond n; of codes with their scales.
+  size_t bytes() const {
+    return is_quantised(dtype) ? panels.size() : size_t(n) * size_t(k) * dtype_bytes(dtype);
+  }
   // Columns of W in these groups.
   Range k_range(Range groups) const {
     return {int(long(groups.begin) * k / k_groups), int(long(groups.end) * k / k_groups)};
   }
+  // What they take as they are stored: scratch for one row of activations, in elements.
+  int stored(Range groups) const;
 };
 
 // Reads row `n` of W into out[k] as f32. Called once per row, from any thread of the team.
 using RowReader = std::function<void(int n, float* out)>;
+// dtype: f32, bf16 or f16.
 PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team);
-// The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart.
+// dtype: int8, int4 or fp8.
+PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGroups& groups, const QuantReader& read_row,
+                        ThreadTeam& team);
+// The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart. Of f32, bf16 and f16 alone.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
 
 // A whole product, or the slice of it that a tensor-parallel rank computes: columns of y, or
@@ -58,7 +85,7 @@ struct GemmArgs {
 
 Work work(const GemmArgs& args);
 
-// Scratch for packed activations of up to max_m rows of up to max_k elements; one per model.
+// Scratch for packed activations of up to max_m rows of up to max_k elements (PackedMatrix::stored); one per model.
 class GemmScratch {
  public:
   GemmScratch(int max_m, int max_k, int n_threads);
@@ -73,11 +100,14 @@ struct GemmVariant {
   const char* name;
   GemmFn run;
   bool (*available)();
+  // Activations as they are: the bits of a product of the f32 that the weights stand for. Else they are rounded once
+  // per product where the weights are codes, and whole numbers are multiplied.
+  bool exact;
   const char* source;
 };
 
 std::span<const GemmVariant> gemm_variants();
-const GemmVariant& default_gemm();
+const GemmVariant& default_gemm(bool exact = false);
 
 // Double precision, plain loops, the same groups. The oracle.
 void gemm_reference(const GemmArgs& args, const float* w_rows /* [n, k] */);

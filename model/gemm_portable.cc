@@ -1,4 +1,6 @@
 // What needs no instruction set: tiles in plain C++, and the oracle.
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "base/dtype.h"
@@ -9,16 +11,43 @@
 namespace xpyd::model {
 namespace {
 
-// Inside the 32 bytes of one k a bf16 panel interleaves columns c and c + 8 (see gemm.md).
-inline void load_row(const float* w, float* out) {
-  for (int c = 0; c < kPanel; ++c) out[c] = w[c];
-}
-inline void load_row(const bf16* w, float* out) {
-  for (int c = 0; c < kPanel / 2; ++c) {
-    out[c] = to_f32(w[2 * c]);
-    out[c + kPanel / 2] = to_f32(w[2 * c + 1]);
+// Column c of k, of panels as gemm.md draws them.
+struct F32 {
+  static float load(const std::byte* w, int k, int c) { return reinterpret_cast<const float*>(w)[k * kPanel + c]; }
+};
+struct Bf16 {
+  static float load(const std::byte* w, int k, int c) {
+    return to_f32(reinterpret_cast<const bf16*>(w)[k / 2 * 2 * kPanel + 2 * c + k % 2]);
   }
-}
+};
+struct F16 {
+  static float load(const std::byte* w, int k, int c) {
+    return f16_to_f32(reinterpret_cast<const uint16_t*>(w)[k * kPanel + c]);
+  }
+};
+struct Int8 {
+  static constexpr int kBits = 8, kHalf = 2;
+  static int code(const std::byte* w, int k, int c) { return int(w[k / 4 * 4 * kPanel + 4 * c + k % 4]); }
+};
+struct Int4 {
+  static constexpr int kBits = 4, kHalf = 4;
+  static int code(const std::byte* w, int k, int c) {
+    return int(w[k / 8 * 4 * kPanel + 4 * c + k % 8 / 2]) >> (k % 2 * 4) & 15;
+  }
+};
+
+// Of a piece of codes: scale and zero of column c, which stand behind them.
+template <class Codes>
+struct Behind {
+  const std::byte* at;
+  Behind(const std::byte* codes, int k) : at(codes + k * kPanel * Codes::kBits / 8) {}
+  float scale(int c) const {
+    uint16_t bits;
+    std::memcpy(&bits, at + 2 * c, 2);
+    return f16_to_f32(bits);
+  }
+  int zero(int c) const { return int(at[2 * kPanel + c]); }
+};
 
 // Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per element.
 template <int kRows, int kPanels, class Weight>
@@ -27,10 +56,10 @@ void tile(const GemmTile& t) {
   if (t.resume)
     for (int i = 0; i < kPanels * kRows * kPanel; ++i) (&sums[0][0][0])[i] = t.sums[i];
   for (int p = 0; p < kPanels; ++p) {
-    auto* w = reinterpret_cast<const Weight*>(t.w + size_t(p) * t.panel_bytes);
+    const std::byte* w = t.w + size_t(p) * t.panel_bytes;
     for (int k = 0; k < t.k; ++k) {
       float row[kPanel];
-      load_row(w + size_t(k) * kPanel, row);
+      for (int c = 0; c < kPanel; ++c) row[c] = Weight::load(w, k, c);
       for (int r = 0; r < kRows; ++r) {
         float x = t.x[size_t(k) * kRows + r];
         for (int c = 0; c < kPanel; ++c) sums[p][r][c] += x * row[c];
@@ -40,13 +69,48 @@ void tile(const GemmTile& t) {
   for (int i = 0; i < kPanels * kRows * kPanel; ++i) t.sums[i] = (&sums[0][0][0])[i];
 }
 
+template <int kRows, int kPanels, class Codes>
+void dot_tile(const GemmTile& t) {
+  const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
+  for (int p = 0; p < kPanels; ++p) {
+    const std::byte* w = t.w + size_t(p) * t.panel_bytes;
+    const Behind<Codes> behind(w, t.k);
+    for (int r = 0; r < kRows; ++r)
+      for (int c = 0; c < kPanel; ++c) {
+        int sum = -behind.zero(c) * x->sum[r];
+        for (int k = 0; k < t.k; ++k) {
+          const int in_step = k % (2 * Codes::kHalf);
+          const auto& pair = x->pairs[k / (2 * Codes::kHalf) * Codes::kHalf + in_step % Codes::kHalf][r];
+          sum += pair[in_step / Codes::kHalf] * Codes::code(w, k, c);
+        }
+        float& to = t.sums[(p * kRows + r) * kPanel + c];
+        to = std::fma(float(sum), x->scale[r] * behind.scale(c), t.resume ? to : 0.0f);
+      }
+  }
+}
+
+template <class Codes>
+void widen(const std::byte* codes, int k, float* out) {
+  const Behind<Codes> behind(codes, k);
+  for (int i = 0; i < k; ++i)
+    for (int c = 0; c < kPanel; ++c)
+      *out++ = behind.scale(c) * float(Codes::code(codes, i, c) - behind.zero(c));
+}
+void widen_fp8(const std::byte* codes, int k, float* out) {
+  const auto* scale = reinterpret_cast<const float*>(codes + k * kPanel);
+  for (int i = 0; i < k; ++i)
+    for (int c = 0; c < kPanel; ++c) *out++ = scale[c] * e4m3_to_f32(uint8_t(*codes++));
+}
+
 void add(float* into, const float* from, int n) {
   for (int i = 0; i < n; ++i) into[i] += from[i];
 }
 
 }  // namespace
 
-const GemmKernels kPortableKernels = {XPYD_TILES(float), XPYD_TILES(bf16), add};
+const GemmKernels kPortableKernels = {XPYD_TILES(F32),  XPYD_TILES(Bf16),     XPYD_TILES(F16),
+                                      widen<Int8>,      widen<Int4>,          widen_fp8,
+                                      XPYD_DOT_TILES(Int8), XPYD_DOT_TILES(Int4), add};
 
 // The oracle of every gemm variant: double precision, one loop per index, the same groups and tree.
 // Whole products only: a slice is compared with the part of the whole.

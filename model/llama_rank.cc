@@ -21,6 +21,17 @@ Range groups_of(const KvShards& shards, int tensor_rank, int n_groups) {
   return {tensor_rank * n_groups / shards.tp, (tensor_rank + 1) * n_groups / shards.tp};
 }
 
+// Elements of one row of any product's activations, as they are packed.
+int most_stored(const Weights& weights, const RankSlice& slice) {
+  int most = weights.lm_head.stored({0, 1});
+  for (int i = slice.layers.begin; i < slice.layers.end; ++i) {
+    const LayerWeights& layer = weights.layers[size_t(i)];
+    most = std::max({most, layer.qkv.stored({0, 1}), layer.gate_up.stored({0, 1}), layer.o.stored(slice.groups),
+                     layer.down.stored(slice.groups)});
+  }
+  return most;
+}
+
 }  // namespace
 
 RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank) {
@@ -97,8 +108,7 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       mlp_width_(width(slice_.mlp)),
       gemm_(kernels.gemm ? *kernels.gemm : default_gemm()),
       attention_(kernels.attention ? *kernels.attention : default_attention()),
-      gemm_scratch_(max_step_tokens, std::max({c_.hidden, width(first_layer().o.k_range(slice_.groups)), mlp_width_}),
-                    team.size()),
+      gemm_scratch_(max_step_tokens, most_stored(*weights_, slice_), team.size()),
       positions_(size_t(max_step_tokens)),
       place_floats_((size_t(max_step_tokens) * size_t(c_.hidden) + 15) / 16 * 16) {
   wanted_.reserve(size_t(max_step_tokens));

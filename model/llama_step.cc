@@ -82,7 +82,7 @@ Work llama_work(const ModelConfig& c, Dtype weights, Dtype activations, const St
   };
   auto matrix = [&](double outputs, double inputs, double m, int times) {
     if (m == 0) return;
-    add({.bytes = outputs * inputs * double(dtype_bytes(weights)) +
+    add({.bytes = outputs * inputs * dtype_bits(weights) / 8.0 +
                   m * (outputs + inputs) * double(dtype_bytes(activations)),
          .flops = 2 * m * outputs * inputs},
         times);
@@ -100,7 +100,7 @@ Work llama_work(const ModelConfig& c, Dtype weights, Dtype activations, const St
   if (full > 0) add(attention(false, 0), full);
   if (full < last) add(attention(false, last), last - full);
   add(attention(true, last), 1);
-  total.bytes += rows.all * c.hidden * double(dtype_bytes(weights));  // embedding rows
+  total.bytes += rows.all * c.hidden * dtype_bits(weights) / 8.0;  // embedding rows
   total.bytes += rows.all * rows.kv_token_bytes;                      // KV appended; attention counts what it reads
   return total;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -121,12 +122,17 @@ inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
 struct Weights;  // model/weights.h
 
 struct LoadOptions {
-  Dtype dtype = Dtype::f32;  // f32 or bf16: how matrices are kept
+  Dtype dtype = Dtype::f32;  // f32 or bf16: of the embedding's table, and of matrices that nothing else is said of
+  std::optional<Dtype> weight_dtype = {};  // of matrices, any but that a folder's are codes: then as those, or widened
+  int weight_group = 0;                    // inputs with one scale where codes are made here; 0: 128 (int4), else all
   bool dummy = false;        // --load-format dummy: seeded random weights from config.json alone
   uint64_t seed = 0;
   Range layers;  // of one stage alone, with the embedding if the first is among them and with the head if
                  // the last one is; empty: all
 };
+
+// What most matrices are kept as: weight_dtype, or what the folder has, or dtype.
+Dtype matrix_dtype(const ModelConfig& config, const LoadOptions& options);
 
 // Reads and checks everything before it allocates; packs matrices once (the team helps).
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,

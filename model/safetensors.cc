@@ -315,14 +315,24 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) try {
   return error;
 }
 
-Result<TensorHandle> Checkpoint::find(std::string_view name, const std::vector<int64_t>& shape) const {
+const TensorEntry* Checkpoint::entry(std::string_view name) const {
+  auto found = where_.find(name);
+  return found == where_.end() ? nullptr : &found->second->tensors().find(name)->second;
+}
+
+Result<TensorHandle> Checkpoint::find(std::string_view name, const std::vector<int64_t>& shape,
+                                      const std::vector<std::string>& dtypes) const {
   auto found = where_.find(name);
   if (found == where_.end()) return bad(source_, "tensor " + name_in_quotes(name) + ": missing");
   auto tensor = found->second->tensors().find(name);
   const TensorEntry& entry = tensor->second;
-  if (entry.dtype != "F32" && entry.dtype != "F16" && entry.dtype != "BF16")
+  if (std::find(dtypes.begin(), dtypes.end(), entry.dtype) == dtypes.end()) {
+    std::string expected;
+    for (size_t i = 0; i < dtypes.size(); ++i)
+      expected += (i == 0 ? "" : i + 1 == dtypes.size() ? " or " : ", ") + dtypes[i];
     return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": dtype " + entry.dtype +
-                                          " is not supported (expected F32, F16 or BF16)");
+                                          " is not supported (expected " + expected + ")");
+  }
   if (entry.shape != shape)
     return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": shape " + shape_text(entry.shape) +
                                           " where config.json implies " + shape_text(shape));

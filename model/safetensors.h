@@ -56,6 +56,11 @@ class SafetensorsFile {
 
   // Elements [first, first + n) of a tensor of F32, F16 or BF16, exactly, as f32.
   Status read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const;
+  // Bytes [at, at + n) of any tensor, as they are in the file.
+  Status read_bytes(std::string_view name, const TensorEntry& tensor, uint64_t at, size_t n, void* out) const {
+    XPYD_CHECK(at + n <= tensor.end - tensor.begin);
+    return read_exactly(out, n, data_start_ + tensor.begin + at, name);
+  }
   // The file still has the size it had when it was opened.
   Status check_unchanged() const;
 
@@ -76,6 +81,7 @@ struct TensorHandle {
   std::string_view name;
   const TensorEntry* entry = nullptr;
   Status read(int64_t first, int n, float* out) const { return file->read(name, *entry, first, n, out); }
+  Status read_bytes(uint64_t at, size_t n, void* out) const { return file->read_bytes(name, *entry, at, n, out); }
 };
 
 // All tensors of a model folder.
@@ -86,7 +92,9 @@ class Checkpoint {
   // REPO/snapshots/REVISION, inside REPO/blobs: the two places where Hugging Face's tools put them.
   static Result<Checkpoint> open(const std::string& dir);
 
-  Result<TensorHandle> find(std::string_view name, const std::vector<int64_t>& shape) const;
+  Result<TensorHandle> find(std::string_view name, const std::vector<int64_t>& shape,
+                            const std::vector<std::string>& dtypes = {"F32", "F16", "BF16"}) const;
+  const TensorEntry* entry(std::string_view name) const;  // null: none of this name
   Status check_unchanged() const;
   std::vector<std::string_view> names() const;  // ascending
   // The error for a tensor that a model of this family does not have.

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "base/random.h"
 #include "model/safetensors.h"
+#include "model/weight_source.h"
 
 namespace xpyd::model {
 namespace {
@@ -25,55 +25,56 @@ struct TensorSpec {
 
 std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
 
-// The first failure of readers that run on several threads.
-struct ReadErrors {
-  std::mutex mutex;
-  Status first = ok();
-  void keep(const Status& status) {
-    std::lock_guard lock(mutex);
-    if (first) first = status;
-  }
-};
+bool all_zero(const Checkpoint& checkpoint, std::string_view name) {
+  const TensorEntry& entry = *checkpoint.entry(name);
+  const auto found = checkpoint.find(name, entry.shape);
+  if (!found || entry.shape.size() != 1) return false;
+  std::vector<float> values(size_t(entry.shape[0]));
+  return found.value().read(0, int(entry.shape[0]), values.data()).ok() &&
+         std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
+}
 
-using Readers = std::map<std::string, RowReader, std::less<>>;
+using Sources = std::map<std::string, WeightSource, std::less<>>;
 
-Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConfig& config,
+Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConfig& config,
                                    const std::vector<TensorSpec>& specs, ReadErrors& errors) {
-  Readers readers;
+  Sources sources;
+  std::set<std::string, std::less<>> used;
   for (const TensorSpec& spec : specs) {
-    std::vector<int64_t> shape = {spec.cols};
-    if (spec.matrix) shape = {spec.rows, spec.cols};
-    Result<TensorHandle> found = checkpoint.find(spec.name, shape);
-    if (!found) return found.error();
-    readers[spec.name] = [tensor = found.value(), cols = spec.cols, &errors](int row, float* out) {
-      Status status = tensor.read(int64_t(row) * cols, cols, out);
-      if (!status) {
-        std::fill(out, out + cols, 0.0f);
-        errors.keep(status);
-      }
-    };
+    constexpr std::string_view kWeight = ".weight";
+    Result<WeightSource> source =
+        spec.matrix ? matrix_source(checkpoint, config.quantization,
+                                    spec.name.substr(0, spec.name.size() - kWeight.size()), spec.rows, spec.cols,
+                                    errors, used)
+                    : dense_source(checkpoint, spec.name, {spec.cols}, spec.cols, errors, used);
+    if (!source) return source.error();
+    sources[spec.name] = std::move(source).value();
   }
   // A tensor that no line above reads would change the model's meaning: a bias, an adapter.
   for (std::string_view name : checkpoint.names()) {
-    if (readers.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
+    if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
     if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
+    // GPTQ's tools write biases of zeros for matrices that have none.
+    if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
+        all_zero(checkpoint, name))
+      continue;
     return checkpoint.unexpected(name, config.family);
   }
-  return readers;
+  return sources;
 }
 
 // Seeded random rows for speed runs: matrices uniform with variance 1 / columns, so that
 // activations keep their size through the layers; norms about 1, biases about 0. A row depends on
 // the seed, the tensor's name and the row, not on the thread that makes it.
-Readers dummy_readers(const std::vector<TensorSpec>& specs, uint64_t seed) {
-  Readers readers;
+Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
+  Sources sources;
   for (const TensorSpec& spec : specs) {
     uint64_t name_hash = 0xcbf29ce484222325u;  // FNV-1a
     for (char c : spec.name) name_hash = (name_hash ^ uint64_t(c)) * 0x100000001b3u;
     const bool norm = !spec.matrix && spec.name.ends_with("weight");
     const float centre = norm ? 1 : 0;
     const float half_width = spec.matrix ? std::sqrt(3.0f / float(spec.cols)) : 0.1f;
-    readers[spec.name] = [=, cols = spec.cols](int row, float* out) {
+    sources[spec.name].rows = [=, cols = spec.cols](int row, float* out) {
       Random random(Random(seed ^ name_hash ^ (uint64_t(row) << 32)).next());
       const float scale = half_width * 0x1p-31f;
       for (int i = 0; i < cols; i += 2) {
@@ -83,15 +84,23 @@ Readers dummy_readers(const std::vector<TensorSpec>& specs, uint64_t seed) {
       }
     };
   }
-  return readers;
+  return sources;
 }
 
 // What build() asks for, tensor by tensor. Without readers it is only listed, and nothing is made.
 class WeightLoader {
  public:
-  WeightLoader(Readers readers, Dtype dtype, ThreadTeam& team)
-      : readers_(std::move(readers)), dtype_(dtype), team_(team) {}
-  bool lists() const { return readers_.empty(); }
+  // folder_codes: the folder says which of its matrices are codes, and what it has left dense stays so.
+  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, ReadErrors& errors,
+               ThreadTeam& team)
+      : sources_(std::move(sources)),
+        options_(options),
+        matrices_(matrices),
+        folder_codes_(folder_codes),
+        errors_(errors),
+        team_(team) {}
+  Dtype matrices() const { return matrices_; }
+  bool lists() const { return sources_.empty(); }
   const std::vector<TensorSpec>& listed() const { return listed_; }
 
   struct Part {
@@ -101,54 +110,99 @@ class WeightLoader {
   // The parts' rows one under another.
   PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
     int rows = 0;
-    std::vector<std::pair<int, const RowReader*>> starts;
+    std::vector<std::pair<int, const WeightSource*>> starts;
     for (const Part& part : parts) {
-      starts.emplace_back(rows, reader({part.name + ".weight", part.rows, cols, true}));
+      starts.emplace_back(rows, source({part.name + ".weight", part.rows, cols, true}));
       rows += part.rows;
     }
-    if (readers_.empty()) return {};
-    auto read = [&starts](int row, float* out) {
-      auto part = std::prev(
+    if (lists()) return {};
+    const auto at = [&starts](int row) {
+      return *std::prev(
           std::upper_bound(starts.begin(), starts.end(), row, [](int r, const auto& s) { return r < s.first; }));
-      (*part->second)(row - part->first, out);
     };
-    return pack_matrix(rows, cols, k_groups, dtype_, read, team_);
+    const auto read = [&](int row, float* out) {
+      const auto [first, from] = at(row);
+      from->rows(row - first, out);
+    };
+    std::vector<std::shared_ptr<CodeSource>> codes;
+    for (const auto& [first, from] : starts)
+      if (from->codes) codes.push_back(from->codes);
+    for (const auto& c : codes) errors_.keep(c->open());
+    if (!errors_.first()) return {};
+    const bool all = codes.size() == starts.size();
+    const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
+    PackedMatrix packed;
+    if (!is_quantised(dtype)) {
+      packed = pack_matrix(rows, cols, k_groups, dtype, read, team_);
+    } else if (all && codes[0]->dtype == dtype) {
+      for (size_t i = 1; i < codes.size(); ++i)
+        if (codes[i]->groups != codes[0]->groups)
+          errors_.keep(invalid("tensor \"" + parts[i].name + ".g_idx\": other groups than \"" + parts[0].name +
+                               ".g_idx\", with which it is one matrix here"));
+      if (!errors_.first()) return {};
+      packed = pack_codes(
+          rows, cols, k_groups, dtype, codes[0]->groups,
+          [&](int row, QuantRow& out) {
+            const auto [first, from] = at(row);
+            from->codes->read(row - first, out);
+          },
+          team_);
+    } else {
+      const int group = options_.weight_group > 0 ? options_.weight_group : dtype == Dtype::int4 ? 128 : 0;
+      const QuantGroups groups = even_groups(cols, group);
+      packed = pack_codes(
+          rows, cols, k_groups, dtype, groups,
+          [&](int row, QuantRow& out) {
+            std::vector<float> values(static_cast<size_t>(cols));
+            read(row, values.data());
+            if (!quantise_row(dtype, groups, values.data(), out))
+              errors_.keep(invalid("tensor \"" + parts[0].name + ".weight\": a weight is not finite, and has no " +
+                                   dtype_name(dtype)));
+          },
+          team_);
+    }
+    for (const auto& c : codes) c->close();
+    return packed;
   }
   std::vector<float> vector(const std::vector<Part>& parts) {
     std::vector<float> values;
     for (const Part& part : parts) {
-      const RowReader* read = reader({part.name, 1, part.rows, false});
-      if (!read) continue;
+      const WeightSource* from = source({part.name, 1, part.rows, false});
+      if (!from) continue;
       values.resize(values.size() + size_t(part.rows));
-      (*read)(0, values.data() + values.size() - size_t(part.rows));
+      from->rows(0, values.data() + values.size() - size_t(part.rows));
     }
     return values;
   }
   Buffer table(const std::string& name, int rows, int cols) {
-    const RowReader* read = reader({name, rows, cols, true});
-    if (!read) return {};
-    Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(dtype_));
+    const WeightSource* from = source({name, rows, cols, true});
+    if (!from) return {};
+    const bool f32 = options_.dtype == Dtype::f32;
+    Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(options_.dtype));
     team_.run([&](int rank) {
       std::vector<float> values(static_cast<size_t>(cols));
       Range mine = share(rows, rank, team_.size());
       for (int row = mine.begin; row < mine.end; ++row) {
         const size_t first = size_t(row) * size_t(cols);
-        (*read)(row, dtype_ == Dtype::f32 ? table.as<float>() + first : values.data());
-        if (dtype_ == Dtype::bf16) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
+        from->rows(row, f32 ? table.as<float>() + first : values.data());
+        if (!f32) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
       }
     });
     return table;
   }
 
  private:
-  const RowReader* reader(TensorSpec spec) {
-    if (!readers_.empty()) return &readers_.find(spec.name)->second;
+  const WeightSource* source(TensorSpec spec) {
+    if (!lists()) return &sources_.find(spec.name)->second;
     listed_.push_back(std::move(spec));
     return nullptr;
   }
 
-  const Readers readers_;
-  const Dtype dtype_;
+  const Sources sources_;
+  const LoadOptions& options_;
+  const Dtype matrices_;
+  const bool folder_codes_;
+  ReadErrors& errors_;
   ThreadTeam& team_;
   std::vector<TensorSpec> listed_;
 };
@@ -159,6 +213,7 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   auto weights = std::make_shared<Weights>();
   weights->config = c;
   weights->dtype = dtype;
+  weights->matrix_dtype = loader.matrices();
   weights->rope_freqs = rope_frequencies(c);
   if (wanted(0)) weights->embedding = loader.table("model.embed_tokens.weight", c.vocab, c.hidden);
   const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
@@ -196,10 +251,12 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
 }
 
 // A configuration that cannot fit is an error of the input, found before memory is asked for.
-Status check_memory(const ModelConfig& c, Dtype dtype, Range layers) {
-  const double tables = double(c.vocab) * c.hidden * ((layers.begin == 0) + (layers.end == c.n_layers));
+Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, Range layers) {
+  const double head = double(c.vocab) * c.hidden * (layers.end == c.n_layers);
   const double matrices = double(c.parameters()) - double(c.vocab) * c.hidden * (c.tied_embeddings ? 1 : 2);
-  const double needed = (matrices * (layers.end - layers.begin) / c.n_layers + tables) * double(dtype_bytes(dtype));
+  const double needed =
+      (matrices * (layers.end - layers.begin) / c.n_layers + head) * dtype_bits(dtype) / 8.0 +
+      double(c.vocab) * c.hidden * (layers.begin == 0) * double(dtype_bytes(table));
   const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed < machine) return ok();
   return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) + " MB in " +
@@ -207,6 +264,12 @@ Status check_memory(const ModelConfig& c, Dtype dtype, Range layers) {
 }
 
 }  // namespace
+
+Dtype matrix_dtype(const ModelConfig& config, const LoadOptions& options) {
+  if (options.weight_dtype) return *options.weight_dtype;
+  if (options.dummy || config.quantization.method == Quantization::Method::none) return options.dtype;
+  return config.quantization.method == Quantization::Method::gptq ? Dtype::int4 : Dtype::fp8;
+}
 
 std::vector<double> rope_frequencies(const ModelConfig& config) {
   const RopeScaling& scaling = config.rope_scaling;
@@ -239,27 +302,32 @@ size_t Weights::bytes() const {
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team) {
   if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16) return invalid("dtype: expected f32 or bf16");
+  if (options.weight_group < 0) return invalid("weight_group: expected 0 or more");
+  const Dtype matrices = matrix_dtype(config, options);
   const Range layers = options.layers.end > 0 ? options.layers : Range{0, config.n_layers};
-  WeightLoader names({}, options.dtype, team);
+  const bool folder_codes = !options.dummy && config.quantization.method != Quantization::Method::none;
+  ReadErrors errors;
+  WeightLoader names({}, options, matrices, folder_codes, errors, team);
   build(config, options.dtype, names, layers);
-  auto load = [&](Readers readers) {
-    WeightLoader loader(std::move(readers), options.dtype, team);
-    return build(config, options.dtype, loader, layers);
+  auto load = [&](Sources sources) -> Result<std::shared_ptr<const Weights>> {
+    WeightLoader loader(std::move(sources), options, matrices, folder_codes, errors, team);
+    std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
+    if (!errors.first()) return errors.first().error();
+    return std::shared_ptr<const Weights>(std::move(weights));
   };
   if (options.dummy) {
-    if (Status status = check_memory(config, options.dtype, layers); !status) return status.error();
-    return std::shared_ptr<const Weights>(load(dummy_readers(names.listed(), options.seed)));
+    if (Status status = check_memory(config, options.dtype, matrices, layers); !status) return status.error();
+    return load(dummy_sources(names.listed(), options.seed));
   }
   Result<Checkpoint> checkpoint = Checkpoint::open(dir);
   if (!checkpoint) return checkpoint.error();
-  ReadErrors errors;
-  Result<Readers> readers = checkpoint_readers(checkpoint.value(), config, names.listed(), errors);
-  if (!readers) return readers.error();
-  if (Status status = check_memory(config, options.dtype, layers); !status) return status.error();
-  std::shared_ptr<Weights> weights = load(std::move(readers).value());
-  if (!errors.first) return errors.first.error();
+  Result<Sources> sources = checkpoint_sources(checkpoint.value(), config, names.listed(), errors);
+  if (!sources) return sources.error();
+  if (Status status = check_memory(config, options.dtype, matrices, layers); !status) return status.error();
+  auto weights = load(std::move(sources).value());
+  if (!weights) return weights;
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
-  return std::shared_ptr<const Weights>(std::move(weights));
+  return weights;
 }
 
 }  // namespace xpyd::model

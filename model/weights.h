@@ -35,7 +35,8 @@ using LayerWeights = LayerParts<PackedMatrix, std::vector<float>>;
 
 struct Weights {
   ModelConfig config;
-  Dtype dtype = Dtype::f32;  // of the matrices and the embedding
+  Dtype dtype = Dtype::f32;         // of the embedding
+  Dtype matrix_dtype = Dtype::f32;  // of most matrices
   Buffer embedding;          // [vocab, hidden], row-major
   std::vector<LayerWeights> layers;
   std::vector<float> final_norm;   // [hidden]

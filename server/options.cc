@@ -46,6 +46,10 @@ std::string names(const Rows& rows, std::string list = "") {
   return list;
 }
 
+std::optional<Dtype> weight_dtype(const std::string& name) {
+  return name == "auto" ? std::nullopt : std::optional(find_dtype(name));
+}
+
 // Variants that this CPU can run.
 template <class Rows>
 std::string available(const Rows& rows) {
@@ -109,8 +113,17 @@ std::vector<OptionRow> make_rows() {
        "worker"},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape,
        sets_as<find_device, &BackendOptions::device>},
-      {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape,
+      {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the embedding in memory, and of the weight matrices where nothing else is said of them", kShape,
        sets_as<find_dtype, &BackendOptions::load, &LoadOptions::dtype>},
+      {"weight-dtype", choice, "auto", "", "auto|f32|bf16|f16|int8|int4|fp8", 0, 0,
+       "element type of the weight matrices in memory (CPU): int8, int4, fp8 are made at load where the folder has none; "
+       "auto: as a GPTQ or FP8 folder has them, else --dtype", kShape,
+       sets_as<weight_dtype, &BackendOptions::load, &LoadOptions::weight_dtype>},
+      {"weight-group", integer, "0", "inputs", "", 0, 1 << 20,
+       "inputs of an output that share a scale, where codes are made at load (32 to 128 are usual); 0: 128 for int4, "
+       "all of them for int8 and fp8", kShape, sets<&BackendOptions::load, &LoadOptions::weight_group>},
+      {"exact", flag, "off", "", "", 0, 0,
+       "products of activations as they are, not rounded to what a faster row of --gemm auto multiplies", kShape},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
        "dummy: only config.json is read and the weights are seeded random numbers", kEngine,
        sets_as<is<"dummy">, &BackendOptions::load, &LoadOptions::dummy>},

@@ -94,7 +94,8 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
   ranks::HeadOptions head{
-      .fingerprint = fingerprint(stack), .config = stack.config, .dtype = stack.backend_options.load.dtype};
+      .fingerprint = fingerprint(stack), .config = stack.config,
+      .dtype = matrix_dtype(stack.config, stack.backend_options.load)};
   if (options.text("ranks") == "remote") {
     head.listen = options.text("rank-bind");
     head.key = key;
@@ -134,7 +135,7 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
                             .retry_s = worker.retry_s,
                             .give_up_s = worker.give_up_s,
                             .config = stack.config,
-                            .dtype = backend.load.dtype,
+                            .dtype = matrix_dtype(stack.config, backend.load),
                             .wire_host = worker.cluster.wire_host,
                             .faults = stack.options.faults};
   stage.make_ranks = [&](const KvShards& shards, int own, int step_tokens) -> Result<ranks::StageOptions::Built> {

@@ -19,6 +19,7 @@
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
 #include "model/folder.h"
+#include "model/gemm.h"
 #include "server/local_workers.h"
 #include "server/rank_processes.h"
 
@@ -56,6 +57,16 @@ std::string hex(uint64_t value) {
   return text;
 }
 
+// What of the weights' form KV depends on.
+std::string weights_text(const Stack& stack) {
+  const LoadOptions& load = stack.backend_options.load;
+  const Dtype dtype = matrix_dtype(stack.config, load);
+  if (!is_quantised(dtype)) return dtype_name(dtype);
+  const GemmVariant* gemm = stack.backend_options.kernels.gemm;
+  return std::string(dtype_name(dtype)) + " of " + std::to_string(load.weight_group) +
+         ((gemm ? *gemm : default_gemm()).exact ? " exact" : "");
+}
+
 // What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
 Result<allocator::DiskIdentity> kv_identity(const Stack& stack) {
   const LoadOptions& load = stack.backend_options.load;
@@ -66,7 +77,7 @@ Result<allocator::DiskIdentity> kv_identity(const Stack& stack) {
       {"xpyd", version()},
       {"model", stack.config.name + " " + hex(model_fingerprint(stack.model_dir, !load.dummy)) +
                     (load.dummy ? " of seed " + std::to_string(load.seed) : "")},
-      {"weights' dtype", dtype_name(load.dtype)},
+      {"weights' dtype", weights_text(stack)},
       {"tokenizer", hex(siphash({}, tokenizer))}};
 }
 
@@ -142,6 +153,15 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     if (const std::string& name = options.text("chat-template"); name != "none")
       stack->chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
   }
+  if (options.flag("exact")) {
+    if (backend.kernels.gemm && !backend.kernels.gemm->exact)
+      return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
+    if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
+  }
+  if (const Dtype weights = matrix_dtype(stack->config, backend.load);
+      std::string(backend.device->name) != "cpu" && weights != backend.load.dtype)
+    return invalid(std::string("--device ") + backend.device->name + ": matrices are of --dtype there, not of " +
+                   dtype_name(weights) + ": expected --weight-dtype " + dtype_name(backend.load.dtype));
   cluster.vocab = stack->config.vocab;
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
@@ -180,8 +200,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
                   cluster.admission->arrives || cluster.fetch->most > 0)) {
-    const Dtype dtype = backend.load.dtype;
-    cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
+    cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};
   }
   need(check_kv_events(cluster.kv_events));

@@ -66,7 +66,7 @@ struct DevicePeak {
   Rates rates;  // of bf16 products and of reads
 };
 
-// Of the names that --dtype and --kv-dtype take.
+// Of the names that --dtype, --weight-dtype and --kv-dtype take.
 Dtype find_dtype(const std::string& name);
 
 struct DeviceRow {

@@ -205,7 +205,7 @@ void Stage::set_up(Parts& p) {
   if (stage >= start.pp)
     throw invalid("--rank " + std::to_string(stage) + ": the instance has " + std::to_string(start.pp) + " stages");
   if (int64_t(start.block_tokens) * start.n_blocks > kMaxKvTokens) throw invalid("KV of too many tokens");
-  if (start.dtype != uint8_t(options_.dtype)) throw invalid("--dtype is another one at the instance's head");
+  if (start.dtype != uint8_t(options_.dtype)) throw invalid("--dtype or --weight-dtype is another one at the instance's head");
   p.last = stage + 1 == start.pp;
   p.built = need(options_.make_ranks(p.shards, stage, start.step_tokens));
   p.team = std::make_unique<ThreadTeam>(start.tp);

@@ -15,7 +15,7 @@ namespace xpyd::experiments {
 
 struct GemmCase {
   GemmCase(int m_, int n_, int k_, int groups_, Dtype dtype, size_t footprint, ThreadTeam& team)
-      : m(m_), n(n_), k(k_), scratch(m_, k_, team.size()) {
+      : m(m_), n(n_), k(k_), scratch(m_, k_ + 64, team.size()) {
     size_t copies = std::max<size_t>(1, footprint / (size_t(n) * size_t(k) * dtype_bytes(dtype)) + 1);
     for (size_t c = 0; c < copies; ++c)
       weights.push_back(pack_matrix(

@@ -53,7 +53,8 @@ struct Loaded {
     INFO((parsed ? "" : parsed.error().message));
     REQUIRE(parsed.ok());
     config = parsed.value();
-    weights = load_weights("wide", config, {.dtype = dtype, .dummy = true, .seed = 5}, team).value();
+    weights = load_weights("wide", config, {.weight_dtype = dtype, .weight_group = 16, .dummy = true, .seed = 5}, team)
+                  .value();
   }
   explicit Loaded(const std::string& fixture) {
     config = load_model_config(data_path("models/" + fixture)).value();
@@ -160,7 +161,7 @@ std::vector<float> on_one_rank(const Loaded& loaded, Dtype kv_dtype = Dtype::f32
 }
 
 TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[shards][model]") {
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4, Dtype::fp8}) {
     Loaded loaded(kWide, dtype);
     const auto expected = on_one_rank(loaded);
     for (float logit : expected) REQUIRE(std::isfinite(logit));

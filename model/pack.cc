@@ -1,0 +1,171 @@
+// Weights into panels and out of them: where every element of every dtype lies. model/gemm.md draws it.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "base/status.h"
+#include "attention/kv_row.h"
+#include "model/gemm.h"
+#include "model/gemm_kernels.h"
+#include "model/sum_tree.h"
+
+namespace xpyd::model {
+namespace {
+
+// K that a tile takes at once: pieces are stored in whole steps.
+int k_step(Dtype dtype) {
+  return dtype == Dtype::bf16 ? 2 : dtype == Dtype::int8 ? 4 : dtype == Dtype::int4 ? 8 : 1;
+}
+// What stands behind the codes of a piece: 16 scales, and of int8 and int4 16 zeros of a byte.
+size_t behind_bytes(Dtype dtype) { return !is_quantised(dtype) ? 0 : dtype == Dtype::fp8 ? 64 : 48; }
+size_t codes_bytes(Dtype dtype, int stored) { return size_t(stored) * kPanel * size_t(dtype_bits(dtype)) / 8; }
+
+void add_piece(PackedMatrix& w, Range k, int group) {
+  const int step = k_step(w.dtype), length = k.end - k.begin;
+  const int least = is_quantised(w.dtype) ? step : 0;  // an empty group of K has its place in scratch, too
+  const int stored = std::max((length + step - 1) / step * step, least);
+  const int begin = w.pieces.empty() ? 0 : w.pieces.back().stored.end;
+  w.pieces.push_back({k, {begin, begin + stored}, w.panel_bytes, group});
+  w.panel_bytes += codes_bytes(w.dtype, stored) + behind_bytes(w.dtype);
+}
+
+PackedMatrix lay_out(int n, int k, int k_groups, Dtype dtype, const QuantGroups* groups) {
+  XPYD_CHECK(n > 0 && k > 0, "n = " + std::to_string(n) + ", k = " + std::to_string(k));
+  XPYD_CHECK(k_groups >= 1 && k_groups <= kMaxGroups, "k_groups = " + std::to_string(k_groups));
+  PackedMatrix w{.n = n, .k = k, .k_groups = k_groups, .dtype = dtype, .pieces = {}, .order = {}, .panels = {}};
+  w.order.resize(size_t(k));
+  std::iota(w.order.begin(), w.order.end(), 0);
+  for (int g = 0; g < k_groups; ++g) {
+    const Range range = w.k_range({g, g + 1});
+    const auto scale_of = [&](int place) { return groups->of[size_t(w.order[size_t(place)])]; };
+    if (groups)
+      std::stable_sort(w.order.begin() + range.begin, w.order.begin() + range.end,
+                       [&](int a, int b) { return groups->of[size_t(a)] < groups->of[size_t(b)]; });
+    int begin = range.begin;
+    do {
+      int end = begin;
+      if (!groups) end = range.end;
+      while (end < range.end && end - begin < kMaxPiece && scale_of(end) == scale_of(begin)) ++end;
+      add_piece(w, {begin, end}, g);
+      begin = end;
+    } while (begin < range.end);
+  }
+  if (std::is_sorted(w.order.begin(), w.order.end())) w.order.clear();
+  w.panel_bytes = (w.panel_bytes + 63) / 64 * 64;
+  w.panels = Buffer(size_t((n + kPanel - 1) / kPanel) * w.panel_bytes);
+  return w;
+}
+
+// Element (k of a piece, column) of a dense panel, counted in elements from the piece's begin.
+size_t place_in_piece(int k, int column, Dtype dtype) {
+  if (dtype != Dtype::bf16) return size_t(k) * kPanel + size_t(column);
+  return size_t(k / 2 * 2) * kPanel + size_t(2 * column + k % 2);
+}
+
+// One piece of `filled` rows, given as [filled, k], in elements of T.
+template <class T, T (*kConvert)(float)>
+void fill_piece(const float* rows, int k, int filled, const PackedMatrix::Piece& piece, Dtype dtype, std::byte* panel) {
+  T* to = reinterpret_cast<T*>(panel + piece.offset);
+  for (int i = piece.k.begin; i < piece.k.end; ++i)
+    for (int c = 0; c < filled; ++c)
+      to[place_in_piece(i - piece.k.begin, c, dtype)] = kConvert(rows[size_t(c) * size_t(k) + size_t(i)]);
+}
+float same_f32(float x) { return x; }
+
+// One code into its place among those of a piece, which are zero.
+void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
+  if (dtype == Dtype::fp8) piece[k * kPanel + column] = std::byte(code);
+  if (dtype == Dtype::int8) piece[k / 4 * 4 * kPanel + 4 * column + k % 4] = std::byte(code);
+  // Four bytes of a column hold eight k, of which the first is the lowest.
+  if (dtype == Dtype::int4)
+    piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2] |= std::byte(code << (k % 2 * 4));
+}
+
+// Calls fill(panel number, panel) for all panels of w, shared by the team.
+template <class Fill>
+void for_panels(PackedMatrix& w, ThreadTeam& team, Fill fill) {
+  team.run([&](int rank) {
+    const Range panels = share((w.n + kPanel - 1) / kPanel, rank, team.size());
+    for (int p = panels.begin; p < panels.end; ++p) fill(p, w.panels.data() + size_t(p) * w.panel_bytes);
+  });
+}
+
+}  // namespace
+
+int PackedMatrix::stored(Range of) const {
+  int total = 0;
+  for (const Piece& p : pieces)
+    if (of.begin <= p.group && p.group < of.end) total += p.stored.end - p.stored.begin;
+  return total;
+}
+
+PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team) {
+  XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16, dtype_name(dtype));
+  PackedMatrix w = lay_out(n, k, k_groups, dtype, nullptr);
+  for_panels(w, team, [&](int p, std::byte* panel) {
+    std::vector<float> rows(size_t(kPanel) * size_t(k));
+    const int filled = std::min(kPanel, n - p * kPanel);
+    for (int r = 0; r < filled; ++r) read_row(p * kPanel + r, rows.data() + size_t(r) * size_t(k));
+    const auto fill = dtype == Dtype::f32    ? fill_piece<float, same_f32>
+                      : dtype == Dtype::bf16 ? fill_piece<bf16, to_bf16>
+                                             : fill_piece<uint16_t, nearest_f16>;
+    for (const PackedMatrix::Piece& piece : w.pieces) fill(rows.data(), k, filled, piece, dtype, panel);
+  });
+  return w;
+}
+
+PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGroups& groups, const QuantReader& read_row,
+                        ThreadTeam& team) {
+  XPYD_CHECK(is_quantised(dtype), dtype_name(dtype));
+  PackedMatrix w = lay_out(n, k, k_groups, dtype, &groups);
+  for_panels(w, team, [&](int p, std::byte* panel) {
+    QuantRow row(dtype, k, groups.count);
+    for (int c = 0; c < kPanel && p * kPanel + c < n; ++c) {
+      read_row(p * kPanel + c, row);
+      for (const PackedMatrix::Piece& piece : w.pieces) {
+        const auto input = [&](int place) { return w.order.empty() ? place : w.order[size_t(place)]; };
+        std::byte* codes = panel + piece.offset;
+        for (int i = piece.k.begin; i < piece.k.end; ++i)
+          put_code(dtype, row.codes[size_t(input(i))], codes, i - piece.k.begin, c);
+        std::byte* behind = codes + codes_bytes(dtype, piece.stored.end - piece.stored.begin);
+        const size_t g = piece.k.begin < piece.k.end ? size_t(groups.of[size_t(input(piece.k.begin))]) : 0;
+        if (dtype == Dtype::fp8) {
+          std::memcpy(behind + c * 4, &row.scale[g], 4);
+          continue;
+        }
+        const uint16_t scale = nearest_f16(row.scale[g]);
+        std::memcpy(behind + c * 2, &scale, 2);
+        behind[2 * kPanel + c] = std::byte(row.zero[g]);
+        // What is stored behind a piece's end stands for 0, whatever it is multiplied by.
+        for (int i = piece.k.end - piece.k.begin; i < piece.stored.end - piece.stored.begin; ++i)
+          put_code(dtype, row.zero[g], codes, i, c);
+      }
+    }
+  });
+  return w;
+}
+
+void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes) {
+  XPYD_CHECK(0 <= begin && begin <= end && end <= w.n && !is_quantised(w.dtype), std::to_string(end));
+  const size_t element = dtype_bytes(w.dtype);
+  XPYD_CHECK(row_bytes >= size_t(w.k) * element, std::to_string(row_bytes));
+  constexpr int kBlock = 512;  // of K: its part of a panel stays in L1 for all 16 rows
+  auto unpack = [&]<class T>(T) {
+    for (int row0 = begin; row0 < end; row0 = (row0 / kPanel + 1) * kPanel) {
+      const std::byte* panel = w.panels.data() + size_t(row0 / kPanel) * w.panel_bytes;
+      const int row1 = std::min(end, (row0 / kPanel + 1) * kPanel);
+      for (const PackedMatrix::Piece& piece : w.pieces)
+        for (int k0 = piece.k.begin; k0 < piece.k.end; k0 += kBlock)
+          for (int row = row0; row < row1; ++row) {
+            auto* from = reinterpret_cast<const T*>(panel + piece.offset);
+            T* to = reinterpret_cast<T*>(out + size_t(row - begin) * row_bytes);
+            for (int i = k0, k1 = std::min(k0 + kBlock, piece.k.end); i < k1; ++i)
+              to[i] = from[place_in_piece(i - piece.k.begin, row % kPanel, w.dtype)];
+          }
+    }
+  };
+  w.dtype == Dtype::f32 ? unpack(float{}) : unpack(uint16_t{});
+}
+
+}  // namespace xpyd::model

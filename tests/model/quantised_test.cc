@@ -1,0 +1,524 @@
+// Weights of few bits: what codes stand for, products of them in both ways, and folders that have them.
+#include "model/quantised.h"
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/random.h"
+#include "model/gemm.h"
+#include "model/weights.h"
+#include "tests/model/model_fixture.h"
+
+namespace xpyd::testing::quantised_test {
+namespace {
+
+float uniform(Random& random) { return float(random.uniform() * 2 - 1); }
+
+struct Codes {
+  int n, k, k_groups;
+  Dtype dtype;
+  QuantGroups groups;
+  std::vector<QuantRow> rows;
+  std::vector<float> w;  // [n, k], what they stand for
+  PackedMatrix packed;
+};
+
+Codes make_codes(int n, int k, int k_groups, Dtype dtype, QuantGroups groups, ThreadTeam& team, uint64_t seed) {
+  Codes c{n, k, k_groups, dtype, std::move(groups), {}, std::vector<float>(size_t(n) * size_t(k)), {}};
+  Random random(seed);
+  for (int row = 0; row < n; ++row) {
+    QuantRow made(dtype, k, c.groups.count);
+    std::vector<float> x(static_cast<size_t>(k));
+    for (float& v : x) v = uniform(random) * (row % 3 ? 1.0f : 1e-3f) + (row % 5 ? 0 : 0.25f);
+    REQUIRE(quantise_row(dtype, c.groups, x.data(), made));
+    widen_row(dtype, c.groups, made, c.w.data() + size_t(row) * size_t(k));
+    c.rows.push_back(made);
+  }
+  c.packed = pack_codes(
+      n, k, k_groups, dtype, c.groups, [&](int row, QuantRow& out) { out = c.rows[size_t(row)]; }, team);
+  return c;
+}
+
+// Inputs whose groups are scattered over K, as GPTQ's desc_act leaves them.
+QuantGroups scattered(int k, int size, uint64_t seed) {
+  QuantGroups groups = even_groups(k, size);
+  Random random(seed);
+  for (size_t i = groups.of.size(); i > 1; --i) std::swap(groups.of[i - 1], groups.of[random.below(i)]);
+  return groups;
+}
+
+std::vector<float> product(const GemmVariant& variant, const PackedMatrix& w, const std::vector<float>& x, int m,
+                           ThreadTeam& team, size_t first_row = 0, Range groups = {0, 0}) {
+  GemmScratch scratch(m, w.stored({0, w.k_groups}), team.size());
+  std::vector<float> y(size_t(m) * size_t(w.n));
+  variant.run({.x = x.data() + first_row * size_t(w.k) + size_t(groups.end > 0 ? w.k_range(groups).begin : 0),
+               .y = y.data(),
+               .w = &w,
+               .m = m,
+               .x_stride = w.k,
+               .y_stride = w.n,
+               .groups = groups},
+              scratch, team);
+  return y;
+}
+
+std::vector<float> inputs(int m, int k, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x(size_t(m) * size_t(k));
+  for (float& v : x) v = uniform(random) * (random.below(20) ? 1.0f : 30.0f);
+  return x;
+}
+
+bool equal(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+constexpr Dtype kCodes[] = {Dtype::int8, Dtype::int4, Dtype::fp8};
+
+}  // namespace
+
+TEST_CASE("quantised: e4m3 and f16 have the numbers of their formats, and the nearest is found", "[quantised][model]") {
+  CHECK(e4m3_to_f32(0x7e) == 448);
+  CHECK(e4m3_to_f32(0x08) == 0x1p-6f);
+  CHECK(e4m3_to_f32(0x01) == 0x1p-9f);
+  CHECK(e4m3_to_f32(0xb8) == -1);
+  CHECK(std::isnan(e4m3_to_f32(0x7f)));
+  for (int code = 0; code < 0x7e; ++code) {
+    const float low = e4m3_to_f32(uint8_t(code)), high = e4m3_to_f32(uint8_t(code + 1));
+    REQUIRE(low < high);
+    const float half = (low + high) / 2;
+    REQUIRE(to_e4m3(low) == code);
+    REQUIRE(to_e4m3(-high) == (0x80 | (code + 1)));
+    REQUIRE(to_e4m3(std::nextafter(half, low)) == code);
+    REQUIRE(to_e4m3(std::nextafter(half, high)) == code + 1);
+    REQUIRE(to_e4m3(half) == code + code % 2);  // ties to the even code
+  }
+  for (uint32_t half = 0; half < 0x7c00; ++half) {
+    const float low = f16_to_f32(uint16_t(half)), high = half == 0x7bff ? 65536.0f : f16_to_f32(uint16_t(half + 1));
+    const float middle = (low + high) / 2;
+    REQUIRE(nearest_f16(low) == half);
+    REQUIRE(nearest_f16(-low) == (half | 0x8000));
+    REQUIRE(nearest_f16(std::nextafter(middle, low)) == half);
+    REQUIRE(nearest_f16(middle) == half + half % 2);
+    REQUIRE(nearest_f16(std::nextafter(middle, high)) == half + 1);
+  }
+  CHECK(std::isnan(f16_to_f32(nearest_f16(std::nanf("")))));
+}
+
+TEST_CASE("quantised: codes are as near as the header says", "[quantised][model]") {
+  Random random(3);
+  for (Dtype dtype : kCodes)
+    for (int size : {0, 1, 32, 100})
+      for (float range : {1.0f, 1e-4f, 300.0f}) {
+        const int k = 257;
+        const QuantGroups groups = size == 100 ? scattered(k, size, 5) : even_groups(k, size);
+        std::vector<float> x(k), w(k);
+        for (float& v : x) v = uniform(random) * range;
+        x[7] = 0;
+        QuantRow row(dtype, k, groups.count);
+        REQUIRE(quantise_row(dtype, groups, x.data(), row));
+        widen_row(dtype, groups, row, w.data());
+        for (size_t i = 0; i < x.size(); ++i) {
+          const double scale = row.scale[size_t(groups.of[i])], error = std::fabs(double(w[i]) - double(x[i]));
+          const double bound = dtype == Dtype::fp8 ? std::fabs(x[i]) * 0x1p-4 + scale * 0x1p-10
+                                                   : scale / 2 * (1 + 0x1p-20);
+          CAPTURE(dtype_name(dtype), size, range, i, x[i], w[i], scale);
+          REQUIRE(error <= bound + 1e-12 * range);
+          if (dtype != Dtype::fp8) REQUIRE(f16_to_f32(nearest_f16(float(scale))) == float(scale));
+        }
+        x[3] = std::numeric_limits<float>::infinity();
+        CHECK_FALSE(quantise_row(dtype, groups, x.data(), row));
+      }
+}
+
+TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that they stand for", "[quantised][model]") {
+  ThreadTeam team(2);
+  for (const GemmVariant& variant : gemm_variants()) {
+    if (!variant.available() || !variant.exact) continue;
+    for (Dtype dtype : kCodes)
+      for (auto [n, k, k_groups, size] : {std::array{40, 300, 1, 32}, {17, 8 * 37, 8, 0}, {33, 5, 8, 2}}) {
+        const Codes c = make_codes(n, k, k_groups, dtype, even_groups(k, size), team, 11);
+        const PackedMatrix f32 = pack_matrix(
+            n, k, k_groups, Dtype::f32,
+            [&, k = k](int row, float* out) { std::copy_n(c.w.data() + size_t(row) * size_t(k), k, out); }, team);
+        for (int m : {1, 2, 3, 7, 64}) {
+          CAPTURE(variant.name, dtype_name(dtype), n, k, k_groups, size, m);
+          const auto x = inputs(m, k, uint64_t(m));
+          REQUIRE(equal(product(variant, c.packed, x, m, team), product(variant, f32, x, m, team)));
+        }
+      }
+  }
+}
+
+TEST_CASE("quantised: every row of the table is within its bound of the double product", "[quantised][model]") {
+  ThreadTeam team(2);
+  for (const GemmVariant& variant : gemm_variants()) {
+    if (!variant.available()) continue;
+    for (Dtype dtype : kCodes)
+      for (int k_groups : {1, 8})
+        for (bool in_order : {true, false}) {
+          const int n = 37, k = 600, m = 9;
+          const Codes c = make_codes(n, k, k_groups, dtype, in_order ? even_groups(k, 128) : scattered(k, 128, 9), team,
+                                     uint64_t(k_groups));
+          const auto x = inputs(m, k, 4);
+          const auto y = product(variant, c.packed, x, m, team);
+          for (int r = 0; r < m; ++r) {
+            float largest = 0;
+            for (int i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[size_t(r * k + i)]));
+            for (int o = 0; o < n; ++o) {
+              double sum = 0, magnitude = 0, weights = 0;
+              for (int i = 0; i < k; ++i) {
+                const double w = c.w[size_t(o * k + i)], p = double(x[size_t(r * k + i)]) * w;
+                sum += p, magnitude += std::fabs(p), weights += std::fabs(w);
+              }
+              // f32 chains as gemm_test.cc has them; and of a rounded row 2^-16 of its largest for each weight.
+              const bool rounds = !variant.exact && dtype != Dtype::fp8;
+              const double bound =
+                  2.0 * (k + 8) * 0x1p-24 * magnitude + (rounds ? 1.01 * 0x1p-16 * double(largest) * weights : 0);
+              CAPTURE(variant.name, dtype_name(dtype), k_groups, in_order, r, o, sum);
+              REQUIRE(std::fabs(double(y[size_t(r * n + o)]) - sum) <= bound);
+            }
+          }
+        }
+  }
+}
+
+TEST_CASE("quantised: a row's bits do not depend on its batch, threads or shard", "[quantised][model]") {
+  ThreadTeam one(1), three(3);
+  for (const GemmVariant& variant : gemm_variants()) {
+    if (!variant.available()) continue;
+    for (Dtype dtype : kCodes)
+      for (bool in_order : {true, false}) {
+        const int n = 150, k = 520, rows = 70;
+        const Codes c = make_codes(n, k, 8, dtype, in_order ? even_groups(k, 32) : scattered(k, 32, 2), one, 6);
+        const auto x = inputs(rows, k, 8);
+        std::vector<float> alone;
+        for (int r = 0; r < rows; ++r) {
+          const auto y = product(variant, c.packed, x, 1, one, size_t(r));
+          alone.insert(alone.end(), y.begin(), y.end());
+        }
+        for (int m : {2, 3, 4, 5, 6, 7, 9, 16, 60})
+          for (ThreadTeam* team : {&one, &three}) {
+            const auto y = product(variant, c.packed, x, m, *team, 5);
+            CAPTURE(variant.name, dtype_name(dtype), in_order, m, team->size());
+            REQUIRE(std::memcmp(y.data(), alone.data() + 5 * n, y.size() * sizeof(float)) == 0);
+          }
+        // Two shards of four groups are the two halves of the tree.
+        const auto left = product(variant, c.packed, x, 3, one, 0, {0, 4});
+        const auto right = product(variant, c.packed, x, 3, one, 0, {4, 8});
+        for (size_t i = 0; i < left.size(); ++i) REQUIRE(left[i] + right[i] == alone[i]);
+      }
+  }
+}
+
+TEST_CASE("quantised: whole numbers have no order, so two instruction sets have the same bits", "[quantised][model]") {
+  ThreadTeam team(1);
+  std::vector<float> first;
+  for (Dtype dtype : {Dtype::int8, Dtype::int4}) {
+    const Codes c = make_codes(50, 700, 8, dtype, even_groups(700, 64), team, 21);
+    auto x = inputs(6, 700, 22);
+    x[700 * 2 + 5] = std::numeric_limits<float>::infinity();  // row 2 is lost, and no other
+    x[700 * 4] = std::nanf("");
+    std::fill_n(x.begin() + 700 * 5, 700, 0.0f);
+    std::vector<float> expected;
+    for (const GemmVariant& variant : gemm_variants()) {
+      if (!variant.available() || variant.exact) continue;
+      const auto y = product(variant, c.packed, x, 6, team);
+      CAPTURE(variant.name, dtype_name(dtype));
+      for (size_t i = 0; i < y.size(); ++i) {
+        const size_t row = i / 50;
+        REQUIRE(std::isnan(y[i]) == (row == 2 || row == 4));
+        if (row == 5) REQUIRE(y[i] == 0);
+      }
+      if (expected.empty()) expected = y;
+      for (size_t i = 0; i < y.size(); ++i) REQUIRE((y[i] == expected[i] || std::isnan(y[i])));
+    }
+  }
+}
+
+// ---- folders
+
+namespace {
+
+using nlohmann::json;
+
+// A checkpoint being written. Its matrices are codes; `dense` is a folder of what they stand for.
+struct Folder {
+  struct Tensor {
+    std::string dtype;
+    std::vector<int64_t> shape;
+    std::string data;
+  };
+  static constexpr int kHidden = 64, kInner = 88, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kVocab = 96;
+  std::map<std::string, Tensor> tensors;
+  json config = {{"model_type", "qwen2"},
+                 {"architectures", {"Qwen2ForCausalLM"}},
+                 {"hidden_size", kHidden},
+                 {"intermediate_size", kInner},
+                 {"num_attention_heads", kHeads},
+                 {"num_key_value_heads", kKvHeads},
+                 {"vocab_size", kVocab},
+                 {"max_position_embeddings", 128},
+                 {"num_hidden_layers", 2}};
+  TempDir dir;
+
+  template <class T>
+  static std::string bytes(const std::vector<T>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+  }
+  void add(const std::string& name, std::vector<int64_t> shape, const std::vector<float>& values) {
+    tensors[name] = {"F32", std::move(shape), bytes(values)};
+  }
+  std::string write() {
+    std::ofstream(dir.path + "/config.json") << config;
+    json header;
+    size_t at = 0;
+    std::string data;
+    for (const auto& [name, t] : tensors) {
+      header[name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {at, at + t.data.size()}}};
+      at += t.data.size(), data += t.data;
+    }
+    const std::string text = header.dump();
+    uint64_t length = text.size();
+    std::ofstream file(dir.path + "/model.safetensors", std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), 8);
+    file << text << data;
+    return dir.path;
+  }
+};
+
+// Calls matrix(name, rows, columns) for every matrix of a layer; adds what is dense to both folders.
+template <class Matrix>
+void fill(Folder& coded, Folder& dense, Matrix matrix) {
+  Random random(77);
+  const auto both = [&](const std::string& name, std::vector<int64_t> shape, float centre) {
+    size_t n = 1;
+    for (int64_t d : shape) n *= size_t(d);
+    std::vector<float> values(n);
+    for (float& v : values) v = centre + uniform(random) * 0.3f;
+    coded.add(name, shape, values), dense.add(name, shape, values);
+  };
+  using F = Folder;
+  const int q = F::kHeads * F::kHeadDim, kv = F::kKvHeads * F::kHeadDim;
+  both("model.embed_tokens.weight", {F::kVocab, F::kHidden}, 0);
+  both("lm_head.weight", {F::kVocab, F::kHidden}, 0);
+  both("model.norm.weight", {F::kHidden}, 1);
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string at = "model.layers." + std::to_string(layer) + ".";
+    both(at + "input_layernorm.weight", {F::kHidden}, 1);
+    both(at + "post_attention_layernorm.weight", {F::kHidden}, 1);
+    both(at + "self_attn.q_proj.bias", {q}, 0);
+    both(at + "self_attn.k_proj.bias", {kv}, 0);
+    both(at + "self_attn.v_proj.bias", {kv}, 0);
+    for (const auto& [name, rows, columns] :
+         {std::tuple("self_attn.q_proj", q, F::kHidden), {"self_attn.k_proj", kv, F::kHidden},
+          {"self_attn.v_proj", kv, F::kHidden}, {"self_attn.o_proj", F::kHidden, q},
+          {"mlp.gate_proj", F::kInner, F::kHidden}, {"mlp.up_proj", F::kInner, F::kHidden},
+          {"mlp.down_proj", F::kHidden, F::kInner}})
+      matrix(at + name, rows, columns);
+  }
+}
+
+void fill_gptq(Folder& coded, Folder& dense, int group, bool desc_act, bool v2) {
+  Random random(5);
+  coded.config["quantization_config"] = {
+      {"quant_method", "gptq"}, {"bits", 4}, {"group_size", group}, {"desc_act", desc_act}, {"sym", false}};
+  if (v2) coded.config["quantization_config"]["checkpoint_format"] = "gptq_v2";
+  fill(coded, dense, [&](const std::string& name, int rows, int columns) {
+    const int groups = (columns + group - 1) / group;
+    // One order for all that read the same input, as the tools leave it.
+    const QuantGroups of = desc_act ? scattered(columns, group, uint64_t(columns)) : even_groups(columns, group);
+    std::vector<uint32_t> words(size_t(columns / 8 * rows)), zeros(size_t(groups * rows / 8));
+    std::vector<uint16_t> scales(size_t(groups * rows));
+    std::vector<float> w(size_t(rows * columns));
+    for (uint32_t& word : words) word = uint32_t(random.next());
+    for (uint32_t& zero : zeros) zero = uint32_t(random.next());
+    for (uint16_t& scale : scales) scale = nearest_f16(0.02f + 0.01f * uniform(random));
+    for (int n = 0; n < rows; ++n)
+      for (int i = 0; i < columns; ++i) {
+        const int g = of.of[size_t(i)];
+        const int code = int(words[size_t(i / 8 * rows + n)] >> (i % 8 * 4) & 15);
+        const int zero = int(zeros[size_t((g * rows + n) / 8)] >> (n % 8 * 4) & 15) + !v2;
+        w[size_t(n * columns + i)] = f16_to_f32(scales[size_t(g * rows + n)]) * float(code - zero);
+      }
+    dense.add(name + ".weight", {rows, columns}, w);
+    coded.tensors[name + ".qweight"] = {"I32", {columns / 8, rows}, Folder::bytes(words)};
+    coded.tensors[name + ".qzeros"] = {"I32", {groups, rows / 8}, Folder::bytes(zeros)};
+    coded.tensors[name + ".scales"] = {"F16", {groups, rows}, Folder::bytes(scales)};
+    coded.tensors[name + ".g_idx"] = {"I32", {columns}, Folder::bytes(of.of)};
+    if (name.ends_with("o_proj")) coded.add(name + ".bias", {rows}, std::vector<float>(size_t(rows), 0.0f));
+  });
+}
+
+void fill_fp8(Folder& coded, Folder& dense, bool blocks) {
+  Random random(6);
+  coded.config["quantization_config"] = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
+  if (blocks) coded.config["quantization_config"]["weight_block_size"] = {32, 48};
+  fill(coded, dense, [&](const std::string& name, int rows, int columns) {
+    const int across = blocks ? (columns + 47) / 48 : 1, down = blocks ? (rows + 31) / 32 : 1;
+    std::vector<uint8_t> codes(size_t(rows * columns));
+    std::vector<float> scales(size_t(across * down)), w(codes.size());
+    for (uint8_t& code : codes) code = to_e4m3(uniform(random) * 400);
+    for (float& scale : scales) scale = 3e-4f * (1 + 0.5f * uniform(random));
+    for (int n = 0; n < rows; ++n)
+      for (int i = 0; i < columns; ++i)
+        w[size_t(n * columns + i)] = e4m3_to_f32(codes[size_t(n * columns + i)]) *
+                                     scales[blocks ? size_t(n / 32 * across + i / 48) : 0];
+    dense.add(name + ".weight", {rows, columns}, w);
+    coded.tensors[name + ".weight"] = {"F8_E4M3", {rows, columns}, Folder::bytes(codes)};
+    if (blocks)
+      coded.add(name + ".weight_scale_inv", {down, across}, scales);
+    else
+      coded.add(name + ".weight_scale", {}, scales), coded.add(name + ".input_scale", {}, {1.0f});
+  });
+}
+
+std::vector<float> logits_of(const std::string& dir, const LoadOptions& options, bool exact, int chunk,
+                             Dtype* matrices = nullptr) {
+  auto config = load_model_config(dir);
+  INFO((config ? "" : config.error().message));
+  REQUIRE(config.ok());
+  ThreadTeam team(2);
+  auto weights = load_weights(dir, config.value(), options, team);
+  INFO((weights ? "" : weights.error().message));
+  REQUIRE(weights.ok());
+  if (matrices) *matrices = weights.value()->layers[0].down.dtype;
+  const Kernels kernels{.gemm = &default_gemm(exact)};
+  const std::vector<int32_t> prompt = {1, 5, 90, 33, 7, 8, 9, 60, 61, 2, 3};
+  return run_prompt(*make_llama(weights.value(), team, 64, 64, kernels), prompt, chunk);
+}
+
+double relative(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double error = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    error += std::pow(double(a[i]) - double(b[i]), 2), size += std::pow(double(b[i]), 2);
+  return std::sqrt(error / size);
+}
+
+std::string refusal(Folder& folder, const LoadOptions& options = {}) {
+  const std::string dir = folder.write();
+  auto config = load_model_config(dir);
+  if (!config) return config.error().message;
+  ThreadTeam team(1);
+  auto weights = load_weights(dir, config.value(), options, team);
+  return weights ? "" : weights.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("quantised: a GPTQ or FP8 folder is the model that its codes stand for", "[quantised][model]") {
+  struct Form {
+    const char* name;
+    Dtype dtype;
+    bool in_order;
+    std::function<void(Folder&, Folder&)> fill;
+  };
+  const Form forms[] = {
+      {"gptq", Dtype::int4, true, [](Folder& c, Folder& d) { fill_gptq(c, d, 32, false, false); }},
+      {"gptq_v2", Dtype::int4, true, [](Folder& c, Folder& d) { fill_gptq(c, d, 32, false, true); }},
+      {"gptq desc_act", Dtype::int4, false, [](Folder& c, Folder& d) { fill_gptq(c, d, 16, true, false); }},
+      {"fp8 of a tensor", Dtype::fp8, true, [](Folder& c, Folder& d) { fill_fp8(c, d, false); }},
+      {"fp8 of blocks", Dtype::fp8, true, [](Folder& c, Folder& d) { fill_fp8(c, d, true); }}};
+  for (const Form& form : forms) {
+    CAPTURE(form.name);
+    Folder coded, dense;
+    form.fill(coded, dense);
+    const std::string dir = coded.write();
+    Dtype kept = Dtype::f32;
+    const auto expected = logits_of(dense.write(), {}, true, 64);
+    const auto exact = logits_of(dir, {}, true, 64, &kept);
+    CHECK(kept == form.dtype);
+    if (form.in_order) CHECK(equal(exact, expected));
+    CHECK(relative(exact, expected) < 1e-6);
+    // Widened at load: other rows of the table, the same numbers.
+    CHECK(equal(logits_of(dir, {.weight_dtype = Dtype::f32}, false, 64, &kept), expected));
+    CHECK(kept == Dtype::f32);
+    // Rounded activations: 2^-16 of the largest of a group for each weight; measured up to 1.1e-4.
+    const auto dot = logits_of(dir, {}, false, 64);
+    CHECK(relative(dot, expected) < 3e-4);
+    CHECK(equal(dot, expected) == (form.dtype == Dtype::fp8));
+    for (int chunk : {1, 3}) CHECK(equal(logits_of(dir, {}, false, chunk), dot));
+    CHECK(relative(logits_of(dir, {.weight_dtype = Dtype::int8}, false, 64), expected) < 0.02);
+  }
+}
+
+TEST_CASE("quantised: made at load, the error is that of the bits", "[quantised][model]") {
+  Folder coded, dense;
+  fill_fp8(coded, dense, false);
+  const std::string dir = dense.write();
+  const auto expected = logits_of(dir, {}, true, 64);
+  const struct {
+    Dtype dtype;
+    int group;
+    double least, most;
+  } cases[] = {{Dtype::f16, 0, 1e-5, 1e-3},   {Dtype::bf16, 0, 1e-4, 1e-2}, {Dtype::int8, 0, 1e-4, 2e-2},
+               {Dtype::fp8, 0, 1e-3, 1e-1},   {Dtype::int4, 32, 1e-2, 0.3}, {Dtype::int4, 0, 1e-2, 0.4}};
+  for (const auto& c : cases) {
+    Dtype kept = Dtype::f32;
+    const double error = relative(
+        logits_of(dir, {.weight_dtype = c.dtype, .weight_group = c.group}, false, 64, &kept), expected);
+    CAPTURE(dtype_name(c.dtype), c.group, error);
+    CHECK(kept == c.dtype);
+    CHECK(error > c.least);
+    CHECK(error < c.most);
+  }
+}
+
+TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantised][model]") {
+  const std::string o = "model.layers.1.self_attn.o_proj", q = "model.layers.0.self_attn.q_proj";
+  struct Wrong {
+    std::function<void(Folder&)> make;
+    std::vector<std::string> says;
+  };
+  const Wrong of_gptq[] = {
+      {[&](Folder& f) { f.tensors.erase(o + ".scales"); }, {o + ".scales", "missing"}},
+      {[&](Folder& f) { f.tensors.erase(o + ".qweight"); }, {o + ".qweight", "missing"}},
+      {[&](Folder& f) { f.tensors[o + ".qzeros"].shape = {4, 4}; }, {o + ".qzeros", "shape"}},
+      {[&](Folder& f) { f.tensors[o + ".scales"].dtype = "BF16"; }, {o + ".scales", "F16"}},
+      {[&](Folder& f) { f.tensors[o + ".g_idx"].data[4] = 9; }, {o + ".g_idx", "group 9"}},
+      {[&](Folder& f) { f.tensors[q + ".g_idx"].data[4] = 1; }, {"g_idx", "other groups"}},
+      {[&](Folder& f) { f.tensors[o + ".scales"].data.replace(0, 2, "\x00\x7c", 2); }, {o + ".scales", "not finite"}},
+      {[&](Folder& f) { f.add(o + ".bias", {64}, std::vector<float>(64, 0.5f)); }, {o + ".bias"}},
+      {[](Folder& f) { f.config["quantization_config"]["bits"] = 3; }, {"bits", "3"}},
+      {[](Folder& f) { f.config["quantization_config"]["quant_method"] = "awq"; }, {"quant_method", "awq"}},
+      {[](Folder& f) { f.config["quantization_config"].erase("group_size"); }, {"group_size"}},
+      {[](Folder& f) { f.config["quantization_config"]["checkpoint_format"] = "marlin"; }, {"marlin"}},
+      {[](Folder& f) { f.config["quantization_config"] = 7; }, {"quantization_config"}}};
+  for (const Wrong& wrong : of_gptq) {
+    Folder coded, dense;
+    fill_gptq(coded, dense, 32, false, false);
+    wrong.make(coded);
+    const std::string message = refusal(coded);
+    for (const std::string& part : wrong.says) {
+      INFO("says: " << message << "; expected: " << part);
+      CHECK(message.find(part) != std::string::npos);
+    }
+  }
+  const Wrong of_fp8[] = {
+      {[&](Folder& f) { f.tensors.erase(o + ".weight_scale_inv"); }, {o + ".weight_scale_inv", "missing"}},
+      {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "no number"}},
+      {[&](Folder& f) { f.tensors[o + ".weight"].shape = {32, 128}; }, {o + ".weight", "shape"}},
+      {[](Folder& f) { f.config["quantization_config"]["weight_block_size"] = {0, 4}; }, {"weight_block_size"}},
+      {[](Folder& f) { f.config["quantization_config"]["fmt"] = "e5m2"; }, {"e5m2"}}};
+  for (const Wrong& wrong : of_fp8) {
+    Folder coded, dense;
+    fill_fp8(coded, dense, true);
+    wrong.make(coded);
+    const std::string message = refusal(coded);
+    for (const std::string& part : wrong.says) {
+      INFO("says: " << message << "; expected: " << part);
+      CHECK(message.find(part) != std::string::npos);
+    }
+  }
+  Folder coded, dense;
+  fill_fp8(coded, dense, true);
+  dense.tensors[o + ".weight"].data.replace(0, 4, std::string("\x00\x00\x80\x7f", 4));
+  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find("not finite") != std::string::npos);
+}
+
+}  // namespace xpyd::testing::quantised_test
