@@ -58,8 +58,8 @@ struct Blocking {
 
 Blocking choose_blocking(int m, Dtype dtype, bool dot) {
   constexpr int kPanelsForRows[kMaxTileRows + 1] = {0, 6, 3, 2, 1, 1, 1};
-  // A block of codes is what has one scale, 1 to 2 KiB.
-  if (is_quantised(dtype)) return {m <= (dot ? kMaxDotRows : kMaxTileRows) ? kPanelsForRows[m] : 1, 0, m > 2};
+  // A block of codes is what has one scale, 1 to 2 KiB. Fewer panels: codes need registers on their way.
+  if (is_quantised(dtype)) return {m == 1 ? (dot ? 5 : 4) : m == 2 ? 2 : 1, 0, m > 2};
   if (m <= kMaxTileRows) {
     // Three or four panels are as many streams, which the hardware's prefetchers follow by themselves; one or two leave
     // memory idle unless it is asked early: +29 % at M = 4 on one thread.
@@ -91,10 +91,10 @@ struct Blocks {
   int n_groups() const { return groups.end - groups.begin; }
   int count() const { return (last - first) * parts; }
   Block operator[](int i) const {
-    const int at = first + i / parts, part = i % parts;
+    const int at = parts == 1 ? first + i : first + i / parts, part = i - (at - first) * parts;
     const PackedMatrix::Piece& p = w.pieces[size_t(at)];
     const int length = p.stored.end - p.stored.begin, base = p.stored.begin - w.pieces[size_t(first)].stored.begin;
-    const Range of = share(length, part, parts, 8);
+    const Range of = parts == 1 ? Range{0, length} : share(length, part, parts, 8);
     const auto place = [&](int stored) { return std::min(p.k.begin + stored, p.k.end); };
     const bool codes = is_quantised(w.dtype);
     return {{base + of.begin, base + of.end},
@@ -139,26 +139,35 @@ template <int kRows>
 void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
   auto* rows = reinterpret_cast<DotRows<kRows>*>(out);
   const int n = b.k.end - b.k.begin, stored = b.stored.end - b.stored.begin, half = dtype == Dtype::int8 ? 2 : 4;
-  float x[kMaxPiece];
+  constexpr int kLanes = 8;  // so that the compiler may use vectors
+  alignas(32) float x[kMaxPiece] = {};
   for (int r = 0; r < kRows; ++r) {
     const float* from = in.x + size_t(r) * in.stride + (b.k.begin - in.first);
-    float largest = 0, poison = 0;
-    for (int i = 0; i < n; ++i) {
-      x[i] = in.order ? in.at(r, b.k.begin + i) : from[i];
-      largest = std::max(largest, std::fabs(x[i])), poison += 0 * x[i];
-    }
-    std::fill(x + n, x + stored, 0.0f);
-    const bool finite = poison == 0;
-    const float inverse = finite && largest > 0 ? 32767 / largest : 0;
-    // Where 1 / largest is infinite everything is too small to count.
-    const bool counts = inverse < std::numeric_limits<float>::infinity();
-    int sum = 0;
-    for (int i = 0; i < stored; ++i) {
-      const int value = finite && counts ? int(std::nearbyint(x[i] * inverse)) : 0;
-      const int j = i % (2 * half);
-      rows->pairs[i / (2 * half) * half + j % half][r][j / half] = int16_t(value), sum += value;
-    }
-    rows->scale[r] = finite ? largest / 32767 : std::numeric_limits<float>::quiet_NaN();
+    if (in.order)
+      for (int i = 0; i < n; ++i) x[i] = in.at(r, b.k.begin + i);
+    else
+      std::copy_n(from, n, x);
+    float largest[kLanes] = {}, poison[kLanes] = {};
+    for (int i = 0; i < kMaxPiece; i += kLanes)
+      for (int j = 0; j < kLanes; ++j) {
+        const float size = std::fabs(x[i + j]);
+        largest[j] = largest[j] < size ? size : largest[j];
+        poison[j] += 0 * size;
+      }
+    for (int j = 1; j < kLanes; ++j) largest[0] = std::max(largest[0], largest[j]), poison[0] += poison[j];
+    const bool finite = poison[0] == 0;
+    // Where 32767 / largest is infinite everything is too small to count.
+    const float inverse = finite && largest[0] >= 0x1p-110f ? 32767 / largest[0] : 0;
+    int values[kMaxPiece], sum = 0;
+    for (int i = 0; i < kMaxPiece; ++i)  // to the nearest, ties to even
+      values[i] = std::bit_cast<int>((inverse > 0 ? x[i] * inverse : 0.0f) + 0x1.8p23f) - 0x4b400000;
+    for (int i = 0; i < stored; ++i) sum += values[i];
+    for (int i = 0; i < stored; i += 2 * half)
+      for (int j = 0; j < half; ++j) {
+        int16_t* pair = rows->pairs[i / 2 + j][r];
+        pair[0] = int16_t(values[i + j]), pair[1] = int16_t(values[i + half + j]);
+      }
+    rows->scale[r] = finite ? largest[0] / 32767 : std::numeric_limits<float>::quiet_NaN();
     rows->sum[r] = sum;
   }
 }
@@ -179,7 +188,6 @@ class Gemm {
         kernels_(kernels),
         scratch_(scratch),
         dot_(!exact && (w_.dtype == Dtype::int8 || w_.dtype == Dtype::int4)),
-        widens_(is_quantised(w_.dtype) && !dot_),
         blocking_(choose_blocking(args.m, args.w->dtype, dot_)),
         tiles_(args.m, dot_ ? kMaxDotRows : kMaxTileRows),
         blocks_(w_, args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}, blocking_.block_k),
@@ -258,7 +266,6 @@ class Gemm {
     const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
     const GemmTiles& table = tile_table();
     const std::byte* first = w_.panels.data() + size_t(first_panel_ + panels.begin) * w_.panel_bytes;
-    alignas(64) float widened[kMaxTilePanels * kMaxPiece * kPanel];
     const int n_blocks = blocks_.count();
     for (int i = 0; i < n_blocks; ++i) {
       const Block block = blocks_[i];
@@ -274,13 +281,11 @@ class Gemm {
       int step = blocking_.prefetch && !many ? kPanel * dtype_bits(w_.dtype) / 2 / n_tiles : 0;
       if (step > 128) step = 0;
       size_t asked = many && blocking_.prefetch ? 0 : block_bytes;
-      for (int p = 0; widens_ && p < n_panels; ++p)
-        widen(weights + size_t(p) * w_.panel_bytes, k, widened + p * kMaxPiece * kPanel);
       for (int t = tiles.begin; t < tiles.end; ++t) {
         int row = tiles_.first_row(t);
         GemmTile tile{.x = packed + packed_offset(block, row),
-                      .w = widens_ ? reinterpret_cast<const std::byte*>(widened) : weights,
-                      .panel_bytes = widens_ ? kMaxPiece * kPanel * sizeof(float) : w_.panel_bytes,
+                      .w = weights,
+                      .panel_bytes = w_.panel_bytes,
                       .k = k,
                       .sums = leaf + size_t(row - row0) * size_t(n_panels) * kPanel,
                       .resume = !block.first,
@@ -306,16 +311,12 @@ class Gemm {
     switch (w_.dtype) {
       case Dtype::bf16: return kernels_.bf16;
       case Dtype::f16: return kernels_.f16;
-      case Dtype::int8: return dot_ ? kernels_.dot_int8 : kernels_.f32;
-      case Dtype::int4: return dot_ ? kernels_.dot_int4 : kernels_.f32;
-      default: return kernels_.f32;
+      case Dtype::int8: return dot_ ? kernels_.dot_int8 : kernels_.int8;
+      case Dtype::int4: return dot_ ? kernels_.dot_int4 : kernels_.int4;
+      case Dtype::fp8: return kernels_.fp8;
+      case Dtype::f32: break;
     }
-  }
-  void widen(const std::byte* codes, int k, float* out) const {
-    const auto widen = w_.dtype == Dtype::int8   ? kernels_.widen_int8
-                       : w_.dtype == Dtype::int4 ? kernels_.widen_int4
-                                                 : kernels_.widen_fp8;
-    widen(codes, k, out);
+    return kernels_.f32;
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {
@@ -337,7 +338,7 @@ class Gemm {
   const PackedMatrix& w_;
   const GemmKernels& kernels_;
   GemmScratch& scratch_;
-  const bool dot_, widens_;
+  const bool dot_;
   Blocking blocking_;
   TilePlan tiles_;
   Blocks blocks_;

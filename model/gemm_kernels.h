@@ -11,13 +11,13 @@ inline constexpr int kPanel = 16;       // output columns of a panel
 inline constexpr int kMaxTileRows = 6;  // 12 accumulators of 8 floats: with two weights, one
                                         // broadcast and one mask these are the 16 registers of AVX2
 inline constexpr int kMaxTilePanels = 6;
-inline constexpr int kMaxPiece = 128;  // K with one scale: what it widens to are 8 KiB of f32
+inline constexpr int kMaxPiece = 128;  // K with one scale: whole numbers of 16 bits times codes fit 32
 
 // One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c], each element one chain
 // over ascending k that starts from zero, or from `sums` when `resume`.
 //
-// A tile of codes (model/quantised.h) multiplies whole numbers: x is rounded to 16 bits, `x` points at
-// DotRows<rows>, and sums[p][r][c] (+)= (scale of x[r] * scale of c) * (sum over k of x[k][r] * (code - zero of c)).
+// Of codes (model/quantised.h) it is one piece, with its scales behind it. A dot tile multiplies whole numbers: x is
+// rounded to 16 bits, `x` points at DotRows<rows>, and sums[p][r][c] (+)= (scale of x[r] * scale of c) * (sum over k of x[k][r] * (code - zero of c)).
 struct GemmTile {
   const float* x;      // [k, rows]
   const std::byte* w;  // panel p at w + p * panel_bytes, as model/gemm.md draws it
@@ -43,11 +43,7 @@ using GemmTileFn = void (*)(const GemmTile& tile);
 using GemmTiles = GemmTileFn[kMaxTileRows + 1][kMaxTilePanels + 1];  // [rows][panels]; null where there is none
 
 struct GemmKernels {
-  GemmTiles f32, bf16, f16;
-  // k of one panel's piece of codes, with what stands behind them, to out[k][16]: the f32 that they stand for.
-  void (*widen_int8)(const std::byte* codes, int k, float* out);
-  void (*widen_int4)(const std::byte* codes, int k, float* out);
-  void (*widen_fp8)(const std::byte* codes, int k, float* out);
+  GemmTiles f32, bf16, f16, int8, int4, fp8;
   GemmTiles dot_int8, dot_int4;  // up to kMaxDotRows rows
   void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };

@@ -11,43 +11,58 @@
 namespace xpyd::model {
 namespace {
 
-// Column c of k, of panels as gemm.md draws them.
+// Column c of k, of panels as gemm.md draws them; `behind`: what stands behind a piece's codes.
 struct F32 {
-  static float load(const std::byte* w, int k, int c) { return reinterpret_cast<const float*>(w)[k * kPanel + c]; }
+  static constexpr int kBits = 32;
+  static float load(const std::byte* w, int k, int c, const std::byte*) {
+    return reinterpret_cast<const float*>(w)[k * kPanel + c];
+  }
 };
 struct Bf16 {
-  static float load(const std::byte* w, int k, int c) {
+  static constexpr int kBits = 16;
+  static float load(const std::byte* w, int k, int c, const std::byte*) {
     return to_f32(reinterpret_cast<const bf16*>(w)[k / 2 * 2 * kPanel + 2 * c + k % 2]);
   }
 };
 struct F16 {
-  static float load(const std::byte* w, int k, int c) {
+  static constexpr int kBits = 16;
+  static float load(const std::byte* w, int k, int c, const std::byte*) {
     return f16_to_f32(reinterpret_cast<const uint16_t*>(w)[k * kPanel + c]);
   }
 };
-struct Int8 {
+struct Fp8 {
+  static constexpr int kBits = 8;
+  static float load(const std::byte* w, int k, int c, const std::byte* behind) {
+    return reinterpret_cast<const float*>(behind)[c] * e4m3_to_f32(uint8_t(w[k * kPanel + c]));
+  }
+};
+template <class Codes>
+struct Scaled {
+  static float scale(const std::byte* behind, int c) {
+    uint16_t bits;
+    std::memcpy(&bits, behind + 2 * c, 2);
+    return f16_to_f32(bits);
+  }
+  static int zero(const std::byte* behind, int c) { return int(behind[2 * kPanel + c]); }
+  static float load(const std::byte* w, int k, int c, const std::byte* behind) {
+    return scale(behind, c) * float(Codes::code(w, k, c) - zero(behind, c));
+  }
+};
+struct Int8 : Scaled<Int8> {
   static constexpr int kBits = 8, kHalf = 2;
   static int code(const std::byte* w, int k, int c) { return int(w[k / 4 * 4 * kPanel + 4 * c + k % 4]); }
 };
-struct Int4 {
+struct Int4 : Scaled<Int4> {
   static constexpr int kBits = 4, kHalf = 4;
   static int code(const std::byte* w, int k, int c) {
     return int(w[k / 8 * 4 * kPanel + 4 * c + k % 8 / 2]) >> (k % 2 * 4) & 15;
   }
 };
 
-// Of a piece of codes: scale and zero of column c, which stand behind them.
-template <class Codes>
-struct Behind {
-  const std::byte* at;
-  Behind(const std::byte* codes, int k) : at(codes + k * kPanel * Codes::kBits / 8) {}
-  float scale(int c) const {
-    uint16_t bits;
-    std::memcpy(&bits, at + 2 * c, 2);
-    return f16_to_f32(bits);
-  }
-  int zero(int c) const { return int(at[2 * kPanel + c]); }
-};
+template <class Weight>
+const std::byte* behind_piece(const std::byte* w, int k) {
+  return w + k * kPanel * Weight::kBits / 8;
+}
 
 // Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per element.
 template <int kRows, int kPanels, class Weight>
@@ -59,7 +74,7 @@ void tile(const GemmTile& t) {
     const std::byte* w = t.w + size_t(p) * t.panel_bytes;
     for (int k = 0; k < t.k; ++k) {
       float row[kPanel];
-      for (int c = 0; c < kPanel; ++c) row[c] = Weight::load(w, k, c);
+      for (int c = 0; c < kPanel; ++c) row[c] = Weight::load(w, k, c, behind_piece<Weight>(w, t.k));
       for (int r = 0; r < kRows; ++r) {
         float x = t.x[size_t(k) * kRows + r];
         for (int c = 0; c < kPanel; ++c) sums[p][r][c] += x * row[c];
@@ -74,32 +89,19 @@ void dot_tile(const GemmTile& t) {
   const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
   for (int p = 0; p < kPanels; ++p) {
     const std::byte* w = t.w + size_t(p) * t.panel_bytes;
-    const Behind<Codes> behind(w, t.k);
+    const std::byte* behind = behind_piece<Codes>(w, t.k);
     for (int r = 0; r < kRows; ++r)
       for (int c = 0; c < kPanel; ++c) {
-        int sum = -behind.zero(c) * x->sum[r];
+        int sum = -Codes::zero(behind, c) * x->sum[r];
         for (int k = 0; k < t.k; ++k) {
           const int in_step = k % (2 * Codes::kHalf);
           const auto& pair = x->pairs[k / (2 * Codes::kHalf) * Codes::kHalf + in_step % Codes::kHalf][r];
           sum += pair[in_step / Codes::kHalf] * Codes::code(w, k, c);
         }
         float& to = t.sums[(p * kRows + r) * kPanel + c];
-        to = std::fma(float(sum), x->scale[r] * behind.scale(c), t.resume ? to : 0.0f);
+        to = std::fma(float(sum), x->scale[r] * Codes::scale(behind, c), t.resume ? to : 0.0f);
       }
   }
-}
-
-template <class Codes>
-void widen(const std::byte* codes, int k, float* out) {
-  const Behind<Codes> behind(codes, k);
-  for (int i = 0; i < k; ++i)
-    for (int c = 0; c < kPanel; ++c)
-      *out++ = behind.scale(c) * float(Codes::code(codes, i, c) - behind.zero(c));
-}
-void widen_fp8(const std::byte* codes, int k, float* out) {
-  const auto* scale = reinterpret_cast<const float*>(codes + k * kPanel);
-  for (int i = 0; i < k; ++i)
-    for (int c = 0; c < kPanel; ++c) *out++ = scale[c] * e4m3_to_f32(uint8_t(*codes++));
 }
 
 void add(float* into, const float* from, int n) {
@@ -108,8 +110,8 @@ void add(float* into, const float* from, int n) {
 
 }  // namespace
 
-const GemmKernels kPortableKernels = {XPYD_TILES(F32),  XPYD_TILES(Bf16),     XPYD_TILES(F16),
-                                      widen<Int8>,      widen<Int4>,          widen_fp8,
+const GemmKernels kPortableKernels = {XPYD_TILES(F32),      XPYD_TILES(Bf16),     XPYD_TILES(F16),
+                                      XPYD_TILES(Int8),     XPYD_TILES(Int4),     XPYD_TILES(Fp8),
                                       XPYD_DOT_TILES(Int8), XPYD_DOT_TILES(Int4), add};
 
 // The oracle of every gemm variant: double precision, one loop per index, the same groups and tree.

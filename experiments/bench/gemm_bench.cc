@@ -26,7 +26,12 @@ void bench_gemm(Bench& bench) {
       {4, kN, kN, 8, Dtype::bf16, Limit::roofline, 0},  {3, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
       {2, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},  {1, kN, kN, 1, Dtype::bf16, Limit::read, 0.95},
       {1, kN, kN, 8, Dtype::bf16, Limit::read, 0.95},   {1, 2048, 2048, 1, Dtype::bf16, Limit::read, 0},
-      {1, kN, kN, 1, Dtype::f32, Limit::read, 0},
+      {1, kN, kN, 1, Dtype::f32, Limit::read, 0},       {1, kN, kN, 1, Dtype::f16, Limit::read, 0.9},
+      {1, kN, kN, 1, Dtype::fp8, Limit::read, 0.9},     {1, kN, kN, 1, Dtype::int8, Limit::read, 0.9},
+      {1, kN, kN, 1, Dtype::int4, Limit::read, 0.9},    {8, kN, kN, 1, Dtype::int8, Limit::roofline, 0},
+      {8, kN, kN, 1, Dtype::int4, Limit::roofline, 0},  {512, kN, kN, 1, Dtype::f16, Limit::fma, 0},
+      {512, kN, kN, 1, Dtype::fp8, Limit::fma, 0},      {512, kN, kN, 1, Dtype::int8, Limit::fma, 0},
+      {512, kN, kN, 1, Dtype::int4, Limit::fma, 0},
   };
   for (const Shape& s : shapes) {
     ThreadTeam& largest = bench.team(bench.max_threads());
