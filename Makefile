@@ -14,7 +14,7 @@ SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
             nlohmann-json3-dev libxxhash-dev libutf8proc-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev \
-            libzmq3-dev libmsgpack-cxx-dev
+            libzmq3-dev libmsgpack-cxx-dev libsimde-dev
 
 # One addition order everywhere (README, Decisions): no contraction, no reassociation.
 # Warnings are errors where CI is set: a compiler that is newer than these sources must not stop anybody else.
@@ -43,7 +43,8 @@ LDLIBS    = -l:liburing.a -l:libnettle.a -l:libutf8proc.a -libverbs $(if $(CUDA)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/*/*.cc))
-LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
+AVX512_SRC := %_avx512.cc %_avx512vnni.cc %_avx512bf16.cc
+LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
 TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
 HARNESS   := $(BUILD)/experiments/bench/harness.o
@@ -69,11 +70,14 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
 # asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
 UNITS    ?= $(if $(filter asan,$(MODE)),,1)
-ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_impl.cc \
+ALONE    := %_avx2.cc $(AVX512_SRC) base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_impl.cc \
             experiments/experiment.cc tests/main.cc
 units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
 LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
 TEST_OBJ := $(call units,$(TEST_SRC),$(BUILD)/tests)
+# The kernels for AVX-512 once more, as every processor with AVX2 executes them: for tests alone (base/avx512.h).
+EMULATED := $(patsubst %.cc,$(BUILD)/%_emulated.o,$(filter $(AVX512_SRC),$(LIB_SRC)))
+KERNELS  := $(call object,$(filter %_avx2.cc $(AVX512_SRC),$(LIB_SRC)))
 EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD))
 # SIMT=: tests without CUDA's. Of these sources the tests of whole instances are, whose headers take longest.
 SIMT      ?= 1
@@ -105,7 +109,7 @@ serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT
 test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN) $(FAULTS_LIB)
-	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN))
+	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN) && $(if $(KERNELS),tools/check-kernels $(BIN) $(KERNELS) $(EMULATED)))
 	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
@@ -283,8 +287,15 @@ $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMM
 $(BUILD)/base/version.o: private DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
 $(BUILD)/base/version.o: $(BUILD)/commit
 
-# Kernels that need AVX2 live in *_avx2.cc and are reached only after a run-time check.
-$(BUILD)/%_avx2.o: private CXXFLAGS += -O3 -mavx2 -mfma -mf16c
+# Kernels that need AVX2 or more of x86-64 live in files of these names and are reached only after a run-time check (base/cpu.h).
+AVX2     := -O3 -mavx2 -mfma -mf16c
+# (g++ 12 warns of its own header's registers that are undefined on purpose.)
+AVX512   := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq $(if $(findstring clang,$(CXX)),,-Wno-uninitialized -Wno-maybe-uninitialized)
+$(BUILD)/%_avx2.o: private CXXFLAGS += $(AVX2)
+$(BUILD)/%_avx512.o: private CXXFLAGS += $(AVX512)
+$(BUILD)/%_avx512vnni.o: private CXXFLAGS += $(AVX512) -mavx512vnni
+$(BUILD)/%_avx512bf16.o: private CXXFLAGS += $(AVX512) -mavx512vnni -mavx512bf16
+$(EMULATED): private CXXFLAGS += $(AVX2) -DXPYD_EMULATE -Wno-psabi -Wno-ignored-attributes
 # Tests must compile quickly; what they test is compiled as it is served.
 QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
 $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
@@ -306,7 +317,7 @@ $(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 
 $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
-$(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
+$(BUILD)/%_avx2.o $(BUILD)/tests/main.o $(patsubst %.cc,$(BUILD)/%.o,$(AVX512_SRC)): private AHEAD =
 $(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
 $(TEST_OBJ): $(call headers,tests)
 $(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ): $(BUILD)/flags $(call headers,base)
@@ -317,6 +328,11 @@ $(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
+
+$(BUILD)/%_emulated.o: %.cc $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  c++  $< (emulated)"
+	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
 
 # (Launch bounds, which say nothing to the interpreter, leave constants unused.)
 SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing $(if $(findstring clang,$(CXX)),-Wno-pass-failed -Wno-unknown-warning-option)
@@ -353,9 +369,9 @@ $(LIB): $(LIB_OBJ) $(CUDA_OBJ)
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 # What each file keeps of its types is compared; no code is made. (tests/simt has a server/backend.o of its own.)
-$(BUILD)/all.o: $(filter-out $(BUILD)/server/backend.o,$(LIB_OBJ)) $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ)
+$(BUILD)/all.o: $(filter-out $(BUILD)/server/backend.o,$(LIB_OBJ)) $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ)
 	@echo "  link $@" && $(CXX) -r -flinker-output=rel $(FLAGS_$(MODE)) -Werror=odr $^ -o $@
-$(BUILD)/xpyd_tests: $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ) $(LIB)
+$(BUILD)/xpyd_tests: $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
@@ -381,5 +397,5 @@ $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNE
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
--include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)

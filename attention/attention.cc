@@ -11,18 +11,12 @@
 namespace xpyd::attention {
 namespace {
 
-bool always() { return true; }
-#if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#endif
-
-// Best last: default_attention takes the last available row.
 constexpr AttentionVariant kVariants[] = {
-    {"portable", attention_portable, always,
+    {"portable", attention_portable, Isa::portable,
      "online softmax over fixed tiles (Milakov & Gimelshein 2018; FlashAttention, Dao et al. "
      "2022)"},
 #if defined(__x86_64__)
-    {"avx2", attention_avx2, has_avx2,
+    {"avx2", attention_avx2, Isa::avx2,
      "the same walk with 6x16 FMA register tiles; split KV for decode (Flash-Decoding, Dao et al. "
      "2023)"},
 #endif
@@ -32,13 +26,7 @@ constexpr AttentionVariant kVariants[] = {
 
 std::span<const AttentionVariant> attention_variants() { return kVariants; }
 
-const AttentionVariant& default_attention() {
-  const AttentionVariant* best = nullptr;
-  for (const AttentionVariant& variant : kVariants)
-    if (variant.available()) best = &variant;
-  XPYD_CHECK(best);
-  return *best;
-}
+const AttentionVariant& default_attention() { return best_row(kVariants); }
 
 Work work(const AttentionArgs& args) {
   Work total;

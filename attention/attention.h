@@ -15,6 +15,7 @@
 #include <span>
 
 #include "allocator/kv_layout.h"
+#include "base/cpu.h"
 #include "base/thread_team.h"
 #include "base/work.h"
 
@@ -52,8 +53,9 @@ using AttentionFn = void (*)(const AttentionArgs& args, ThreadTeam& team);
 struct AttentionVariant {
   const char* name;
   AttentionFn run;
-  bool (*available)();  // on this CPU
-  const char* source;   // paper, or what it teaches
+  Isa needs;
+  const char* source;  // paper, or what it teaches
+  bool available() const { return cpu_has(needs); }
 };
 
 std::span<const AttentionVariant> attention_variants();

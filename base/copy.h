@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <span>
 
+#include "base/cpu.h"
+
 namespace xpyd {
 
 struct Copy {
@@ -18,5 +20,13 @@ struct Copy {
 // publishes the bytes. The head of the next piece is fetched while one is copied: at a jump to another block the
 // hardware prefetcher starts from nothing. Falls back to memcpy without AVX2.
 void copy_streaming(std::span<const Copy> copies);
+
+// What copy_streaming takes the best of.
+struct CopyVariant {
+  const char* name;
+  void (*run)(const Copy* copies, size_t n);
+  Isa needs;
+};
+std::span<const CopyVariant> copy_variants();
 
 }  // namespace xpyd

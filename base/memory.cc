@@ -97,15 +97,29 @@ void out_of_memory(size_t bytes) {
 
 bool was_out_of_memory() { return happened; }
 
-void copy_streaming_avx2(const Copy* copies, size_t n);  // copy_avx2.cc
+#if defined(__x86_64__)
+void copy_streaming_avx2(const Copy* copies, size_t n);    // copy_avx2.cc
+void copy_streaming_avx512(const Copy* copies, size_t n);  // copy_avx512.cc
+#endif
+
+std::span<const CopyVariant> copy_variants() {
+  static constexpr CopyVariant kVariants[] = {
+#if defined(__x86_64__)
+      {"avx512", copy_streaming_avx512, Isa::avx512},
+      {"avx2", copy_streaming_avx2, Isa::avx2},
+#endif
+      {"portable",
+       [](const Copy* copies, size_t n) {
+         for (const Copy* copy = copies; copy < copies + n; ++copy)
+           if (copy->bytes > 0) std::memcpy(copy->destination, copy->source, copy->bytes);
+       },
+       Isa::portable}};
+  return kVariants;
+}
 
 void copy_streaming(std::span<const Copy> copies) {
-#if defined(__x86_64__)
-  static const bool have_avx2 = __builtin_cpu_supports("avx2");
-  if (have_avx2) return copy_streaming_avx2(copies.data(), copies.size());
-#endif
-  for (const Copy& copy : copies)
-    if (copy.bytes > 0) std::memcpy(copy.destination, copy.source, copy.bytes);
+  static const CopyVariant& best = best_row(copy_variants());
+  best.run(copies.data(), copies.size());
 }
 
 }  // namespace xpyd

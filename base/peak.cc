@@ -47,10 +47,12 @@ void portable_copy(std::byte* to, const std::byte* from, size_t bytes) { std::me
 
 const PeakKernels& kernels() {
 #if defined(__x86_64__)
-  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx2) return kAvx2Peak;
+  static const PeakKernels rows[] = {kAvx2Peak, kPortablePeak};
+#else
+  static const PeakKernels rows[] = {kPortablePeak};
 #endif
-  return kPortablePeak;
+  static const PeakKernels& best = best_row(rows);
+  return best;
 }
 
 double median(std::vector<double> values) {
@@ -108,7 +110,7 @@ PeakRow read_row(const nlohmann::json& object, const char* name) {
 
 }  // namespace
 
-const PeakKernels kPortablePeak = {"portable", portable_fma, portable_read, portable_copy};
+const PeakKernels kPortablePeak = {"portable", Isa::portable, portable_fma, portable_read, portable_copy};
 
 PeakProbe::PeakProbe(size_t bytes) : buffer_(bytes) {
   // Not all zero pages: values that a compression or a zero-page trick below us cannot shorten.

@@ -61,6 +61,6 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
 }  // namespace
 
 extern const PeakKernels kAvx2Peak;
-const PeakKernels kAvx2Peak = {"avx2", fma, read, copy};
+const PeakKernels kAvx2Peak = {"avx2", Isa::avx2, fma, read, copy};
 
 }  // namespace xpyd

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "base/cpu.h"
+
 namespace xpyd {
 
 inline constexpr size_t kPeakRowBytes = 128 << 10;  // of each row that is read beside the others
@@ -10,6 +12,7 @@ inline constexpr int kPeakRows = 8;
 
 struct PeakKernels {
   const char* isa;
+  Isa needs;
   double (*fma)(long iterations, float* sink);  // returns the operations done
   void (*read)(const std::byte* p, size_t bytes,
                float* sink);  // bytes: a multiple of rows x row bytes

@@ -380,22 +380,16 @@ void run_with(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
   run_gemm(args, scratch, team, kKernels, kExact);
 }
 
-#if defined(__x86_64__)
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-#endif
-bool always() { return true; }
-
-// Best first.
 const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx2_dot", run_with<kAvx2Kernels, false>, has_avx2, false,
+    {"avx2_dot", run_with<kAvx2Kernels, false>, Isa::avx2, false,
      "as avx2; codes times activations of 16 bits, in whole numbers (PMADDWD)"},
-    {"avx2", run_with<kAvx2Kernels, true>, has_avx2, true, "6 x 16 register tiles over packed panels, f32 FMA"},
+    {"avx2", run_with<kAvx2Kernels, true>, Isa::avx2, true, "6 x 16 register tiles over packed panels, f32 FMA"},
 #endif
-    {"portable_dot", run_with<kPortableKernels, false>, always, false, "as portable; codes as avx2_dot, with its bits"},
-    {"portable", run_with<kPortableKernels, true>, always, true, "the same blocking, multiply and add in plain C++"},
+    {"portable_dot", run_with<kPortableKernels, false>, Isa::portable, false,
+     "as portable; codes as avx2_dot, with its bits"},
+    {"portable", run_with<kPortableKernels, true>, Isa::portable, true,
+     "the same blocking, multiply and add in plain C++"},
 };
 
 }  // namespace
@@ -414,9 +408,11 @@ GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)
 std::span<const GemmVariant> gemm_variants() { return kVariants; }
 
 const GemmVariant& default_gemm(bool exact) {
-  for (const GemmVariant& variant : kVariants)
-    if (variant.available() && variant.exact >= exact) return variant;
-  XPYD_CHECK(false, "no gemm variant runs on this machine");
+  const GemmVariant* best = nullptr;
+  for (const GemmVariant& row : kVariants)
+    if (row.available() && row.exact >= exact && (!best || row.needs > best->needs)) best = &row;
+  XPYD_CHECK(best);
+  return *best;
 }
 
 }  // namespace xpyd::model

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cpu.h"
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "base/thread_team.h"
@@ -99,11 +100,12 @@ using GemmFn = void (*)(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& 
 struct GemmVariant {
   const char* name;
   GemmFn run;
-  bool (*available)();
+  Isa needs;
   // Activations as they are: the bits of a product of the f32 that the weights stand for. Else they are rounded once
   // per product where the weights are codes, and whole numbers are multiplied.
   bool exact;
   const char* source;
+  bool available() const { return cpu_has(needs); }
 };
 
 std::span<const GemmVariant> gemm_variants();

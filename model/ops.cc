@@ -77,8 +77,6 @@ double sum(const float* x, int n) {
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
-bool always() { return true; }
-
 }  // namespace
 
 std::span<const Ops> ops_variants() {
@@ -86,19 +84,14 @@ std::span<const Ops> ops_variants() {
 #if defined(__x86_64__)
     kAvx2Ops,
 #endif
-    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, always, "plain loops; multiply, then add"},
+    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, Isa::portable, "plain loops; multiply, then add"},
   };
   return variants;
 }
 
 const Ops& default_ops() {
-  static const Ops* chosen = [] {
-    const Ops* best = nullptr;
-    for (const Ops& ops : ops_variants())
-      if (!best && ops.available()) best = &ops;
-    return best;
-  }();
-  return *chosen;
+  static const Ops& chosen = best_row(ops_variants());
+  return chosen;
 }
 
 }  // namespace xpyd::model

@@ -9,6 +9,8 @@
 
 #include <span>
 
+#include "base/cpu.h"
+
 namespace xpyd::model {
 
 struct Largest {
@@ -32,8 +34,9 @@ struct Ops {
   void (*exp)(const float* x, float shift, float scale, int n, float* out);
   Largest (*peak)(const float* x, int n);  // NaN is passed over and counted
   double (*sum)(const float* x, int n);    // in double
-  bool (*available)();                     // on this CPU
+  Isa needs;
   const char* source;
+  bool available() const { return cpu_has(needs); }
 };
 
 std::span<const Ops> ops_variants();

@@ -164,13 +164,11 @@ double sum(const float* x, int n) {
   return total;
 }
 
-bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
 }  // namespace
 
 extern const Ops kAvx2Ops;
 const Ops kAvx2Ops = {
     "avx2",  rms_norm, add, rope,         swiglu,
-    exp_row, peak,     sum, cpu_has_avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
+    exp_row, peak,     sum, Isa::avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
 
 }  // namespace xpyd::model

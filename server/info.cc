@@ -10,11 +10,13 @@
 #include "allocator/kv_plan.h"
 #include "attention/attention.h"
 #include "attention/kv_row.h"
+#include "base/cpu.h"
 #include "base/utf8.h"
 #include "disagg/rank_table.h"
 #include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/gemm.h"
+#include "model/ops.h"
 #include "model/weights.h"
 #include "server/commands.h"
 #include "server/stack.h"
@@ -316,9 +318,14 @@ int info_main(const Options& options) try {
   if (!ranks.empty()) out["ranks"] = describe_ranks(subject, prefill, decode);
   out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
   out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
-  std::printf("\n");
+  out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());
+  out["cpu_kernels"] = best_row(kIsas).name;
+  std::printf("\ncpu kernels: %s\n", best_row(kIsas).name);
+  for (const IsaRow& row : kIsas)
+    if (const char* lacks = cpu_lacks(row.needs); *lacks) std::printf("  no %s: this CPU lacks %s\n", row.name, lacks);
   print_variants("gemm (* chosen)", out["gemm"]);
   print_variants("attention (* chosen)", out["attention"]);
+  print_variants("row operations (* chosen)", out["ops"]);
   std::fflush(stdout);
   need(write_result_file(options, std::move(out)));
   return 0;

@@ -14,6 +14,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/cpu.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/table.h"
@@ -129,6 +130,7 @@ int run(const std::vector<std::string>& words) {
   for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
   // Whoever reads, or no longer reads, its output neither ends it nor holds it up.
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
+  if (const IsaRow* isa = cpu_kernels(options.value())) limit_isa(isa->needs);
   if (serves) {
     open_log(log_level(options.value().text("log-level")));
     say(text);

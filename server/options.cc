@@ -5,6 +5,7 @@
 #include "allocator/eviction.h"
 #include "allocator/kv_memory.h"
 #include "attention/attention.h"
+#include "base/cpu.h"
 #include "base/table.h"
 #include "batch/admission.h"
 #include "batch/chunk_policy.h"
@@ -80,7 +81,7 @@ std::vector<OptionRow> make_rows() {
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
                            roles = names(roles_policies()), gemms = available(gemm_variants()),
-                           attentions = available(attention_variants());
+                           attentions = available(attention_variants()), isas = names(kIsas, "auto");
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
@@ -389,6 +390,10 @@ std::vector<OptionRow> make_rows() {
        sets<&BackendOptions::threads>},
       {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to a core of its own", kEngine,
        sets<&BackendOptions::pin>},
+      {"cpu-kernels", choice, "auto", "", isas.c_str(), 0, 0,
+       "the newest instruction set that kernels use: of each kind the best one that needs no more; auto: all that this "
+       "CPU has (--gemm and --attention, where they are given, are those)",
+       "serve generate worker info peak"},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
        kShape, sets_as<row_named<gemm_variants>, &BackendOptions::kernels, &Kernels::gemm>},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
@@ -644,6 +649,10 @@ std::span<const OptionRow> option_table() {
   return rows;
 }
 
+const IsaRow* cpu_kernels(const Options& options) {
+  return options.values().contains("cpu-kernels") ? find_row(kIsas, options.text("cpu-kernels")) : nullptr;
+}
+
 Status check_options(const Options& options, std::string_view group) {
   if (group == "bench") {
     const std::string& dataset = options.text("dataset");
@@ -658,6 +667,9 @@ Status check_options(const Options& options, std::string_view group) {
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
+  if (const IsaRow* isa = cpu_kernels(options); isa && *cpu_lacks(isa->needs))
+    return Error{ErrorCode::unavailable,
+                 "--cpu-kernels " + std::string(isa->name) + ": this CPU lacks " + cpu_lacks(isa->needs)};
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
   if (group == "serve") {

@@ -18,6 +18,10 @@
 #include "model/model.h"
 #include "model/tokenizer.h"
 
+namespace xpyd {
+struct IsaRow;  // base/cpu.h
+}
+
 namespace xpyd::server {
 
 // ---- THE options table (options.cc): every option of every subcommand, in one place. Names are a contract.
@@ -26,6 +30,7 @@ std::span<const OptionRow> option_table();
 
 // What the rows cannot say one by one: combinations that make no sense. `group` as in the table.
 Status check_options(const Options& options, std::string_view group);
+const IsaRow* cpu_kernels(const Options& options);  // --cpu-kernels; null: auto, or not an option of this subcommand
 // What was given and only counts with another option that was not, a line each: the help of such a
 // row begins with "--processes: " or "--device cuda: ".
 std::vector<std::string> without_effect(const Options& options);

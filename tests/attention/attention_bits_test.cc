@@ -125,11 +125,10 @@ TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
     outs.push_back(step.out);
   }
   // Fused multiply-adds round once where portable code rounds twice: the bits tell who ran.
-  for (size_t i = 0; i < outs.size(); ++i)
-    for (size_t j = 0; j < i; ++j) CHECK((outs[i] != outs[j]));
+  for (size_t i = 1; i < outs.size(); ++i) CHECK((outs[i] != outs[0]));
   CHECK(std::string(attention_variants()[0].name) == "portable");
   CHECK(attention_variants()[0].available());
-  if (outs.size() == 2) CHECK(std::string(default_attention().name) == "avx2");
+  CHECK((default_attention().needs == Isa::portable) == !cpu_has(Isa::avx2));
   if (outs.size() < 2) SKIP_TEST("no AVX2 here: only the portable variant was compared");
 }
 

@@ -6,9 +6,19 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
+#if defined(__x86_64__)
+namespace xpyd {
+void copy_streaming_avx512_emulated(const Copy* copies, size_t n);
+}
+#endif
+
 namespace xpyd::testing::copy_test {
 
-TEST_CASE("copy_streaming: every alignment and length", "[base]") {
+TEST_CASE("copy_streaming: every row, every alignment and length", "[base][copy]") {
+  std::vector<CopyVariant> rows(copy_variants().begin(), copy_variants().end());
+#if defined(__x86_64__)
+  rows.push_back({"avx512, emulated", copy_streaming_avx512_emulated, Isa::avx2});
+#endif
   std::vector<std::byte> src(1 << 13), before(1 << 13);
   Random random(2);
   for (std::byte& b : src) b = std::byte(random.next());
@@ -19,8 +29,12 @@ TEST_CASE("copy_streaming: every alignment and length", "[base]") {
         std::vector<std::byte> dst = before, expected = before;
         std::copy_n(src.begin() + ptrdiff_t(from), bytes, expected.begin() + ptrdiff_t(to));
         Copy copy{src.data() + from, dst.data() + to, bytes};
-        copy_streaming({&copy, 1});
-        if (dst != expected) FAIL(bytes << " bytes from " << from << " to " << to);
+        for (const CopyVariant& row : rows) {
+          if (!cpu_has(row.needs)) continue;
+          dst = before;
+          row.run(&copy, 1);
+          if (dst != expected) FAIL(row.name << ": " << bytes << " bytes from " << from << " to " << to);
+        }
       }
   std::vector<std::byte> dst = before, expected = before;
   std::vector<Copy> pieces;
@@ -29,6 +43,14 @@ TEST_CASE("copy_streaming: every alignment and length", "[base]") {
     std::copy_n(piece.source, piece.bytes, expected.begin() + ptrdiff_t(i * 300));
     pieces.push_back(piece);
   }
+  for (const CopyVariant& row : rows) {
+    if (!cpu_has(row.needs)) continue;
+    INFO(row.name);
+    dst = before;
+    row.run(pieces.data(), pieces.size());
+    CHECK(dst == expected);
+  }
+  dst = before;
   copy_streaming(pieces);
   CHECK(dst == expected);
 }

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/cpu.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::peak_test {
@@ -39,10 +40,7 @@ TEST_CASE("the measured peak is positive on one thread and on all", "[base][peak
   REQUIRE(probe.fma_gflops(team) > 0);
   REQUIRE(probe.read_gbps(team) > 0);
   REQUIRE(probe.copy_gbps(team) > 0);
-#if defined(__x86_64__)
-  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  REQUIRE(std::string(PeakProbe::isa()) == (avx2 ? "avx2" : "portable"));
-#endif
+  REQUIRE(std::string(PeakProbe::isa()) == (cpu_has(Isa::avx2) ? "avx2" : "portable"));
 }
 
 TEST_CASE("a peak survives JSON, and its text names every figure", "[base][peak]") {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/cpu.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 
@@ -51,6 +52,28 @@ Ran run(const std::string& program, std::vector<std::string> words, const std::s
 std::string program() {
   const char* path = std::getenv("XPYD_BIN");
   return path ? path : "";
+}
+
+TEST_CASE("command line: --cpu-kernels limits every table, and what this CPU lacks is said", "[command_line][cpu]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  for (const IsaRow& row : kIsas) {
+    const Ran ran = run(xpyd, {"info", "--cpu-kernels", row.name});
+    CAPTURE(row.name, ran.out, ran.err);
+    if (*cpu_lacks(row.needs)) {
+      CHECK(ran.code == 2);
+      CHECK(ran.err.find(std::string("--cpu-kernels ") + row.name + ": this CPU lacks " + cpu_lacks(row.needs)) !=
+            std::string::npos);
+      continue;
+    }
+    CHECK(ran.code == 0);
+    CHECK(ran.out.find(std::string("cpu kernels: ") + row.name + "\n") != std::string::npos);
+    if (row.needs > Isa::avx2) continue;  // two rows of which a table need not have one of its own
+    size_t chosen = 0;
+    for (size_t at = 0; (at = ran.out.find(std::string("  * ") + row.name + " ", at)) != std::string::npos; ++at)
+      ++chosen;
+    CHECK(chosen == 3);  // gemm, attention, row operations
+  }
 }
 
 TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]") {

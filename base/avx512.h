@@ -1,0 +1,190 @@
+// AVX-512's intrinsics, for *_avx512*.cc alone. Compiled for the tests with XPYD_EMULATE they are SIMDe's, on AVX2, so
+// that every processor executes these kernels; what Debian's SIMDe lacks of them stands below. What such a file gives
+// to others it names XPYD_AVX512(name): the second object has names of its own.
+//
+// Of headers a kernel's file may use types, constants, and what is always inlined: an inline function that is compiled
+// here and not inlined may be the one that the linker takes for all (`make test` looks for one).
+#pragma once
+
+#include <immintrin.h>
+
+#if !defined(XPYD_EMULATE)
+
+#define XPYD_AVX512(name) name
+
+#else
+
+#define XPYD_AVX512(name) name##_emulated
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace xpyd::emulated {
+namespace {
+
+template <class Wide, class Half>
+inline Wide join(Half low, Half high) {
+  Wide wide;
+  memcpy(&wide, &low, sizeof low);
+  memcpy(reinterpret_cast<char*>(&wide) + sizeof low, &high, sizeof high);
+  return wide;
+}
+
+template <class Half, class Wide>
+inline Half half(Wide wide, int which) {
+  Half part;
+  memcpy(&part, reinterpret_cast<const char*>(&wide) + size_t(which) * sizeof part, sizeof part);
+  return part;
+}
+
+// f of both halves: of 256 bits each, or 128 where f makes 256 of them.
+template <class Wide, class Half, class From, class F>
+inline Wide halves(From a, F f) {
+  return join<Wide>(f(half<Half>(a, 0)), f(half<Half>(a, 1)));
+}
+
+inline __m512i cvtps_epi32(__m512 a) {
+  return halves<__m512i, __m256>(a, [](__m256 h) { return _mm256_cvtps_epi32(h); });
+}
+inline __m512 cvtepi32_ps(__m512i a) {
+  return halves<__m512, __m256i>(a, [](__m256i h) { return _mm256_cvtepi32_ps(h); });
+}
+inline __m512d cvtps_pd(__m256 a) {
+  return halves<__m512d, __m128>(a, [](__m128 h) { return _mm256_cvtps_pd(h); });
+}
+inline __m512 cvtph_ps(__m256i a) {
+  return halves<__m512, __m128i>(a, [](__m128i h) { return _mm256_cvtph_ps(h); });
+}
+inline __m256i cvtps_ph(__m512 a, int) {
+  return halves<__m256i, __m256>(a, [](__m256 h) { return _mm256_cvtps_ph(h, _MM_FROUND_TO_NEAREST_INT); });
+}
+inline __m512i cvtepi8_epi32(__m128i a) {
+  return join<__m512i>(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)));
+}
+inline __m512i cvtepu8_epi32(__m128i a) {
+  return join<__m512i>(_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)));
+}
+inline __m512i cvtepu16_epi32(__m256i a) {
+  return halves<__m512i, __m128i>(a, [](__m128i h) { return _mm256_cvtepu16_epi32(h); });
+}
+inline __m256 extractf32x8_ps(__m512 a, int which) { return half<__m256>(a, which); }
+
+// Elements whose bit is not set are neither read nor written.
+template <class Vector, class Element>
+inline Vector load(uint64_t mask, const void* from) {
+  Element elements[sizeof(Vector) / sizeof(Element)] = {};
+  for (size_t i = 0; i < sizeof elements / sizeof(Element); ++i)
+    if (mask >> i & 1) memcpy(&elements[i], static_cast<const Element*>(from) + i, sizeof(Element));
+  Vector v;
+  memcpy(&v, elements, sizeof v);
+  return v;
+}
+template <class Element, class Vector>
+inline void store(void* to, uint64_t mask, Vector v) {
+  for (size_t i = 0; i < sizeof v / sizeof(Element); ++i)
+    if (mask >> i & 1)
+      memcpy(static_cast<Element*>(to) + i, reinterpret_cast<const char*>(&v) + i * sizeof(Element), sizeof(Element));
+}
+inline __m512 maskz_loadu_ps(__mmask16 k, const void* p) { return load<__m512, float>(k, p); }
+inline __m512i maskz_loadu_epi16(__mmask32 k, const void* p) { return load<__m512i, int16_t>(k, p); }
+inline __m512i maskz_loadu_epi8(__mmask64 k, const void* p) { return load<__m512i, int8_t>(k, p); }
+inline void mask_storeu_ps(void* p, __mmask16 k, __m512 v) { store<float>(p, k, v); }
+
+// Neighbours of halves first, as immintrin.h reduces.
+template <class F>
+inline float reduce(__m512 a, F f) {
+  float v[16];
+  memcpy(v, &a, sizeof v);
+  for (int n = 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) v[i] = f(v[i], v[i + n]);
+  return v[0];
+}
+inline float reduce_add_ps(__m512 a) {
+  return reduce(a, [](float x, float y) { return x + y; });
+}
+inline float reduce_max_ps(__m512 a) {
+  return reduce(a, [](float x, float y) { return x > y ? x : y; });
+}
+
+// To nearest even; NaN stays NaN, denormals become zero.
+inline __m256bh cvtneps_pbh(__m512 a) {
+  uint32_t bits[16];
+  uint16_t out[16];
+  memcpy(bits, &a, sizeof bits);
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t size = bits[i] & 0x7fffffff;
+    out[i] = size > 0x7f800000   ? uint16_t(bits[i] >> 16 | 0x40)
+             : size < 0x00800000 ? uint16_t(bits[i] >> 16 & 0x8000)
+                                 : uint16_t((bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16);
+  }
+  __m256bh r;
+  memcpy(&r, out, sizeof r);
+  return r;
+}
+
+// VDPBF16PS as its manual has it: the odd pair first, each sum rounded; denormals, in and out, are zero.
+inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
+  uint32_t x[16], y[16];
+  float s[16];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(s, &sums, sizeof s);
+  auto flushed = [](float v) { return v < 0x1p-126f && v > -0x1p-126f ? __builtin_copysignf(0.0f, v) : v; };
+  auto value = [&](uint32_t bits) {
+    float v;
+    memcpy(&v, &bits, sizeof v);
+    return flushed(v);
+  };
+  for (int i = 0; i < 16; ++i) {
+    s[i] = flushed(flushed(s[i]) + flushed(value(x[i] & 0xffff0000) * value(y[i] & 0xffff0000)));
+    s[i] = flushed(s[i] + flushed(value(x[i] << 16) * value(y[i] << 16)));
+  }
+  memcpy(&sums, s, sizeof s);
+  return sums;
+}
+
+inline void stream_si512(void* to, __m512i v) {
+  _mm256_stream_si256(static_cast<__m256i*>(to), half<__m256i>(v, 0));
+  _mm256_stream_si256(static_cast<__m256i*>(to) + 1, half<__m256i>(v, 1));
+}
+
+}  // namespace
+}  // namespace xpyd::emulated
+
+#undef _mm512_cvtps_epi32
+#define _mm512_cvtps_epi32 ::xpyd::emulated::cvtps_epi32
+#undef _mm512_cvtepi32_ps
+#define _mm512_cvtepi32_ps ::xpyd::emulated::cvtepi32_ps
+#undef _mm512_cvtps_pd
+#define _mm512_cvtps_pd ::xpyd::emulated::cvtps_pd
+#undef _mm512_cvtph_ps
+#define _mm512_cvtph_ps ::xpyd::emulated::cvtph_ps
+#undef _mm512_cvtps_ph
+#define _mm512_cvtps_ph ::xpyd::emulated::cvtps_ph
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32 ::xpyd::emulated::cvtepi8_epi32
+#undef _mm512_cvtepu8_epi32
+#define _mm512_cvtepu8_epi32 ::xpyd::emulated::cvtepu8_epi32
+#undef _mm512_cvtepu16_epi32
+#define _mm512_cvtepu16_epi32 ::xpyd::emulated::cvtepu16_epi32
+#undef _mm512_extractf32x8_ps
+#define _mm512_extractf32x8_ps ::xpyd::emulated::extractf32x8_ps
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps ::xpyd::emulated::dpbf16_ps
+#undef _mm512_cvtneps_pbh
+#define _mm512_cvtneps_pbh ::xpyd::emulated::cvtneps_pbh
+#undef _mm512_stream_si512
+#define _mm512_stream_si512 ::xpyd::emulated::stream_si512
+#undef _mm512_reduce_add_ps
+#define _mm512_reduce_add_ps ::xpyd::emulated::reduce_add_ps
+#undef _mm512_reduce_max_ps
+#define _mm512_reduce_max_ps ::xpyd::emulated::reduce_max_ps
+#undef _mm512_maskz_loadu_ps
+#define _mm512_maskz_loadu_ps ::xpyd::emulated::maskz_loadu_ps
+#undef _mm512_maskz_loadu_epi16
+#define _mm512_maskz_loadu_epi16 ::xpyd::emulated::maskz_loadu_epi16
+#undef _mm512_maskz_loadu_epi8
+#define _mm512_maskz_loadu_epi8 ::xpyd::emulated::maskz_loadu_epi8
+#undef _mm512_mask_storeu_ps
+#define _mm512_mask_storeu_ps ::xpyd::emulated::mask_storeu_ps
+
+#endif

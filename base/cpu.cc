@@ -1,0 +1,41 @@
+#include "base/cpu.h"
+
+#include <atomic>
+
+namespace xpyd {
+namespace {
+
+std::atomic<Isa> isa_limit{Isa::avx512_bf16};
+
+}  // namespace
+
+const char* cpu_lacks(Isa isa) {
+#if defined(__x86_64__)
+#define XPYD_FEATURE(of, name) {Isa::of, name, __builtin_cpu_supports(name) != 0}
+  const struct {
+    Isa of;
+    const char* name;
+    bool there;
+  } features[] = {XPYD_FEATURE(avx2, "avx2"),
+                  XPYD_FEATURE(avx2, "fma"),
+                  XPYD_FEATURE(avx2, "f16c"),
+                  XPYD_FEATURE(avx512, "avx512f"),
+                  XPYD_FEATURE(avx512, "avx512bw"),
+                  XPYD_FEATURE(avx512, "avx512vl"),
+                  XPYD_FEATURE(avx512, "avx512dq"),
+                  XPYD_FEATURE(avx512_vnni, "avx512vnni"),
+                  XPYD_FEATURE(avx512_bf16, "avx512bf16")};
+#undef XPYD_FEATURE
+  for (const auto& feature : features)
+    if (feature.of <= isa && !feature.there) return feature.name;
+  return "";
+#else
+  return isa == Isa::portable ? "" : "x86-64";
+#endif
+}
+
+bool cpu_has(Isa isa) { return isa <= isa_limit && !*cpu_lacks(isa); }
+
+void limit_isa(Isa highest) { isa_limit = highest; }
+
+}  // namespace xpyd
