@@ -63,7 +63,7 @@ void timed_attention(const AttentionArgs& args, ThreadTeam& team) {
   default_attention().run(args, team);
   attention_seconds += clock.now() - start;
 }
-const AttentionVariant kTimedAttention = {"timed", timed_attention, [] { return true; }, ""};
+const AttentionVariant kTimedAttention = {"timed", timed_attention, Isa::portable, ""};
 
 using Contestants = std::vector<std::unique_ptr<Contestant>>;
 
