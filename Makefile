@@ -295,7 +295,7 @@ $(BUILD)/%_avx2.o: private CXXFLAGS += $(AVX2)
 $(BUILD)/%_avx512.o: private CXXFLAGS += $(AVX512)
 $(BUILD)/%_avx512vnni.o: private CXXFLAGS += $(AVX512) -mavx512vnni
 $(BUILD)/%_avx512bf16.o: private CXXFLAGS += $(AVX512) -mavx512vnni -mavx512bf16
-$(EMULATED): private CXXFLAGS += $(AVX2) -DXPYD_EMULATE -Wno-psabi -Wno-ignored-attributes
+$(EMULATED): private CXXFLAGS += $(AVX2) -O1 -DXPYD_EMULATE -Wno-psabi -Wno-ignored-attributes
 # Tests must compile quickly; what they test is compiled as it is served.
 QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
 $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)

@@ -142,6 +142,11 @@ inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
   return sums;
 }
 
+inline __m512i madd_epi16(__m512i a, __m512i b) {
+  return join<__m512i>(_mm256_madd_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)),
+                       _mm256_madd_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+
 inline void stream_si512(void* to, __m512i v) {
   _mm256_stream_si256(static_cast<__m256i*>(to), half<__m256i>(v, 0));
   _mm256_stream_si256(static_cast<__m256i*>(to) + 1, half<__m256i>(v, 1));
@@ -172,6 +177,8 @@ inline void stream_si512(void* to, __m512i v) {
 #define _mm512_dpbf16_ps ::xpyd::emulated::dpbf16_ps
 #undef _mm512_cvtneps_pbh
 #define _mm512_cvtneps_pbh ::xpyd::emulated::cvtneps_pbh
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16 ::xpyd::emulated::madd_epi16
 #undef _mm512_stream_si512
 #define _mm512_stream_si512 ::xpyd::emulated::stream_si512
 #undef _mm512_reduce_add_ps

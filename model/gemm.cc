@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -56,16 +57,13 @@ struct Blocking {
   bool prefetch;  // ask for the next block's weights while this one is in use
 };
 
-Blocking choose_blocking(int m, Dtype dtype, bool dot) {
-  constexpr int kPanelsForRows[kMaxTileRows + 1] = {0, 6, 3, 2, 1, 1, 1};
-  // A block of codes is what has one scale, 1 to 2 KiB. Fewer panels: codes need registers on their way.
-  if (is_quantised(dtype)) return {m == 1 ? (dot ? 5 : 4) : m == 2 ? 2 : 1, 0, m > 2};
-  if (m <= kMaxTileRows) {
-    // Three or four panels are as many streams, which the hardware's prefetchers follow by themselves; one or two leave
-    // memory idle unless it is asked early: +29 % at M = 4 on one thread.
-    int panels = kPanelsForRows[m];
-    return {panels, m <= 2 ? 1 << 30 : 512, m > 2};
-  }
+Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes) {
+  const int panels = m <= shapes.rows ? shapes.panels[m] : 1;
+  // A block of codes is what has one scale, 1 to 2 KiB.
+  if (is_quantised(dtype)) return {panels, 0, m > 2};
+  // Three or more panels are as many streams, which the hardware's prefetchers follow by themselves; one or two leave
+  // memory idle unless it is asked early: +29 % at M = 4 on one thread.
+  if (m <= shapes.rows) return {panels, panels > 2 ? 1 << 30 : 512, panels <= 2};
   // 12 KiB of bf16 or 16 KiB of f32 weights, and 9 or 6 KiB of x, in 32 KiB of L1.
   return {1, dtype == Dtype::f32 ? 256 : 384, true};
 }
@@ -172,9 +170,23 @@ void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
   }
 }
 
+// The same rounded to bf16, in pairs: [k / 2, kRows, 2].
+template <int kRows>
+void bf16_rows(const Inputs& in, const Block& b, Dtype, float* out) {
+  auto* pairs = reinterpret_cast<bf16*>(out);
+  for (int k = b.k.begin; k < b.k.end; ++k)
+    for (int r = 0; r < kRows; ++r) pairs[(k - b.k.begin) / 2 * 2 * kRows + 2 * r + (k - b.k.begin) % 2] = to_bf16(in.at(r, k));
+  if ((b.k.end - b.k.begin) % 2 != 0)
+    for (int r = 0; r < kRows; ++r) pairs[(b.k.end - b.k.begin) / 2 * 2 * kRows + 2 * r + 1] = {0};
+}
+
 using PackFn = void (*)(const Inputs& in, const Block& b, Dtype dtype, float* out);
-constexpr PackFn kPack[] = {pack_rows<1>, pack_rows<2>, pack_rows<3>, pack_rows<4>, pack_rows<5>, pack_rows<6>};
-constexpr PackFn kRound[] = {round_rows<1>, round_rows<2>, round_rows<3>, round_rows<4>};
+template <int... kRows>
+PackFn pack_fn(int rows, bool dot, Dtype dtype, std::integer_sequence<int, kRows...>) {
+  static constexpr PackFn kPack[] = {pack_rows<kRows + 1>...}, kRound[] = {round_rows<kRows + 1>...},
+                          kBf16[] = {bf16_rows<kRows + 1>...};
+  return (!dot ? kPack : dtype == Dtype::bf16 ? kBf16 : kRound)[rows - 1];
+}
 
 size_t sums_floats() { return size_t(kMaxSumRows) * kPanel; }
 size_t thread_floats() { return sums_floats() * size_t(tree_depth(kMaxGroups)); }
@@ -182,14 +194,15 @@ size_t packed_floats(int max_m, int max_k) { return (size_t(max_m) * size_t(max_
 
 class Gemm {
  public:
-  Gemm(const GemmArgs& args, GemmScratch& scratch, const GemmKernels& kernels, bool exact)
+  Gemm(const GemmArgs& args, GemmScratch& scratch, const GemmKernels& kernels, const DotKernels* dots)
       : a_(args),
         w_(*args.w),
         kernels_(kernels),
         scratch_(scratch),
-        dot_(!exact && (w_.dtype == Dtype::int8 || w_.dtype == Dtype::int4)),
-        blocking_(choose_blocking(args.m, args.w->dtype, dot_)),
-        tiles_(args.m, dot_ ? kMaxDotRows : kMaxTileRows),
+        dot_table_(dot_table(args.w->dtype, dots)),
+        table_(dot_table_ ? *dot_table_ : exact_table(args.w->dtype, kernels)),
+        blocking_(choose_blocking(args.m, args.w->dtype, table_.shapes)),
+        tiles_(args.m, table_.shapes.rows),
         blocks_(w_, args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}, blocking_.block_k),
         columns_(args.columns.end > 0 ? args.columns : Range{0, w_.n}),
         first_panel_(columns_.begin / kPanel),
@@ -197,7 +210,7 @@ class Gemm {
     const Range k = args.k_range();
     inputs_ = {args.x, size_t(args.x_stride), w_.order.empty() ? nullptr : w_.order.data(), k.begin};
     // A single row is packed as it stands, where nothing is put between.
-    as_it_stands_ = args.m == 1 && !dot_ && !inputs_.order && w_.stored(blocks_.groups) == k.end - k.begin;
+    as_it_stands_ = args.m == 1 && !dot_table_ && !inputs_.order && w_.stored(blocks_.groups) == k.end - k.begin;
   }
   bool packs() const { return !as_it_stands_; }
 
@@ -211,7 +224,8 @@ class Gemm {
       const Block block = blocks_[u / tiles_.n_tiles];
       Inputs in = inputs_;
       in.x += size_t(row) * in.stride;
-      (dot_ ? kRound : kPack)[tiles_.rows(tile) - 1](in, block, w_.dtype, packed + packed_offset(block, row));
+      pack_fn(tiles_.rows(tile), dot_table_, w_.dtype, std::make_integer_sequence<int, kMaxTileRows>())(
+          in, block, w_.dtype, packed + packed_offset(block, row));
     }
   }
 
@@ -248,8 +262,8 @@ class Gemm {
   }
 
   void run_rows(Range tiles, Range panels, float* sums) const {
-    constexpr int kPassTiles = kMaxPassRows / kMaxTileRows;
-    int n_tiles = tiles.end - tiles.begin, n_passes = (n_tiles + kPassTiles - 1) / kPassTiles;
+    const int pass_tiles = kMaxPassRows / table_.shapes.rows;
+    int n_tiles = tiles.end - tiles.begin, n_passes = (n_tiles + pass_tiles - 1) / pass_tiles;
     for (int pass = 0; pass < n_passes; ++pass) {
       Range piece = share(n_tiles, pass, n_passes);
       piece = {tiles.begin + piece.begin, tiles.begin + piece.end};
@@ -264,7 +278,6 @@ class Gemm {
     const int row0 = tiles_.first_row(tiles.begin), rows = tiles_.first_row(tiles.end) - row0;
     const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
     const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
-    const GemmTiles& table = tile_table();
     const std::byte* first = w_.panels.data() + size_t(first_panel_ + panels.begin) * w_.panel_bytes;
     const int n_blocks = blocks_.count();
     for (int i = 0; i < n_blocks; ++i) {
@@ -293,7 +306,7 @@ class Gemm {
                       .prefetch_step = step};
         for (size_t until = block_bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles); asked < until; asked += 64)
           __builtin_prefetch(next + asked, 0, 2);
-        table[tiles_.rows(t)][n_panels](tile);
+        table_.at[tiles_.rows(t)][n_panels](tile);
       }
       if (block.last) {
         int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == blocks_.n_groups());
@@ -307,16 +320,23 @@ class Gemm {
         store(p, tiles_.first_row(t), tiles_.rows(t), sums);
   }
 
-  const GemmTiles& tile_table() const {
-    switch (w_.dtype) {
-      case Dtype::bf16: return kernels_.bf16;
-      case Dtype::f16: return kernels_.f16;
-      case Dtype::int8: return dot_ ? kernels_.dot_int8 : kernels_.int8;
-      case Dtype::int4: return dot_ ? kernels_.dot_int4 : kernels_.int4;
-      case Dtype::fp8: return kernels_.fp8;
+  // Null: the exact one.
+  static const GemmTiles* dot_table(Dtype dtype, const DotKernels* dots) {
+    if (!dots) return nullptr;
+    if (dtype == Dtype::int8) return &dots->int8;
+    if (dtype == Dtype::int4) return &dots->int4;
+    return dtype == Dtype::bf16 && dots->bf16.shapes.rows > 0 ? &dots->bf16 : nullptr;
+  }
+  static const GemmTiles& exact_table(Dtype dtype, const GemmKernels& kernels) {
+    switch (dtype) {
+      case Dtype::bf16: return kernels.bf16;
+      case Dtype::f16: return kernels.f16;
+      case Dtype::int8: return kernels.int8;
+      case Dtype::int4: return kernels.int4;
+      case Dtype::fp8: return kernels.fp8;
       case Dtype::f32: break;
     }
-    return kernels_.f32;
+    return kernels.f32;
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {
@@ -338,7 +358,8 @@ class Gemm {
   const PackedMatrix& w_;
   const GemmKernels& kernels_;
   GemmScratch& scratch_;
-  const bool dot_;
+  const GemmTiles* dot_table_;
+  const GemmTiles& table_;
   Blocking blocking_;
   TilePlan tiles_;
   Blocks blocks_;
@@ -349,7 +370,10 @@ class Gemm {
   std::atomic<int> next_panel_{0};
 };
 
-void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels, bool exact) {
+}  // namespace
+
+void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels,
+              const DotKernels* dots) {
   XPYD_CHECK(args.w && args.x && args.y);
   const PackedMatrix& w = *args.w;
   if (args.m == 0) return;
@@ -362,7 +386,7 @@ void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, cons
                  " of " + std::to_string(scratch.max_k) + ", threads = " + std::to_string(team.size()) + " of " +
                  std::to_string(scratch.n_threads));
   XPYD_CHECK(args.m == 1 || (args.x_stride >= k && args.y_stride >= args.n()));
-  Gemm gemm(args, scratch, kernels, exact);
+  Gemm gemm(args, scratch, kernels, dots);
   if (team.size() == 1 || long(args.m) * args.n() * k < kSerialMacs) {
     gemm.pack(0, 1);
     gemm.compute(0, 1, 0);
@@ -375,20 +399,28 @@ void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, cons
   });
 }
 
-template <const GemmKernels& kKernels, bool kExact>
+namespace {
+
+template <const GemmKernels& kKernels, const DotKernels* kDots>
 void run_with(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
-  run_gemm(args, scratch, team, kKernels, kExact);
+  run_gemm(args, scratch, team, kKernels, kDots);
 }
 
 const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx2_dot", run_with<kAvx2Kernels, false>, Isa::avx2, false,
-     "as avx2; codes times activations of 16 bits, in whole numbers (PMADDWD)"},
-    {"avx2", run_with<kAvx2Kernels, true>, Isa::avx2, true, "6 x 16 register tiles over packed panels, f32 FMA"},
+    {"avx512_bf16", run_with<kAvx512Kernels, &kAvx512Bf16Dot>, Isa::avx512_bf16, false,
+     "bf16_dot: bf16 times activations rounded to bf16 (VDPBF16PS); codes as avx512_vnni"},
+    {"avx512_vnni", run_with<kAvx512Kernels, &kAvx512VnniDot>, Isa::avx512_vnni, false,
+     "codes times activations of 16 bits (VPDPWSSD), with avx2_dot's bits"},
+    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, false, "the same by VPMADDWD"},
+    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, true, "12 x 16 register tiles, with avx2's bits"},
+    {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, false,
+     "codes times activations of 16 bits, in whole numbers (VPMADDWD)"},
+    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, true, "6 x 16 register tiles over packed panels, f32 FMA"},
 #endif
-    {"portable_dot", run_with<kPortableKernels, false>, Isa::portable, false,
-     "as portable; codes as avx2_dot, with its bits"},
-    {"portable", run_with<kPortableKernels, true>, Isa::portable, true,
+    {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, false,
+     "codes times activations of 16 bits, with avx2_dot's bits"},
+    {"portable", run_with<kPortableKernels, nullptr>, Isa::portable, true,
      "the same blocking, multiply and add in plain C++"},
 };
 

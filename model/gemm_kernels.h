@@ -5,11 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace xpyd {
+class ThreadTeam;
+}
+
 namespace xpyd::model {
 
-inline constexpr int kPanel = 16;       // output columns of a panel
-inline constexpr int kMaxTileRows = 6;  // 12 accumulators of 8 floats: with two weights, one
-                                        // broadcast and one mask these are the 16 registers of AVX2
+struct GemmArgs;  // model/gemm.h
+class GemmScratch;
+
+inline constexpr int kPanel = 16;  // output columns of a panel
+inline constexpr int kMaxTileRows = 12;
 inline constexpr int kMaxTilePanels = 6;
 inline constexpr int kMaxPiece = 128;  // K with one scale: whole numbers of 16 bits times codes fit 32
 
@@ -39,46 +45,54 @@ struct DotRows {
   int16_t pairs[1][kRows][2];  // [k / 2]
 };
 
+// What fits the registers: tiles of 1 to `rows` rows, of up to panels[rows] panels.
+struct TileShapes {
+  int rows;
+  int panels[kMaxTileRows + 1];
+};
+
 using GemmTileFn = void (*)(const GemmTile& tile);
-using GemmTiles = GemmTileFn[kMaxTileRows + 1][kMaxTilePanels + 1];  // [rows][panels]; null where there is none
+struct GemmTiles {
+  TileShapes shapes;
+  GemmTileFn at[kMaxTileRows + 1][kMaxTilePanels + 1];  // [rows][panels]; null where there is none
+};
 
 struct GemmKernels {
   GemmTiles f32, bf16, f16, int8, int4, fp8;
-  GemmTiles dot_int8, dot_int4;  // up to kMaxDotRows rows
   void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };
 
-// [rows][panels] of an instruction set's tile<rows, panels, Weight>.
-#define XPYD_TILES(Weight)                                                                \
-  {                                                                                       \
-    {}, {nullptr,                                                                         \
-         tile<1, 1, Weight>,                                                              \
-         tile<1, 2, Weight>,                                                              \
-         tile<1, 3, Weight>,                                                              \
-         tile<1, 4, Weight>,                                                              \
-         tile<1, 5, Weight>,                                                              \
-         tile<1, 6, Weight>},                                                             \
-        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},            \
-        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>}, \
-        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                     \
-  }
-inline constexpr int kMaxDotRows = 4;  // 8 accumulators, 4 vectors of codes, one broadcast
-#define XPYD_DOT_TILES(Codes)                                                                       \
-  {                                                                                                 \
-    {}, {nullptr,                                                                                   \
-         dot_tile<1, 1, Codes>,                                                                     \
-         dot_tile<1, 2, Codes>,                                                                     \
-         dot_tile<1, 3, Codes>,                                                                     \
-         dot_tile<1, 4, Codes>,                                                                     \
-         dot_tile<1, 5, Codes>,                                                                     \
-         dot_tile<1, 6, Codes>},                                                                    \
-        {nullptr, dot_tile<2, 1, Codes>, dot_tile<2, 2, Codes>, dot_tile<2, 3, Codes>},             \
-        {nullptr, dot_tile<3, 1, Codes>, dot_tile<3, 2, Codes>}, {nullptr, dot_tile<4, 1, Codes>},  \
-  }
+// Products of rounded activations: of codes as whole numbers (DotRows); of bf16, where shapes.rows is not 0, with x rounded
+// to bf16: `x` is [k / 2, rows] pairs of them.
+struct DotKernels {
+  GemmTiles int8, int4, bf16;
+};
+
+// A row of the table. Without `dots` it is exact.
+void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels,
+              const DotKernels* dots);
+
+// Tiles of every shape, by a template At<rows, panels> with a function `run`.
+template <template <int, int> class At, TileShapes kShapes, int kRows = 1, int kPanels = 1>
+constexpr void fill_tiles(GemmTiles& tiles) {
+  tiles.at[kRows][kPanels] = At<kRows, kPanels>::run;
+  if constexpr (kPanels < kShapes.panels[kRows])
+    fill_tiles<At, kShapes, kRows, kPanels + 1>(tiles);
+  else if constexpr (kRows < kShapes.rows)
+    fill_tiles<At, kShapes, kRows + 1, 1>(tiles);
+}
+template <template <int, int> class At, TileShapes kShapes>
+constexpr GemmTiles tiles_of() {
+  GemmTiles tiles{kShapes, {}};
+  fill_tiles<At, kShapes>(tiles);
+  return tiles;
+}
 
 extern const GemmKernels kPortableKernels;
+extern const DotKernels kPortableDot;
 #if defined(__x86_64__)
-extern const GemmKernels kAvx2Kernels;
+extern const GemmKernels kAvx2Kernels, kAvx512Kernels;
+extern const DotKernels kAvx2Dot, kAvx512Dot, kAvx512VnniDot, kAvx512Bf16Dot;
 #endif
 
 }  // namespace xpyd::model

@@ -108,11 +108,31 @@ void add(float* into, const float* from, int n) {
   for (int i = 0; i < n; ++i) into[i] += from[i];
 }
 
+template <class Weight>
+struct PlainTiles {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
+  };
+};
+template <class Codes>
+struct PlainDots {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, Codes>;
+  };
+};
+constexpr TileShapes kPlain = {6, {0, 6, 3, 2, 1, 1, 1}}, kPlainDot = {4, {0, 4, 2, 1, 1}};
+
 }  // namespace
 
-const GemmKernels kPortableKernels = {XPYD_TILES(F32),      XPYD_TILES(Bf16),     XPYD_TILES(F16),
-                                      XPYD_TILES(Int8),     XPYD_TILES(Int4),     XPYD_TILES(Fp8),
-                                      XPYD_DOT_TILES(Int8), XPYD_DOT_TILES(Int4), add};
+const GemmKernels kPortableKernels = {tiles_of<PlainTiles<F32>::At, kPlain>(),  tiles_of<PlainTiles<Bf16>::At, kPlain>(),
+                                      tiles_of<PlainTiles<F16>::At, kPlain>(),  tiles_of<PlainTiles<Int8>::At, kPlain>(),
+                                      tiles_of<PlainTiles<Int4>::At, kPlain>(), tiles_of<PlainTiles<Fp8>::At, kPlain>(),
+                                      add};
+const DotKernels kPortableDot = {tiles_of<PlainDots<Int8>::At, kPlainDot>(),
+                                 tiles_of<PlainDots<Int4>::At, kPlainDot>(),
+                                 {}};
 
 // The oracle of every gemm variant: double precision, one loop per index, the same groups and tree.
 // Whole products only: a slice is compared with the part of the whole.

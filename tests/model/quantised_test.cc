@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "model/gemm.h"
 #include "model/weights.h"
+#include "tests/model/gemm_rows.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing::quantised_test {
@@ -137,8 +138,9 @@ TEST_CASE("quantised: codes are as near as the header says", "[quantised][model]
 
 TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that they stand for", "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant& variant : gemm_variants()) {
-    if (!variant.available() || !variant.exact) continue;
+  for (const GemmVariant* row : gemm_rows()) {
+    const GemmVariant& variant = *row;
+    if (!variant.exact) continue;
     for (Dtype dtype : kCodes)
       for (auto [n, k, k_groups, size] : {std::array{40, 300, 1, 32}, {17, 8 * 37, 8, 0}, {33, 5, 8, 2}}) {
         const Codes c = make_codes(n, k, k_groups, dtype, even_groups(k, size), team, 11);
@@ -156,8 +158,8 @@ TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that t
 
 TEST_CASE("quantised: every row of the table is within its bound of the double product", "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant& variant : gemm_variants()) {
-    if (!variant.available()) continue;
+  for (const GemmVariant* row : gemm_rows()) {
+    const GemmVariant& variant = *row;
     for (Dtype dtype : kCodes)
       for (int k_groups : {1, 8})
         for (bool in_order : {true, false}) {
@@ -189,8 +191,8 @@ TEST_CASE("quantised: every row of the table is within its bound of the double p
 
 TEST_CASE("quantised: a row's bits do not depend on its batch, threads or shard", "[quantised][model]") {
   ThreadTeam one(1), three(3);
-  for (const GemmVariant& variant : gemm_variants()) {
-    if (!variant.available()) continue;
+  for (const GemmVariant* row : gemm_rows()) {
+    const GemmVariant& variant = *row;
     for (Dtype dtype : kCodes)
       for (bool in_order : {true, false}) {
         const int n = 150, k = 520, rows = 70;
@@ -225,8 +227,9 @@ TEST_CASE("quantised: whole numbers have no order, so two instruction sets have 
     x[700 * 4] = std::nanf("");
     std::fill_n(x.begin() + 700 * 5, 700, 0.0f);
     std::vector<float> expected;
-    for (const GemmVariant& variant : gemm_variants()) {
-      if (!variant.available() || variant.exact) continue;
+    for (const GemmVariant* dot : gemm_rows()) {
+      const GemmVariant& variant = *dot;
+      if (variant.exact) continue;
       const auto y = product(variant, c.packed, x, 6, team);
       CAPTURE(variant.name, dtype_name(dtype));
       for (size_t i = 0; i < y.size(); ++i) {
