@@ -138,8 +138,8 @@ TEST_CASE("quantised: codes are as near as the header says", "[quantised][model]
 
 TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that they stand for", "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant* row : gemm_rows()) {
-    const GemmVariant& variant = *row;
+  for (const GemmVariant* each : gemm_rows()) {
+    const GemmVariant& variant = *each;
     if (!variant.exact) continue;
     for (Dtype dtype : kCodes)
       for (auto [n, k, k_groups, size] : {std::array{40, 300, 1, 32}, {17, 8 * 37, 8, 0}, {33, 5, 8, 2}}) {
@@ -158,8 +158,8 @@ TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that t
 
 TEST_CASE("quantised: every row of the table is within its bound of the double product", "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant* row : gemm_rows()) {
-    const GemmVariant& variant = *row;
+  for (const GemmVariant* each : gemm_rows()) {
+    const GemmVariant& variant = *each;
     for (Dtype dtype : kCodes)
       for (int k_groups : {1, 8})
         for (bool in_order : {true, false}) {
@@ -191,8 +191,8 @@ TEST_CASE("quantised: every row of the table is within its bound of the double p
 
 TEST_CASE("quantised: a row's bits do not depend on its batch, threads or shard", "[quantised][model]") {
   ThreadTeam one(1), three(3);
-  for (const GemmVariant* row : gemm_rows()) {
-    const GemmVariant& variant = *row;
+  for (const GemmVariant* each : gemm_rows()) {
+    const GemmVariant& variant = *each;
     for (Dtype dtype : kCodes)
       for (bool in_order : {true, false}) {
         const int n = 150, k = 520, rows = 70;
