@@ -63,15 +63,17 @@ size_t place_in_piece(int k, int column, Dtype dtype) {
   return size_t(k / 2 * 2) * kPanel + size_t(2 * column + k % 2);
 }
 
-// One piece of `filled` rows, given as [filled, k], in elements of T.
-template <class T, T (*kConvert)(float)>
-void fill_piece(const float* rows, int k, int filled, const PackedMatrix::Piece& piece, Dtype dtype, std::byte* panel) {
-  T* to = reinterpret_cast<T*>(panel + piece.offset);
-  for (int i = piece.k.begin; i < piece.k.end; ++i)
-    for (int c = 0; c < filled; ++c)
-      to[place_in_piece(i - piece.k.begin, c, dtype)] = kConvert(rows[size_t(c) * size_t(k) + size_t(i)]);
+// Units of `filled` rows, row_bytes apart, to [units, 16]: an element, or a pair of bf16.
+template <class Unit>
+void interleave(const std::byte* rows, size_t row_bytes, int filled, int units, std::byte* out) {
+  constexpr int kBlock = 128;  // of all rows they stay in L1
+  auto* to = reinterpret_cast<Unit*>(out);
+  for (int begin = 0; begin < units; begin += kBlock)
+    for (int u = begin, end = std::min(begin + kBlock, units); u < end; ++u)
+      for (int c = 0; c < filled; ++c)
+        std::memcpy(to + size_t(u) * kPanel + size_t(c), rows + size_t(c) * row_bytes + size_t(u) * sizeof(Unit),
+                    sizeof(Unit));
 }
-float same_f32(float x) { return x; }
 
 // One code into its place among those of a piece, which are zero.
 void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
@@ -100,19 +102,42 @@ int PackedMatrix::stored(Range of) const {
   return total;
 }
 
-PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team) {
+PackedMatrix pack_elements(int n, int k, int k_groups, Dtype dtype, const ElementReader& read_row, ThreadTeam& team) {
   XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16, dtype_name(dtype));
   PackedMatrix w = lay_out(n, k, k_groups, dtype, nullptr);
+  const size_t element = dtype_bytes(dtype), row_bytes = (size_t(k) * element + 127) / 64 * 64;
   for_panels(w, team, [&](int p, std::byte* panel) {
-    std::vector<float> rows(size_t(kPanel) * size_t(k));
+    std::vector<std::byte> rows(kPanel * row_bytes);
     const int filled = std::min(kPanel, n - p * kPanel);
-    for (int r = 0; r < filled; ++r) read_row(p * kPanel + r, rows.data() + size_t(r) * size_t(k));
-    const auto fill = dtype == Dtype::f32    ? fill_piece<float, same_f32>
-                      : dtype == Dtype::bf16 ? fill_piece<bf16, to_bf16>
-                                             : fill_piece<uint16_t, nearest_f16>;
-    for (const PackedMatrix::Piece& piece : w.pieces) fill(rows.data(), k, filled, piece, dtype, panel);
+    for (int r = 0; r < filled; ++r) read_row(p * kPanel + r, rows.data() + size_t(r) * row_bytes);
+    for (const PackedMatrix::Piece& piece : w.pieces) {
+      const std::byte* from = rows.data() + size_t(piece.k.begin) * element;
+      std::byte* to = panel + piece.offset;
+      const int length = piece.k.end - piece.k.begin;
+      if (dtype == Dtype::f16) {
+        interleave<uint16_t>(from, row_bytes, filled, length, to);
+        continue;
+      }
+      const int units = dtype == Dtype::f32 ? length : (length + 1) / 2;
+      interleave<uint32_t>(from, row_bytes, filled, units, to);
+      for (int c = 0; dtype == Dtype::bf16 && length % 2 != 0 && c < kPanel; ++c)  // not the next piece's
+        reinterpret_cast<uint32_t*>(to)[(units - 1) * kPanel + c] &= 0xffffu;
+    }
   });
   return w;
+}
+
+PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team) {
+  const auto read = [&](int row, std::byte* out) {
+    if (dtype == Dtype::f32) return read_row(row, reinterpret_cast<float*>(out));
+    std::vector<float> values(static_cast<size_t>(k));
+    read_row(row, values.data());
+    if (dtype == Dtype::bf16)
+      std::transform(values.begin(), values.end(), reinterpret_cast<bf16*>(out), to_bf16);
+    else
+      std::transform(values.begin(), values.end(), reinterpret_cast<uint16_t*>(out), nearest_f16);
+  };
+  return pack_elements(n, k, k_groups, dtype, read, team);
 }
 
 PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGroups& groups, const QuantReader& read_row,

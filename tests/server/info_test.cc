@@ -102,7 +102,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       REQUIRE(parsed);
       ThreadTeam team(1);
       for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-        auto weights = load_weights(model.dir.path, parsed.value(), {dtype, true, 0}, team);
+        auto weights = load_weights(model.dir.path, parsed.value(), {.dtype = dtype, .dummy = true}, team);
         REQUIRE(weights);
         CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
         CHECK(info.out["scratch"][0]["activation_bytes"] == make_llama(weights.value(), team, 32, 4)->scratch_bytes());
