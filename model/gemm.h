@@ -61,6 +61,9 @@ struct PackedMatrix {
 using RowReader = std::function<void(int n, float* out)>;
 // dtype: f32, bf16 or f16.
 PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team);
+// The same of rows that are of `dtype` already: out[k] elements.
+using ElementReader = std::function<void(int n, std::byte* out)>;
+PackedMatrix pack_elements(int n, int k, int k_groups, Dtype dtype, const ElementReader& read_row, ThreadTeam& team);
 // dtype: int8, int4 or fp8.
 PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGroups& groups, const QuantReader& read_row,
                         ThreadTeam& team);

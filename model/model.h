@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -127,6 +128,7 @@ struct LoadOptions {
   int weight_group = 0;                    // inputs with one scale where codes are made here; 0: 128 (int4), else all
   bool dummy = false;        // --load-format dummy: seeded random weights from config.json alone
   uint64_t seed = 0;
+  std::function<void(double)> progress = {};  // told the share that is loaded, now and then, on the caller's thread
   Range layers;  // of one stage alone, with the embedding if the first is among them and with the head if
                  // the last one is; empty: all
 };

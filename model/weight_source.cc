@@ -13,6 +13,16 @@ Error of_tensor(const std::string& tensor, const std::string& what) {
   return invalid("tensor \"" + tensor + "\": " + what);
 }
 
+// Rows are what the codes stand for.
+WeightSource of_codes(std::shared_ptr<CodeSource> codes, int columns) {
+  auto widened = [codes, columns](int n, float* out) {
+    QuantRow row(codes->dtype, columns, codes->groups.count);
+    codes->read(n, row);
+    widen_row(codes->dtype, codes->groups, row, out);
+  };
+  return {.rows = widened, .codes = codes};
+}
+
 // GPTQ of 4 bits (Frantar et al. 2022, in AutoGPTQ's layout). Inputs in eights, outputs beside one another:
 //   qweight [columns / 8, rows] i32, input 8 i + j of an output in bits 4 j of word i
 //   scales  [groups, rows] f16
@@ -48,7 +58,7 @@ class Gptq {
     codes->open = [self] { return self->open(); };
     codes->close = [self] { self->close(); };
     codes->read = [self](int n, QuantRow& row) { self->read(n, row); };
-    return WeightSource{widened(codes, columns), codes};
+    return of_codes(std::move(codes), columns);
   }
 
  private:
@@ -120,18 +130,10 @@ Result<WeightSource> make_fp8(const Checkpoint& checkpoint, const Quantization& 
     const size_t first = scales.size() == 1 ? 0 : size_t(n / block_rows * groups);
     for (size_t g = 0; g < row.scale.size(); ++g) row.scale[g] = scales[first + (scales.size() == 1 ? 0 : g)];
   };
-  return WeightSource{widened(codes, columns), codes};
+  return of_codes(std::move(codes), columns);
 }
 
 }  // namespace
-
-RowReader widened(std::shared_ptr<CodeSource> codes, int columns) {
-  return [codes = std::move(codes), columns](int n, float* out) {
-    QuantRow row(codes->dtype, columns, codes->groups.count);
-    codes->read(n, row);
-    widen_row(codes->dtype, codes->groups, row, out);
-  };
-}
 
 Result<WeightSource> dense_source(const Checkpoint& checkpoint, const std::string& tensor,
                                   const std::vector<int64_t>& shape, int columns, ReadErrors& errors, Names& used) {
@@ -144,7 +146,16 @@ Result<WeightSource> dense_source(const Checkpoint& checkpoint, const std::strin
     std::fill(out, out + columns, 0.0f);
     errors.keep(status);
   };
-  return WeightSource{read, nullptr};
+  const std::string& in_file = found.value().entry->dtype;
+  const Dtype dtype = in_file == "F32" ? Dtype::f32 : in_file == "F16" ? Dtype::f16 : Dtype::bf16;
+  auto elements = [handle = found.value(), bytes = size_t(columns) * dtype_bytes(dtype), &errors](int row,
+                                                                                                  std::byte* out) {
+    Status status = handle.read_bytes(uint64_t(row) * bytes, bytes, out);
+    if (status) return;
+    std::fill(out, out + bytes, std::byte{0});
+    errors.keep(status);
+  };
+  return WeightSource{read, dtype, elements, nullptr};
 }
 
 Result<WeightSource> matrix_source(const Checkpoint& checkpoint, const Quantization& form, const std::string& name,

@@ -40,6 +40,8 @@ struct CodeSource {
 
 struct WeightSource {
   RowReader rows;                     // of codes: the f32 that they stand for
+  Dtype dtype = Dtype::f32;           // of `elements`
+  ElementReader elements = {};        // rows of a dense tensor as they are in the file; or none
   std::shared_ptr<CodeSource> codes;  // or null
 };
 
@@ -51,7 +53,5 @@ Result<WeightSource> matrix_source(const Checkpoint& checkpoint, const Quantizat
 Result<WeightSource> dense_source(const Checkpoint& checkpoint, const std::string& tensor,
                                   const std::vector<int64_t>& shape, int columns, ReadErrors& errors,
                                   std::set<std::string, std::less<>>& used);
-// What `codes` stand for, row by row.
-RowReader widened(std::shared_ptr<CodeSource> codes, int columns);
 
 }  // namespace xpyd::model

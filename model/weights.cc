@@ -91,13 +91,15 @@ Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
 class WeightLoader {
  public:
   // folder_codes: the folder says which of its matrices are codes, and what it has left dense stays so.
-  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, ReadErrors& errors,
-               ThreadTeam& team)
+  // `total`: elements of all that will be loaded.
+  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, double total,
+               ReadErrors& errors, ThreadTeam& team)
       : sources_(std::move(sources)),
         options_(options),
         matrices_(matrices),
         folder_codes_(folder_codes),
         errors_(errors),
+        total_(total),
         team_(team) {}
   Dtype matrices() const { return matrices_; }
   bool lists() const { return sources_.empty(); }
@@ -131,8 +133,19 @@ class WeightLoader {
     if (!errors_.first()) return {};
     const bool all = codes.size() == starts.size();
     const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
+    const bool as_it_is = std::all_of(starts.begin(), starts.end(), [&](const auto& s) {
+      return s.second->elements && s.second->dtype == dtype;
+    });
     PackedMatrix packed;
-    if (!is_quantised(dtype)) {
+    if (as_it_is) {
+      packed = pack_elements(
+          rows, cols, k_groups, dtype,
+          [&](int row, std::byte* out) {
+            const auto [first, from] = at(row);
+            from->elements(row - first, out);
+          },
+          team_);
+    } else if (!is_quantised(dtype)) {
       packed = pack_matrix(rows, cols, k_groups, dtype, read, team_);
     } else if (all && codes[0]->dtype == dtype) {
       for (size_t i = 1; i < codes.size(); ++i)
@@ -162,6 +175,7 @@ class WeightLoader {
           team_);
     }
     for (const auto& c : codes) c->close();
+    loaded(double(rows) * cols);
     return packed;
   }
   std::vector<float> vector(const std::vector<Part>& parts) {
@@ -177,21 +191,29 @@ class WeightLoader {
   Buffer table(const std::string& name, int rows, int cols) {
     const WeightSource* from = source({name, rows, cols, true});
     if (!from) return {};
-    const bool f32 = options_.dtype == Dtype::f32;
+    const bool f32 = options_.dtype == Dtype::f32, raw = !f32 && from->elements && from->dtype == Dtype::bf16;
     Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(options_.dtype));
     team_.run([&](int rank) {
       std::vector<float> values(static_cast<size_t>(cols));
       Range mine = share(rows, rank, team_.size());
       for (int row = mine.begin; row < mine.end; ++row) {
         const size_t first = size_t(row) * size_t(cols);
-        from->rows(row, f32 ? table.as<float>() + first : values.data());
-        if (!f32) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
+        if (raw)
+          from->elements(row, reinterpret_cast<std::byte*>(table.as<bf16>() + first));
+        else
+          from->rows(row, f32 ? table.as<float>() + first : values.data());
+        if (!f32 && !raw) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
       }
     });
+    loaded(double(rows) * cols);
     return table;
   }
 
  private:
+  void loaded(double elements) {
+    done_ += elements;
+    if (options_.progress) options_.progress(std::min(1.0, done_ / total_));
+  }
   const WeightSource* source(TensorSpec spec) {
     if (!lists()) return &sources_.find(spec.name)->second;
     listed_.push_back(std::move(spec));
@@ -203,6 +225,7 @@ class WeightLoader {
   const Dtype matrices_;
   const bool folder_codes_;
   ReadErrors& errors_;
+  double total_ = 1, done_ = 0;  // elements
   ThreadTeam& team_;
   std::vector<TensorSpec> listed_;
 };
@@ -307,10 +330,11 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   const Range layers = options.layers.end > 0 ? options.layers : Range{0, config.n_layers};
   const bool folder_codes = !options.dummy && config.quantization.method != Quantization::Method::none;
   ReadErrors errors;
-  WeightLoader names({}, options, matrices, folder_codes, errors, team);
+  WeightLoader names({}, options, matrices, folder_codes, 1, errors, team);
   build(config, options.dtype, names, layers);
+  const double total = double(config.parameters()) + (config.tied_embeddings ? double(config.vocab) * config.hidden : 0);
   auto load = [&](Sources sources) -> Result<std::shared_ptr<const Weights>> {
-    WeightLoader loader(std::move(sources), options, matrices, folder_codes, errors, team);
+    WeightLoader loader(std::move(sources), options, matrices, folder_codes, total, errors, team);
     std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
     if (!errors.first()) return errors.first().error();
     return std::shared_ptr<const Weights>(std::move(weights));

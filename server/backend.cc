@@ -2,6 +2,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/progress.h"
 #include "base/table.h"
 #include "server/stack.h"
 
@@ -93,7 +94,11 @@ Dtype find_dtype(const std::string& name) {
 
 Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
-  return load_weights(stack.model_dir, stack.config, stack.backend_options.load, loaders);
+  RealClock clock;
+  Progress bar("weights", 1000, clock, !stack.processes);  // of several processes none draws
+  LoadOptions load = stack.backend_options.load;
+  load.progress = [&bar](double share) { bar.update(int64_t(share * 1000)); };
+  return load_weights(stack.model_dir, stack.config, load, loaders);
 }
 
 Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {

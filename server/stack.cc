@@ -158,10 +158,13 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
       return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
-  if (const Dtype weights = matrix_dtype(stack->config, backend.load);
-      std::string(backend.device->name) != "cpu" && weights != backend.load.dtype)
-    return invalid(std::string("--device ") + backend.device->name + ": matrices are of --dtype there, not of " +
-                   dtype_name(weights) + ": expected --weight-dtype " + dtype_name(backend.load.dtype));
+  // A card has matrices of --dtype: a folder's codes are widened to it.
+  if (std::string(backend.device->name) != "cpu") {
+    if (backend.load.weight_dtype.value_or(backend.load.dtype) != backend.load.dtype)
+      return invalid(std::string("--weight-dtype ") + dtype_name(*backend.load.weight_dtype) + ": --device " +
+                     backend.device->name + " has matrices of --dtype");
+    backend.load.weight_dtype = backend.load.dtype;
+  }
   cluster.vocab = stack->config.vocab;
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
