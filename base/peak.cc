@@ -47,7 +47,7 @@ void portable_copy(std::byte* to, const std::byte* from, size_t bytes) { std::me
 
 const PeakKernels& kernels() {
 #if defined(__x86_64__)
-  static const PeakKernels rows[] = {kAvx2Peak, kPortablePeak};
+  static const PeakKernels rows[] = {kAvx512Peak, kAvx2Peak, kPortablePeak};
 #else
   static const PeakKernels rows[] = {kPortablePeak};
 #endif
@@ -94,7 +94,9 @@ nlohmann::json row_json(const PeakRow& row) {
   return {{"n_threads", row.n_threads},
           {"fma_gflops", row.fma_gflops},
           {"read_gbps", row.read_gbps},
-          {"copy_gbps", row.copy_gbps}};
+          {"copy_gbps", row.copy_gbps},
+          {"bf16_dot_gflops", row.bf16_dot_gflops},
+          {"int8_dot_gops", row.int8_dot_gops}};
 }
 
 PeakRow read_row(const nlohmann::json& object, const char* name) {
@@ -104,35 +106,57 @@ PeakRow read_row(const nlohmann::json& object, const char* name) {
   row.fma_gflops = r.number("fma_gflops", 1e-3, 1e9);
   row.read_gbps = r.number("read_gbps", 1e-3, 1e9);
   row.copy_gbps = r.number("copy_gbps", 1e-3, 1e9);
+  row.bf16_dot_gflops = r.number_or("bf16_dot_gflops", 0, 1e9, 0);
+  row.int8_dot_gops = r.number_or("int8_dot_gops", 0, 1e9, 0);
   need(r.status());
   return row;
 }
 
-}  // namespace
-
-const PeakKernels kPortablePeak = {"portable", Isa::portable, portable_fma, portable_read, portable_copy};
-
-PeakProbe::PeakProbe(size_t bytes) : buffer_(bytes) {
-  // Not all zero pages: values that a compression or a zero-page trick below us cannot shorten.
-  for (size_t i = 0; i < bytes / 8; i += 8) buffer_.as<uint64_t>()[i] = i * 0x9e3779b97f4a7c15u;
+using InRegisters = double (*)(long iterations, float* sink);
+InRegisters dot(Isa isa) {  // null: none here
+#if defined(__x86_64__)
+  if (cpu_has(isa)) return isa == Isa::avx512_bf16 ? bf16_dot_peak : int8_dot_peak;
+#endif
+  return nullptr;
 }
 
-const char* PeakProbe::isa() { return kernels().isa; }
-
-double PeakProbe::fma_gflops(ThreadTeam& team) {
+// Thousands of millions of operations a second; 0 for a null function.
+double giga_operations(ThreadTeam& team, InRegisters run) {
+  if (!run) return 0;
   std::vector<double> operations(size_t(team.size()), 0);
   std::vector<float> sinks(size_t(team.size()) * 16, 0);
   double best = 0;
   // Registers only: what makes it slower is another process, so the best of four is the machine's.
   for (int attempt = 0; attempt < 4; ++attempt) {
     double seconds = timed(
-        team, [&](int rank) { operations[size_t(rank)] = kernels().fma(1'000'000, &sinks[size_t(rank) * 16]); });
+        team, [&](int rank) { operations[size_t(rank)] = run(1'000'000, &sinks[size_t(rank) * 16]); });
     double total = 0;
     for (double o : operations) total += o;
     best = std::max(best, total / seconds * 1e-9);
   }
   return best;
 }
+
+std::string or_none(double figure) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", figure);
+  return figure > 0 ? text : "-";
+}
+
+}  // namespace
+
+const PeakKernels kPortablePeak = {Isa::portable, portable_fma, portable_read, portable_copy};
+
+PeakProbe::PeakProbe(size_t bytes) : buffer_(bytes) {
+  // Not all zero pages: values that a compression or a zero-page trick below us cannot shorten.
+  for (size_t i = 0; i < bytes / 8; i += 8) buffer_.as<uint64_t>()[i] = i * 0x9e3779b97f4a7c15u;
+}
+
+const char* PeakProbe::isa() { return best_row(kIsas).name; }
+
+double PeakProbe::fma_gflops(ThreadTeam& team) { return giga_operations(team, kernels().fma); }
+double PeakProbe::bf16_dot_gflops(ThreadTeam& team) { return giga_operations(team, dot(Isa::avx512_bf16)); }
+double PeakProbe::int8_dot_gops(ThreadTeam& team) { return giga_operations(team, dot(Isa::avx512_vnni)); }
 
 double PeakProbe::read_gbps(ThreadTeam& team) {
   constexpr size_t kUnit = kPeakRows * kPeakRowBytes;
@@ -162,14 +186,18 @@ Peak measure_peak(ThreadTeam& team) {
   constexpr int kRounds = 15;
   PeakProbe probe;
   ThreadTeam solo(1);
-  std::array<std::array<std::vector<double>, 3>, 2> seen;
+  std::array<std::array<std::vector<double>, 5>, 2> seen;
   for (int round = -1; round < kRounds; ++round)  // round -1 warms up
     for (int i = 0; i < 2; ++i) {
       ThreadTeam& t = i == 0 ? solo : team;
-      double values[3] = {probe.fma_gflops(t), probe.read_gbps(t), probe.copy_gbps(t)};
-      for (size_t j = 0; round >= 0 && j < 3; ++j) seen[size_t(i)][j].push_back(values[j]);
+      double values[5] = {probe.fma_gflops(t), probe.read_gbps(t), probe.copy_gbps(t), probe.bf16_dot_gflops(t),
+                          probe.int8_dot_gops(t)};
+      for (size_t j = 0; round >= 0 && j < 5; ++j) seen[size_t(i)][j].push_back(values[j]);
     }
-  auto row = [&](size_t i, int n) { return PeakRow{n, median(seen[i][0]), median(seen[i][1]), median(seen[i][2])}; };
+  auto row = [&](size_t i, int n) {
+    auto& s = seen[i];
+    return PeakRow{n, median(s[0]), median(s[1]), median(s[2]), median(s[3]), median(s[4])};
+  };
   Peak peak{.machine = processor(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
   if (team.size() > 1) {
     peak.wake_spin_us = wake_us(team, false, 2000);
@@ -204,12 +232,14 @@ Peak cached_peak(ThreadTeam& team, bool anew) {
 std::string to_text(const Peak& peak) {
   char line[256];
   std::string text = peak.machine + ", " + peak.isa + "\n";
-  std::snprintf(line, sizeof line, "%-8s %14s %12s %12s\n", "threads", "FMA GFLOP/s", "read GB/s", "copy GB/s");
+  std::snprintf(line, sizeof line, "%-8s %14s %12s %12s %16s %12s\n", "threads", "FMA GFLOP/s", "read GB/s",
+                "copy GB/s", "bf16 dot GFLOP/s", "int8 GOP/s");
   text += line;
   for (const PeakRow* row : {&peak.one, &peak.all}) {
     if (row == &peak.all && row->n_threads == 1) break;
-    std::snprintf(line, sizeof line, "%-8d %14.1f %12.1f %12.1f\n", row->n_threads, row->fma_gflops, row->read_gbps,
-                  row->copy_gbps);
+    std::snprintf(line, sizeof line, "%-8d %14.1f %12.1f %12.1f %16s %12s\n", row->n_threads, row->fma_gflops,
+                  row->read_gbps, row->copy_gbps, or_none(row->bf16_dot_gflops).c_str(),
+                  or_none(row->int8_dot_gops).c_str());
     text += line;
   }
   if (peak.all.n_threads > 1) {

@@ -17,11 +17,14 @@ struct PeakRow {
   double fma_gflops = 0;  // f32 multiply-adds in registers only, two operations each
   double read_gbps = 0;   // streaming read of memory far larger than any cache, several rows at once
   double copy_gbps = 0;   // non-temporal copy, each byte counted once
+  // Of instructions that multiply pairs of bfloat16 and add them in f32 (VDPBF16PS), and groups of four bytes in int32
+  // (VPDPBUSD); 0: none here.
+  double bf16_dot_gflops = 0, int8_dot_gops = 0;
 };
 
 struct Peak {
   std::string machine;        // the processor's name
-  std::string isa;            // of the loops measured: "avx2" or "portable"
+  std::string isa;            // the newest instruction set of the loops measured: "avx2"
   PeakRow one, all;           // on one thread, on every thread of the team
   double wake_spin_us = 0;    // from the owner's run() to a member that spins; 0 with one thread
   double wake_parked_us = 0;  // to a member that sleeps in the kernel
@@ -31,7 +34,9 @@ struct Peak {
 class PeakProbe {
  public:
   explicit PeakProbe(size_t bytes = size_t(256) << 20);
-  double fma_gflops(ThreadTeam& team);  // about 8 ms
+  double fma_gflops(ThreadTeam& team);  // about 8 ms; so are the next two
+  double bf16_dot_gflops(ThreadTeam& team);
+  double int8_dot_gops(ThreadTeam& team);
   double read_gbps(ThreadTeam& team);   // one pass over all bytes, about 10 ms
   double copy_gbps(ThreadTeam& team);   // one half over the other
   static const char* isa();

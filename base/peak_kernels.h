@@ -11,7 +11,6 @@ inline constexpr size_t kPeakRowBytes = 128 << 10;  // of each row that is read 
 inline constexpr int kPeakRows = 8;
 
 struct PeakKernels {
-  const char* isa;
   Isa needs;
   double (*fma)(long iterations, float* sink);  // returns the operations done
   void (*read)(const std::byte* p, size_t bytes,
@@ -22,7 +21,11 @@ struct PeakKernels {
 
 extern const PeakKernels kPortablePeak;
 #if defined(__x86_64__)
-extern const PeakKernels kAvx2Peak;
+extern const PeakKernels kAvx2Peak, kAvx512Peak;
+// As PeakKernels::fma; of bfloat16 and of bytes, for which there are instructions of their own (Isa::avx512_bf16,
+// avx512_vnni).
+double bf16_dot_peak(long iterations, float* sink);
+double int8_dot_peak(long iterations, float* sink);
 #endif
 
 }  // namespace xpyd

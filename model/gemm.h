@@ -57,6 +57,9 @@ struct PackedMatrix {
   int stored(Range groups) const;
 };
 
+// What a matrix is before its panels are there: where its pieces are. groups: of codes.
+PackedMatrix lay_out(int n, int k, int k_groups, Dtype dtype, const QuantGroups* groups = nullptr);
+
 // Reads row `n` of W into out[k] as f32. Called once per row, from any thread of the team.
 using RowReader = std::function<void(int n, float* out)>;
 // dtype: f32, bf16 or f16.

@@ -9,7 +9,7 @@
 namespace xpyd::model {
 
 #if defined(__x86_64__)
-extern const Ops kAvx2Ops;  // ops_avx2.cc
+extern const Ops kAvx2Ops, kAvx512Ops;  // ops_avx2.cc, ops_avx512.cc
 #endif
 
 namespace {
@@ -82,7 +82,7 @@ double sum(const float* x, int n) {
 std::span<const Ops> ops_variants() {
   static const Ops variants[] = {
 #if defined(__x86_64__)
-    kAvx2Ops,
+    kAvx512Ops, kAvx2Ops,
 #endif
     {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, Isa::portable, "plain loops; multiply, then add"},
   };

@@ -30,33 +30,6 @@ void add_piece(PackedMatrix& w, Range k, int group) {
   w.panel_bytes += codes_bytes(w.dtype, stored) + behind_bytes(w.dtype);
 }
 
-PackedMatrix lay_out(int n, int k, int k_groups, Dtype dtype, const QuantGroups* groups) {
-  XPYD_CHECK(n > 0 && k > 0, "n = " + std::to_string(n) + ", k = " + std::to_string(k));
-  XPYD_CHECK(k_groups >= 1 && k_groups <= kMaxGroups, "k_groups = " + std::to_string(k_groups));
-  PackedMatrix w{.n = n, .k = k, .k_groups = k_groups, .dtype = dtype, .pieces = {}, .order = {}, .panels = {}};
-  w.order.resize(size_t(k));
-  std::iota(w.order.begin(), w.order.end(), 0);
-  for (int g = 0; g < k_groups; ++g) {
-    const Range range = w.k_range({g, g + 1});
-    const auto scale_of = [&](int place) { return groups->of[size_t(w.order[size_t(place)])]; };
-    if (groups)
-      std::stable_sort(w.order.begin() + range.begin, w.order.begin() + range.end,
-                       [&](int a, int b) { return groups->of[size_t(a)] < groups->of[size_t(b)]; });
-    int begin = range.begin;
-    do {
-      int end = begin;
-      if (!groups) end = range.end;
-      while (end < range.end && end - begin < kMaxPiece && scale_of(end) == scale_of(begin)) ++end;
-      add_piece(w, {begin, end}, g);
-      begin = end;
-    } while (begin < range.end);
-  }
-  if (std::is_sorted(w.order.begin(), w.order.end())) w.order.clear();
-  w.panel_bytes = (w.panel_bytes + 63) / 64 * 64;
-  w.panels = Buffer(size_t((n + kPanel - 1) / kPanel) * w.panel_bytes);
-  return w;
-}
-
 // Element (k of a piece, column) of a dense panel, counted in elements from the piece's begin.
 size_t place_in_piece(int k, int column, Dtype dtype) {
   if (dtype != Dtype::bf16) return size_t(k) * kPanel + size_t(column);
@@ -87,6 +60,7 @@ void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
 // Calls fill(panel number, panel) for all panels of w, shared by the team.
 template <class Fill>
 void for_panels(PackedMatrix& w, ThreadTeam& team, Fill fill) {
+  w.panels = Buffer(size_t((w.n + kPanel - 1) / kPanel) * w.panel_bytes);
   team.run([&](int rank) {
     const Range panels = share((w.n + kPanel - 1) / kPanel, rank, team.size());
     for (int p = panels.begin; p < panels.end; ++p) fill(p, w.panels.data() + size_t(p) * w.panel_bytes);
@@ -94,6 +68,32 @@ void for_panels(PackedMatrix& w, ThreadTeam& team, Fill fill) {
 }
 
 }  // namespace
+
+PackedMatrix lay_out(int n, int k, int k_groups, Dtype dtype, const QuantGroups* groups) {
+  XPYD_CHECK(n > 0 && k > 0, "n = " + std::to_string(n) + ", k = " + std::to_string(k));
+  XPYD_CHECK(k_groups >= 1 && k_groups <= kMaxGroups, "k_groups = " + std::to_string(k_groups));
+  PackedMatrix w{.n = n, .k = k, .k_groups = k_groups, .dtype = dtype, .pieces = {}, .order = {}, .panels = {}};
+  w.order.resize(size_t(k));
+  std::iota(w.order.begin(), w.order.end(), 0);
+  for (int g = 0; g < k_groups; ++g) {
+    const Range range = w.k_range({g, g + 1});
+    const auto scale_of = [&](int place) { return groups->of[size_t(w.order[size_t(place)])]; };
+    if (groups)
+      std::stable_sort(w.order.begin() + range.begin, w.order.begin() + range.end,
+                       [&](int a, int b) { return groups->of[size_t(a)] < groups->of[size_t(b)]; });
+    int begin = range.begin;
+    do {
+      int end = begin;
+      if (!groups) end = range.end;
+      while (end < range.end && end - begin < kMaxPiece && scale_of(end) == scale_of(begin)) ++end;
+      add_piece(w, {begin, end}, g);
+      begin = end;
+    } while (begin < range.end);
+  }
+  if (std::is_sorted(w.order.begin(), w.order.end())) w.order.clear();
+  w.panel_bytes = (w.panel_bytes + 63) / 64 * 64;
+  return w;
+}
 
 int PackedMatrix::stored(Range of) const {
   int total = 0;

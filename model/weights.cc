@@ -161,8 +161,7 @@ class WeightLoader {
           },
           team_);
     } else {
-      const int group = options_.weight_group > 0 ? options_.weight_group : dtype == Dtype::int4 ? 128 : 0;
-      const QuantGroups groups = even_groups(cols, group);
+      const QuantGroups groups = made_groups(dtype, options_.weight_group, cols);
       packed = pack_codes(
           rows, cols, k_groups, dtype, groups,
           [&](int row, QuantRow& out) {
@@ -287,6 +286,10 @@ Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, Range layers
 }
 
 }  // namespace
+
+QuantGroups made_groups(Dtype dtype, int weight_group, int columns) {
+  return even_groups(columns, weight_group > 0 ? weight_group : dtype == Dtype::int4 ? 128 : 0);
+}
 
 Dtype matrix_dtype(const ModelConfig& config, const LoadOptions& options) {
   if (options.weight_dtype) return *options.weight_dtype;

@@ -47,6 +47,9 @@ struct Weights {
   size_t bytes() const;
 };
 
+// Which inputs share a scale where codes are made at load.
+QuantGroups made_groups(Dtype dtype, int weight_group, int columns);
+
 // Radians per token of each pair of dimensions, with the scaling of `config` applied.
 std::vector<double> rope_frequencies(const ModelConfig& config);
 

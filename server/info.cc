@@ -141,10 +141,19 @@ json describe_scratch(const Subject& subject) {
     // The model itself knows; its weights are not needed for that.
     auto weights = std::make_shared<Weights>();
     const ModelConfig& c = weights->config = subject.config;
-    weights->layers.resize(1);  // their shapes are
-    weights->layers[0].o.n = weights->layers[0].down.n = c.hidden;
-    weights->layers[0].o.k = c.n_heads * c.head_dim;
-    weights->layers[0].down.k = c.intermediate;
+    weights->layers.resize(size_t(c.n_layers));  // their shapes are
+    const LoadOptions& load = subject.backend.load;
+    const Dtype dtype = matrix_dtype(c, load);
+    const auto shape = [&](int n, int k, int k_groups) {
+      const QuantGroups groups = made_groups(dtype, load.weight_group, k);
+      return lay_out(n, k, k_groups, dtype, is_quantised(dtype) ? &groups : nullptr);
+    };
+    const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
+    for (LayerWeights& layer : weights->layers) {
+      layer.qkv = shape(q + 2 * kv, c.hidden, 1), layer.o = shape(c.hidden, q, kRowParallelGroups);
+      layer.gate_up = shape(2 * c.intermediate, c.hidden, 1);
+      layer.down = shape(c.hidden, c.intermediate, kRowParallelGroups);
+    }
     ThreadTeam team(threads);
     size_t model = make_llama(weights, team, step_tokens, max_batch)->scratch_bytes();
     size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);

@@ -1,10 +1,23 @@
 #include "base/peak.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <vector>
 
 #include "base/cpu.h"
+#include "base/memory.h"
+#include "base/peak_kernels.h"
 #include "tests/catch.h"
+
+#if defined(__x86_64__)
+namespace xpyd {
+extern const PeakKernels kAvx512Peak_emulated;
+double bf16_dot_peak_emulated(long iterations, float* sink);
+double int8_dot_peak_emulated(long iterations, float* sink);
+}  // namespace xpyd
+#endif
 
 namespace xpyd::testing::peak_test {
 namespace {
@@ -40,8 +53,46 @@ TEST_CASE("the measured peak is positive on one thread and on all", "[base][peak
   REQUIRE(probe.fma_gflops(team) > 0);
   REQUIRE(probe.read_gbps(team) > 0);
   REQUIRE(probe.copy_gbps(team) > 0);
-  REQUIRE(std::string(PeakProbe::isa()) == (cpu_has(Isa::avx2) ? "avx2" : "portable"));
+  REQUIRE((probe.bf16_dot_gflops(team) > 0) == cpu_has(Isa::avx512_bf16));
+  REQUIRE((probe.int8_dot_gops(team) > 0) == cpu_has(Isa::avx512_vnni));
+  REQUIRE(PeakProbe::isa() == std::string(best_row(kIsas).name));
 }
+
+#if defined(__x86_64__)
+// What is timed does what its count of operations says, and reads all that it is given.
+TEST_CASE("peak: loops of every width, emulated where the processor has none", "[base][peak]") {
+  if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
+  constexpr size_t kBytes = kPeakRows * kPeakRowBytes;
+  Buffer from(kBytes), to(kBytes);
+  for (size_t i = 0; i < kBytes / 4; ++i) from.as<uint32_t>()[i] = uint32_t(i * 2654435761u);
+  auto sink = [](auto run) {
+    float value = -1;
+    run(&value);
+    return value;
+  };
+  std::vector<PeakKernels> rows = {kAvx2Peak, kAvx512Peak_emulated};
+  if (cpu_has(Isa::avx512)) rows.push_back(kAvx512Peak);
+  float read = 0;
+  for (const PeakKernels& row : rows) {
+    const int lanes = row.needs == Isa::avx2 ? 8 : 16;
+    // Chain i goes from i to 2: after one step the first lanes of all are (i + 2) / 2, and 12 of them 45.
+    CHECK(sink([&](float* to_sink) { CHECK(row.fma(1, to_sink) == 12 * lanes * 2); }) == 45);
+    const float all = sink([&](float* to_sink) { row.read(from.data(), kBytes, to_sink); });
+    if (&row == &rows[0]) read = all;
+    CHECK(all == read);
+    std::fill_n(to.data(), kBytes, std::byte(0));
+    row.copy(to.data(), from.data(), kBytes);
+    CHECK(std::memcmp(to.data(), from.data(), kBytes) == 0);
+  }
+  // Every byte counts.
+  from.data()[kBytes - 1] ^= std::byte(0x80);
+  for (const PeakKernels& row : rows)
+    CHECK(sink([&](float* to_sink) { row.read(from.data(), kBytes, to_sink); }) != read);
+  // 0 + 1 + ... + 11, to which 1 - 1 is added again and again.
+  CHECK(sink([](float* to_sink) { CHECK(bf16_dot_peak_emulated(3, to_sink) == 3 * 12 * 16 * 4); }) == 66);
+  CHECK(sink([](float* to_sink) { CHECK(int8_dot_peak_emulated(3, to_sink) == 3 * 12 * 16 * 8); }) == 66);
+}
+#endif
 
 TEST_CASE("a peak survives JSON, and its text names every figure", "[base][peak]") {
   Peak peak = example();

@@ -10,6 +10,12 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
+#if defined(__x86_64__)
+namespace xpyd::model {
+extern const Ops kAvx2Ops, kAvx512Ops_emulated;
+}
+#endif
+
 namespace xpyd::testing::ops_test {
 namespace {
 
@@ -19,12 +25,16 @@ std::vector<float> random_row(int n, Random& random, double scale = 1) {
   return row;
 }
 
+// The rows of the table that this CPU has, best first, and what is emulated.
 std::vector<const Ops*> runnable() {
   std::vector<const Ops*> list;
   for (const Ops& ops : ops_variants())
     if (ops.available()) list.push_back(&ops);
   REQUIRE_FALSE(list.empty());
   CHECK(&default_ops() == list[0]);
+#if defined(__x86_64__)
+  if (cpu_has(Isa::avx2)) list.push_back(&kAvx512Ops_emulated);
+#endif
   return list;
 }
 
@@ -138,6 +148,45 @@ TEST_CASE("ops: an element's bits do not depend on its place in the row", "[mode
     }
   }
 }
+
+#if defined(__x86_64__)
+TEST_CASE("ops: vectors of 16 lanes give the bits of 8", "[model][ops]") {
+  if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
+  Random random(5);
+  for (const Ops* ops : runnable()) {
+    if (ops->name != std::string("avx512")) continue;
+    for (int n = 2; n < 200; n += 2) {
+      CAPTURE(n);
+      auto x = random_row(n, random, 100), y = random_row(n, random, 3), z = random_row(n, random);
+      for (float& v : x) v = std::ldexp(v, int(random.below(80)) - 75);  // sums in double are rounded, too
+      for (float odd : {-0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3e38f}) {
+        std::vector<float> out[2];
+        int which = 0;
+        for (const Ops* row : {&kAvx2Ops, ops}) {
+          std::vector<float>& all = out[which++];
+          all.assign(size_t(n) * 5 + 4, 0);
+          float* to = all.data();
+          row->rms_norm(x.data(), y.data(), 1e-5, n, to);
+          row->swiglu(x.data(), y.data(), n, to += n);
+          row->exp(x.data(), 0.5f, 0.9f, n, to += n);
+          row->rope(x.data(), y.data(), z.data(), n, to += n);
+          std::copy(x.begin(), x.end(), to += n);
+          row->add(y.data(), n, to);
+          const Largest peak = row->peak(x.data(), n);
+          const double sum = row->sum(x.data(), n);
+          to += n;
+          to[0] = peak.value + 0.0f, to[1] = float(peak.nans);  // of two zeros either is the largest
+          if (!std::isnan(sum)) std::memcpy(to + 2, &sum, sizeof sum);
+          for (float* f = all.data(); f < to; ++f)  // of two NaNs either is their sum
+            if (std::isnan(*f)) *f = NAN;
+        }
+        REQUIRE(std::memcmp(out[0].data(), out[1].data(), out[0].size() * sizeof(float)) == 0);
+        x[size_t(random.below(uint64_t(n)))] = odd;  // of the next turn
+      }
+    }
+  }
+}
+#endif
 
 TEST_CASE("ops: NaN is not hidden", "[model][ops]") {
   for (const Ops* ops : runnable()) {

@@ -96,12 +96,14 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       config["model_type"] = family;
       config["tie_word_embeddings"] = tied;
       ModelDir model(testing::as_text(config));
-      Info info = run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
-      REQUIRE(info.code == 0);
       auto parsed = load_model_config(model.dir.path);
       REQUIRE(parsed);
       ThreadTeam team(1);
+      Info info;
       for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        info = run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4", "--dtype",
+                                         dtype_name(dtype)});
+        REQUIRE(info.code == 0);
         auto weights = load_weights(model.dir.path, parsed.value(), {.dtype = dtype, .dummy = true}, team);
         REQUIRE(weights);
         CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
