@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "model/gemm.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {
@@ -35,7 +36,13 @@ const Tiny& tiny(int layers) {
 }  // namespace
 
 const ModelConfig& tiny_config(int layers) { return tiny(layers).config; }
-std::shared_ptr<const Weights> tiny_weights(int layers) { return tiny(layers).weights; }
+std::shared_ptr<const Weights> tiny_weights(int layers, Dtype dtype) {
+  if (dtype == Dtype::f32) return tiny(layers).weights;
+  ThreadTeam team(1);
+  return load_weights("tiny", tiny_config(layers),
+                      {.weight_dtype = dtype, .weight_group = 16, .dummy = true, .seed = 7}, team)
+      .value();
+}
 
 std::string TinySetup::describe() const {
   return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
@@ -119,16 +126,18 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.decode_pp = setup.decode_pp;
   std::vector<KvShards> shards;
   for (Role role : options.topology) shards.push_back(options.shards(role));
-  options.make_model = [this, max_step, shards, setup](int i, DeviceQueue&) {
+  const Kernels kernels{.gemm = setup.exact ? &default_gemm(true) : nullptr};
+  const auto weights = setup.make_model ? nullptr : tiny_weights(setup.layers, setup.weight_dtype);
+  options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)
-      return make_sharded_llama(tiny_weights(setup.layers),
+      return make_sharded_llama(weights,
                                 {.shards = own,
                                  .threads_per_rank = setup.threads,
                                  .piece_tokens = setup.threads > 1 ? 7 : 0,
                                  .window = setup.window},
-                                max_step, setup.max_batch);
-    return make_llama(tiny_weights(setup.layers), *teams[size_t(i)], max_step, setup.max_batch);
+                                max_step, setup.max_batch, kernels);
+    return make_llama(weights, *teams[size_t(i)], max_step, setup.max_batch, kernels);
   };
   options.device = setup.device;
   if (setup.make_model)

@@ -226,6 +226,26 @@ TEST_CASE("parity: chunk policies", "[parity][chunks]") {
               static_cast<unsigned long long>(expected));
 }
 
+TEST_CASE("parity: weights of few bits, exact and with rounded activations", "[parity][quantised]") {
+  for (Dtype weights : {Dtype::bf16, Dtype::f16, Dtype::int8, Dtype::int4, Dtype::fp8})
+    for (bool exact : {false, true}) {
+      const uint64_t expected = run_hash({.topology = "1C", .scheme = "contiguous", .batching = "static",
+                                          .weight_dtype = weights, .exact = exact, .prefix_cache = false,
+                                          .step_tokens = 2048});
+      int turn = 0;
+      for (const char* topology : {"1C", "1P1D"})
+        for (const char* scheme : {"paged", "slots", "vattention"})
+          for (int step : {7, 64})
+            for (int threads : {1, 2}) {
+              TinySetup setup{.topology = topology, .scheme = scheme, .batching = "chunked"};
+              setup.weight_dtype = weights, setup.exact = exact, setup.step_tokens = step, setup.threads = threads;
+              if (turn++ % 3 == 0) setup.prefill_tp = 2, setup.decode_tp = topology[1] == 'P' ? 2 : 1;
+              CAPTURE(setup.describe(), dtype_name(weights), exact);
+              REQUIRE(run_hash(setup) == expected);
+            }
+    }
+}
+
 TEST_CASE("parity: 1C with 1 thread", "[parity]") { check_all("1C", 1); }
 TEST_CASE("parity: 1C with 2 threads", "[parity]") { check_all("1C", 2); }
 TEST_CASE("parity: 1P1D with 1 thread", "[parity]") { check_all("1P1D", 1); }
