@@ -36,6 +36,10 @@ void in_pieces(Dtype dtype, const std::byte* row, int head_dim, Take&& take) {
   }
 }
 
+void take_q(Dtype, const float* q, float scale, int head_dim, float* row) {
+  for (int d = 0; d < head_dim; ++d) row[d] = q[d] * scale;
+}
+
 void pack_k(Dtype dtype, const std::byte* const* rows, size_t offset, int head_dim, float* panel) {
   for (int t = 0; t < kPanelTokens; ++t) {
     if (!rows[t]) {
@@ -48,12 +52,12 @@ void pack_k(Dtype dtype, const std::byte* const* rows, size_t offset, int head_d
   }
 }
 
-void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch) {
+void scores(Dtype, const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch) {
   for (int r = 0; r < n_rows; ++r) {
     float sum[kPanelTokens] = {};
     for (int d = 0; d < head_dim; ++d)
       for (int t = 0; t < kPanelTokens; ++t)
-        sum[t] += q[size_t(r) * size_t(head_dim) + size_t(d)] * panel[d * kPanelTokens + t];
+        sum[t] += q[size_t(r) * size_t(padded_dim(head_dim)) + size_t(d)] * panel[d * kPanelTokens + t];
     std::memcpy(s + size_t(r) * kTileTokens, sum, sizeof sum);
   }
 }
@@ -61,7 +65,7 @@ void scores(const float* q, int n_rows, int head_dim, const float* panel, float*
 void scores_in_place(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q, int n_rows, int head_dim,
                      float* panel, float* s, Prefetch prefetch) {
   pack_k(dtype, rows, offset, head_dim, panel);
-  scores(q, n_rows, head_dim, panel, s, prefetch);
+  scores(dtype, q, n_rows, head_dim, panel, s, prefetch);
 }
 
 void softmax_row(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
@@ -114,10 +118,13 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
     });
 }
 
-constexpr AttentionKernels kPortable = {pack_k, scores, scores_in_place, softmax, pack_v, values, values_in_place};
+constexpr AttentionKernels kPortable = {take_q,  pack_k, scores, scores_in_place, softmax,
+                                        nullptr, pack_v, values, values_in_place};
 
 }  // namespace
 
-void attention_portable(const AttentionArgs& args, ThreadTeam& team) { attention_walk(args, team, kPortable); }
+void attention_portable(const AttentionArgs& args, ThreadTeam& team) {
+  attention_walk(args, team, kPortable, kPortable, kPortable);
+}
 
 }  // namespace xpyd::attention

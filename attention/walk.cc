@@ -30,10 +30,6 @@ namespace {
 constexpr int kBlockRows = 192;  // of one kv head: q, accumulators and weights stay in L2
 constexpr int kStreamRows = 8;   // at most this many rows per kv head are streamed
 
-struct Tokens {
-  int begin, end;
-};
-
 // One sequence as the walk sees it.
 struct Seq {
   const AttentionArgs& args;
@@ -110,12 +106,9 @@ void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
 
 // ---- the walk
 
-constexpr int kPartTokens = 32;   // of V that a stream computes head after head
 constexpr int kAheadTokens = 32;  // how far ahead a stream asks for memory: parts of K and V in L2
 constexpr int kRowGroup = 6;      // rows that a register tile of the fast kernels takes at once
 constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`: max, sum, padding
-
-int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // Grows, never shrinks; contents are not kept.
 float* grow(Buffer& buffer, size_t floats) {
@@ -164,8 +157,8 @@ class UnitRun {
     n_rows_ = head_rows_ * u_.n_heads;
     size_t rows = size_t(n_rows_), d_pad = size_t(p_.d_pad);
     // Each array starts on a cache line.
-    size_t sizes[] = {rows * size_t(round_up(dim_, 16)), rows * d_pad,        rows * d_pad,  rows * kTileTokens,
-                      size_t(dim_) * kPanelTokens,       d_pad * kTileTokens, 2 * rows + 16, 2 * rows + 16};
+    size_t sizes[] = {rows * d_pad,         rows * d_pad,        rows * d_pad,  rows * kTileTokens,
+                      d_pad * kPanelTokens, d_pad * kTileTokens, 2 * rows + 16, 2 * rows + 16};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 15) / 16 * 16;
     float* next = grow(scratch, total);
@@ -204,10 +197,8 @@ class UnitRun {
   // Scaled once here, with log2(e), so that weights are exp2.
   void gather_q() {
     float scale = float(double(p_.args.scale) * 1.4426950408889634);
-    for (int row = 0; row < n_rows_; ++row) {
-      const float* from = p_.args.q + q_index(row);
-      for (int d = 0; d < dim_; ++d) q_[size_t(row) * size_t(dim_) + size_t(d)] = from[d] * scale;
-    }
+    for (int row = 0; row < n_rows_; ++row)
+      p_.kernels.take_q(p_.shape.dtype, p_.args.q + q_index(row), scale, dim_, q_ + size_t(row) * size_t(p_.d_pad));
   }
 
   void run_split(Tokens tokens) {
@@ -283,7 +274,7 @@ class UnitRun {
       if (begin >= end) continue;
       for (int h = 0; h < u_.n_heads; ++h) {
         size_t row = size_t(h * head_rows_ + begin * p_.group);
-        const float* q = q_ + row * size_t(dim_);
+        const float* q = q_ + row * size_t(p_.d_pad);
         float* to = s_ + row * kTileTokens + size_t(t);
         const std::byte* const* rows = tile_->rows[0] + t;
         int n_rows = (end - begin) * p_.group;
@@ -292,7 +283,7 @@ class UnitRun {
           p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_, to, prefetch);
         } else {
           p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
-          p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
+          p_.kernels.scores(p_.shape.dtype, q, n_rows, dim_, panel_, to, prefetch);
         }
       }
     }
@@ -308,8 +299,16 @@ class UnitRun {
       }
   }
 
+  // Part by part: its scales are read when its codes are.
+  void weigh(int h, int part) {
+    if (!p_.kernels.weigh || part >= tile_->readable.end || part + kPartTokens <= tile_->readable.begin) return;
+    p_.kernels.weigh(p_.shape.dtype, tile_->rows[1], {part, part + kPartTokens}, tile_->readable, head_offset(h), dim_,
+                     s_ + size_t(h * head_rows_) * kTileTokens, seen_, u_.n_tokens, p_.group);
+  }
+
   // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees within `part`, in
-  // ascending order, and no other: a masked V row is not multiplied by 0, for 0 * NaN is NaN.
+  // ascending order, and no other: a masked V row is not multiplied by 0, for 0 * NaN is NaN. (Of weighed rows it is:
+  // codes are integers.)
   template <class Add>
   void for_seen(int h, Tokens part, Add&& add) {
     auto clip = [&](int row) {
@@ -319,6 +318,10 @@ class UnitRun {
     auto add_if = [&](int row, int n, int begin, int end) {
       if (begin < end) add(h * head_rows_ + row, n, Tokens{begin, end});
     };
+    if (p_.kernels.weigh) {
+      add_if(0, head_rows_, std::max(part.begin, tile_->readable.begin), std::min(part.end, tile_->readable.end));
+      return;
+    }
     Tokens first = clip(0), last = clip(head_rows_ - 1);
     if (first.begin == last.begin && first.end == last.end) {
       add_if(0, head_rows_, first.begin, first.end);
@@ -342,6 +345,7 @@ class UnitRun {
     for (int h = 0; h < u_.n_heads; ++h) {
       p_.kernels.pack_v(p_.shape.dtype, tile_->rows[1], tile_->readable.begin, tile_->readable.end, head_offset(h),
                         dim_, v_panels_);
+      for (int part = 0; part < kTileTokens; part += kPartTokens) weigh(h, part);
       for_seen(h, tile_->readable, [&](int row, int n, Tokens t) {
         p_.kernels.values(s_ + size_t(row) * kTileTokens, n, t.begin, t.end, v_panels_,
                           acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, ahead(1, 0, kTileTokens, h));
@@ -351,12 +355,14 @@ class UnitRun {
 
   void values_in_place() {
     for (int part = 0; part < kTileTokens; part += kPartTokens)
-      for (int h = 0; h < u_.n_heads; ++h)
+      for (int h = 0; h < u_.n_heads; ++h) {
+        weigh(h, part);
         for_seen(h, {part, part + kPartTokens}, [&](int row, int n, Tokens t) {
           p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin, t.end, tile_->rows[1],
                                      head_offset(h), acc_ + size_t(row) * size_t(p_.d_pad), dim_,
                                      ahead(1, part, kPartTokens, h));
         });
+      }
   }
 
   // The row's state of this split: to partials, or folded with the splits before, and at the last to out.
@@ -433,15 +439,17 @@ void check(const AttentionArgs& args) {
 
 }  // namespace
 
-void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& kernels) {
+void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& floats,
+                    const AttentionKernels& int8, const AttentionKernels& int4) {
   if (args.views.empty()) return;
   check(args);
   const KvShape& shape = args.views[0].layout->shape;
+  const AttentionKernels& kernels = shape.dtype == Dtype::int8 ? int8 : shape.dtype == Dtype::int4 ? int4 : floats;
   // Kept by the thread from call to call: a step does not allocate once sizes have been seen.
   thread_local Plan plan;
   thread_local Buffer partials;
   make_plan(args, team.size(), plan);
-  Problem problem{args, kernels, shape, args.n_heads / shape.n_kv_heads, round_up(shape.head_dim, kPanelDims), nullptr};
+  Problem problem{args, kernels, shape, args.n_heads / shape.n_kv_heads, padded_dim(shape.head_dim), nullptr};
   problem.partials = grow(partials, plan.n_partials * problem.partial_stride());
   const Plan& units = plan;  // the members see the owner's plan, not their own thread_local
   std::atomic<size_t> next = 0;

@@ -14,12 +14,35 @@ double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   return double(kv_element(shape.dtype, shape.head_dim, view.row(args.layer, kv, t, h), d));
 }
 
+KvScale scale_of(const AttentionArgs& args, int s, int kv, int t, int h) {
+  const KvView& view = args.views[size_t(s)];
+  return kv_scale(view.row(args.layer, kv, t, h) + view.layout->shape.element_bytes());
+}
+bool is_int8(const AttentionArgs& args) { return args.views[0].layout->shape.dtype == Dtype::int8; }
+
+// What the elements of q are multiples of, times scale.
+double q_unit(const AttentionArgs& args, size_t row) {
+  const int dim = args.views[0].layout->shape.head_dim;
+  double largest = 0, sum = 0, both[2] = {};  // sums of 32 of q: in each 64, 4 by 4 by turns
+  for (int d = 0; d < dim; ++d) {
+    if (d % 64 == 0) both[0] = both[1] = 0;
+    const double q = std::abs(double(args.q[row + size_t(d)]));
+    largest = std::max(largest, q), sum = std::max(sum, both[d / 4 % 2] += q);
+  }
+  const double unit = is_int8(args) ? largest / std::min(32767.0, std::floor(2147483647.0 / (255 * dim)))
+                                    : std::max(largest / 127, sum / 2160);
+  return unit * double(args.scale);
+}
+
 // The largest error that rounding can make, per element. With u = 2^-24 and n tokens:
 //   score: a chain of head_dim products after two roundings of the scaled q, so |e| <= (head_dim +
 //   3) u sum |q k| scale; a weight's relative error is that (largest over t), plus 2e-7 of exp2 and
 //   the roundings of its argument; each rescaling (one per tile or split at most) adds 2e-7; the
 //   sums over tokens add (n + 8) u. Numerator and denominator both have it.
-std::vector<double> bounds(const AttentionArgs& args) {
+//
+// Of codes multiplied as integers (attention/codes_256.h) `codes` adds what q and the weights are rounded by, units and
+// all, and roundings of products with codes and with zero before they meet.
+std::vector<double> bounds(const AttentionArgs& args, bool codes) {
   std::vector<float> weighted(size_t(args.q_offsets.back()) * size_t(args.n_heads) *
                               size_t(args.views[0].layout->shape.head_dim));
   AttentionArgs absolute = args;
@@ -38,18 +61,50 @@ std::vector<double> bounds(const AttentionArgs& args) {
       int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0;
       for (int h = 0; h < args.n_heads; ++h) {
         size_t row = (size_t(i) * size_t(args.n_heads) + size_t(h)) * size_t(dim);
-        double magnitude = 0;
+        double magnitude = 0, k_size = 0, k_parts = 0;  // the most that a token has
+        std::vector<double> score;
         for (int t = begin; t < end; ++t) {
-          double sum = 0;
-          for (int d = 0; d < dim; ++d)
-            sum += std::abs(double(args.q[row + size_t(d)]) * cached(args, int(s), 0, t, h / group, d));
+          double sum = 0, dot = 0, size = 0, parts = 0;
+          for (int d = 0; d < dim; ++d) {
+            const double q = double(args.q[row + size_t(d)]), k = cached(args, int(s), 0, t, h / group, d);
+            sum += std::abs(q * k), dot += q * k, size += std::abs(k);
+            if (codes) {
+              const double zero = scale_of(args, int(s), 0, t, h / group).zero;
+              parts += std::abs(q) * (std::abs(k - zero) + std::abs(zero));
+            }
+          }
           magnitude = std::max(magnitude, sum * double(args.scale));
+          k_size = std::max(k_size, size), k_parts = std::max(k_parts, parts * double(args.scale));
+          score.push_back(dot * double(args.scale));
         }
         int n = end - begin;
         double weight = (dim + 3) * u * magnitude + 2e-7 + 2 * u + (n / 64 + 2) * 2e-7;
+        if (codes) weight += 0.51 * q_unit(args, row) * k_size + 4 * u * k_parts;
         for (int d = 0; d < dim; ++d) {
           size_t at = row + size_t(d);
           bound[at] = (2 * weight + 2 * (n + 8) * u) * double(weighted[at]) + 1e-30;
+        }
+        if (!codes) continue;
+        const double most = *std::max_element(score.begin(), score.end());
+        double total = 0;
+        for (double& x : score) total += x = std::exp(x - most);
+        for (int first = begin / 32 * 32; first < end; first += 32) {
+          double largest = 0, sum = 0;
+          const int from = std::max(first, begin), to = std::min(first + 32, end);
+          for (int t = from; t < to; ++t) {
+            const double w = score[size_t(t - begin)] / total * scale_of(args, int(s), 1, t, h / group).scale;
+            largest = std::max(largest, w), sum += w;
+          }
+          const double unit = is_int8(args) ? largest / 32767 : std::max(largest / 127, sum / 2160);
+          for (int d = 0; d < dim; ++d)
+            for (int t = from; t < to; ++t) {
+              const KvScale scale = scale_of(args, int(s), 1, t, h / group);
+              const double v = cached(args, int(s), 1, t, h / group, d), zero = scale.zero;
+              const double code = scale.scale > 0 ? (v - zero) / double(scale.scale) : 0;
+              bound[row + size_t(d)] += (1 + 2 * weight) * 0.51 * unit * code;
+              bound[row + size_t(d)] += 2 * (weight + (n + 8) * u) * score[size_t(t - begin)] / total *
+                                        (std::abs(v - zero) + std::abs(zero) - std::abs(v));
+            }
         }
       }
     }
@@ -83,9 +138,11 @@ void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& mem
   for (int layer = 0; layer < shape.n_layers; ++layer) {
     Step want(cache, parts, n_heads, layer, window);
     attention_reference(want.args);
-    std::vector<double> bound = bounds(want.args);
+    const std::vector<double> plain = bounds(want.args, false);
+    const std::vector<double> of_codes = shape.quantised() ? bounds(want.args, true) : plain;
     for (const AttentionVariant& variant : attention_variants()) {
       if (!variant.available()) continue;
+      const std::vector<double>& bound = std::string(variant.name) == "portable" ? plain : of_codes;
       Step got(cache, parts, n_heads, layer, window);
       variant.run(got.args, team);
       std::string off = compare(got, want, bound);
@@ -185,6 +242,36 @@ TEST_CASE("attention: huge scores give a one-hot weight, not NaN", "[attention]"
     variant.run(step.args, team);
     for (int d = 0; d < 16; ++d) CHECK(step.out[size_t(d)] == v_number(0, 0, 333, 0, d));
   }
+}
+
+TEST_CASE("attention: no sum of products with codes overflows", "[attention]") {
+  // All of q alike, all codes but one the largest, all weights alike: what a sum of integers can be at most.
+  for (Dtype dtype : {Dtype::int8, Dtype::int4})
+    for (int dim : {16, 64, 128, 256, 512, 1024})
+      for (int n_q : {1, 40}) {
+        const int length = 100;
+        KvShape shape = {1, 1, dim, dtype};
+        Cache cache(shape, kMemories[2], {length});
+        for (int t = 0; t < length; ++t) {
+          std::vector<float> row(size_t(dim), float(1 + t % 3));
+          row[0] = -1.0f;
+          cache.put_row(0, 0, 0, t, 0, row.data());
+          cache.put_row(0, 0, 1, t, 0, row.data());
+        }
+        ThreadTeam team(1);
+        Step want(cache, {{0, n_q, length}}, 4, 0, 0);
+        for (float& q : want.q) q = -0.01f;
+        attention_reference(want.args);
+        const std::vector<double> bound = bounds(want.args, true);
+        for (const AttentionVariant& variant : attention_variants()) {
+          if (!variant.available()) continue;
+          Step got(cache, {{0, n_q, length}}, 4, 0, 0);
+          got.q = want.q, got.args.q = got.q.data();
+          variant.run(got.args, team);
+          INFO(variant.name << " " << dtype_name(dtype) << " dim " << dim << " n_q " << n_q);
+          CHECK(compare(got, want, bound) == "");
+        }
+      }
 }
 
 TEST_CASE("attention: work() is what the reference touches", "[attention]") {
