@@ -19,6 +19,7 @@ constexpr AttentionVariant kVariants[] = {
     {"avx2", attention_avx2, Isa::avx2,
      "the same walk with 6x16 FMA register tiles; split KV for decode (Flash-Decoding, Dao et al. "
      "2023)"},
+    {"avx512", attention_avx512, Isa::avx512, "the same chains over vectors of 16 lanes: the bits of avx2"},
 #endif
 };
 

@@ -2,6 +2,12 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
+#if defined(__x86_64__)
+namespace xpyd::attention {
+void attention_avx512_emulated(const AttentionArgs& args, ThreadTeam& team);
+}
+#endif
+
 namespace xpyd::testing::attention_bits_test {
 namespace {
 
@@ -111,6 +117,39 @@ TEST_CASE("attention: rows that a query may not see are never read", "[attention
           }
   }
 }
+
+#if defined(__x86_64__)
+TEST_CASE("attention: AVX-512 has the bits of AVX2", "[attention]") {
+  if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
+  std::vector<AttentionVariant> rows = {{"avx512, emulated", attention_avx512_emulated, Isa::avx2, ""}};
+  for (const AttentionVariant& row : attention_variants())
+    if (row.needs >= Isa::avx2 && row.available()) rows.push_back(row);
+  // Rows of q per kv head of 1 to 13, in both shapes of unit; one new token, few, and a block's edge.
+  const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0}, {2, 2, 12, 100, 0},  {13, 1, 128, 140, 0},
+                           {4, 2, 16, 600, 70}, {8, 1, 8, 300, 7},  {3, 3, 33, 90, 1},   {6, 2, 80, 100, 0},
+                           {4, 4, 48, 70, 0},   {7, 1, 256, 60, 0}, {3, 1, 96, 530, 90}, {5, 1, 64, 70, 0},
+                           {10, 2, 20, 150, 60}};
+  ThreadTeam team(2);
+  for (const BitCase& c : cases)
+    for (Dtype dtype : kKvDtypes) {
+      KvShape shape = {1, c.n_kv_heads, c.head_dim, dtype};
+      if (!kv_rows_supported(shape)) continue;
+      Cache cache(shape, kMemories[2], {c.length, 33});
+      cache.fill(0, 0, c.length), cache.fill(1, 0, 33);
+      for (int n_q : {1, 2, 5, 60}) {
+        std::vector<std::vector<float>> outs;
+        for (const AttentionVariant& row : rows) {
+          Step step(cache, {{0, n_q, c.length}, {1, 1, 33}}, c.n_heads, 0, c.window);
+          row.run(step.args, team);
+          outs.push_back(step.out);
+          INFO(row.name << " " << dtype_name(dtype) << " heads " << c.n_heads << "/" << c.n_kv_heads << " dim "
+                        << c.head_dim << " n_q " << n_q << " window " << c.window);
+          CHECK(same_bits(outs.back().data(), outs[0].data(), outs[0].size()));
+        }
+      }
+    }
+}
+#endif
 
 TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
   KvShape shape = {1, 2, 64, Dtype::f32};
