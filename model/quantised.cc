@@ -10,6 +10,24 @@ namespace xpyd::model {
 namespace {
 // Ties to even; |x| < 2^22.
 int nearest(float x) { return std::bit_cast<int>(x + 0x1.8p23f) - 0x4b400000; }
+
+// Widens [least, most] to x[begin, end); false: one of them is not finite.
+bool extremes(const float* begin, const float* end, float& least, float& most) {
+  constexpr int kLanes = 8;  // so that the compiler may use vectors
+  float low[kLanes] = {}, high[kLanes] = {}, poison[kLanes] = {};
+  const auto take = [&](int j, float x) {
+    low[j] = x < low[j] ? x : low[j], high[j] = x > high[j] ? x : high[j], poison[j] += 0 * x;
+  };
+  for (; end - begin >= kLanes; begin += kLanes)
+    for (int j = 0; j < kLanes; ++j) take(j, begin[j]);
+  for (; begin < end; ++begin) take(0, *begin);
+  for (int j = 0; j < kLanes; ++j) {
+    least = std::min(least, low[j]), most = std::max(most, high[j]);
+    if (!(poison[j] == 0)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 QuantGroups even_groups(int k, int size) {
@@ -44,10 +62,10 @@ void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, floa
 bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantRow& row) {
   const size_t k = row.codes.size();
   std::vector<float> least(row.scale.size()), most(row.scale.size());
-  for (size_t i = 0; i < k; ++i) {
-    if (!std::isfinite(x[i])) return false;
-    const auto g = size_t(groups.of[i]);
-    least[g] = std::min(least[g], x[i]), most[g] = std::max(most[g], x[i]);
+  for (size_t begin = 0, end = 0; begin < k; begin = end) {  // inputs of one group in a row
+    const auto g = size_t(groups.of[begin]);
+    while (end < k && size_t(groups.of[end]) == g) ++end;
+    if (!extremes(x + begin, x + end, least[g], most[g])) return false;
   }
   std::vector<float> inverse(row.scale.size());
   for (size_t g = 0; g < row.scale.size(); ++g) {
