@@ -38,11 +38,10 @@ void BlockPool::lru_append(int32_t block) {
   list.newest = block;
 }
 
-void BlockPool::lru_remove(int32_t block) {
-  Block& b = at(block);
-  List& list = list_of(block);
-  (b.older < 0 ? list.oldest : at(b.older).newer) = b.newer;
-  (b.newer < 0 ? list.newest : at(b.newer).older) = b.older;
+void BlockPool::lru_remove(int32_t newest, int32_t oldest) {
+  const int32_t newer = at(newest).newer, older = at(oldest).older;
+  (older < 0 ? list_of(oldest).oldest : at(older).newer) = newer;
+  (newer < 0 ? list_of(newest).newest : at(newer).older) = older;
 }
 
 int32_t BlockPool::goes_after(int32_t block) const {
@@ -54,7 +53,7 @@ void BlockPool::set_marks(int32_t block, uint8_t marks) {
   uint8_t& now = marks_[size_t(block)];
   if (now == marks) return;
   const bool listed = cached(block) && !at(block).users.any();
-  if (listed) lru_remove(block);
+  if (listed) lru_remove(block, block);
   n_marked_ += int(marks != 0) - int(now != 0);
   now = marks;
   if (listed) lru_append(block);
@@ -80,26 +79,41 @@ void BlockPool::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, 
   }
 }
 
-int BlockPool::begin_use(int32_t block) {
-  if (!cached(block)) return filled(block);
-  lru_remove(block);
-  --n_cached_;
-  return block_tokens_;  // it is full, and filled_ need not be looked at
+int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
+  int64_t tokens = 0;
+  for (size_t i = 0, end; i < blocks.size(); i = end) {
+    end = i + 1;
+    if (!cached(blocks[i])) {
+      tokens += filled(blocks[i]);
+      continue;
+    }
+    // A sequence's blocks came into the list together, the last one first, and leave it together.
+    while (end < blocks.size() && at(blocks[end - 1]).older == blocks[end]) ++end;
+    lru_remove(blocks[i], blocks[end - 1]);
+    n_cached_ -= int(end - i);
+    tokens += int64_t(end - i) * block_tokens_;  // they are full, and filled_ need not be looked at
+  }
+  return tokens;
 }
 
-int BlockPool::end_use(int32_t block) {
-  if (!cached(block)) {
-    source_->release(block);
-    return filled(block);
+int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
+  int64_t tokens = 0;
+  for (int32_t block : blocks) {
+    if (cached(block)) {
+      ++n_cached_;
+      lru_append(block);
+      tokens += block_tokens_;
+    } else {
+      source_->release(block);
+      tokens += filled(block);
+    }
   }
-  ++n_cached_;
-  lru_append(block);
   shed();
-  return block_tokens_;
+  return tokens;
 }
 
 void BlockPool::forget(int32_t block) {
-  lru_remove(block);
+  lru_remove(block, block);
   index_->erase(block);
   --n_cached_;
   n_marked_ -= int(std::exchange(marks_[size_t(block)], uint8_t{0}) != 0);
@@ -226,7 +240,7 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_b
   if (!index_) return 0;
   max_blocks = spared(tokens, salt, max_blocks);
   return index_->walk(tokens, max_blocks, chain, locked(), [&](std::span<const int32_t> blocks) {
-    for (int32_t block : blocks) add_reference(block);  // so the next batch's chain stays intact
+    add_reference(blocks);  // so the next batch's chain stays intact
     out.insert(out.end(), blocks.begin(), blocks.end());
   });
 }

@@ -69,12 +69,12 @@ class BlockPool final : public KvPool {
     int32_t oldest = -1, newest = -1;
   };
 
-  int begin_use(int32_t block) override;
-  int end_use(int32_t block) override;
+  int64_t begin_use(std::span<const int32_t> blocks) override;
+  int64_t end_use(std::span<const int32_t> blocks) override;
   bool cached(int32_t block) const override { return at(block).node.uid != 0; }
   void sign(KvHandover& handover) override;
   void lru_append(int32_t block);
-  void lru_remove(int32_t block);
+  void lru_remove(int32_t newest, int32_t oldest);  // all between them, too
   List& list_of(int32_t block) { return lists_[marks_[size_t(block)] != 0]; }
   int32_t goes_first() const { return lists_[lists_[0].oldest < 0].oldest; }  // -1: nothing is cached
   int32_t goes_after(int32_t block) const;

@@ -6,6 +6,11 @@
 #include <utility>
 
 namespace xpyd::allocator {
+namespace {
+
+constexpr size_t kAtOnce = 64;  // blocks
+
+}  // namespace
 
 KvPool::KvPool(KvPlaces places, size_t block_bytes)
     : places_(std::move(places)),
@@ -17,21 +22,30 @@ KvPool::KvPool(KvPlaces places, size_t block_bytes)
   count_[kUnused] = n_blocks_;
 }
 
+// What changes is counted for all of them first: a look-up takes hundreds, and each count in memory waits for the last.
 template <class F>
-void KvPool::change(int32_t block, F&& f) {
-  Users& users = of(block);
-  const State before = state(users);
-  XPYD_CHECK(f(users) && users.references >= 0 && users.leases >= 0 && users.handovers >= 0,
-             "block " + std::to_string(block));
-  const State now = state(users);
-  if (before == now) return;
-  --count_[before], ++count_[now];
-  if (before == kUnused) written_ += begin_use(block);
-  if (now == kUnused) written_ -= end_use(block);
+void KvPool::change(std::span<const int32_t> blocks, F&& f) {
+  for (; blocks.size() > kAtOnce; blocks = blocks.subspan(kAtOnce)) change(blocks.first(kAtOnce), f);
+  int32_t begun[kAtOnce], ended[kAtOnce];
+  int n_begun = 0, n_ended = 0, moved[kStates] = {};
+  for (int32_t block : blocks) {
+    Users& users = of(block);
+    const State before = state(users);
+    XPYD_CHECK(f(users) && users.references >= 0 && users.leases >= 0 && users.handovers >= 0,
+               "block " + std::to_string(block));
+    const State now = state(users);
+    --moved[before], ++moved[now];
+    if (before == now) continue;
+    if (before == kUnused) begun[n_begun++] = block;
+    if (now == kUnused) ended[n_ended++] = block;
+  }
+  for (int s = 0; s < kStates; ++s) count_[s] += moved[s];
+  if (n_begun > 0) written_ += begin_use({begun, size_t(n_begun)});
+  if (n_ended > 0) written_ -= end_use({ended, size_t(n_ended)});
 }
 
-void KvPool::add_reference(int32_t block) {
-  change(block, [](Users& users) { return ++users.references > 0; });
+void KvPool::add_reference(std::span<const int32_t> blocks) {
+  change(blocks, [](Users& users) { return ++users.references > 0; });
 }
 
 void KvPool::drop_reference(int32_t block) {
@@ -49,7 +63,13 @@ void KvPool::add_references(std::span<const int32_t> blocks) {
 void KvPool::release(std::span<const int32_t> blocks) {
   if (blocks.empty()) return;
   Lock lock(mutex_);
-  for (size_t i = blocks.size(); i-- > 0;) drop_reference(blocks[i]);
+  int32_t backwards[kAtOnce];
+  while (!blocks.empty()) {
+    const size_t n = std::min(blocks.size(), kAtOnce);
+    std::reverse_copy(blocks.end() - ptrdiff_t(n), blocks.end(), backwards);
+    change({backwards, n}, [](Users& users) { return --users.references >= 0; });
+    blocks = blocks.first(blocks.size() - n);
+  }
 }
 
 int KvPool::users(int32_t block) const {
@@ -121,11 +141,11 @@ KvStats KvPool::count() const {
 }
 
 std::vector<KvState> KvPool::states() const {
-  constexpr int32_t kAtOnce = 4096;  // some microseconds
+  constexpr int32_t kLockedFor = 4096;  // some microseconds
   std::vector<KvState> states(static_cast<size_t>(n_blocks_));
-  for (int32_t first = 0; first < n_blocks_; first += kAtOnce) {
+  for (int32_t first = 0; first < n_blocks_; first += kLockedFor) {
     Lock lock(mutex_);
-    for (int32_t b = first; b < std::min(n_blocks_, first + kAtOnce); ++b) {
+    for (int32_t b = first; b < std::min(n_blocks_, first + kLockedFor); ++b) {
       const State use = state(of(b));
       states[size_t(b)] = use == kInTransfer ? KvState::in_transfer
                           : use == kActive   ? KvState::active

@@ -107,13 +107,14 @@ class KvPool {
   Users& of(int32_t block) const { return *reinterpret_cast<Users*>(users_ + size_t(block) * stride_); }
 
   // Locked, all of these.
-  // A block that nobody used comes into use, or one goes out of it. Gives the tokens that it holds,
-  // and keeps n_cached_ right.
-  virtual int begin_use(int32_t block) = 0;
-  virtual int end_use(int32_t block) = 0;
+  // Blocks that nobody used come into use, or go out of it, in this order. Gives the tokens that they hold, and keeps
+  // n_cached_ right.
+  virtual int64_t begin_use(std::span<const int32_t> blocks) = 0;
+  virtual int64_t end_use(std::span<const int32_t> blocks) = 0;
   virtual bool cached(int32_t block) const = 0;  // of one that is not in use
   virtual void sign(KvHandover&) {}              // at its begin
-  void add_reference(int32_t block);
+  void add_reference(std::span<const int32_t> blocks);  // of each
+  void add_reference(int32_t block) { add_reference({&block, 1}); }
   void drop_reference(int32_t block);
   int n_free() const { return n_blocks_ - count_[kActive] - count_[kInTransfer] - n_cached_; }
   // Uses, and tokens written, against one user's, as check_invariants(): the first of what that does.
@@ -134,7 +135,11 @@ class KvPool {
     return users.held() ? kInTransfer : users.references > 0 ? kActive : kUnused;
   }
   template <class F>
-  void change(int32_t block, F&& f);
+  void change(std::span<const int32_t> blocks, F&& f);
+  template <class F>
+  void change(int32_t block, F&& f) {
+    change({&block, 1}, f);
+  }
 
   std::byte* users_ = nullptr;
   size_t stride_ = 0;

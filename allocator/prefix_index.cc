@@ -95,21 +95,29 @@ bool PrefixIndex::same_tokens(int32_t block, const int32_t* tokens) const {
 }
 
 int32_t PrefixIndex::slot_block(uint64_t hash) const {
-  uint64_t wanted = key(hash);
+  const uint32_t wanted = tag(key(hash));
   for (size_t s = home(wanted);; s = (s + 1) & slot_mask_) {
     const Entry& entry = table()[s];
     if (entry.block_plus_1 == 0) return -1;
-    if (entry.key == wanted) return entry.block_plus_1 - 1;
+    if (entry.tag == wanted) return entry.block_plus_1 - 1;
+  }
+}
+
+bool PrefixIndex::has(uint64_t wanted) const {
+  for (size_t s = home(wanted);; s = (s + 1) & slot_mask_) {
+    const Entry& entry = table()[s];
+    if (entry.block_plus_1 == 0) return false;
+    if (entry.tag == tag(wanted) && keys_.as<uint64_t>()[entry.block_plus_1 - 1] == wanted) return true;
   }
 }
 
 int32_t PrefixIndex::find(const PrefixChain& chain, uint64_t hash, const int32_t* tokens) const {
-  uint64_t wanted = key(hash);
+  const uint32_t wanted = tag(key(hash));
   for (size_t s = home(wanted);; s = (s + 1) & slot_mask_) {
     const Entry& entry = table()[s];
     if (entry.block_plus_1 == 0) return -1;
     int32_t block = entry.block_plus_1 - 1;
-    if (entry.key == wanted && is_after(block, chain) && same_tokens(block, tokens)) return block;
+    if (entry.tag == wanted && is_after(block, chain) && same_tokens(block, tokens)) return block;
   }
 }
 
@@ -140,7 +148,7 @@ int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const u
 
 void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
   XPYD_CHECK(!contains(block), "block " + std::to_string(block));
-  if (!listeners_.empty() && slot_block(hash) < 0) {
+  if (!listeners_.empty() && !has(key(hash))) {
     const std::optional<uint64_t> parent = chain.first() ? std::nullopt : std::optional(chain.hash);
     for (const auto& listener : listeners_)
       listener->stored(Tier::device, hash, parent, {tokens, size_t(block_tokens_)});
@@ -148,7 +156,7 @@ void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t*
   uint64_t k = key(hash);
   size_t s = home(k);
   while (table()[s].block_plus_1 != 0) s = (s + 1) & slot_mask_;
-  table()[s] = {k, block + 1, 0};
+  table()[s] = {tag(k), block + 1};
   node(block) = {next_uid_++ << 1 | uint64_t(chain.first()), chain.first() ? chain.hash : chain.uid};
   keys_.as<uint64_t>()[block] = k;
   std::memcpy(tokens_.as<int32_t>() + size_t(block) * size_t(proof_tokens_), tokens,
@@ -182,7 +190,7 @@ void PrefixIndex::erase(int32_t block) {
   while (table()[hole].block_plus_1 != block + 1) hole = (hole + 1) & slot_mask_;
   // Shift back whatever would no longer be reached across the hole.
   for (size_t s = (hole + 1) & slot_mask_; table()[s].block_plus_1 != 0; s = (s + 1) & slot_mask_) {
-    size_t from_home = (s - home(table()[s].key)) & slot_mask_;
+    size_t from_home = (s - home(table()[s].tag)) & slot_mask_;
     if (from_home < ((s - hole) & slot_mask_)) continue;
     table()[hole] = table()[s];
     hole = s;
@@ -190,7 +198,7 @@ void PrefixIndex::erase(int32_t block) {
   table()[hole].block_plus_1 = 0;
   node(block) = {};
   --size_;
-  if (!listeners_.empty() && slot_block(gone) < 0)  // else another block has it
+  if (!listeners_.empty() && !has(gone))  // else another block has it
     for (const auto& listener : listeners_) listener->removed(Tier::device, gone);
 }
 
@@ -203,8 +211,8 @@ void PrefixIndex::check_invariants() const {
     if (entry.block_plus_1 == 0) continue;
     int32_t block = entry.block_plus_1 - 1;
     XPYD_CHECK(block < n_blocks_ && contains(block) && ++seen[size_t(block)] == 1);
-    XPYD_CHECK(entry.key == keys_.as<uint64_t>()[block]);
-    for (size_t at = home(entry.key); at != s; at = (at + 1) & slot_mask_)
+    XPYD_CHECK(entry.tag == tag(keys_.as<uint64_t>()[block]));
+    for (size_t at = home(entry.tag); at != s; at = (at + 1) & slot_mask_)
       XPYD_CHECK(table()[at].block_plus_1 != 0, "entry cut off from its home slot");
     ++entries;
   }

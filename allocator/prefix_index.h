@@ -8,7 +8,8 @@
 // equal.
 //
 // Table: open addressing, linear probing, load <= 1/2, erase by shifting back (no tombstones),
-// fixed size. Look-up runs in passes over a batch, so that cache misses overlap: hash and prefetch
+// fixed size. A slot is 8 bytes, as every look-up of a large table misses the caches: half of the key and the block. Where
+// another key has that half, too, the proof says so. Look-up runs in passes over a batch, so that cache misses overlap: hash and prefetch
 // the slots, read the slots and prefetch what they name, compare.
 //
 // Thread safety: none, except hash_batch(); BlockPool locks.
@@ -142,7 +143,7 @@ class PrefixIndex {
   }
   int size() const { return size_; }
 
-  // The table alone, without comparing: the yardstick that the bench reports beside match().
+  // The table alone, without proof: -1, or most likely the block. The yardstick that the bench reports beside match().
   int32_t slot_block(uint64_t hash) const;
 
   // Recounts: every entry reachable from its home slot, every node in the table once, keys right.
@@ -152,15 +153,16 @@ class PrefixIndex {
 
  private:
   struct Entry {
-    uint64_t key;
+    uint32_t tag;          // the key's lower half, whose lowest bits are its home
     int32_t block_plus_1;  // 0: empty
-    uint32_t unused;
   };
   Entry* table() const { return table_.as<Entry>(); }
   Node& node(int32_t block) const { return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_); }
   void add(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
   uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
-  size_t home(uint64_t key) const { return size_t(key) & slot_mask_; }
+  static uint32_t tag(uint64_t key) { return uint32_t(key); }
+  size_t home(uint64_t key) const { return size_t(tag(key)) & slot_mask_; }
+  bool has(uint64_t key) const;  // some block stands under it
   bool is_after(int32_t block, const PrefixChain& chain) const;
   bool same_tokens(int32_t block, const int32_t* tokens) const;
 

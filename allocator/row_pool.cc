@@ -54,17 +54,25 @@ void RowPool::take_free(int32_t row) {
   if (r.after >= 0) at(r.after).before = r.before;
 }
 
-int RowPool::begin_use(int32_t row) {
-  n_cached_ -= cached(row);
-  return filled(row);
+int64_t RowPool::begin_use(std::span<const int32_t> rows) {
+  int64_t tokens = 0;
+  for (int32_t row : rows) {
+    n_cached_ -= cached(row);
+    tokens += filled(row);
+  }
+  return tokens;
 }
 
-int RowPool::end_use(int32_t row) {
-  if (cached(row))
-    ++n_cached_;
-  else
-    push_free(row);
-  return filled(row);
+int64_t RowPool::end_use(std::span<const int32_t> rows) {
+  int64_t tokens = 0;
+  for (int32_t row : rows) {
+    if (cached(row))
+      ++n_cached_;
+    else
+      push_free(row);
+    tokens += filled(row);
+  }
+  return tokens;
 }
 
 int32_t RowPool::run_start() const {

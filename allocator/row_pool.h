@@ -53,8 +53,8 @@ class RowPool final : public KvPool {
   Row& at(int32_t row) { return rows_[size_t(row)]; }
   const Row& at(int32_t row) const { return rows_[size_t(row)]; }
   bool free(int32_t row) const { return !at(row).users.any() && at(row).idle == 0; }
-  int begin_use(int32_t row) override;
-  int end_use(int32_t row) override;
+  int64_t begin_use(std::span<const int32_t> rows) override;
+  int64_t end_use(std::span<const int32_t> rows) override;
   bool cached(int32_t row) const override { return at(row).idle > 0; }
   void push_free(int32_t row);
   void take_free(int32_t row);  // from anywhere in the list

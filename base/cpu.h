@@ -1,5 +1,5 @@
-// The instruction sets that kernels are written for, and which of them this processor has. Every table of kernels for the
-// CPU says of each row what it needs, and takes its best row from here.
+// The instruction sets that kernels are written for, and which of them this processor has. Every table of kernels for
+// the CPU says of each row what it needs, and takes its best row from here.
 //
 // Thread safety: limit_isa() before anybody has chosen a kernel; the others from any thread.
 #pragma once
@@ -9,8 +9,8 @@
 
 namespace xpyd {
 
-// Each one includes those before it, so that "not above" has a meaning; every processor with bf16 has vnni. What they are
-// to the compiler is in the Makefile (*_avx2.cc, *_avx512.cc, *_avx512vnni.cc, *_avx512bf16.cc).
+// Each one includes those before it, so that "not above" has a meaning; every processor with bf16 has vnni. What they
+// are to the compiler is in the Makefile (*_avx2.cc, *_avx512.cc, *_avx512vnni.cc, *_avx512bf16.cc).
 enum class Isa : uint8_t { portable, avx2, avx512, avx512_vnni, avx512_bf16 };
 
 struct IsaRow {

@@ -86,7 +86,7 @@ void print_variants(const char* title, const json& list) {
   std::printf("%s\n", title);
   for (const json& v : list)
     std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ', v["name"].get<std::string>().c_str(),
-                v["available"].get<bool>() ? "available" : "not on this CPU", v["source"].get<std::string>().c_str());
+                v["available"].get<bool>() ? "available" : "not used here", v["source"].get<std::string>().c_str());
 }
 
 // What info_main's parts look at.
