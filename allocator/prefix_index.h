@@ -8,9 +8,10 @@
 // equal.
 //
 // Table: open addressing, linear probing, load <= 1/2, erase by shifting back (no tombstones),
-// fixed size. A slot is 8 bytes, as every look-up of a large table misses the caches: half of the key and the block. Where
-// another key has that half, too, the proof says so. Look-up runs in passes over a batch, so that cache misses overlap: hash and prefetch
-// the slots, read the slots and prefetch what they name, compare.
+// fixed size. A slot is 8 bytes, as every look-up of a large table misses the caches: half of the
+// key and the block. Where another key has that half, too, the proof says so. Look-up runs in
+// passes over a batch, so that cache misses overlap: hash and prefetch the slots, read the slots and
+// prefetch what they name, compare.
 //
 // Thread safety: none, except hash_batch(); BlockPool locks.
 #pragma once
