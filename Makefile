@@ -134,10 +134,22 @@ bench: build  ## speed as shares of this machine's measured peaks (ARGS='gemm at
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench
 	@$(BUILD)/xpyd_bench $(ARGS)
 
-bench-peers: build  ## our GEMM beside OpenBLAS, BLIS and oneDNN (installs them; ARGS='--rounds 15')
-	@tools/install-packages libopenblas-dev libblis-openmp-dev libdnnl-dev
-	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench_peers
-	@$(BUILD)/xpyd_bench_peers $(ARGS)
+# llama.cpp: a folder of its sources, or what its Python package brings, fetched into build/, never kept.
+PEERS      ?= gemm llama
+LLAMA_CPP  ?= build/llama.cpp/source
+LLAMA_LIBS  = build/llama.cpp/of$(subst /,-,$(abspath $(LLAMA_CPP)))
+bench-peers: build  ## our GEMM beside OpenBLAS, BLIS and oneDNN (installs them), our steps beside llama.cpp's (LLAMA_CPP=dir; PEERS='gemm llama', ARGS='--all')
+	@tools/install-packages $(if $(filter gemm,$(PEERS)),libopenblas-dev libblis-openmp-dev libdnnl-dev) $(if $(filter llama,$(PEERS)),cmake python3-pip)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(PEERS:%=$(BUILD)/xpyd_%_peers)
+	@$(if $(filter gemm,$(PEERS)),$(BUILD)/xpyd_gemm_peers $(filter-out --all,$(ARGS)))
+	@$(if $(filter llama,$(PEERS)),$(BUILD)/xpyd_llama_peers $(ARGS))
+build/llama.cpp/source/CMakeLists.txt:
+	@mkdir -p $(@D) && cd build/llama.cpp && $(PYTHON) -m pip download -q --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 && \
+	tar -xzf llama_cpp_python-*.tar.gz -C source --strip-components=3 --wildcards '*/vendor/llama.cpp' && touch source/CMakeLists.txt
+$(LLAMA_LIBS)/src/libllama.a: $(LLAMA_CPP)/CMakeLists.txt
+	@echo "  cmake $@" && mkdir -p $(LLAMA_LIBS) && { cmake -S $(LLAMA_CPP) -B $(LLAMA_LIBS) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+	  -DGGML_NATIVE=ON -DGGML_OPENMP=OFF $(foreach part,COMMON TESTS TOOLS EXAMPLES SERVER APP,-DLLAMA_BUILD_$(part)=OFF) && \
+	nice cmake --build $(LLAMA_LIBS) --target llama -j $$(nproc); } >$(LLAMA_LIBS)/log 2>&1 || { tail -20 $(LLAMA_LIBS)/log; exit 1; }
 
 # Debian's own, which sees Debian's matplotlib.
 PYTHON  ?= $(firstword $(wildcard /usr/bin/python3) python3)
@@ -393,8 +405,12 @@ $(BUILD)/xpyd_experiments: $(BUILD)/experiments/main.o $(EXP_OBJ) $(if $(CUDA),$
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_rdma_speed: $(call object,$(wildcard tests/rdma_vm/*.cc)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNESS) $(LIB)
+$(BUILD)/xpyd_gemm_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNESS) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
+$(BUILD)/experiments/bench/peers/llama_peers.o: private DEFINES += -isystem $(LLAMA_CPP)/include -isystem $(LLAMA_CPP)/ggml/include -DXPYD_LLAMA_FILES='"build/llama.cpp"'
+$(BUILD)/experiments/bench/peers/llama_peers.o: $(LLAMA_LIBS)/src/libllama.a
+$(BUILD)/xpyd_llama_peers: $(BUILD)/experiments/bench/peers/llama_peers.o $(HARNESS) $(LIB) $(LLAMA_LIBS)/src/libllama.a
+	@echo "  link $@" && $(CXX) $^ $(addprefix $(LLAMA_LIBS)/ggml/src/libggml,.a -cpu.a -base.a) $(LDFLAGS) $(LDLIBS) -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
 -include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <string>
 #include <thread>
@@ -21,12 +22,14 @@ constexpr double kSpinSeconds = 100e-6;  // about three times what a wake-up of 
 
 static_assert(sizeof(std::atomic<uint32_t>) == 4);
 
-void pin_to(int cpu) {
+void pin_to(std::span<const int> cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0, "cannot pin to cpu " + std::to_string(cpu));
+  for (int cpu : cpus)
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0, "cannot pin to cpu " + std::to_string(cpus[0]));
 }
+void pin_to(int cpu) { pin_to({&cpu, 1}); }
 
 }  // namespace
 
@@ -61,9 +64,25 @@ void Barrier::wait() {
   rounds_.wait([round](uint32_t now) { return now != round; }, crowded_);
 }
 
-int allowed_cpus() {
+std::vector<int> usable_cpus() {
   cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  return cpus;
+}
+
+int allowed_cpus() { return std::max(1, int(usable_cpus().size())); }
+
+OnCpus::OnCpus(std::span<const int> cpus) {
+  if (cpus.empty()) return;
+  before_ = usable_cpus();
+  pin_to(cpus);
+}
+
+OnCpus::~OnCpus() {
+  if (!before_.empty()) pin_to(before_);
 }
 
 struct ThreadTeam::State {

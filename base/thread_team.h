@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace xpyd {
@@ -40,6 +41,19 @@ class ThreadTeam {
   int n_threads_;
   std::unique_ptr<State> state_;
 };
+
+// While it lives, the calling thread runs on these cpus (none named: wherever it did), and so do threads that it
+// starts: what they touch first is memory of these cpus' NUMA node.
+class OnCpus {
+ public:
+  explicit OnCpus(std::span<const int> cpus);
+  ~OnCpus();
+  OnCpus(const OnCpus&) = delete;
+
+ private:
+  std::vector<int> before_;
+};
+std::vector<int> usable_cpus();  // that the calling thread may run on, ascending
 
 // The half-open share of `n` items that belongs to `rank` of `size`, in multiples of `grain`.
 struct Range {

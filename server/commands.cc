@@ -27,15 +27,6 @@ Status of_option(const Status& status, ErrorCode code) {
   return status ? status : Error{code, "--json: " + status.error().message};
 }
 
-std::vector<int> usable_cpus() {
-  cpu_set_t set;
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof set, &set) == 0)
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  return cpus;
-}
-
 // A device's own figures.
 nlohmann::json peak_of_device(const DeviceRow& device) {
   const DevicePeak peak = need(device.peak());

@@ -1,6 +1,7 @@
 #include "experiments/bench/harness.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,21 +26,29 @@ std::map<std::string, BenchGroup>& registry() {
   return groups;
 }
 
-std::vector<int> allowed_cpus() {
-  cpu_set_t set;
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof set, &set) == 0)
-    for (int c = 0; c < CPU_SETSIZE; ++c)
-      if (CPU_ISSET(c, &set)) cpus.push_back(c);
-  if (cpus.empty()) cpus.push_back(0);
-  return cpus;
-}
-
 // First line of a file of /proc, or "unknown" where the kernel has none.
 std::string first_line(const char* path) {
   std::ifstream file(path);
   std::string line;
   return std::getline(file, line) ? line : "unknown";
+}
+
+// Since the start, in seconds of one cpu: what the machine has had, the hypervisor has kept (steal) and others have
+// used.
+struct CpuSeconds {
+  double all = 0, steal = 0, others = 0;
+};
+CpuSeconds cpu_seconds() {
+  double user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0, steal = 0;
+  const std::string line = first_line("/proc/stat");
+  XPYD_CHECK(std::sscanf(line.c_str(), "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &user, &nice, &system, &idle, &iowait,
+                         &irq, &softirq, &steal) == 8,
+             line);
+  rusage own;
+  XPYD_CHECK(getrusage(RUSAGE_SELF, &own) == 0);
+  const double ticks = double(sysconf(_SC_CLK_TCK)), used = (user + nice + system + irq + softirq) / ticks;
+  auto seconds = [](const timeval& t) { return double(t.tv_sec) + double(t.tv_usec) * 1e-6; };
+  return {used + (idle + iowait + steal) / ticks, steal / ticks, used - seconds(own.ru_utime) - seconds(own.ru_stime)};
 }
 
 double at(std::vector<double> values, double p) {
@@ -96,7 +105,7 @@ bool built_with_checks() {
 }  // namespace
 
 struct Bench::State {
-  std::vector<int> cpus = allowed_cpus();
+  std::vector<int> cpus = usable_cpus();
   std::string machine = xpyd::machine();  // before the calling thread is pinned
   cpu_set_t affinity;                     // of the calling thread, given back at the end
   std::map<int, std::unique_ptr<ThreadTeam>> teams;
@@ -131,7 +140,8 @@ void Bench::print_conditions() const {
   if (built_with_checks()) std::printf("WARNING: built with sanitizers or without optimisation: not a speed.\n");
 }
 
-void Bench::measure(const std::vector<BenchCase>& cases) {
+void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
+  if (rounds == 0) rounds = options_.rounds;
   std::vector<const BenchCase*> good;
   for (const BenchCase& c : cases) {
     std::string wrong = c.check ? c.check() : "it has no check";
@@ -160,23 +170,36 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
     index[{good[i]->name, good[i]->n_threads}] = i;
   }
   std::vector<std::vector<double>> seconds(n), shares(n);
-  std::vector<double> reads;
+  std::vector<double> reads, now(n);
+  double steal = 0, others = 0;
+  int set_aside = 0;
   auto settle = [this] { usleep(useconds_t(options_.settle_ms * 1e3)); };
-  for (int round = 0; round < options_.rounds; ++round) {
+  for (int round = 0; round < rounds + set_aside && set_aside <= rounds; ++round) {
+    const CpuSeconds before = cpu_seconds();
     std::map<int, PeakRow> peaks;
     settle();
     for (int t : thread_counts) {
       PeakProbe& probe = *state_->probe;
       peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)), uses_copy ? probe.copy_gbps(team(t)) : 0};
     }
-    reads.push_back(peaks.rbegin()->second.read_gbps);
     for (size_t step = 0; step < n; ++step) {
       size_t i = (step + size_t(round)) % n;
       settle();
-      seconds[i].push_back(sample(*good[i], repetitions[i]));
+      now[i] = sample(*good[i], repetitions[i]);
     }
+    const CpuSeconds after = cpu_seconds();
+    const double all = std::max(after.all - before.all, 1e-9);
+    const double stolen = (after.steal - before.steal) / all,
+                 used = std::max(0.0, (after.others - before.others) / all);
+    if (stolen + used > options_.max_taken) {
+      ++set_aside;
+      continue;
+    }
+    steal += stolen, others += used;
+    reads.push_back(peaks.rbegin()->second.read_gbps);
     for (size_t i = 0; i < n; ++i) {
       const BenchCase& c = *good[i];
+      seconds[i].push_back(now[i]);
       double bound = bound_seconds(c, peaks[c.n_threads]);
       if (!c.versus.empty()) {
         bound = HUGE_VAL;
@@ -188,12 +211,22 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
       shares[i].push_back(bound / seconds[i].back());
     }
   }
+  const double counted = double(reads.size());
+  if (options_.max_taken < 1 && counted > 0)
+    std::printf(
+        "%d rounds: steal %.1f %%, other processes %.1f %%; %d more set aside, in which others had over %.0f %%\n",
+        int(counted), 100 * steal / counted, 100 * others / counted, set_aside, 100 * options_.max_taken);
+  if (reads.empty()) {
+    std::printf("%-44s NOT TIMED, others had over %.0f %% of the cpus in all %d rounds\n", good[0]->name.c_str(),
+                100 * options_.max_taken, set_aside);
+    return;
+  }
   for (size_t i = 0; i < n; ++i) {
     const BenchCase& c = *good[i];
     double typical = at(seconds[i], 50);
     BenchRow row{.name = c.name,
                  .n_threads = c.n_threads,
-                 .rounds = options_.rounds,
+                 .rounds = int(counted),
                  .seconds = typical,
                  .gflops = c.work.flops / typical * 1e-9,
                  .gbps = c.work.bytes / typical * 1e-9,
@@ -201,7 +234,9 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
                  .share = at(shares[i], 50),
                  .share_p10 = at(shares[i], 10),
                  .share_p90 = at(shares[i], 90),
-                 .target = c.target};
+                 .target = c.target,
+                 .taken = (steal + others) / counted,
+                 .set_aside = set_aside};
     report(row);
   }
   if (double spread = at(reads, 90) / at(reads, 10); spread > 1.4)
@@ -246,7 +281,9 @@ void Bench::write_files() const {
                              {"share_p10", r.share_p10},
                              {"share_p90", r.share_p90},
                              {"target", r.target},
-                             {"met", r.met}});
+                             {"met", r.met},
+                             {"taken", r.taken},
+                             {"set_aside", r.set_aside}});
     std::ofstream(options_.json) << json_text(out, 1) << "\n";
   }
   if (!options_.csv.empty()) {
@@ -254,11 +291,11 @@ void Bench::write_files() const {
     for (auto& [key, value] : provenance())
       out << "# " << key << ": " << (key == "machine" ? state_->machine : value) << "\n";
     out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,"
-           "target,met\n";
+           "target,met,taken,set_aside\n";
     for (const BenchRow& r : rows_)
       out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << "," << r.seconds << ","
           << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share << "," << r.share_p10 << ","
-          << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "\n";
+          << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "," << r.taken << "," << r.set_aside << "\n";
   }
 }
 

@@ -46,6 +46,8 @@ struct BenchRow {
   double share = 0, share_p10 = 0, share_p90 = 0;
   double target = 0;
   bool met = true;
+  double taken = 0;   // share of all cpus that others had in the rounds that count
+  int set_aside = 0;  // rounds that do not: others had more than BenchOptions::max_taken
 };
 
 struct BenchOptions {
@@ -53,6 +55,7 @@ struct BenchOptions {
   int n_threads = 0;                // most threads of a case; 0 = all cpus this process may use
   double sample_ms = 20;            // a case is repeated within a round until it took this long
   double settle_ms = 0;             // pause before each sample: until other libraries' threads stop spinning
+  double max_taken = 1;             // share of all cpus that others (the hypervisor: steal; other processes) may have
   std::string json, csv;            // files to write, or ""
   std::vector<std::string> groups;  // empty = all
 };
@@ -63,8 +66,9 @@ class Bench {
   ~Bench();
 
   // Checks every case, then times them all together and prints one row each. A case whose check
-  // fails is not timed and makes exit_code() 1.
-  void measure(const std::vector<BenchCase>& cases);
+  // fails is not timed and makes exit_code() 1. `rounds`: 0: as options() says. A round that is set aside is made
+  // again, until as many again were.
+  void measure(const std::vector<BenchCase>& cases, int rounds = 0);
 
   // Prints and keeps a row that was measured some other way; fills in its group and `met`.
   void report(BenchRow row);
@@ -96,7 +100,7 @@ double iperf3_gbps();
 // Parses `[names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] [--csv FILE]`.
 Result<BenchOptions> parse_bench_options(int argc, char** argv);
 
-using BenchGroup = void (*)(Bench&);
+using BenchGroup = std::function<void(Bench&)>;
 bool register_bench(const char* name, BenchGroup group);
 std::vector<std::string> registered_benches();
 

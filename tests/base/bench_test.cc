@@ -1,3 +1,5 @@
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -72,6 +74,35 @@ TEST_CASE("versus is the ratio of speeds to the fastest other case", "[base][ben
   REQUIRE(ours.share < 6);
   REQUIRE_FALSE(ours.met);
   REQUIRE(bench.exit_code() == 0);  // a missed target is a row, not a failure
+}
+
+TEST_CASE("a round in which other processes had the cpus is set aside, and made again as often as it was wanted",
+          "[base][bench]") {
+  const pid_t other = fork();
+  REQUIRE(other >= 0);
+  if (other == 0)
+    for (;;) asm volatile("");
+  BenchOptions options = quick();
+  options.rounds = 1;
+  int runs = 0;
+  const auto measured = [&] {
+    Bench bench(options);
+    BenchCase counted = sleeper("counted", 0);
+    counted.run = [&] { usleep(150000), ++runs; };
+    bench.measure({counted});
+    return bench.rows();
+  };
+  const std::vector<BenchRow> all = measured();
+  options.max_taken = 0.25 / double(sysconf(_SC_NPROCESSORS_ONLN));  // of all cpus; it has one of them
+  runs = 0;
+  const std::vector<BenchRow> none = measured();
+  kill(other, SIGKILL);
+  waitpid(other, nullptr, 0);
+  REQUIRE(all.size() == 1);
+  CHECK(all[0].taken > options.max_taken);
+  CHECK(all[0].set_aside == 0);
+  CHECK(none.empty());
+  CHECK(runs == 1 + 2);  // a warm-up, the round, and once again
 }
 
 TEST_CASE("bench options are checked and named", "[base][bench]") {
