@@ -136,13 +136,17 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
   if (o.group_bytes == 0 || o.group_bytes % page != 0)
     return invalid("page-group-bytes is " + std::to_string(o.group_bytes) + ": expected a multiple of the page, " +
                    std::to_string(page));
+  const bool reserved = huge_pages() == HugePages::reserved;
+  if (reserved && !whole_huge_pages(o))
+    return invalid("--huge-pages explicit: page groups of " + std::to_string(o.group_bytes) +
+                   " bytes: expected a multiple of 2 MiB");
   XPYD_CHECK(o.n_groups > 0);
   const size_t bytes = o.group_bytes * size_t(o.n_groups);
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  const int fd = ::memfd_create("xpyd-kv", MFD_CLOEXEC);
+  const int fd = ::memfd_create("xpyd-kv", MFD_CLOEXEC | (reserved ? MFD_HUGETLB : 0));
   if (fd < 0) return os_error("memfd_create");
   auto groups = std::make_shared<HostGroups>(o, fd);
-  if (whole_huge_pages(o)) ask_for_huge_pages(fd, bytes);
+  if (whole_huge_pages(o) && huge_pages() == HugePages::transparent) ask_for_huge_pages(fd, bytes);
   // Every page exists from now on: a map never waits for memory, and none can run out later.
   const int error = ::posix_fallocate(fd, 0, off_t(bytes));
   if (error != 0) {

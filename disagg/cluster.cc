@@ -112,6 +112,13 @@ std::string instance_name(Role role, int index) {
   return letter + std::to_string(index);
 }
 
+std::vector<std::string> instance_names(const std::vector<Role>& topology) {
+  std::vector<std::string> names;
+  int counts[3] = {0, 0, 0};
+  for (Role role : topology) names.push_back(instance_name(role, counts[int(role)]++));
+  return names;
+}
+
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
                                      std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) {
   BuiltInstance built;
@@ -275,13 +282,12 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   }
   cluster->conductor_.set_shared_pool(shared);
 
-  int counts[3] = {0, 0, 0};
+  const std::vector<std::string> names = instance_names(o.topology);
+  cluster->cpus_ = o.cpus.empty() ? std::vector<std::vector<int>>(n) : o.cpus;
   for (size_t i = 0; i < n; ++i) {
     const Role role = o.topology[i];
-    const Welcome as{.id = cluster->conductor_.new_id(),
-                     .name = instance_name(role, counts[int(role)]++),
-                     .role = role,
-                     .local = o.disagg->local};
+    const OnCpus here(cluster->cpus_[i]);
+    const Welcome as{.id = cluster->conductor_.new_id(), .name = names[i], .role = role, .local = o.disagg->local};
     Result<BuiltInstance> built = build_instance(o, as, int(i), shared_pool, clock, *cluster);
     if (!built) return built.error();
     cluster->memories_.push_back(std::move(built.value().memory));
@@ -300,7 +306,11 @@ void Cluster::send(InstanceId from, InstanceId to, Message message) {
 }
 
 Status Cluster::start() {
-  for (auto& instance : instances_) threads_.emplace_back([this, &instance = *instance] { instance.run(stop_); });
+  for (size_t i = 0; i < instances_.size(); ++i)
+    threads_.emplace_back([this, i] {
+      const OnCpus here(cpus_[i]);
+      instances_[i]->run(stop_);
+    });
   threads_.emplace_back([this] {
     std::unique_lock lock(stop_mutex_);
     while (!stopping_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stop_.load(); }))

@@ -59,6 +59,8 @@ struct ClusterOptions : ConductorOptions {
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   Device* device = &cpu_device();
+  // Cores of each instance of the topology, on which it computes and whose NUMA node its memory is of; empty: any.
+  std::vector<std::vector<int>> cpus;
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
 };
@@ -73,6 +75,7 @@ Status check_shared_pool(const ClusterOptions& options, bool processes);
 // That of processes; null where the wire wants none.
 Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
+std::vector<std::string> instance_names(const std::vector<Role>& topology);
 
 // Memory that an instance leaves to the next one of its process, with the prefix cache in it.
 struct InstanceMemory {
@@ -132,6 +135,7 @@ class Cluster final : public Runtime, private Post {
   Conductor conductor_;
   std::vector<InstanceMemory> memories_;  // one per instance
   std::vector<std::unique_ptr<Instance>> instances_;
+  std::vector<std::vector<int>> cpus_;  // ClusterOptions
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
   std::mutex stop_mutex_;

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 struct Threads {
   KvShards shards;
   int of_rank = 1;
-  int first_cpu = 0;
+  std::vector<int> cpus = {};  // [total()] to pin to, or empty
   int total() const { return shards.n_ranks() * of_rank; }
 };
 
@@ -38,33 +38,25 @@ class CpuBackend final : public Backend {
         max_batch_(stack.options.max_batch),
         window_(stack.options.pipeline_window),
         kernels_(stack.backend_options.kernels),
-        threads_(std::move(threads)),
-        pin_(stack.backend_options.pin) {
+        threads_(std::move(threads)) {
     for (const Threads& t : threads_)
-      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, cpus(t)) : nullptr);
+      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, t.cpus) : nullptr);
   }
   Device& device() override { return cpu_device(); }
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
     if (t.shards.n_ranks() > 1)
       return make_sharded_llama(weights_,
-                                {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t), .window = window_},
+                                {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = t.cpus, .window = window_},
                                 max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 
  private:
-  std::vector<int> cpus(const Threads& t) const {
-    std::vector<int> cpus;
-    for (int i = 0; pin_ && i < t.total(); ++i) cpus.push_back(t.first_cpu + i);
-    return cpus;
-  }
-
   std::shared_ptr<const Weights> weights_;
   int max_step_tokens_, max_batch_, window_;
   Kernels kernels_;
   std::vector<Threads> threads_;
-  bool pin_;
   std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances on one rank
 };
 
@@ -109,10 +101,17 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
   // Ranks share an instance's threads; each has one at least.
   std::vector<Threads> of_instances;
   int total = 0;
-  for (Role role : instances) {
-    const KvShards shards = stack.options.shards(role);
-    of_instances.push_back({shards, std::max(1, threads / shards.n_ranks()), total});
-    total += of_instances.back().total();
+  for (size_t i = 0; i < instances.size(); ++i) {
+    const KvShards shards = stack.options.shards(instances[i]);
+    const int n_cpus = stack.options.cpus.empty() ? 0 : int(stack.options.cpus[i].size());
+    Threads& own = of_instances.emplace_back(
+        Threads{shards, std::max(1, (n_cpus ? n_cpus : threads) / shards.n_ranks())});
+    if (n_cpus && own.total() > n_cpus)
+      return invalid("--cpus: " + std::to_string(n_cpus) + " cores for an instance of " +
+                     std::to_string(shards.n_ranks()) + " ranks");
+    if (n_cpus) own.cpus = stack.options.cpus[i];
+    for (int t = 0; stack.backend_options.pin && !n_cpus && t < own.total(); ++t) own.cpus.push_back(total + t);
+    total += own.total();
   }
   if (stack.backend_options.pin && total > cores)
     return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +

@@ -125,6 +125,7 @@ int worker_main(const Options& options) try {
   SignalThread signals;
   const std::unique_ptr<Stack> prepared = need(prepare_stack(options));
   Stack& stack = *prepared;
+  const OnCpus here(stack.options.cpus.empty() ? std::span<const int>() : stack.options.cpus[0]);  // its threads, too
   WorkerOptions worker_options{.fingerprint = fingerprint(stack)};
   options.fill(worker_options);
   ProcessOptions cluster;

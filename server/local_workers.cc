@@ -50,10 +50,14 @@ void write_key(const std::string& path) {
 
 // The command line of a worker: this one's options, as far as they are a worker's.
 Command arguments_of(const Options& options, Role role, size_t instance, size_t n_instances, const std::string& join,
-                     const ProcessOptions& own) {
-  constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry"};
+                     const ProcessOptions& own, std::span<const int> cpus) {
+  constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry", "cpus"};
   Command arguments = worker_command(options, kOwn);
-  if (options.integer("threads") == 0) {
+  if (!cpus.empty()) {
+    std::string list;
+    for (int cpu : cpus) list += (list.empty() ? "" : "+") + std::to_string(cpu);
+    arguments.insert(arguments.end(), {"--cpus", list});
+  } else if (options.integer("threads") == 0) {
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
@@ -394,7 +398,9 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
     if (own.start_workers)
-      commands.push_back(arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own));
+      commands.push_back(
+          arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own,
+                       stack.options.cpus.empty() ? std::span<const int>() : stack.options.cpus[commands.size()]));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
   SupervisorOptions supervision;

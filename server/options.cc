@@ -394,6 +394,16 @@ std::vector<OptionRow> make_rows() {
        "the newest instruction set that kernels use: of each kind the best one that needs no more; auto: all that this "
        "CPU has (--gemm and --attention, where they are given, are those)",
        "serve generate worker info peak"},
+      {"cpus", text, "", "", "P0=0-3,D0=4+6", 0, 0,
+       "--device cpu: the cores of each instance: its threads, as many, are bound to them, and its KV, scratch and, "
+       "with --processes, weights are memory of their NUMA node; empty: any",
+       kCluster},
+      {"cpus", text, "", "", "0-3", 0, 0,
+       "--device cpu: the cores of this worker, and so the node of its memory; empty: any", "worker"},
+      {"huge-pages", choice, "transparent", "", "off|transparent|explicit", 0, 0,
+       "pages of weights, KV pools and scratch: of 4 KiB; of 2 MiB as far as the kernel has them; only of 2 MiB, which "
+       "the system has reserved (vm.nr_hugepages)",
+       kEngine},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
        kShape, sets_as<row_named<gemm_variants>, &BackendOptions::kernels, &Kernels::gemm>},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",

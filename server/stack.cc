@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <limits>
@@ -12,6 +13,7 @@
 #include "allocator/disk_index.h"
 #include "allocator/kv_plan.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/peak.h"
 #include "base/siphash.h"
 #include "base/version.h"
@@ -114,6 +116,47 @@ Status check_unread(const Options& options) {
   return ok();
 }
 
+Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names) try {
+  std::vector<std::vector<int>> cpus;
+  if (text.empty()) return cpus;
+  cpus.resize(std::max<size_t>(1, names.size()));
+  const std::vector<int> usable = usable_cpus();
+  const auto number = [&](std::string_view digits) {
+    int n = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
+    if (error != std::errc() || end != digits.data() + digits.size() || !std::ranges::count(usable, n))
+      throw invalid("--cpus " + text + ": `" + std::string(digits) + "` is no core that this process may use");
+    return n;
+  };
+  std::string instances = text;
+  std::ranges::replace(instances, ' ', ',');
+  for (const std::string& instance : comma_list(instances)) {
+    const size_t equals = instance.find('=');
+    const std::string name = instance.substr(0, names.empty() ? 0 : equals);
+    const auto place = std::ranges::find(names, name);
+    if (!names.empty() && (equals == instance.npos || place == names.end()))
+      throw invalid("--cpus " + text + ": `" + instance + "` names no instance: expected " + names[0] + "=CORES");
+    std::vector<int>& own = cpus[names.empty() ? 0 : size_t(place - names.begin())];
+    std::string ranges = instance.substr(names.empty() ? 0 : equals + 1);
+    std::ranges::replace(ranges, '+', ',');
+    for (const std::string& range : comma_list(ranges)) {
+      const size_t dash = range.find('-');
+      const int first = number(range.substr(0, dash)),
+                last = dash == range.npos ? first : number(range.substr(dash + 1));
+      for (int cpu = first; cpu <= last; ++cpu) {
+        if (std::ranges::count(own, cpu)) throw invalid("--cpus " + text + ": " + std::to_string(cpu) + " twice");
+        own.push_back(number(std::to_string(cpu)));
+      }
+    }
+  }
+  for (size_t i = 0; i < cpus.size(); ++i)
+    if (cpus[i].empty())
+      throw invalid("--cpus " + text + ": no cores for " + (names.empty() ? "this worker" : names[i]));
+  return cpus;
+} catch (const Error& error) {
+  return error;
+}
+
 Role role_of(const std::string& name) {
   return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
 }
@@ -132,6 +175,7 @@ void read_options(const Options& options, ClusterOptions& cluster, BackendOption
 
 Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   const bool worker = options.values().contains("role");
+  use_huge_pages(HugePages(options.choice("huge-pages")));
   auto stack = std::make_unique<Stack>();
   ClusterOptions& cluster = stack->options;
   BackendOptions& backend = stack->backend_options;
@@ -206,6 +250,12 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};
   }
+  cluster.cpus = need(
+      parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
+  if (!cluster.cpus.empty() && options.given("threads") && options.integer("threads") > 0)
+    return invalid("--cpus: an instance has as many threads as cores: expected no --threads");
+  if (!cluster.cpus.empty() && options.text("ranks") != "threads")
+    return invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
   need(check_kv_events(cluster.kv_events));
   if (!worker && options.text("cache-news") == "kv-events" && (!processes || cluster.kv_events.endpoint.empty()))
     return invalid("--cache-news kv-events: needs --processes and --kv-events");

@@ -118,6 +118,9 @@ struct Stack {
 // MODEL_DIR, or the embedded demo model.
 std::string model_dir(const Options& options);
 Role role_of(const std::string& name);  // of --role
+// --cpus: of each of these instances, "P0=0-3,D0=4+6" (or with blanks between them); of a worker, which has no name,
+// "0-3". Empty for "". Errors say what is wrong: every instance has cores, which the process may use.
+Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names);
 // What the command line says of the cluster and of the device, which has a say in its memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
 // Whether the batching policy goes with the device, the stages and the chunk policy that are asked for.

@@ -32,7 +32,7 @@ Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   std::shared_ptr<std::byte> memory(at, [hole, reserved](std::byte*) { munmap(hole, reserved); });
   if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
     return Error{ErrorCode::unavailable, "mmap of shared memory: " + os_text()};
-  madvise(at, bytes, MADV_HUGEPAGE);  // a hint: most systems give shared memory 4 KiB pages only
+  ask_for_pages(at, bytes);  // most systems give shared memory 4 KiB pages only
   if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return memory;
   if (errno != EINVAL)
     return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
@@ -72,9 +72,10 @@ class SharedDevice final : public Device {
 }  // namespace
 
 Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, Fd& file) {
-  bytes = round_up(std::max<size_t>(bytes, 1), 4096);
+  const bool reserved = bytes >= kHugePage && huge_pages() == HugePages::reserved;
+  bytes = round_up(std::max<size_t>(bytes, 1), reserved ? kHugePage : 4096);
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  Fd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (reserved ? MFD_HUGETLB : 0)));
   if (made.get() < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
   if (ftruncate(made.get(), off_t(bytes)) != 0 || fcntl(made.get(), F_ADD_SEALS, kSeals) != 0)
     return Error{ErrorCode::unavailable, "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};

@@ -1,8 +1,21 @@
 #include "base/memory.h"
 
-#include <cstdint>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "base/device.h"
+#include "base/thread_team.h"
 #include "tests/catch.h"
+#include "tests/matchers.h"
 
 namespace xpyd::testing::memory_test {
 
@@ -33,6 +46,106 @@ TEST_CASE("assigning a buffer frees the old one once", "[base][memory]") {
   a = Buffer();
   REQUIRE(a.data() == nullptr);
   REQUIRE(Buffer(0).data() == nullptr);
+}
+
+namespace {
+
+// The flags that the kernel has for the mapping around `at`: "hg", huge pages are asked for; "nh", refused; "ht",
+// reserved.
+std::string mapping_flags(const void* at) {
+  std::ifstream maps("/proc/self/smaps");
+  std::string line;
+  bool inside = false;
+  for (unsigned long begin, end; std::getline(maps, line);) {
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+      inside = begin <= reinterpret_cast<uintptr_t>(at) && reinterpret_cast<uintptr_t>(at) < end;
+    if (inside && line.rfind("VmFlags:", 0) == 0) return line + " ";
+  }
+  return "";
+}
+
+struct Pages {
+  explicit Pages(HugePages pages) { use_huge_pages(pages); }
+  ~Pages() { use_huge_pages(HugePages::transparent); }
+};
+
+constexpr size_t kLarge = size_t(8) << 20;
+
+}  // namespace
+
+TEST_CASE("the kernel is asked for the pages that were chosen", "[base][memory][pages]") {
+  for (auto [pages, flag] : {std::pair{HugePages::off, " nh "}, {HugePages::transparent, " hg "}}) {
+    const Pages chosen(pages);
+    const auto pool = cpu_device().allocate(kLarge);
+    REQUIRE(pool.ok());
+    CHECK_THAT(mapping_flags(pool.value().get()), Contains(flag));
+    const Buffer buffer(kLarge);
+    CHECK_THAT(mapping_flags(buffer.data()), Contains(flag));
+  }
+}
+
+TEST_CASE("huge pages that must be reserved and are not are an error that says how many there are",
+          "[base][memory][pages]") {
+  const Pages chosen(HugePages::reserved);
+  const size_t more = size_t(1) << 40;  // than any machine reserves; address space is there
+  const auto said = Contains("--huge-pages explicit: " + std::to_string(more) + " bytes: this machine has ") &&
+                    Contains(" free huge pages of 2 MiB (vm.nr_hugepages)");
+  try {
+    const Buffer buffer(more);
+    FAIL("a buffer of a TiB");
+  } catch (const Error& error) {
+    CHECK(error.code == ErrorCode::unavailable);
+    CHECK_THAT(error.message, said);
+  }
+  const Status there = check_available_memory(more);
+  REQUIRE_FALSE(there.ok());
+  CHECK_THAT(there.error().message, said);
+  const auto pool = cpu_device().allocate(more);
+  REQUIRE_FALSE(pool.ok());
+  CHECK_THAT(pool.error().message, said);
+  const auto groups = cpu_device().make_page_groups({.group_bytes = 65536, .n_groups = 1});
+  REQUIRE_FALSE(groups.ok());
+  CHECK_THAT(groups.error().message, Contains("page groups of 65536 bytes: expected a multiple of 2 MiB"));
+  const Buffer small(4096);  // no huge page is spent on it
+  CHECK_THAT(mapping_flags(small.data()), !Contains(" ht "));
+}
+
+TEST_CASE("a reserved huge page is what a buffer gets", "[base][memory][pages]") {
+  const Pages chosen(HugePages::reserved);
+  if (!check_available_memory(kLarge).ok()) SKIP_TEST("no huge pages are reserved (vm.nr_hugepages)");
+  const Buffer buffer(kLarge - 1);
+  CHECK_THAT(mapping_flags(buffer.data()), Contains(" ht "));
+}
+
+TEST_CASE("what a thread touches first is memory of the node of its cpus", "[base][memory][numa]") {
+  for (int cpu : usable_cpus()) {
+    unsigned node = 0, on = 0;
+    int found = -2, untouched = -2;
+    std::vector<int> inside, in_child;
+    const auto before = usable_cpus();
+    std::vector<int> after;
+    std::thread([&] {
+      {
+        const OnCpus here({&cpu, 1});
+        inside = usable_cpus();
+        std::thread([&] { in_child = usable_cpus(); }).join();
+        syscall(SYS_getcpu, &on, &node, nullptr);
+        const Buffer memory(kLarge);
+        found = numa_node(memory.data() + kLarge - 1);
+        void* hole = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        untouched = numa_node(hole);
+        munmap(hole, 4096);
+      }
+      after = usable_cpus();
+    }).join();
+    CHECK(inside == std::vector{cpu});
+    CHECK(in_child == std::vector{cpu});
+    CHECK(int(on) == cpu);
+    CHECK(after == before);
+    CHECK(untouched == -1);
+    if (found < 0) SKIP_TEST("the kernel knows no nodes");
+    CHECK(found == int(node));
+  }
 }
 
 }  // namespace xpyd::testing::memory_test

@@ -1,0 +1,112 @@
+// --cpus: what it says, and that instances are where it says.
+#include <filesystem>
+#include <fstream>
+
+#include "base/thread_team.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/matchers.h"
+#include "tests/process_bed.h"
+
+namespace xpyd::testing::cpus_test {
+namespace {
+
+using Cpus = std::vector<std::vector<int>>;
+
+// Of each thread of a process, as the kernel tells it: "0", "0-1".
+std::map<std::string, int> allowed_of_threads(const std::string& process) {
+  std::map<std::string, int> lists;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + process + "/task")) {
+    std::ifstream status(thread.path() / "status");
+    for (std::string line; std::getline(status, line);)
+      if (constexpr std::string_view kField = "Cpus_allowed_list:\t"; line.starts_with(kField))
+        ++lists[line.substr(kField.size())];
+  }
+  return lists;
+}
+
+std::unique_ptr<Stack> stack_of(const Words& words) {
+  return build_stack(Options::parse(option_table(), "serve", words, 0).value()).value();
+}
+
+}  // namespace
+
+TEST_CASE("cpus: each instance's cores, by its name", "[cpus]") {
+  const std::vector<int> here = usable_cpus();
+  const std::string first = std::to_string(here[0]);
+  CHECK(parse_cpus("", {"P0"}).value().empty());
+  CHECK(parse_cpus("D0=" + first + " P0=" + first, {"P0", "D0"}).value() == Cpus{{here[0]}, {here[0]}});
+  CHECK(parse_cpus("P0=" + first + ",D0=" + first, {"P0", "D0"}).value() == Cpus{{here[0]}, {here[0]}});
+  CHECK(parse_cpus(first, {}).value() == Cpus{{here[0]}});
+  if (here.size() > 1 && here[1] == here[0] + 1) {
+    const std::string second = std::to_string(here[1]);
+    CHECK(parse_cpus("C0=" + first + "-" + second, {"C0"}).value() == Cpus{{here[0], here[1]}});
+    CHECK(parse_cpus("C0=" + second + "+" + first, {"C0"}).value() == Cpus{{here[1], here[0]}});
+  }
+  struct Case {
+    std::string text;
+    std::vector<std::string> names;
+    const char* said;
+  };
+  for (const Case& c : {Case{"P0=" + first, {"P0", "D0"}, "no cores for D0"},
+                        Case{
+                            "X0=" + first,
+                            {"P0"},
+                            "`X0=",
+                        },
+                        Case{first, {"P0"}, "names no instance: expected P0=CORES"},
+                        Case{"P0=100000", {"P0"}, "`100000` is no core that this process may use"},
+                        Case{"P0=x", {"P0"}, "`x` is no core"}, Case{"P0=" + first + "+" + first, {"P0"}, " twice"},
+                        Case{"P0=", {"P0"}, "no cores for P0"}, Case{"P0=" + first, {}, "is no core"}}) {
+    const auto parsed = parse_cpus(c.text, c.names);
+    INFO(c.text);
+    REQUIRE_FALSE(parsed.ok());
+    CHECK(parsed.error().code == ErrorCode::invalid_argument);
+    CHECK_THAT(parsed.error().message, Contains("--cpus " + c.text + ": ") && Contains(c.said));
+  }
+}
+
+TEST_CASE("cpus: instances of one process compute on their own cores, and nothing else of it does", "[cpus]") {
+  const std::vector<int> here = usable_cpus();
+  if (here.size() < 2) SKIP_TEST("one cpu only");
+  const std::string p = std::to_string(here[0]), d = std::to_string(here[1]);
+  const auto before = allowed_of_threads("self");
+  const auto stack = stack_of({"--topology", "1P1D", "--kv-bytes", "4MiB", "--cpus", "P0=" + p + ",D0=" + d});
+  REQUIRE(stack->runtime->start().ok());
+  auto now = allowed_of_threads("self");
+  for (int turn = 0; turn < 1000 && (now[p] == 0 || now[d] == 0); ++turn) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    now = allowed_of_threads("self");
+  }
+  CHECK(now[p] >= 1);
+  CHECK(now[d] >= 1);
+  CHECK(usable_cpus() == here);  // of the thread that made them
+  stack->runtime->stop();
+  const auto two_threads = Options::parse(option_table(), "serve", {"--cpus", "P0=" + p + ",D0=" + d, "--threads", "2"},
+                                          0);
+  const auto refused = prepare_stack(two_threads.value());
+  REQUIRE_FALSE(refused.ok());
+  CHECK_THAT(refused.error().message, Contains("an instance has as many threads as cores"));
+}
+
+TEST_CASE("cpus: a worker's process is on its cores, all threads of it", "[cpus][processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  const std::string last = std::to_string(usable_cpus().back());
+  Words words = {"--topology", "1C", "--processes", "--kv-bytes", "4MiB", "--cpus", "C0=" + last};
+  const auto stack = stack_of(words);
+  REQUIRE(stack->runtime->start().ok());
+  // The workers' processes are children of this one.
+  std::map<std::string, int> lists;
+  for (int turn = 0; turn < 1000 && stack->runtime->stats().instances.empty(); ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream children(task.path() / "children");
+    for (std::string pid; children >> pid;)
+      for (auto& [list, n] : allowed_of_threads(pid)) lists[list] += n;
+  }
+  REQUIRE(lists[last] > 1);
+  CHECK(lists.size() == 1);
+  stack->runtime->stop();
+}
+
+}  // namespace xpyd::testing::cpus_test
