@@ -6,7 +6,7 @@
 #include "model/gemm_kernels.h"
 
 #define XPYD_INLINE inline __attribute__((always_inline))
-#if defined(XPYD_EMULATE)
+#if defined(XPYD_EMULATE) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define XPYD_UNROLL(n)  // compiled quickly, and run by tests
 #else
 #define XPYD_PRAGMA(text) _Pragma(#text)
