@@ -174,10 +174,10 @@ void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
 template <int kRows>
 void bf16_rows(const Inputs& in, const Block& b, Dtype, float* out) {
   auto* pairs = reinterpret_cast<bf16*>(out);
-  for (int k = b.k.begin; k < b.k.end; ++k)
-    for (int r = 0; r < kRows; ++r) pairs[(k - b.k.begin) / 2 * 2 * kRows + 2 * r + (k - b.k.begin) % 2] = to_bf16(in.at(r, k));
-  if ((b.k.end - b.k.begin) % 2 != 0)
-    for (int r = 0; r < kRows; ++r) pairs[(b.k.end - b.k.begin) / 2 * 2 * kRows + 2 * r + 1] = {0};
+  const int n = b.k.end - b.k.begin;
+  for (int i = 0; i < n + n % 2; ++i)
+    for (int r = 0; r < kRows; ++r)
+      pairs[(i / 2 * kRows + r) * 2 + i % 2] = i < n ? to_bf16(in.at(r, b.k.begin + i)) : bf16{0};
 }
 
 using PackFn = void (*)(const Inputs& in, const Block& b, Dtype dtype, float* out);

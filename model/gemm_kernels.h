@@ -23,7 +23,8 @@ inline constexpr int kMaxPiece = 128;  // K with one scale: whole numbers of 16 
 // over ascending k that starts from zero, or from `sums` when `resume`.
 //
 // Of codes (model/quantised.h) it is one piece, with its scales behind it. A dot tile multiplies whole numbers: x is
-// rounded to 16 bits, `x` points at DotRows<rows>, and sums[p][r][c] (+)= (scale of x[r] * scale of c) * (sum over k of x[k][r] * (code - zero of c)).
+// rounded to 16 bits, `x` points at DotRows<rows>, and
+//   sums[p][r][c] (+)= (scale of x[r] * scale of c) * (sum over k of x[k][r] * (code - zero of c)).
 struct GemmTile {
   const float* x;      // [k, rows]
   const std::byte* w;  // panel p at w + p * panel_bytes, as model/gemm.md draws it

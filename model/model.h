@@ -124,7 +124,7 @@ struct Weights;  // model/weights.h
 
 struct LoadOptions {
   Dtype dtype = Dtype::f32;  // f32 or bf16: of the embedding's table, and of matrices that nothing else is said of
-  std::optional<Dtype> weight_dtype = {};  // of matrices, any but that a folder's are codes: then as those, or widened
+  std::optional<Dtype> weight_dtype = {};  // of matrices; where a folder has codes of another dtype they are widened first
   int weight_group = 0;                    // inputs with one scale where codes are made here; 0: 128 (int4), else all
   bool dummy = false;        // --load-format dummy: seeded random weights from config.json alone
   uint64_t seed = 0;

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "base/status.h"
-#include "attention/kv_row.h"
 #include "model/gemm.h"
 #include "model/gemm_kernels.h"
 #include "model/sum_tree.h"

@@ -6,8 +6,8 @@
 // A code less a zero has at most 9 bits and a scale 11: the product is exact in f32, so that a weight is one f32 number
 // and not a rounding. fp8's product is rounded once.
 //
-// GPTQ's groups may be scattered over K (desc_act): group_of tells them apart, and gemm.h keeps such a matrix with its K
-// in another order, group after group.
+// GPTQ's groups may be scattered over K (desc_act): gemm.h keeps such a matrix with its K in another order, group after
+// group.
 #pragma once
 
 #include <cstdint>
