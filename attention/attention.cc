@@ -20,6 +20,7 @@ constexpr AttentionVariant kVariants[] = {
      "the same walk with 6x16 FMA register tiles; split KV for decode (Flash-Decoding, Dao et al. "
      "2023)"},
     {"avx512", attention_avx512, Isa::avx512, "the same chains over vectors of 16 lanes: the bits of avx2"},
+    {"avx512_vnni", attention_avx512_vnni, Isa::avx512_vnni, "the same; products with int8 and int4 are added as made"},
 #endif
 };
 

@@ -149,18 +149,17 @@ inline void dot_4(const float* q, int stride, Rows rows, size_t offset, const fl
   auto token = [&](int t) __attribute__((always_inline)) {
     __asm__ volatile("" ::: "memory");  // q is read again, as an operand of products: it takes no registers
     const std::byte* at = rows[t] + offset;
-    __m256i sum[4];
+    __m256i sum[4] = {};
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
       if (i % 2 == 0 && (kVectors > 1 || t % 2 == 0)) stream.step();  // a line each 64 bytes
       const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32 * i));
-      const __m256i even = _mm256_and_si256(words, mask);
-      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(words, C::kBits), mask);
+      const __m256i codes[2] = {_mm256_and_si256(words, mask),
+                                _mm256_and_si256(_mm256_srli_epi32(words, C::kBits), mask)};
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) {
         const float* row = q + r * stride + 16 * i;
-        const __m256i both = C::add(C::multiply(load_cells(row), even), load_cells(row + 8), odd);
-        sum[r] = i == 0 ? C::wide(both) : _mm256_add_epi32(sum[r], C::wide(both));
+        sum[r] = C::add_both(sum[r], {load_cells(row), load_cells(row + 8)}, codes);
         in_turn(sum[r]);
       }
     }

@@ -21,8 +21,16 @@ struct Int8 {
   static constexpr int kBlockCells = 1 << 20;  // of q that one sum takes: all of them
   static constexpr int kVectors = 2;           // of sums of 16 dims
   static __m256i multiply(__m256i x, __m256i codes) { return _mm256_madd_epi16(x, codes); }
+#if defined(XPYD_VNNI)
+  static __m256i add(__m256i sum, __m256i x, __m256i codes) { return _mm256_dpwssd_epi32(sum, x, codes); }
+#else
   static __m256i add(__m256i sum, __m256i x, __m256i codes) { return _mm256_add_epi32(sum, multiply(x, codes)); }
+#endif
   static __m256i wide(__m256i sum) { return sum; }  // of a score
+  // A sum of 32 bits += two products.
+  static __m256i add_both(__m256i sum, const __m256i (&x)[2], const __m256i (&codes)[2]) {
+    return add(add(sum, x[0], codes[0]), x[1], codes[1]);
+  }
   // Sums of 16 dims, in order.
   static void in_order(const __m256i* sum, __m256 (&v)[2]) {
     v[0] = _mm256_cvtepi32_ps(sum[0]), v[1] = _mm256_cvtepi32_ps(sum[1]);
@@ -59,6 +67,13 @@ struct Int4 {
   static __m256i multiply(__m256i x, __m256i codes) { return _mm256_maddubs_epi16(codes, x); }
   static __m256i add(__m256i sum, __m256i x, __m256i codes) { return _mm256_add_epi16(sum, multiply(x, codes)); }
   static __m256i wide(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+  static __m256i add_both(__m256i sum, const __m256i (&x)[2], const __m256i (&codes)[2]) {
+#if defined(XPYD_VNNI)
+    return _mm256_dpbusd_epi32(_mm256_dpbusd_epi32(sum, codes[0], x[0]), codes[1], x[1]);
+#else
+    return _mm256_add_epi32(sum, wide(add(multiply(x[0], codes[0]), x[1], codes[1])));
+#endif
+  }
   static void in_order(const __m256i* sum, __m256 (&v)[2]) {
     const __m256 even = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(*sum)));
     const __m256 odd = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(*sum, 1)));

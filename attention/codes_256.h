@@ -10,6 +10,7 @@
 //
 //   int8  16 bits of q and w: vpmaddwd, 16 products an instruction, and sums of 32 bits
 //   int4   8 bits of q and w: vpmaddubsw, 32 products an instruction, and sums of 16 bits
+//   VNNI   the same integers: vpdpwssd (int8) and, for scores, vpdpbusd (int4) add what they multiply
 //
 // Units are as small as sums allow. int8: the largest element / L, L = min(32767, (2^31 - 1) / (255 head_dim)). int4:
 // the largest / 127, or the sum of those that meet in one sum (32 of q's, a part of weights) / 2160, where that is

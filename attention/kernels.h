@@ -84,5 +84,6 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
 void attention_portable(const AttentionArgs& args, ThreadTeam& team);
 void attention_avx2(const AttentionArgs& args, ThreadTeam& team);
 void attention_avx512(const AttentionArgs& args, ThreadTeam& team);
+void attention_avx512_vnni(const AttentionArgs& args, ThreadTeam& team);
 
 }  // namespace xpyd::attention

@@ -20,7 +20,6 @@ constexpr int kParts = kPanel / kLanes;
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(4 * kLanes)));
-typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
 template <class Vector>
 XPYD_INLINE Vector read(const void* from) {
@@ -33,6 +32,7 @@ XPYD_INLINE Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits)
 #if defined(__AVX512F__) || defined(XPYD_EMULATE)
 
 XPYD_INLINE Floats halves_to_floats(const void* from) { return _mm512_cvtph_ps(read<__m256i>(from)); }
+XPYD_INLINE Words bytes_to_words(const void* from) { return Words(_mm512_cvtepu8_epi32(read<__m128i>(from))); }
 XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) { sum = _mm512_fmadd_ps(x, w, sum); }
 XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
 #if defined(XPYD_VNNI)
@@ -48,6 +48,10 @@ constexpr TileShapes kCodeShapes = kShapes, kDotShapes = kShapes;
 #else
 
 XPYD_INLINE Floats halves_to_floats(const void* from) { return _mm256_cvtph_ps(read<__m128i>(from)); }
+// g++ 12 converts a vector of 8 bytes one by one.
+XPYD_INLINE Words bytes_to_words(const void* from) {
+  return Words(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+}
 // In place. From the intrinsic g++ 12 makes the forms that overwrite a factor, moves the chains through other registers
 // and, with 12 of them, through the stack.
 XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w)); }
@@ -90,9 +94,7 @@ struct F16 {
 };
 
 XPYD_INLINE Floats scales(const std::byte* behind, int h) { return halves_to_floats(behind + h * kLanes * 2); }
-XPYD_INLINE Ints zeros(const std::byte* behind, int h) {
-  return __builtin_convertvector(read<Bytes>(behind + 2 * kPanel + h * kLanes), Ints);
-}
+XPYD_INLINE Ints zeros(const std::byte* behind, int h) { return Ints(bytes_to_words(behind + 2 * kPanel + h * kLanes)); }
 
 // Codes whose k = i are at bits kBits i of a column's lane. pair(w, i): words of 16 bits, pair i of k as in DotRows.
 template <int kBits_>
@@ -115,7 +117,7 @@ using Int4 = Codes<4>;
 struct Fp8 {
   static constexpr int kStep = 4, kBits = 8;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
-    const Words code = __builtin_convertvector(read<Bytes>(w + i * kPanel + h * kLanes), Words);
+    const Words code = bytes_to_words(w + i * kPanel + h * kLanes);
     const Words bits = Words(Ints(code << 24) >> 4) & 0x87f00000u;
     return as_floats(bits) * splat(0x1p120f) * read<Floats>(behind + h * kLanes * 4);
   }

@@ -205,10 +205,10 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
         bound = HUGE_VAL;
         for (const std::string& name : c.versus)
           if (auto other = index.find({name, c.n_threads}); other != index.end())
-            bound = std::min(bound, seconds[other->second].back());
+            bound = std::min(bound, now[other->second]);
         if (bound == HUGE_VAL) continue;
       }
-      shares[i].push_back(bound / seconds[i].back());
+      shares[i].push_back(bound / now[i]);
     }
   }
   const double counted = double(reads.size());

@@ -4,6 +4,11 @@
 // the other resource idle. Side by side each has one core; decode alone on one core reaches 0.75-0.8 of the two-core
 // bandwidth (25 of 33 GB/s), prefill alone one half of the two-core FMA rate. So the sum of the two fractions is about
 // 0.5 + 0.75 less what they take from each other: 1.07 to 1.18.
+//
+// The knee: D of a batch of B reads W bytes and multiplies 2 P B times, P = 1.24e9. On one core, of 15 GB/s and
+// 85 GFLOP/s, reading takes longer up to B = 5.7 bytes a weight of f32 or bf16 tiles (bf16: 11), and up to 9 of int8's
+// 136 GFLOP/s. Beyond that D is bound by what P is bound by, and the sum is 1. A prefill that is twice as fast moves
+// nothing for a given B; where the same kernels are twice as fast for D, its knee is at twice the batch.
 #include <pthread.h>
 
 #include <algorithm>
@@ -13,21 +18,32 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "experiments/bench/harness.h"
+#include "model/gemm.h"
 #include "model/model.h"
 
 namespace xpyd::experiments {
 namespace {
 
-constexpr int kPromptTokens = 128;  // of one prefill step
-constexpr int kContext = 512;       // tokens of each decoding sequence
-constexpr int kBatch = 4;           // decoding sequences
+constexpr int kPromptTokens = 64;  // of one prefill step
+constexpr int kContext = 512;      // tokens of each decoding sequence
+
+struct PdWeights {
+  const char* name;
+  model::LoadOptions options;
+  bool exact;
+};
+const PdWeights kPdWeights[] = {{"bf16, exact", {.dtype = Dtype::bf16, .dummy = true}, true},
+                                {"bf16", {.dtype = Dtype::bf16, .dummy = true}, false},
+                                {"int8", {.dtype = Dtype::bf16, .weight_dtype = Dtype::int8, .dummy = true}, false}};
 
 // One phase: a step over its own KV, repeated.
 class Phase {
  public:
-  Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, bool prefill)
-      : model_(make_llama(std::move(weights), team, kPromptTokens, kBatch)) {
-    int n = prefill ? 1 : kBatch;
+  // batch: decoding sequences; 0: a prefill.
+  Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, const GemmVariant& gemm, int batch)
+      : model_(make_llama(std::move(weights), team, std::max(kPromptTokens, batch), std::max(1, batch), {.gemm = &gemm})) {
+    const bool prefill = batch == 0;
+    int n = prefill ? 1 : batch;
     layout_ = {kv_shape(model_->config(), Dtype::bf16), KvOrder::layer_major, prefill ? kPromptTokens : kContext, n};
     pool_ = Buffer(layout_.pool_bytes());
     logits_.resize(size_t(model_->config().vocab) * size_t(n));
@@ -77,6 +93,34 @@ double rate(Phase& phase, double seconds, Clock& clock) {
   return double(tokens) / (end - start);
 }
 
+// A round: both phases in turn on both cores, then beside each other. -> tokens/s of prefill and decode, in turn and
+// beside.
+struct PdRound {
+  double prefill, decode, prefill_beside, decode_beside;
+};
+PdRound pd_round(Phase& prefill, Phase& decode, Phase& prefill_one, Phase& decode_one, double seconds) {
+  RealClock clock;
+  PdRound round = {rate(prefill, seconds, clock), rate(decode, seconds, clock), 0, 0};
+  std::atomic<bool> stop{false};
+  std::thread decoder([&] {
+    pin_to(1);
+    double start = clock.now();
+    int64_t tokens = 0;
+    while (!stop.load()) {
+      decode_one.step();
+      tokens += decode_one.tokens();
+    }
+    round.decode_beside = double(tokens) / (clock.now() - start);
+  });
+  std::thread([&] {
+    pin_to(0);
+    round.prefill_beside = rate(prefill_one, seconds, clock);
+  }).join();
+  stop = true;
+  decoder.join();
+  return round;
+}
+
 void bench_pd(Bench& bench) {
   const std::string dir = "experiments/models/llama-1b";
   Result<ModelConfig> config = load_model_config(dir);
@@ -85,52 +129,45 @@ void bench_pd(Bench& bench) {
     return;
   }
   ThreadTeam& both = bench.team(2);
-  auto weights = load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, both).value();
   ThreadTeam first(1), second(1);
-  Phase prefill_both(weights, both, true), decode_both(weights, both, false);
-  Phase prefill_one(weights, first, true), decode_one(weights, second, false);
-  RealClock clock;
-  std::vector<double> sums, prefill_shares, decode_shares;
-  int rounds = std::max(3, bench.options().rounds / 3);
-  for (int round = 0; round <= rounds; ++round) {
-    double seconds = round == 0 ? 0.1 : 2.0;  // the first is the warm-up
-    double prefill = rate(prefill_both, seconds, clock), decode = rate(decode_both, seconds, clock);
-    std::atomic<bool> stop{false};
-    double decode_beside = 0;
-    std::thread decoder([&] {
-      pin_to(1);
-      double start = clock.now();
-      int64_t tokens = 0;
-      while (!stop.load()) {
-        decode_one.step();
-        tokens += decode_one.tokens();
+  const int rounds = std::max(3, bench.options().rounds / 3);
+  std::shared_ptr<const Weights> weights;
+  const PdWeights* loaded = nullptr;
+  for (const PdWeights& row : kPdWeights) {
+    const GemmVariant& gemm = default_gemm(row.exact);
+    if (loaded == &row - 1 && row.options.weight_dtype == loaded->options.weight_dtype) {
+      // Where this CPU has no product of bf16, its two rows are one.
+      if (&gemm == &default_gemm(loaded->exact) || gemm.needs != Isa::avx512_bf16) continue;
+    } else {
+      weights.reset();
+      weights = load_weights(dir, config.value(), row.options, both).value();
+      loaded = &row;
+    }
+    Phase prefill(weights, both, gemm, 0), prefill_one(weights, first, gemm, 0);
+    for (int batch : {1, 2, 4, 8, 16, 32}) {
+      Phase decode(weights, both, gemm, batch), decode_one(weights, second, gemm, batch);
+      pd_round(prefill, decode, prefill_one, decode_one, 0.1);  // the warm-up
+      std::vector<double> sums, prefill_shares, decode_shares;
+      for (int i = 0; i < rounds; ++i) {
+        const PdRound r = pd_round(prefill, decode, prefill_one, decode_one, 1.0);
+        prefill_shares.push_back(r.prefill_beside / r.prefill);
+        decode_shares.push_back(r.decode_beside / r.decode);
+        sums.push_back(prefill_shares.back() + decode_shares.back());
       }
-      decode_beside = double(tokens) / (clock.now() - start);
-    });
-    double prefill_beside = 0;
-    std::thread([&] {
-      pin_to(0);
-      prefill_beside = rate(prefill_one, seconds, clock);
-    }).join();
-    stop = true;
-    decoder.join();
-    if (round == 0) continue;
-    prefill_shares.push_back(prefill_beside / prefill);
-    decode_shares.push_back(decode_beside / decode);
-    sums.push_back(prefill_shares.back() + decode_shares.back());
+      std::sort(sums.begin(), sums.end());
+      std::printf("%s, %s: prefill keeps %.3f and a batch of %d %.3f of its speed on both cores\n", row.name, gemm.name,
+                  summarize(prefill_shares).median, batch, summarize(decode_shares).median);
+      bench.report({.name = std::string("1P1D on two cores, llama-1b ") + row.name + ", D's batch " +
+                            std::to_string(batch),
+                    .n_threads = 2,
+                    .rounds = rounds,
+                    .measure = "x time-slicing both phases",
+                    .share = percentile(sums, 50),
+                    .share_p10 = percentile(sums, 10),
+                    .share_p90 = percentile(sums, 90),
+                    .target = batch == 4 && row.options.weight_dtype == std::nullopt ? 1.07 : 0});
+    }
   }
-  Summary prefill = summarize(prefill_shares), decode = summarize(decode_shares);
-  std::printf("side by side: prefill keeps %.3f and decode %.3f of its speed on both cores\n", prefill.median,
-              decode.median);
-  std::sort(sums.begin(), sums.end());
-  bench.report({.name = "1P1D on two cores, llama-1b bf16",
-                .n_threads = 2,
-                .rounds = rounds,
-                .measure = "x time-slicing both phases",
-                .share = percentile(sums, 50),
-                .share_p10 = percentile(sums, 10),
-                .share_p90 = percentile(sums, 90),
-                .target = 1.07});
 }
 
 REGISTER_BENCH("pd", bench_pd);

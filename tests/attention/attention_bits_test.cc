@@ -5,6 +5,7 @@
 #if defined(__x86_64__)
 namespace xpyd::attention {
 void attention_avx512_emulated(const AttentionArgs& args, ThreadTeam& team);
+void attention_avx512_vnni_emulated(const AttentionArgs& args, ThreadTeam& team);
 }
 #endif
 
@@ -121,7 +122,8 @@ TEST_CASE("attention: rows that a query may not see are never read", "[attention
 #if defined(__x86_64__)
 TEST_CASE("attention: AVX-512 has the bits of AVX2", "[attention]") {
   if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
-  std::vector<AttentionVariant> rows = {{"avx512, emulated", attention_avx512_emulated, Isa::avx2, ""}};
+  std::vector<AttentionVariant> rows = {{"avx512, emulated", attention_avx512_emulated, Isa::avx2, ""},
+                                        {"avx512_vnni, emulated", attention_avx512_vnni_emulated, Isa::avx2, ""}};
   for (const AttentionVariant& row : attention_variants())
     if (row.needs >= Isa::avx2 && row.available()) rows.push_back(row);
   // Rows of q per kv head of 1 to 13, in both shapes of unit; one new token, few, and a block's edge.
