@@ -112,18 +112,21 @@ struct Codes {
 using Int8 = Codes<8>;
 using Int4 = Codes<4>;
 
-// e4m3 in the upper byte of a lane, shifted by the four bits of exponent that an f32 has more, is the number times
-// 2^-120; its sign, which the shift repeats, is cut back.
+// Codes lie as int8's. e4m3 in the upper byte of a lane, shifted by the four bits of exponent that an f32 has more, is
+// the number times 2^-120; its sign, which the shift repeats, is cut back.
 struct Fp8 {
   static constexpr int kStep = 4, kBits = 8;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
-    const Words code = bytes_to_words(w + i * kPanel + h * kLanes);
-    const Words bits = Words(Ints(code << 24) >> 4) & 0x87f00000u;
+    const Words code = read<Words>(w + h * kLanes * 4) << (24 - 8 * i);
+    const Words bits = Words(Ints(code) >> 4) & 0x87f00000u;
     return as_floats(bits) * splat(0x1p120f) * read<Floats>(behind + h * kLanes * 4);
   }
 };
 
 // ---- Tiles
+
+// Of one row, codes are a few streams, which stop at every piece for its scales: asked for early.
+XPYD_INLINE void prefetch_codes(const std::byte* at) { _mm_prefetch(reinterpret_cast<const char*>(at) + 1024, _MM_HINT_T0); }
 
 template <int kRows, int kPanels, class Weight>
 XPYD_INLINE void step(const float* x, const std::byte* w, int i, size_t panel_bytes, const std::byte* behind,
@@ -173,6 +176,9 @@ XPYD_UNROLL(6)
       }
       prefetch += prefetch_step;
     }
+    if constexpr (kRows == 1 && Weight::kBits <= 8)
+XPYD_UNROLL(6)
+      for (int p = 0; p < kPanels; ++p) prefetch_codes(w + size_t(p) * panel_bytes);
 XPYD_UNROLL(8)
     for (int i = 0; i < kStep; ++i) step<kRows, kPanels, Weight>(x + i * kRows, w, i, panel_bytes, behind, sums);
     x += kStep * kRows;
@@ -204,8 +210,7 @@ XPYD_UNROLL(2)
 XPYD_UNROLL(6)
     for (int p = 0; p < kPanels; ++p) {
       const std::byte* codes = w + size_t(p) * panel_bytes;
-      // A few streams, which stop at every piece for its scales: asked for early.
-      if (kRows == 1) _mm_prefetch(reinterpret_cast<const char*>(codes) + 1024, _MM_HINT_T0);
+      if (kRows == 1) prefetch_codes(codes);
       Halves parts[kParts];
 XPYD_UNROLL(2)
       for (int h = 0; h < kParts; ++h) parts[h] = read<Halves>(codes + h * kLanes * 4);

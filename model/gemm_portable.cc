@@ -33,7 +33,7 @@ struct F16 {
 struct Fp8 {
   static constexpr int kBits = 8;
   static float load(const std::byte* w, int k, int c, const std::byte* behind) {
-    return reinterpret_cast<const float*>(behind)[c] * e4m3_to_f32(uint8_t(w[k * kPanel + c]));
+    return reinterpret_cast<const float*>(behind)[c] * e4m3_to_f32(uint8_t(w[k / 4 * 4 * kPanel + 4 * c + k % 4]));
   }
 };
 template <class Codes>
