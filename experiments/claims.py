@@ -291,7 +291,7 @@ def gap99(table, **where):
 
 def at(table, column, topology, transport="local", load=.4, **where):
     """One cell of the P/D table."""
-    where = dict(topology=topology, transport=transport, load=load, **where)
+    where = dict(dict(topology=topology, transport=transport, load=load, cpus="", pages="transparent"), **where)
     return gap99(table, **where) if column == "p99_itl_ms" else table(column, **where)
 
 
@@ -621,6 +621,10 @@ CLAIMS = [
             Expect("mean TTFT at load 0.2, handoff / local", lambda t: at(t, "mean_ttft_ms", "1P1D", transport="handoff", load=.2) /
                    at(t, "mean_ttft_ms", "1P1D", load=.2), .85, 1.1, "x", amended="2026-11-23",
                    reason="of the same runs, and the same range: a median of 20 requests is none, 40 are needed"),
+            Expect("mean ITL at load 0.4, P and D bound to a core each / to none", lambda t: at(t, "mean_itl_ms", "1P1D", cpus="P0=0,D0=1") /
+                   at(t, "mean_itl_ms", "1P1D"), .85, 1.05, "x"),
+            Expect("mean ITL at load 0.2, pages of 4 KiB / of 2 MiB", lambda t: at(t, "mean_itl_ms", "1P1D", load=.2, cpus="P0=0,D0=1", pages="off") /
+                   at(t, "mean_itl_ms", "1P1D", load=.2, cpus="P0=0,D0=1"), .98, 1.1, "x"),
             ONE_HASH,
         ],
         repeats=3,

@@ -112,14 +112,18 @@ struct Codes {
 using Int8 = Codes<8>;
 using Int4 = Codes<4>;
 
-// Codes lie as int8's. e4m3 in the upper byte of a lane, shifted by the four bits of exponent that an f32 has more, is
-// the number times 2^-120; its sign, which the shift repeats, is cut back.
+// e4m3 in the upper byte of a word, shifted by the one bit of exponent that an f16 has more, is the number times 2^-8,
+// small ones, too; its sign, which the shift repeats, is cut back. A panel holds 2^8 times the scale.
 struct Fp8 {
-  static constexpr int kStep = 4, kBits = 8;
+  static constexpr int kStep = 2, kBits = 8;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
-    const Words code = read<Words>(w + h * kLanes * 4) << (24 - 8 * i);
-    const Words bits = Words(Ints(code) >> 4) & 0x87f00000u;
-    return as_floats(bits) * splat(0x1p120f) * read<Floats>(behind + h * kLanes * 4);
+    typedef int16_t Signed __attribute__((vector_size(2 * kPanel)));
+    typedef uint16_t Unsigned __attribute__((vector_size(2 * kPanel)));
+    Unsigned both = read<Unsigned>(w);
+    if (i % 2 == 0) both <<= 8;
+    const Unsigned halves = Unsigned(Signed(both) >> 1) & uint16_t(0xbf80);
+    return halves_to_floats(reinterpret_cast<const std::byte*>(&halves) + h * kLanes * 2) *
+           read<Floats>(behind + h * kLanes * 4);
   }
 };
 

@@ -33,7 +33,8 @@ struct F16 {
 struct Fp8 {
   static constexpr int kBits = 8;
   static float load(const std::byte* w, int k, int c, const std::byte* behind) {
-    return reinterpret_cast<const float*>(behind)[c] * e4m3_to_f32(uint8_t(w[k / 4 * 4 * kPanel + 4 * c + k % 4]));
+    const float number = e4m3_to_f32(uint8_t(w[k / 2 * 2 * kPanel + 2 * c + k % 2]));
+    return reinterpret_cast<const float*>(behind)[c] * (number / 256);
   }
 };
 template <class Codes>

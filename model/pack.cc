@@ -14,7 +14,7 @@ namespace {
 
 // K that a tile takes at once: pieces are stored in whole steps.
 int k_step(Dtype dtype) {
-  return dtype == Dtype::bf16 ? 2 : is_quantised(dtype) ? 32 / dtype_bits(dtype) : 1;
+  return dtype == Dtype::bf16 || dtype == Dtype::fp8 ? 2 : dtype == Dtype::int8 ? 4 : dtype == Dtype::int4 ? 8 : 1;
 }
 // What stands behind the codes of a piece: 16 scales, and of int8 and int4 16 zeros of a byte.
 size_t behind_bytes(Dtype dtype) { return !is_quantised(dtype) ? 0 : dtype == Dtype::fp8 ? 64 : 48; }
@@ -49,11 +49,11 @@ void interleave(const std::byte* rows, size_t row_bytes, int filled, int units, 
 
 // One code into its place among those of a piece, which are zero.
 void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
-  // Four bytes of a column hold four k, or eight, of which the first is the lowest.
+  if (dtype == Dtype::fp8) piece[k / 2 * 2 * kPanel + 2 * column + k % 2] = std::byte(code);
+  if (dtype == Dtype::int8) piece[k / 4 * 4 * kPanel + 4 * column + k % 4] = std::byte(code);
+  // Four bytes of a column hold eight k, of which the first is the lowest.
   if (dtype == Dtype::int4)
     piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2] |= std::byte(code << (k % 2 * 4));
-  else
-    piece[k / 4 * 4 * kPanel + 4 * column + k % 4] = std::byte(code);
 }
 
 // Calls fill(panel number, panel) for all panels of w, shared by the team.
@@ -155,7 +155,8 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
         std::byte* behind = codes + codes_bytes(dtype, piece.stored.end - piece.stored.begin);
         const size_t g = piece.k.begin < piece.k.end ? size_t(groups.of[size_t(input(piece.k.begin))]) : 0;
         if (dtype == Dtype::fp8) {
-          std::memcpy(behind + c * 4, &row.scale[g], 4);
+          const float scale = row.scale[g] * 256;  // a tile makes 2^-8 of the number
+          std::memcpy(behind + c * 4, &scale, 4);
           continue;
         }
         const uint16_t scale = nearest_f16(row.scale[g]);

@@ -119,7 +119,7 @@ Result<WeightSource> make_fp8(const Checkpoint& checkpoint, const Quantization& 
   std::vector<float> scales(static_cast<size_t>(count));
   need(handle.read(0, int(count), scales.data()));
   for (float scale : scales)
-    if (!std::isfinite(scale)) return of_tensor(scale_name, "not finite");
+    if (!std::isfinite(scale * 256)) return of_tensor(scale_name, "not finite, or beyond 2^119");
   codes->read = [=, scales = std::move(scales), tensor = name + ".weight", &errors](int n, QuantRow& row) {
     if (Status status = weight.read_bytes(uint64_t(n) * uint64_t(columns), size_t(columns), row.codes.data()); !status) {
       std::fill(row.codes.begin(), row.codes.end(), uint8_t{0});

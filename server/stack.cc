@@ -311,7 +311,7 @@ Status open_backend(Stack& stack) try {
 uint64_t fingerprint(const Stack& stack) {
   const ClusterOptions& o = stack.options;
   std::string text = std::string(version()) + " " + stack.config.name + " " + std::to_string(stack.config.vocab) + " " +
-                     std::to_string(o.max_model_len) + " " + o.transport->name;
+                     std::to_string(o.max_model_len) + " " + o.transport->name + " " + weights_text(stack);
   const KvShape& s = o.kv.shape;
   for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)}) text += " " + std::to_string(n);
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a

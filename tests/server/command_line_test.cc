@@ -77,6 +77,21 @@ TEST_CASE("command line: --cpu-kernels limits every table, and what this CPU lac
   }
 }
 
+TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[command_line][quantised]") {
+  const auto of = [](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"--join", "unix:/none"};
+    words.insert(words.end(), more.begin(), more.end());
+    return server::fingerprint(*server::prepare_stack(Options::parse(server::option_table(), "worker", words, 0).value()).value());
+  };
+  const uint64_t plain = of({});
+  CHECK(of({"--weight-dtype", "bf16"}) == plain);  // as the demo model has them
+  CHECK(of({"--weight-dtype", "f32"}) != plain);
+  const uint64_t int4 = of({"--weight-dtype", "int4"});
+  CHECK(int4 != plain);
+  CHECK(of({"--weight-dtype", "int4", "--weight-group", "32"}) != int4);
+  CHECK(of({"--weight-dtype", "int4", "--exact"}) != int4);
+}
+
 TEST_CASE("command line: --weight-dtype, --weight-group and --exact", "[command_line][quantised]") {
   const std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
