@@ -84,8 +84,8 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
     return server::fingerprint(*server::prepare_stack(Options::parse(server::option_table(), "worker", words, 0).value()).value());
   };
   const uint64_t plain = of({});
-  CHECK(of({"--weight-dtype", "bf16"}) == plain);  // as the demo model has them
-  CHECK(of({"--weight-dtype", "f32"}) != plain);
+  CHECK(of({"--weight-dtype", "f32"}) == plain);
+  CHECK(of({"--weight-dtype", "bf16"}) != plain);
   const uint64_t int4 = of({"--weight-dtype", "int4"});
   CHECK(int4 != plain);
   CHECK(of({"--weight-dtype", "int4", "--weight-group", "32"}) != int4);
