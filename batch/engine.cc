@@ -7,13 +7,19 @@
 #include "base/status.h"
 
 namespace xpyd::batch {
+namespace {
+
+bool drafts(const EngineOptions& o) { return o.speculation.drafter && o.speculation.drafter->make; }
+
+}  // namespace
 
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : model_(model),
       memory_(memory),
       options_(std::move(options)),
       admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
-      window_(options_.ahead ? model.window() : 1),
+      // A model that chooses by itself would have to wait for drafts.
+      window_(options_.ahead && !(drafts(options_) && model.chooses()) ? model.window() : 1),
       by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1 && !options_.policy->layered),
       clock_(clock),
       hooks_(hooks) {
@@ -21,6 +27,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
   if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
   XPYD_CHECK(!options_.policy->layered || (model.layered() && window_ == 1));
   if (by_layer_) memory_.load_by_layer();
+  if (drafts(options_)) drafter_ = options_.speculation.drafter->make(options_.speculation);
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -137,7 +144,7 @@ bool Engine::chosen_by_model() const {
   return window_ > 1 && model_.chooses() &&
          std::none_of(next_->entries.begin(), next_->entries.end(), [](const Entry& entry) {
            const Sequence& s = *entry.sequence;
-           return entry.n_prompt_rows > 0 ||
+           return entry.n_prompt_rows > 0 || entry.n_drafts > 0 ||
                   (entry.wants_logits && (s.stands_for > 1 || more_than_a_draw(s.request->sampling)));
          });
 }
@@ -154,7 +161,7 @@ void Engine::forward() {
   for (const Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
     if (entry.ends(model_.config().n_layers)) {
-      s.computed = entry.end();
+      s.computed = entry.first + entry.n_known();
       s.forget_layers();
     } else {
       s.n_layered = entry.n_tokens, s.layers_done = entry.layers.end;
@@ -196,7 +203,7 @@ void Engine::choose(Step& step, const float* logits, double now) {
   std::vector<std::pair<Sequence*, const float*>> splits;  // last: who ends makes room for choices
   for (Entry& entry : step.entries) {
     const float* row = logits;
-    logits += vocab * (size_t(entry.n_prompt_rows) + entry.wants_logits);
+    logits += vocab * size_t(entry.n_rows());
     if (entry.ended) continue;
     Sequence& s = *entry.sequence;
     for (int at = entry.first; at < entry.first + entry.n_prompt_rows; ++at, row += vocab)
@@ -206,12 +213,30 @@ void Engine::choose(Step& step, const float* logits, double now) {
     if (s.stands_for > 1) {
       splits.push_back({&s, row});
     } else {
-      open_choice(s, s.choice);
-      Sampled sampled = sample({row, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
-      take_token(entry, std::move(sampled), row_hash(row, vocab), now);
+      choose_checked(entry, row, now);
     }
   }
   for (auto [s, row] : splits) split(*s, row, now);
+}
+
+// The next token, and, as far as the drafts computed with it are right, those after it. Only what is right is written.
+void Engine::choose_checked(const Entry& entry, const float* row, double now) {
+  Sequence& s = *entry.sequence;
+  const size_t vocab = size_t(model_.config().vocab);
+  open_choice(s, s.choice);
+  int at = s.computed = entry.first + entry.n_known();
+  stats_.draft_tokens += entry.n_drafts;
+  for (const int end = entry.end();; row += vocab) {
+    Sampled sampled = sample({row, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
+    const bool right = at < end && s.tokens[size_t(at)] == sampled.chosen.token;
+    if (!right) s.tokens.resize(size_t(at));
+    stats_.accepted_tokens += right;
+    if (take_token(s, at, std::move(sampled), row_hash(row, vocab), now)) return;
+    if (!right) break;
+    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
+    s.computed = ++at;
+  }
+  if (at < entry.end()) memory_.trim(s.kv);
 }
 
 // ---- Waves: several steps at a time.
@@ -279,7 +304,7 @@ void Engine::finish() {
       Sampled sampled;
       sampled.chosen.token = c.token;
       sampled.nan_logits = c.nan_logits;
-      take_token(entry, std::move(sampled), c.row_hash, now);
+      take_token(*entry.sequence, entry.end(), std::move(sampled), c.row_hash, now);
     }
   } else {
     choose(*step, step->logits.data(), now);
@@ -311,7 +336,7 @@ void Engine::kv_in_place(Step& step) {
   for (const Entry& entry : step.entries) {
     if (entry.ended || !entry.ends(model_.config().n_layers)) continue;
     Sequence& s = *entry.sequence;
-    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_tokens)));
+    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_known())));
   }
   tell_layers(step, model_.config().n_layers);
 }
@@ -335,22 +360,22 @@ void Engine::open_choice(Sequence& s, int choice) {
   s.text = OutputText(options_.tokenizer, *s.request);
 }
 
-// One sequence's next token. A first token may be the last one here.
-void Engine::take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, double now) {
-  Sequence& s = *entry.sequence;
-  const bool first = entry.end() == s.given;
+// Token `at` of one sequence, its next. A first token may be the last one here. True: the sequence is gone.
+bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
+  const bool first = at == s.given;
   if (first) s.prompt_ticket.reset();
-  const bool ended = accept_token(s, size_t(entry.end()), std::move(sampled), row_hash, now);
-  if (!ended && !(first && s.leaves)) return;
+  const bool ended = accept_token(s, size_t(at), std::move(sampled), row_hash, now);
+  if (!ended && !(first && s.leaves)) return false;
   SequencePtr gone = remove(s);
   if (!ended) {
     std::vector<SequencePtr> choices;
     choices.push_back(std::move(gone));
     hooks_->prefill_done(std::move(choices));
-    return;
+    return true;
   }
   if (s.leaves) hooks_->prefill_cancelled(s);
   retire(std::move(gone));
+  return true;
 }
 
 // A sequence that is over. What is under way for it is dropped, and its KV is in use until the last of that ends.

@@ -14,6 +14,7 @@
 #include "allocator/kv_memory.h"
 #include "base/clock.h"
 #include "batch/admission.h"
+#include "batch/drafter.h"
 #include "batch/engine_chunks.h"
 #include "batch/policy.h"
 #include "batch/sequence.h"
@@ -32,6 +33,7 @@ struct EngineOptions {
   ChunkOptions chunks;     // of these, how many are whose
   bool ahead = true;       // plan the next steps while the model computes some, where the model can
   bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
+  SpeculationOptions speculation;  // drafts take what a step has left of step_tokens and of max_batch rows of logits
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
 };
@@ -39,6 +41,7 @@ struct EngineOptions {
 // Cumulative.
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  int64_t draft_tokens = 0, accepted_tokens = 0;          // computed before anybody knew them; of these, right
   int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // of the chunk policy; of these, ChunkChoice::extrapolates
   double step_seconds = 0;        // forward and sampling; of waves: their slowest stage, beside this thread
   double wait_seconds = 0;        // in forward() or waiting for a step to end
@@ -162,6 +165,7 @@ class Engine final : private LayerObserver {
   bool place(SequencePtr& sequence, int n_tokens, int layers, double now);
   StepEntry entry_of(Sequence& sequence, int n_tokens, int layers) const;
   void place_groups();
+  void add_drafts(int spare_rows);
   StepInput gather();
   bool chosen_by_model() const;
   void forward();
@@ -176,7 +180,8 @@ class Engine final : private LayerObserver {
   void kv_in_place(Step& step);
   void tidy(Step& step);
   void open_choice(Sequence& sequence, int choice);
-  void take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, double now);
+  void choose_checked(const Entry& entry, const float* logits, double now);
+  bool take_token(Sequence& sequence, int at, Sampled sampled, uint64_t row_hash, double now);
   void split(Sequence& sequence, const float* logits, double now);
   SequencePtr remove(const Sequence& sequence);
   bool accept_token(Sequence& sequence, size_t at, Sampled sampled, uint64_t row_hash, double now);
@@ -208,6 +213,8 @@ class Engine final : private LayerObserver {
   std::vector<SequenceView> running_views_, waiting_views_;
   BatchPlan plan_;
   EngineChunks chunks_;
+  std::unique_ptr<Drafter> drafter_;  // null: no drafts
+  std::vector<DraftWish> wishes_;
   PlanWatcher watcher_;
   LoadWatcher load_watcher_;
   std::vector<SequenceView> later_views_;  // planned_alike()'s

@@ -240,6 +240,39 @@ void Engine::place_groups() {
     if (!entry.whole() && entry.layers.begin == 0) entry.sequence->kept_row = std::exchange(row, row + entry.n_tokens);
 }
 
+// Those who decode compute drafts beside their next token, as far as the step has tokens and rows of logits for them
+// and free blocks: nobody is preempted for a draft, and no prefix is forgotten.
+void Engine::add_drafts(int spare_rows) {
+  int spare_tokens = options_.step_tokens, free_blocks = memory_.stats().free;
+  for (const Entry& entry : next_->entries) spare_tokens -= entry.n_tokens;
+  const int block_tokens = memory_.stats().block_tokens;
+  std::vector<Entry*> entries;
+  wishes_.clear();
+  for (Entry& entry : next_->entries) {
+    Sequence& s = *entry.sequence;
+    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves;
+    const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
+    const int most = std::min({options_.speculation.tokens, s.request->max_tokens - s.n_output() - 1, spare_tokens,
+                               spare_rows, room});
+    if (!decodes || most <= 0) continue;
+    spare_tokens -= most, spare_rows -= most;
+    entries.push_back(&entry);
+    wishes_.push_back({.tokens = s.tokens, .memory = s.drafts, .most = most});
+  }
+  drafter_->draft(wishes_);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Entry& entry = *entries[i];
+    Sequence& s = *entry.sequence;
+    const std::vector<int32_t>& drafts = wishes_[i].drafts;
+    const int blocks = int(memory_.blocks(s.kv).size()), n = int(drafts.size());
+    if (n == 0 || (entry.end() + n - 1) / block_tokens >= blocks + free_blocks || !append(s, entry.n_tokens + n))
+      continue;
+    free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
+    s.tokens.insert(s.tokens.end(), drafts.begin(), drafts.end());
+    entry.n_tokens += n, entry.n_drafts = n;
+  }
+}
+
 // False: nothing runs, and nothing was changed either.
 bool Engine::apply_plan(double now) {
   next_->entries.clear();
@@ -275,6 +308,7 @@ bool Engine::apply_plan(double now) {
     ++admitted;
   }
   if (admitted > 0) std::erase(waiting_, nullptr);
+  if (drafter_) add_drafts(spare_rows);
   if (options_.policy->layered) place_groups();
   if (options_.policy->keeps_rows) arrays_.arrange(next_->entries);
 

@@ -16,7 +16,7 @@ StepShape StepRun::shape(int step) const {
 // The policy is asked for the first of them and the last: what it gives nobody in between would have been given.
 StepRun Engine::alike(int most, bool evicts) {
   StepRun run;
-  if (!under_way_.empty() || loading_ > 0 || memory_.copying()) return run;
+  if (drafter_ || !under_way_.empty() || loading_ > 0 || memory_.copying()) return run;
   // Who has just come, or has lost its memory, is looked up in the next step.
   const auto startable = size_t(std::max(0, options_.max_batch - int(running_.size())));
   for (size_t i = 0; i < std::min(startable, waiting_.size()); ++i)

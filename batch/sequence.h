@@ -7,6 +7,7 @@
 
 #include "allocator/kv_memory.h"
 #include "base/random.h"
+#include "batch/drafter.h"
 #include "batch/output_text.h"
 #include "batch/request.h"
 
@@ -48,7 +49,8 @@ struct Sequence {
   bool leaves = false;   // its KV goes to another instance when the given tokens are computed
   int given = 0;         // tokens that this instance was given: the prompt, and what was put out before
 
-  std::vector<int32_t> tokens;  // prompt, then output; below 0: being chosen (batch/engine.cc)
+  // Prompt, then output; below 0: being chosen (batch/engine.cc). While a step computes drafts they are the last ones.
+  std::vector<int32_t> tokens;
   int computed = 0;             // tokens whose KV is in place or under way, on the instance that holds it
   int n_layered = 0;            // tokens after these that have been through layers_done layers, not all; 0: none
   int layers_done = 0;
@@ -61,6 +63,7 @@ struct Sequence {
   OutputText text;
   uint64_t logits_hash = 0;              // of the logits rows that were sampled, in order (base/row_hash.h)
   std::vector<Sampled> prompt_logprobs;  // [n_prompt] while they are wanted: those computed so far
+  std::unique_ptr<DraftMemory> drafts;   // the drafter's
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
   int row = -1;                          // in a persistent batch (batch/step_arrays.h)

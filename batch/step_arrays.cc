@@ -43,7 +43,7 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
   for (; same < n && same < rows_.size(); ++same) {
     const StepEntry& entry = entries[same];
     if (rows_[same] != row_of(entry)) break;
-    n_logits += size_t(entry.n_prompt_rows) + entry.wants_logits;
+    n_logits += size_t(entry.n_rows());
   }
   rows_.resize(n);
   q_offsets_.resize(n + 1);
@@ -56,7 +56,7 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     rows_[r] = row_of(entry);
     q_offsets_[r + 1] = q_offsets_[r] + entry.n_tokens;
     for (int i = 0; i < entry.n_prompt_rows; ++i) logit_rows_.push_back(q_offsets_[r] + i);
-    if (entry.wants_logits) logit_rows_.push_back(q_offsets_[r + 1] - 1);
+    for (int i = entry.n_drafts; entry.wants_logits && i >= 0; --i) logit_rows_.push_back(q_offsets_[r + 1] - 1 - i);
   }
   token_ids_.resize(size_t(q_offsets_[n]));
   for (size_t r = 0; r < n; ++r) {

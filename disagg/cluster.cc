@@ -251,6 +251,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .by_layer = o.kv_by_layer,
+                    .speculation = o.speculation,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
   options.engine.chunks.ttft_s = o.objectives.ttft_s;

@@ -46,6 +46,7 @@ struct ClusterOptions : ConductorOptions {
   const AdmissionRule* admit = nullptr;  // null: the policy's own
   int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
+  SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;            // an instance adds its number to the rank
   std::optional<FaultOptions> faults;   // of the transport, on purpose

@@ -455,6 +455,8 @@ void Instance::publish() {
   s.prompt_tokens = engine.prompt_tokens;
   s.generated_tokens = engine.generated_tokens;
   s.preemptions = engine.preemptions;
+  s.draft_tokens = engine.draft_tokens;
+  s.accepted_tokens = engine.accepted_tokens;
   s.chunk_decisions = engine.chunk_decisions;
   s.chunk_extrapolations = engine.chunk_extrapolations;
   s.step_seconds = engine.step_seconds;

@@ -44,7 +44,8 @@ struct InstanceStats {
   int queue_remote_prefilling = 0, queue_prefill_sending = 0;  // P/D queues (disagg/README.md)
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // as EngineStats
+  int64_t draft_tokens = 0, accepted_tokens = 0;          // as EngineStats
+  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // …
   double step_seconds = 0, schedule_seconds = 0;          // in forward + sampling; in planning
   double wait_seconds = 0;                                // of step_seconds: waiting for the model
   int64_t transfers = 0;                                  // of prompts' KV, posted here: by P, or pulled by D

@@ -399,6 +399,9 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
   instances("engine_prompt_tokens_total", "Prompt tokens computed, recomputed ones included.", &S::prompt_tokens);
   instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
+  instances("spec_decode_num_draft_tokens_total", "--speculate: tokens computed before they were known.",
+            &S::draft_tokens);
+  instances("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
 
   text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.", prompt_tokens_);
   text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);

@@ -81,7 +81,8 @@ std::vector<OptionRow> make_rows() {
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
                            roles = names(roles_policies()), gemms = available(gemm_variants()),
-                           attentions = available(attention_variants()), isas = names(kIsas, "auto");
+                           attentions = available(attention_variants()), isas = names(kIsas, "auto"),
+                           drafts = names(drafters());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
@@ -233,6 +234,17 @@ std::vector<OptionRow> make_rows() {
        "of a prompt in a step at least, unless the prompt has fewer; 0: a quarter of the most (--chunk-policy fixed: "
        "none)",
        kEngine, sets<&ClusterOptions::chunks, &ChunkOptions::minimum>},
+      {"speculate", choice, "off", "", drafts.c_str(), 0, 0,
+       "tokens that may come next are computed with the next one, as far as a step has room for them (of "
+       "--chunk-tokens, of --max-batch rows of logits, and of free blocks), and kept where they are right; ngram: what "
+       "followed where a sequence's last tokens have stood in it before",
+       kEngine, sets_as<find_drafter, &ClusterOptions::speculation, &SpeculationOptions::drafter>},
+      {"speculate-tokens", integer, "4", "tokens", "", 1, 64, "--speculate: of a sequence in a step at most", kEngine,
+       sets<&ClusterOptions::speculation, &SpeculationOptions::tokens>},
+      {"ngram-min", integer, "2", "tokens", "", 1, 64, "--speculate ngram: that must be alike", kEngine,
+       sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
+      {"ngram-max", integer, "4", "tokens", "", 1, 64, "--speculate ngram: that are looked for first", kEngine,
+       sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_max>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
@@ -680,6 +692,9 @@ Status check_options(const Options& options, std::string_view group) {
   if (const IsaRow* isa = cpu_kernels(options); isa && *cpu_lacks(isa->needs))
     return Error{ErrorCode::unavailable,
                  "--cpu-kernels " + std::string(isa->name) + ": this CPU lacks " + cpu_lacks(isa->needs)};
+  if (options.values().contains("ngram-min") && options.integer("ngram-min") > options.integer("ngram-max"))
+    return invalid("--ngram-min " + options.text("ngram-min") + ": expected at most --ngram-max, " +
+                   options.text("ngram-max"));
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
   if (group == "serve") {

@@ -67,6 +67,7 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
     out.object("capacity", pool ? pool->blocks : kv.capacity, "free", pool ? 0 : kv.free, "active", kv.active, "cached",
                kv.cached, "in_transfer", kv.in_transfer);
     out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
+    out.add("draft_tokens", i.draft_tokens, "accepted_tokens", i.accepted_tokens);
     out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
     out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
     if (const auto map = picture.maps.find(i.name); map != picture.maps.end())

@@ -51,7 +51,8 @@ std::string TinySetup::describe() const {
          std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
          (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) + " host " +
+         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) + " drafts " +
+         (speculation.drafter ? speculation.drafter->name : "off") + " host " +
          std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
@@ -107,6 +108,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.step_tokens = setup.step_tokens;
   options.chunk_tokens = setup.chunk_tokens;
   options.chunks = setup.chunks;
+  options.speculation = setup.speculation;
   options.chunks.policy = find_chunk_policy(setup.chunk_policy);
   options.max_model_len = tiny_config(setup.layers).max_position;
   options.max_queue_bytes = setup.max_queue_bytes;
@@ -185,8 +187,12 @@ RaggedRun run_ragged(const TinySetup& setup) {
 
   for (const auto& instance : tiny.cluster->instances())
     instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
-  RaggedRun run{tiny.cluster->logits_hash(), 0, {}};
-  for (const auto& instance : tiny.cluster->instances()) run.hit_tokens += instance->memory().stats().prefix_hit_tokens;
+  RaggedRun run{.hash = tiny.cluster->logits_hash(), .tokens = {}};
+  for (const auto& instance : tiny.cluster->instances()) {
+    run.hit_tokens += instance->memory().stats().prefix_hit_tokens;
+    run.draft_tokens += instance->stats().draft_tokens;
+    run.accepted_tokens += instance->stats().accepted_tokens;
+  }
   for (uint64_t i = 0; i < id; ++i) run.tokens.push_back(tiny.recorder->choice(i).tokens);
   return run;
 }

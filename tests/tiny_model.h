@@ -39,6 +39,7 @@ struct TinySetup {
   int chunk_tokens = 24;  // layered prefill
   std::string chunk_policy = "fixed";
   ChunkOptions chunks = {};  // but for the policy
+  SpeculationOptions speculation = {};
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
@@ -104,6 +105,7 @@ std::vector<std::vector<int32_t>> ragged_prompts();
 struct RaggedRun {
   uint64_t hash = 0;       // of all logits
   int64_t hit_tokens = 0;  // of prompts, found in a prefix cache
+  int64_t draft_tokens = 0, accepted_tokens = 0;
   std::vector<std::vector<int32_t>> tokens;
 };
 RaggedRun run_ragged(const TinySetup& setup);

@@ -221,15 +221,16 @@ void fields(A& a, typename A::template Ref<FetchStats> s) {
 template <class A>
 void fields(A& a, typename A::template Ref<InstanceStats> s) {
   auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps, prompt_tokens,
-         generated_tokens, preemptions, chunk_decisions, chunk_extrapolations, step_seconds, schedule_seconds,
+         generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions, chunk_extrapolations, step_seconds,
+         schedule_seconds,
          wait_seconds, transfer_bytes, transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused,
          leases_expired, fetch, heartbeat_s, cost, cost_error] = s;
   auto& [cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context] = cost;
   XPYD_EACH(a, name, kv, fetch, cost_error);
   XPYD_SECONDS(a, cost_step, cost_token, cost_prefix, cost_attended, cost_decode, cost_context);
   XPYD_NUMBERS(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
-  XPYD_NUMBERS(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions, chunk_decisions,
-               chunk_extrapolations, transfer_bytes, transfer_descriptors, transfers, kv_refused, leases_expired);
+  XPYD_NUMBERS(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens,
+               chunk_decisions, chunk_extrapolations, transfer_bytes, transfer_descriptors, transfers, kv_refused, leases_expired);
   XPYD_SECONDS(a, step_seconds, schedule_seconds, wait_seconds, transfer_seconds, wire_s_per_byte);
   XPYD_TIMES(a, heartbeat_s);
 }

@@ -1,0 +1,248 @@
+// Speculative decoding: whatever is drafted, the output is that of decoding without drafts.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/random.h"
+#include "batch/ngram.h"
+#include "model/sampler.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing::speculation_test {
+namespace {
+
+// The longest of the last n-grams that has stood before, at its last place, by looking everywhere.
+std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int min, int max, int most) {
+  const int size = int(tokens.size());
+  for (int n = std::min(max, size - 1); n >= min; --n)
+    for (int behind = size - 1; behind >= n; --behind) {
+      if (!std::equal(tokens.end() - n, tokens.end(), tokens.begin() + behind - n)) continue;
+      std::vector<int32_t> all = tokens;
+      for (int i = 0; i < most; ++i) all.push_back(all[size_t(behind + i)]);
+      return {all.end() - most, all.end()};
+    }
+  return {};
+}
+
+TEST_CASE("speculate: an index of n-grams finds what a search finds", "[speculate]") {
+  Random random(3);
+  for (int round = 0; round < 60; ++round) {
+    const int alphabet = 2 + int(random.below(6)), min = 1 + int(random.below(3)), max = min + int(random.below(4));
+    NgramIndex index(min, max);
+    std::vector<int32_t> tokens;
+    int found = 0;
+    while (tokens.size() < 300) {
+      for (uint64_t n = 1 + random.below(5); n > 0; --n) tokens.push_back(int32_t(random.below(uint64_t(alphabet))));
+      const int most = 1 + int(random.below(6));
+      std::vector<int32_t> got;
+      index.propose(tokens, most, got);
+      REQUIRE(got == propose_slowly(tokens, min, max, most));
+      found += !got.empty();
+    }
+    CHECK(found > 10);
+  }
+}
+
+// What each prompt is followed by, and drafts made of it of which some are wrong.
+std::map<std::vector<int32_t>, int32_t>& known() {
+  static std::map<std::vector<int32_t>, int32_t> next;
+  return next;
+}
+
+class ToldDrafter final : public Drafter {
+ public:
+  void draft(std::span<DraftWish> wishes) override {
+    for (DraftWish& wish : wishes) {
+      std::vector<int32_t> tokens(wish.tokens.begin(), wish.tokens.end());
+      while (int(wish.drafts.size()) < wish.most) {
+        const auto next = known().find(tokens);
+        const bool wrong = next == known().end() || ++turn_ % 4 == 0;
+        tokens.push_back(wrong ? int32_t(turn_ % 90) : next->second);
+        wish.drafts.push_back(tokens.back());
+      }
+    }
+  }
+
+ private:
+  int turn_ = 0;
+};
+
+constexpr DrafterRow kTold = {
+    "told", [](const SpeculationOptions&) -> std::unique_ptr<Drafter> { return std::make_unique<ToldDrafter>(); }, ""};
+
+SpeculationOptions told(int tokens) { return {.drafter = &kTold, .tokens = tokens}; }
+
+RaggedRun plain_run(const TinySetup& setup) {
+  RaggedRun run = run_ragged(setup);
+  const auto prompts = ragged_prompts();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    std::vector<int32_t> tokens = prompts[i];
+    for (int32_t token : run.tokens[i]) {
+      known()[tokens] = token;
+      tokens.push_back(token);
+    }
+  }
+  return run;
+}
+
+TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
+  int ran = 0;
+  for (Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
+    known().clear();
+    const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
+    int64_t drafted = 0, accepted = 0;
+    for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
+      for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512},
+                                           {"prefill_first", 512}, {"layered", 512}})
+        for (const char* topology : {"1C", "1P1D"})
+          for (const char* transport : {"local", "handoff"}) {
+            if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
+            TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
+            setup.kv_dtype = kv_dtype;
+            setup.step_tokens = step;
+            setup.block_tokens = ran % 3 ? 16 : 3;
+            if (setup.scheme == "vattention") setup.block_tokens = 64;
+            setup.threads = 1 + ran % 2;
+            setup.max_batch = 16 + ran % 5;
+            setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 3 << 20 : 1 << 19;
+            setup.speculation = ran % 4 == 3 ? SpeculationOptions{find_drafter("ngram"), 3, 1, 3} : told(1 + ran % 5);
+            INFO(setup.describe());
+            const RaggedRun run = run_ragged(setup);
+            REQUIRE(run.tokens == plain.tokens);
+            REQUIRE(run.hash == plain.hash);
+            drafted += run.draft_tokens, accepted += run.accepted_tokens;
+            ++ran;
+          }
+    CAPTURE(dtype_name(kv_dtype), drafted, accepted);
+    CHECK(accepted > drafted / 8);
+    CHECK(drafted - accepted > drafted / 8);
+  }
+}
+
+TEST_CASE("speculate: one hash on tensor ranks and pipeline stages", "[speculate][parity][shards]") {
+  known().clear();
+  const RaggedRun plain = plain_run({.topology = "1C"});
+  int ran = 0;
+  for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {2, 2}})
+    for (const char* scheme : {"paged", "vattention", "slots"})
+      for (int window : {0, 1, 3}) {
+        TinySetup setup{.topology = ran % 2 ? "1C" : "1P1D", .scheme = scheme};
+        setup.prefill_tp = setup.decode_tp = tp, setup.prefill_pp = setup.decode_pp = pp;
+        setup.window = window;
+        setup.pool_bytes = 4 << 20;
+        setup.speculation = told(1 + ran++ % 4);
+        INFO(setup.describe());
+        const RaggedRun run = run_ragged(setup);
+        REQUIRE(run.tokens == plain.tokens);
+        REQUIRE(run.hash == plain.hash);
+        CHECK(run.accepted_tokens > 0);
+        CHECK(run.accepted_tokens < run.draft_tokens);
+      }
+}
+
+// Sampling with penalties, several choices, stops and logprobs; prompts that come twice, so that what the first ones
+// have left is found.
+struct Answers {
+  std::vector<Recorder::Choice> choices;
+  int64_t hits = 0, accepted = 0, drafted = 0;
+  KvStats kv;
+};
+Answers answers(const TinySetup& setup) {
+  TinyCluster tiny(setup);
+  uint64_t id = 0;
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& prompt : ragged_prompts()) {
+      auto request = tiny_request(id, prompt, 40);
+      request->sampling = {.temperature = id % 3 ? .7f : 0, .seed = id / 2};
+      if (id % 4 == 1) request->sampling.frequency_penalty = .3f;
+      if (id % 4 == 2) request->n = 3;
+      if (id % 5 == 3) request->sampling.top_logprobs = 2;
+      if (id % 2 == 1) request->stop_token_ids = {int32_t(id * 11 % 96), int32_t(id * 17 % 96)};
+      ++id;
+      REQUIRE(tiny.submit(request).ok());
+    }
+    tiny.run();
+  }
+  Answers all;
+  for (uint64_t i = 0; i < id; ++i)
+    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) all.choices.push_back(tiny.recorder->choice(i, c));
+  for (const auto& instance : tiny.cluster->instances()) {
+    instance->memory().check_invariants();
+    all.hits += instance->memory().stats().prefix_hit_tokens;
+    all.drafted += instance->stats().draft_tokens, all.accepted += instance->stats().accepted_tokens;
+    all.kv = instance->memory().stats();
+  }
+  return all;
+}
+
+void check_equal(const Answers& got, const Answers& want) {
+  REQUIRE(got.choices.size() == want.choices.size());
+  for (size_t i = 0; i < got.choices.size(); ++i) {
+    CAPTURE(i);
+    CHECK(got.choices[i].tokens == want.choices[i].tokens);
+    CHECK(got.choices[i].logits_hash == want.choices[i].logits_hash);
+    CHECK(got.choices[i].finish == want.choices[i].finish);
+    CHECK(got.choices[i].ends == 1);
+  }
+}
+
+TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do not see it", "[speculate]") {
+  for (const char* topology : {"1C", "1P1D"})
+    for (const char* scheme : {"paged", "vattention"}) {
+      TinySetup setup{.topology = topology, .scheme = scheme};
+      setup.max_batch = 64;
+      setup.pool_bytes = 2 << 20;
+      if (std::string(scheme) == "vattention") setup.share = KvShare::copy, setup.block_tokens = 64;
+      const Answers plain = answers(setup);
+      setup.speculation = {find_drafter("ngram"), 4, 1, 3};
+      INFO(setup.describe());
+      const Answers drafted = answers(setup);
+      check_equal(drafted, plain);
+      CHECK(drafted.accepted > 20);
+      CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
+      CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
+      CHECK(plain.drafted == 0);
+    }
+}
+
+TEST_CASE("speculate: memory that is short", "[speculate]") {
+  TinySetup setup{.topology = "1C"};
+  setup.max_batch = 64;
+  setup.block_tokens = 4;
+  setup.pool_bytes = size_t{200} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
+  const Answers plain = answers(setup);
+  setup.speculation = {find_drafter("ngram"), 6, 1, 3};
+  const Answers drafted = answers(setup);
+  check_equal(drafted, plain);
+  int preemptions = 0;
+  for (const Recorder::Choice& c : drafted.choices) preemptions += c.preemptions;
+  CHECK(preemptions > 0);
+  CHECK(drafted.accepted > 0);
+}
+
+TEST_CASE("speculate: a draft is accepted with its probability, and else another is drawn in proportion", "[speculate]") {
+  const std::vector<float> logits = {1.0f, 0.2f, -0.5f, 2.0f, 0.0f, -3.0f, 1.5f, 0.7f};
+  std::vector<double> p;
+  for (float x : logits) p.push_back(std::exp(double(x)));
+  const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+  const SamplingParams params{.temperature = 1, .seed = 5};
+  SamplerState state(params, 0, {});
+  SamplerScratch scratch;
+  constexpr int kDraws = 1'000'000, kDraft = 6;
+  std::vector<double> count(logits.size());
+  for (int i = 0; i < kDraws; ++i) count[size_t(sample(logits, params, state, scratch).chosen.token)] += 1;
+  double accepted = p[kDraft] / sum, chi = 0;
+  CHECK(std::abs(count[kDraft] / kDraws - accepted) < 4 * std::sqrt(accepted * (1 - accepted) / kDraws));
+  const double rejected = kDraws - count[kDraft];
+  for (size_t t = 0; t < p.size(); ++t) {
+    if (t == kDraft) continue;
+    const double expected = rejected * p[t] / (sum - p[kDraft]);
+    chi += (count[t] - expected) * (count[t] - expected) / expected;
+  }
+  CHECK(chi < 22.5);  // 6 degrees of freedom, 1 in 1,000
+}
+
+}  // namespace
+}  // namespace xpyd::testing::speculation_test
