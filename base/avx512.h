@@ -56,12 +56,6 @@ inline __m512d cvtps_pd(__m256 a) {
 inline __m512 cvtph_ps(__m256i a) {
   return halves<__m512, __m128i>(a, [](__m128i h) { return _mm256_cvtph_ps(h); });
 }
-inline __m256i cvtps_ph(__m512 a, int) {
-  return halves<__m256i, __m256>(a, [](__m256 h) { return _mm256_cvtps_ph(h, _MM_FROUND_TO_NEAREST_INT); });
-}
-inline __m512i cvtepi8_epi32(__m128i a) {
-  return join<__m512i>(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)));
-}
 inline __m512i cvtepu8_epi32(__m128i a) {
   return join<__m512i>(_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)));
 }
@@ -87,41 +81,7 @@ inline void store(void* to, uint64_t mask, Vector v) {
       memcpy(static_cast<Element*>(to) + i, reinterpret_cast<const char*>(&v) + i * sizeof(Element), sizeof(Element));
 }
 inline __m512 maskz_loadu_ps(__mmask16 k, const void* p) { return load<__m512, float>(k, p); }
-inline __m512i maskz_loadu_epi16(__mmask32 k, const void* p) { return load<__m512i, int16_t>(k, p); }
-inline __m512i maskz_loadu_epi8(__mmask64 k, const void* p) { return load<__m512i, int8_t>(k, p); }
 inline void mask_storeu_ps(void* p, __mmask16 k, __m512 v) { store<float>(p, k, v); }
-
-// Neighbours of halves first, as immintrin.h reduces.
-template <class F>
-inline float reduce(__m512 a, F f) {
-  float v[16];
-  memcpy(v, &a, sizeof v);
-  for (int n = 8; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) v[i] = f(v[i], v[i + n]);
-  return v[0];
-}
-inline float reduce_add_ps(__m512 a) {
-  return reduce(a, [](float x, float y) { return x + y; });
-}
-inline float reduce_max_ps(__m512 a) {
-  return reduce(a, [](float x, float y) { return x > y ? x : y; });
-}
-
-// To nearest even; NaN stays NaN, denormals become zero.
-inline __m256bh cvtneps_pbh(__m512 a) {
-  uint32_t bits[16];
-  uint16_t out[16];
-  memcpy(bits, &a, sizeof bits);
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t size = bits[i] & 0x7fffffff;
-    out[i] = size > 0x7f800000   ? uint16_t(bits[i] >> 16 | 0x40)
-             : size < 0x00800000 ? uint16_t(bits[i] >> 16 & 0x8000)
-                                 : uint16_t((bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16);
-  }
-  __m256bh r;
-  memcpy(&r, out, sizeof r);
-  return r;
-}
 
 // VDPBF16PS as its manual has it: the odd pair first, each sum rounded; denormals, in and out, are zero.
 inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
@@ -163,10 +123,6 @@ inline void stream_si512(void* to, __m512i v) {
 #define _mm512_cvtps_pd ::xpyd::emulated::cvtps_pd
 #undef _mm512_cvtph_ps
 #define _mm512_cvtph_ps ::xpyd::emulated::cvtph_ps
-#undef _mm512_cvtps_ph
-#define _mm512_cvtps_ph ::xpyd::emulated::cvtps_ph
-#undef _mm512_cvtepi8_epi32
-#define _mm512_cvtepi8_epi32 ::xpyd::emulated::cvtepi8_epi32
 #undef _mm512_cvtepu8_epi32
 #define _mm512_cvtepu8_epi32 ::xpyd::emulated::cvtepu8_epi32
 #undef _mm512_cvtepu16_epi32
@@ -175,22 +131,12 @@ inline void stream_si512(void* to, __m512i v) {
 #define _mm512_extractf32x8_ps ::xpyd::emulated::extractf32x8_ps
 #undef _mm512_dpbf16_ps
 #define _mm512_dpbf16_ps ::xpyd::emulated::dpbf16_ps
-#undef _mm512_cvtneps_pbh
-#define _mm512_cvtneps_pbh ::xpyd::emulated::cvtneps_pbh
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16 ::xpyd::emulated::madd_epi16
 #undef _mm512_stream_si512
 #define _mm512_stream_si512 ::xpyd::emulated::stream_si512
-#undef _mm512_reduce_add_ps
-#define _mm512_reduce_add_ps ::xpyd::emulated::reduce_add_ps
-#undef _mm512_reduce_max_ps
-#define _mm512_reduce_max_ps ::xpyd::emulated::reduce_max_ps
 #undef _mm512_maskz_loadu_ps
 #define _mm512_maskz_loadu_ps ::xpyd::emulated::maskz_loadu_ps
-#undef _mm512_maskz_loadu_epi16
-#define _mm512_maskz_loadu_epi16 ::xpyd::emulated::maskz_loadu_epi16
-#undef _mm512_maskz_loadu_epi8
-#define _mm512_maskz_loadu_epi8 ::xpyd::emulated::maskz_loadu_epi8
 #undef _mm512_mask_storeu_ps
 #define _mm512_mask_storeu_ps ::xpyd::emulated::mask_storeu_ps
 

@@ -2,7 +2,6 @@
 
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -62,16 +61,9 @@ void ask_for_pages(void* at, size_t bytes) {
   if (!of_reserved(bytes)) madvise(at, bytes, huge_pages() == HugePages::off ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 }
 
-int numa_node(const void* at) {
-  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(4095));
-  int node = -1;
-  const bool told = syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0) == 0;  // without nodes: only asks
-  return told && node >= 0 ? node : -1;
-}
-
-Buffer::Buffer(size_t bytes) : bytes_(bytes) {
+Buffer::Buffer(size_t bytes, Pages pages) : bytes_(bytes) {
   if (bytes == 0) return;
-  const bool reserved = of_reserved(bytes);
+  const bool reserved = pages == Pages::chosen && of_reserved(bytes);
   mapped_ = reserved ? round_up(bytes, kHugePage) : bytes;
   void* p;
   while ((p = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (reserved ? MAP_HUGETLB : 0),
@@ -80,7 +72,7 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
     out_of_memory(bytes);
   }
   data_ = static_cast<std::byte*>(p);
-  ask_for_pages(p, bytes);
+  if (!reserved) madvise(p, bytes, huge_pages() == HugePages::off ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   for (size_t i = 0; i < bytes; i += 4096) reinterpret_cast<volatile char*>(data_)[i] = 0;
 }
 

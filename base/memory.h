@@ -16,15 +16,16 @@ void use_huge_pages(HugePages pages);  // before such memory is made; `transpare
 HugePages huge_pages();
 // A hint, for memory that is mapped and not yet touched; of none that must be of reserved pages.
 void ask_for_pages(void* at, size_t bytes);
-// The NUMA node whose memory the page at `at` is: that of whoever touched it first. -1: not touched, or not known.
-int numa_node(const void* at);
+
+// Memory that grows while requests are served is never of reserved pages: who needs more then could not be refused.
+enum class Pages : uint8_t { chosen, grown };
 
 // Memory that does not move: page aligned, in huge_pages(), touched when made so that no page fault happens later.
 class Buffer {
  public:
   Buffer() = default;
   // Zeroed; out_of_memory() where the machine has none. Throws an Error where it has not reserved that many huge pages.
-  explicit Buffer(size_t bytes);
+  explicit Buffer(size_t bytes, Pages pages = Pages::chosen);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {

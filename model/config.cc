@@ -144,6 +144,7 @@ void read_quantization(const json& root, const std::string& file, ModelConfig& c
     if (format != "gptq" && format != "gptq_v2")
       throw invalid(where + ".checkpoint_format: " + shown(format) + " is not supported (expected gptq or gptq_v2)");
     q.zeros_less_one = format == "gptq";
+    q.act_order = fields.boolean_or("desc_act", false);
   } else if (method == "fp8") {
     q.method = Quantization::Method::fp8;
     if (const std::string format = fields.string_or("fmt", "e4m3"); format != "e4m3")

@@ -19,6 +19,7 @@ struct RopeScaling {
 struct Quantization {
   enum class Method { none, gptq, fp8 } method = Method::none;
   int group = 0;               // gptq: inputs with one scale; 0: all
+  bool act_order = false;      // gptq: groups in any order, which g_idx says (desc_act)
   bool zeros_less_one = true;  // gptq: stored zeros are one less than those that are meant (all but "gptq_v2")
   int block_rows = 0, block_columns = 0;  // fp8: outputs x inputs with one scale; 0: of the tensor, or of an output
 };

@@ -428,7 +428,9 @@ const GemmVariant kVariants[] = {
 
 Work work(const GemmArgs& args) {
   const double m = args.m, n = args.n(), k = args.k_range().end - args.k_range().begin;
-  return {n * k * dtype_bits(args.w->dtype) / 8.0 + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
+  const double panel = double(args.w->panel_bytes) / kPanel;  // of one output, scales of codes included
+  const double bits = is_quantised(args.w->dtype) ? 8 * panel / args.w->k : dtype_bits(args.w->dtype);
+  return {n * k * bits / 8 + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
 }
 
 GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)

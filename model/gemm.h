@@ -7,8 +7,8 @@
 // that the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
 //
 // Weights are f32, bf16 or f16, or codes that stand for f32 numbers (quantised.h): a row of the table that is exact gives
-// a matrix of codes the bits of the f32 matrix. A row that is not rounds each activation of a piece of K to 16 bits, by
-// the largest one's size (|x' - x| <= 2^-16 max |x|), sums whole numbers, which has no order, and adds the pieces of a group
+// a matrix of codes the bits of the f32 matrix. Rows that are not exact round each activation of a piece of K to 16 bits, by
+// the largest one's size (|x' - x| <= 1.01 2^-16 max |x|), sum whole numbers, which has no order, and add the pieces of a group
 // as a chain in ascending order: bits that depend on the same as above.
 #pragma once
 

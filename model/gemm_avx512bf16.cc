@@ -15,10 +15,10 @@ XPYD_UNROLL(6)
     for (int p = 0; p < kPanels; ++p)
 XPYD_UNROLL(12)
       for (int r = 0; r < kRows; ++r) sums[p][r] = t.resume ? load(t.sums + (p * kRows + r) * kPanel) : splat(0);
-    auto* x = reinterpret_cast<const int*>(t.x);
+    auto* x = reinterpret_cast<const std::byte*>(t.x);  // pairs of bf16
     const std::byte *w = t.w, *prefetch = t.prefetch;
     const size_t panel_bytes = t.panel_bytes;
-    for (int k = 0; k < t.k; k += 2, x += kRows, w += 64) {
+    for (int k = 0; k < t.k; k += 2, x += 4 * kRows, w += 64) {
       if (t.prefetch_step && k % 4 == 0) {
 XPYD_UNROLL(6)
         for (int p = 0; p < kPanels; ++p) {
@@ -33,7 +33,7 @@ XPYD_UNROLL(6)
         const auto pairs = read<__m512bh>(w + size_t(p) * panel_bytes);
 XPYD_UNROLL(12)
         for (int r = 0; r < kRows; ++r)
-          sums[p][r] = _mm512_dpbf16_ps(sums[p][r], __m512bh(_mm512_set1_epi32(x[r])), pairs);
+          sums[p][r] = _mm512_dpbf16_ps(sums[p][r], __m512bh(_mm512_set1_epi32(read<int>(x + 4 * r))), pairs);
       }
     }
 XPYD_UNROLL(6)

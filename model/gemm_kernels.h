@@ -17,7 +17,6 @@ class GemmScratch;
 inline constexpr int kPanel = 16;  // output columns of a panel
 inline constexpr int kMaxTileRows = 12;
 inline constexpr int kMaxTilePanels = 6;
-inline constexpr int kMaxPiece = 128;  // K with one scale: whole numbers of 16 bits times codes fit 32
 
 // One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c], each element one chain
 // over ascending k that starts from zero, or from `sums` when `resume`.

@@ -43,7 +43,7 @@ class Llama final : public Model {
     });
   }
   bool layered() const override { return true; }
-  Work work(const StepInput& step) const override { return sharded_work(weights_->config, weights_->matrix_dtype, step); }
+  Work work(const StepInput& step) const override { return sharded_work(weights_->config, WeightBits(*weights_), step); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }
 

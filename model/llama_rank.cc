@@ -382,7 +382,7 @@ void LlamaRank::begin_group(const StepInput& step, float* x) {
 }
 
 void LlamaRank::keep_group(const StepInput& step, const float* x) {
-  if (kept_.size() == 0) kept_ = Buffer(place_floats_ * sizeof(float));
+  if (kept_.size() == 0) kept_ = Buffer(place_floats_ * sizeof(float), Pages::grown);
   const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - step.group.kept_rows.size();
   for (size_t s = n_whole; s < n_seqs; ++s) {
     const int first = step.q_offsets[s], kept = step.group.kept_rows[s - n_whole];
@@ -422,7 +422,7 @@ size_t StageRanks::scratch_bytes() const {
   return total;
 }
 
-Work sharded_work(const ModelConfig& config, Dtype weights, const StepInput& step) {
+Work sharded_work(const ModelConfig& config, const WeightBits& bits, const StepInput& step) {
   const size_t n_seqs = step.kv_lengths.size();
   if (n_seqs == 0) return {};
   KvLayout whole = *step.views[0].layout;
@@ -431,7 +431,7 @@ Work sharded_work(const ModelConfig& config, Dtype weights, const StepInput& ste
   for (KvView& view : views) view.layout = &whole;
   StepInput one = step;
   one.views = views;
-  return llama_work(one, config, weights, Dtype::f32);
+  return llama_work(one, config, bits, Dtype::f32);
 }
 
 }  // namespace xpyd::model

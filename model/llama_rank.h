@@ -166,6 +166,6 @@ class StageRanks {
 };
 
 // What the step must touch, as on one rank: copies of kv heads that ranks have besides are not counted.
-Work sharded_work(const ModelConfig& config, Dtype weights, const StepInput& step);
+Work sharded_work(const ModelConfig& config, const WeightBits& bits, const StepInput& step);
 
 }  // namespace xpyd::model

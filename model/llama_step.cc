@@ -5,6 +5,7 @@
 
 #include "attention/attention.h"
 #include "base/status.h"
+#include "model/weights.h"
 
 namespace xpyd::model {
 
@@ -73,39 +74,45 @@ void WantedRows::select(const StepInput& step) {
   }
 }
 
-Work llama_work(const ModelConfig& c, Dtype weights, Dtype activations, const StepRows& rows,
+WeightBits::WeightBits(const Weights& weights) : WeightBits(weights.dtype) {
+  const auto bits = [](const PackedMatrix& m) { return 8.0 * double(m.bytes()) / (double(m.n) * m.k); };
+  if (!weights.layers.empty() && weights.layers[0].qkv.n > 0) matrices = bits(weights.layers[0].qkv);
+  if (weights.lm_head.n > 0) head = bits(weights.lm_head);
+}
+
+Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations, const StepRows& rows,
                 const std::function<Work(bool kept, int layer)>& attention) {
   Work total;
   auto add = [&](const Work& one, int times) {
     total.bytes += times * one.bytes;
     total.flops += times * one.flops;
   };
-  auto matrix = [&](double outputs, double inputs, double m, int times) {
+  auto matrix = [&](double outputs, double inputs, double m, int times, double weight_bits) {
     if (m == 0) return;
-    add({.bytes = outputs * inputs * dtype_bits(weights) / 8.0 +
+    add({.bytes = outputs * inputs * weight_bits / 8.0 +
                   m * (outputs + inputs) * double(dtype_bytes(activations)),
          .flops = 2 * m * outputs * inputs},
         times);
   };
   const int last = c.n_layers - 1;
   const double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim;
-  matrix(q + 2 * kv, c.hidden, rows.all, c.n_layers);
+  matrix(q + 2 * kv, c.hidden, rows.all, c.n_layers, bits.matrices);
   for (auto [m, times] : {std::pair(rows.all, last), std::pair(rows.kept, 1)}) {
-    matrix(c.hidden, q, m, times);
-    matrix(2.0 * c.intermediate, c.hidden, m, times);
-    matrix(c.hidden, c.intermediate, m, times);
+    matrix(c.hidden, q, m, times, bits.matrices);
+    matrix(2.0 * c.intermediate, c.hidden, m, times, bits.matrices);
+    matrix(c.hidden, c.intermediate, m, times, bits.matrices);
   }
-  matrix(c.vocab, c.hidden, rows.logits, 1);
+  matrix(c.vocab, c.hidden, rows.logits, 1, bits.head);
   const int full = c.sliding_window ? std::min(c.window_from_layer, last) : last;
   if (full > 0) add(attention(false, 0), full);
   if (full < last) add(attention(false, last), last - full);
   add(attention(true, last), 1);
-  total.bytes += rows.all * c.hidden * dtype_bits(weights) / 8.0;  // embedding rows
+  total.bytes += rows.all * c.hidden * bits.table / 8;  // embedding rows
   total.bytes += rows.all * rows.kv_token_bytes;                      // KV appended; attention counts what it reads
   return total;
 }
 
-Work llama_work(const StepInput& step, const ModelConfig& c, Dtype weights, Dtype activations) {
+Work llama_work(const StepInput& step, const ModelConfig& c, const WeightBits& bits, Dtype activations) {
   if (step.views.empty()) return {};
   XPYD_CHECK(step.group.kept_rows.empty());
   WantedRows wanted;
@@ -114,7 +121,7 @@ Work llama_work(const StepInput& step, const ModelConfig& c, Dtype weights, Dtyp
                       .kept = double(wanted.tokens.size()),
                       .logits = double(step.logit_rows.size()),
                       .kv_token_bytes = double(step.views[0].layout->shape.token_bytes())};
-  return llama_work(c, weights, activations, rows, [&](bool kept, int layer) {
+  return llama_work(c, bits, activations, rows, [&](bool kept, int layer) {
     AttentionArgs args{.q_offsets = step.q_offsets,
                        .kv_lengths = step.kv_lengths,
                        .views = step.views,

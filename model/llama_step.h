@@ -7,6 +7,7 @@
 
 #include "model/config.h"
 #include "model/model.h"
+#include "model/quantised.h"
 
 namespace xpyd::model {
 
@@ -32,10 +33,15 @@ struct StepRows {
   double all = 0, kept = 0, logits = 0;
   double kv_token_bytes = 0;  // all layers, K and V
 };
-// Matrices of `weights` dtype, activations of `activations`. attention(kept, layer): one layer's,
-// of the kept rows or all.
-Work llama_work(const ModelConfig& config, Dtype weights, Dtype activations, const StepRows& rows,
+// Bits of a weight of most matrices, of the head, and of the embedding's table.
+struct WeightBits {
+  double matrices, head, table;
+  WeightBits(Dtype all) : matrices(stored_bits(all)), head(matrices), table(dtype_bits(all)) {}  // NOLINT: a dtype is one
+  explicit WeightBits(const Weights& weights);
+};
+// Activations are of `activations`. attention(kept, layer): one layer's, of the kept rows or all.
+Work llama_work(const ModelConfig& config, const WeightBits& bits, Dtype activations, const StepRows& rows,
                 const std::function<Work(bool kept, int layer)>& attention);
-Work llama_work(const StepInput& step, const ModelConfig& config, Dtype weights, Dtype activations);
+Work llama_work(const StepInput& step, const ModelConfig& config, const WeightBits& bits, Dtype activations);
 
 }  // namespace xpyd::model

@@ -161,10 +161,7 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
         }
         const uint16_t scale = nearest_f16(row.scale[g]);
         std::memcpy(behind + c * 2, &scale, 2);
-        behind[2 * kPanel + c] = std::byte(row.zero[g]);
-        // What is stored behind a piece's end stands for 0, whatever it is multiplied by.
-        for (int i = piece.k.end - piece.k.begin; i < piece.stored.end - piece.stored.begin; ++i)
-          put_code(dtype, row.zero[g], codes, i, c);
+        behind[2 * kPanel + c] = std::byte(row.zero[g]);  // what is stored behind a piece's end meets an x of 0
       }
     }
   });

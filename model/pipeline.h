@@ -43,7 +43,7 @@ class Pipeline final : public Model {
   int layers_written(int wave) const override;
   void end(Chosen* chosen) override;
   std::span<const double> stage_seconds() const override { return stage_seconds_; }
-  Work work(const StepInput& step) const override { return sharded_work(weights_->config, weights_->dtype, step); }
+  Work work(const StepInput& step) const override { return sharded_work(weights_->config, WeightBits(*weights_), step); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override;
 

@@ -8,6 +8,8 @@
 namespace xpyd::model {
 
 namespace {
+constexpr float kTiny = 0x1p-110f;  // a row without a larger element is 0 in fp8: its scale would have no inverse
+
 // Ties to even; |x| < 2^22.
 int nearest(float x) { return std::bit_cast<int>(x + 0x1.8p23f) - 0x4b400000; }
 
@@ -38,17 +40,12 @@ QuantGroups even_groups(int k, int size) {
 }
 
 uint8_t to_e4m3(float x) {
-  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
-  const float magnitude = std::fabs(x);
-  if (magnitude == 0) return sign;
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);  // magnitude in [2^(e-1), 2^e)
-  // Of 2^(e-1) the step is 2^(e-4); below 2^-6 it is 2^-9. Halfway goes to the even code.
-  const int step = std::max(exponent - 4, -9);
-  const int units = int(std::nearbyint(std::ldexp(magnitude, -step)));
-  // Codes are consecutive: 8 of them for each power of two above the subnormals.
-  const int code = (step + 9) * 8 + units;
-  return uint8_t(sign | std::min(code, 0x7e));
+  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+  // Below 2^-6 codes are multiples of 2^-9: adding 2^14 leaves as many units. Above, 20 bits of the mantissa go.
+  const uint32_t code = magnitude < 0x3c800000u
+                            ? std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - 0x46800000u
+                            : (magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
+  return uint8_t((bits >> 24 & 0x80) | std::min(code, 0x7eu));
 }
 
 void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, float* out) {
@@ -66,13 +63,14 @@ bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantR
     const auto g = size_t(groups.of[begin]);
     while (end < k && size_t(groups.of[end]) == g) ++end;
     if (!extremes(x + begin, x + end, least[g], most[g])) return false;
+    if (dtype != Dtype::fp8 && std::max(-least[g], most[g]) > 65504.0f * (dtype == Dtype::int8 ? 127 : 7)) return false;
   }
   std::vector<float> inverse(row.scale.size());
   for (size_t g = 0; g < row.scale.size(); ++g) {
     const float largest = std::max(-least[g], most[g]);
     const auto up = [](float scale) { return f16_to_f32(attention::to_f16(std::min(scale, 65504.0f), true)); };
     if (dtype == Dtype::fp8) {
-      row.scale[g] = largest / 448;
+      row.scale[g] = largest < kTiny ? 0 : largest / 448;
     } else if (dtype == Dtype::int8) {
       row.scale[g] = up(largest / 127), row.zero[g] = 128;
     } else {
@@ -83,9 +81,9 @@ bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantR
   }
   for (size_t i = 0; i < k; ++i) {
     const auto g = size_t(groups.of[i]);
-    const float units = x[i] * inverse[g];
+    const float units = std::clamp(x[i] * inverse[g], -448.0f, 448.0f);  // beyond where a scale is at its largest
     if (dtype == Dtype::fp8)
-      row.codes[i] = to_e4m3(std::clamp(units, -448.0f, 448.0f));
+      row.codes[i] = to_e4m3(units);
     else
       row.codes[i] = uint8_t(std::clamp(nearest(units) + row.zero[g], 0, dtype == Dtype::int8 ? 255 : 15));
   }

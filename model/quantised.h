@@ -22,6 +22,14 @@ constexpr bool is_quantised(Dtype dtype) {
   return dtype == Dtype::int8 || dtype == Dtype::int4 || dtype == Dtype::fp8;
 }
 
+inline constexpr int kMaxPiece = 128;  // inputs that are stored with one scale: their products of 16 bits fit 32
+
+// Bits of a weight as gemm.h keeps it, its share of scales and zeros included. group: inputs with one scale; 0: all.
+constexpr double stored_bits(Dtype dtype, int group = 0) {
+  const double piece = group > 0 && group < kMaxPiece ? group : kMaxPiece;
+  return dtype_bits(dtype) + (!is_quantised(dtype) ? 0 : (dtype == Dtype::fp8 ? 32 : 24) / piece);
+}
+
 // Which of an output's inputs have one scale.
 struct QuantGroups {
   int count = 1;
@@ -48,7 +56,8 @@ void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, floa
 // Nearest codes of x[k]. int8: symmetric about 128, scale = max |x| / 127. int4: between the least and the largest
 // element, zero among them. fp8: scale = max |x| / 448. Scales of codes are rounded upwards to an f16; then
 // |w - x| <= scale / 2 (int8, int4) or 2^-4 |x| + 2^-10 scale (fp8, whose last term is its subnormal step), while
-// max |x| is below 65504 x the largest code and finite. What is not finite has no codes: false.
+// max |x| is 2^-110 or more (fp8; below, all is 0). What is not finite, or beyond 65504 x 127 (int8) or 7 (int4), has no
+// codes: false.
 [[nodiscard]] bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantRow& row);
 
 constexpr float e4m3_to_f32(uint8_t code) {

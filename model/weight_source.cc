@@ -27,7 +27,7 @@ WeightSource of_codes(std::shared_ptr<CodeSource> codes, int columns) {
 //   qweight [columns / 8, rows] i32, input 8 i + j of an output in bits 4 j of word i
 //   scales  [groups, rows] f16
 //   qzeros  [groups, rows / 8] i32, output 8 i + j in bits 4 j of word i, less one but in "gptq_v2"
-//   g_idx   [columns] i32, or missing: the group of each input; with desc_act in any order
+//   g_idx   [columns] i32, or, without desc_act, missing: the group of each input; with desc_act in any order
 class Gptq {
  public:
   static Result<WeightSource> make(const Checkpoint& checkpoint, const Quantization& form, const std::string& name,
@@ -48,7 +48,7 @@ class Gptq {
     self->qweight_ = find(".qweight", {columns / 8, rows}, {"I32"});
     self->scales_ = find(".scales", {groups, rows}, {"F16"});
     self->qzeros_ = find(".qzeros", {groups, rows / 8}, {"I32"});
-    if (checkpoint.entry(name + ".g_idx")) {
+    if (checkpoint.entry(name + ".g_idx") || form.act_order) {
       codes->groups.of.resize(size_t(columns));
       need(find(".g_idx", {columns}, {"I32"}).read_bytes(0, size_t(columns) * 4, codes->groups.of.data()));
       for (int32_t g : codes->groups.of)
@@ -74,7 +74,9 @@ class Gptq {
   } catch (const Error& error) {
     return error;
   }
-  void close() { words_ = {}, zeros_ = {}, scale_ = {}; }
+  void close() {  // with their memory
+    words_ = std::vector<uint32_t>(), zeros_ = std::vector<uint32_t>(), scale_ = std::vector<uint16_t>();
+  }
   void read(int n, QuantRow& row) const {
     const size_t width = size_t(rows_), output = size_t(n);
     for (size_t i = 0; i < size_t(columns_); i += 8) {
@@ -119,7 +121,7 @@ Result<WeightSource> make_fp8(const Checkpoint& checkpoint, const Quantization& 
   std::vector<float> scales(static_cast<size_t>(count));
   need(handle.read(0, int(count), scales.data()));
   for (float scale : scales)
-    if (!std::isfinite(scale * 256)) return of_tensor(scale_name, "not finite, or beyond 2^119");
+    if (!(std::abs(scale) <= 0x1p119f)) return of_tensor(scale_name, "not finite, or beyond 2^119");
   codes->read = [=, scales = std::move(scales), tensor = name + ".weight", &errors](int n, QuantRow& row) {
     if (Status status = weight.read_bytes(uint64_t(n) * uint64_t(columns), size_t(columns), row.codes.data()); !status) {
       std::fill(row.codes.begin(), row.codes.end(), uint8_t{0});
@@ -161,7 +163,8 @@ Result<WeightSource> dense_source(const Checkpoint& checkpoint, const std::strin
 Result<WeightSource> matrix_source(const Checkpoint& checkpoint, const Quantization& form, const std::string& name,
                                    int rows, int columns, ReadErrors& errors, Names& used) try {
   const TensorEntry* dense = checkpoint.entry(name + ".weight");
-  if (form.method == Quantization::Method::gptq && (!dense || checkpoint.entry(name + ".qweight")))
+  const bool codes = checkpoint.entry(name + ".qweight") || (!dense && rows % 8 == 0 && columns % 8 == 0);
+  if (form.method == Quantization::Method::gptq && codes)
     return Gptq::make(checkpoint, form, name, rows, columns, used);
   if (form.method == Quantization::Method::fp8 && dense && dense->dtype == "F8_E4M3")
     return make_fp8(checkpoint, form, name, rows, columns, errors, used);

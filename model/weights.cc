@@ -126,6 +126,10 @@ class WeightLoader {
       const auto [first, from] = at(row);
       from->rows(row - first, out);
     };
+    const auto name_of = [&](int row) {
+      for (size_t i = parts.size() - 1;; --i)
+        if (starts[i].first <= row) return parts[i].name;
+    };
     std::vector<std::shared_ptr<CodeSource>> codes;
     for (const auto& [first, from] : starts)
       if (from->codes) codes.push_back(from->codes);
@@ -136,6 +140,13 @@ class WeightLoader {
     const bool as_it_is = std::all_of(starts.begin(), starts.end(), [&](const auto& s) {
       return s.second->elements && s.second->dtype == dtype;
     });
+    // Codes that are made anew would not be those of the folder, and what it left dense would be codes.
+    if (is_quantised(dtype) && !codes.empty() && !all)
+      for (size_t i = 0; i < parts.size(); ++i)
+        if (!starts[i].second->codes)
+          errors_.keep(invalid("tensor \"" + parts[i].name + ".weight\": dense beside codes, with which it is one matrix "
+                               "here (--weight-dtype f32 or bf16 reads them)"));
+    if (!errors_.first()) return {};
     PackedMatrix packed;
     if (as_it_is) {
       packed = pack_elements(
@@ -146,7 +157,14 @@ class WeightLoader {
           },
           team_);
     } else if (!is_quantised(dtype)) {
-      packed = pack_matrix(rows, cols, k_groups, dtype, read, team_);
+      packed = pack_matrix(
+          rows, cols, k_groups, dtype,
+          [&](int row, float* out) {
+            read(row, out);
+            if (dtype == Dtype::f16 && std::any_of(out, out + cols, [](float x) { return std::abs(x) >= 65520; }))
+              errors_.keep(invalid("tensor \"" + name_of(row) + ".weight\": a weight is too large for f16"));
+          },
+          team_);
     } else if (all && codes[0]->dtype == dtype) {
       for (size_t i = 1; i < codes.size(); ++i)
         if (codes[i]->groups != codes[0]->groups)
@@ -168,7 +186,7 @@ class WeightLoader {
             std::vector<float> values(static_cast<size_t>(cols));
             read(row, values.data());
             if (!quantise_row(dtype, groups, values.data(), out))
-              errors_.keep(invalid("tensor \"" + parts[0].name + ".weight\": a weight is not finite, and has no " +
+              errors_.keep(invalid("tensor \"" + name_of(row) + ".weight\": a weight is not finite, or too large, and has no " +
                                    dtype_name(dtype)));
           },
           team_);
@@ -192,6 +210,8 @@ class WeightLoader {
     if (!from) return {};
     const bool f32 = options_.dtype == Dtype::f32, raw = !f32 && from->elements && from->dtype == Dtype::bf16;
     Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(options_.dtype));
+    if (from->codes) errors_.keep(from->codes->open());
+    if (!errors_.first()) return {};
     team_.run([&](int rank) {
       std::vector<float> values(static_cast<size_t>(cols));
       Range mine = share(rows, rank, team_.size());
@@ -204,6 +224,7 @@ class WeightLoader {
         if (!f32 && !raw) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
       }
     });
+    if (from->codes) from->codes->close();
     loaded(double(rows) * cols);
     return table;
   }
@@ -273,11 +294,11 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
 }
 
 // A configuration that cannot fit is an error of the input, found before memory is asked for.
-Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, Range layers) {
+Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, int group, Range layers) {
   const double head = double(c.vocab) * c.hidden * (layers.end == c.n_layers);
   const double matrices = double(c.parameters()) - double(c.vocab) * c.hidden * (c.tied_embeddings ? 1 : 2);
   const double needed =
-      (matrices * (layers.end - layers.begin) / c.n_layers + head) * dtype_bits(dtype) / 8.0 +
+      (matrices * (layers.end - layers.begin) / c.n_layers + head) * stored_bits(dtype, group) / 8 +
       double(c.vocab) * c.hidden * (layers.begin == 0) * double(dtype_bytes(table));
   const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed < machine) return ok();
@@ -343,14 +364,14 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
     return std::shared_ptr<const Weights>(std::move(weights));
   };
   if (options.dummy) {
-    if (Status status = check_memory(config, options.dtype, matrices, layers); !status) return status.error();
+    if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status) return status.error();
     return load(dummy_sources(names.listed(), options.seed));
   }
   Result<Checkpoint> checkpoint = Checkpoint::open(dir);
   if (!checkpoint) return checkpoint.error();
   Result<Sources> sources = checkpoint_sources(checkpoint.value(), config, names.listed(), errors);
   if (!sources) return sources.error();
-  if (Status status = check_memory(config, options.dtype, matrices, layers); !status) return status.error();
+  if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status) return status.error();
   auto weights = load(std::move(sources).value());
   if (!weights) return weights;
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();

@@ -63,10 +63,12 @@ std::string hex(uint64_t value) {
 std::string weights_text(const Stack& stack) {
   const LoadOptions& load = stack.backend_options.load;
   const Dtype dtype = matrix_dtype(stack.config, load);
-  if (!is_quantised(dtype)) return dtype_name(dtype);
   const GemmVariant* gemm = stack.backend_options.kernels.gemm;
-  return std::string(dtype_name(dtype)) + " of " + std::to_string(load.weight_group) +
-         ((gemm ? *gemm : default_gemm()).exact ? " exact" : "");
+  const GemmVariant& row = gemm ? *gemm : default_gemm();
+  const bool bf16 = (dtype == Dtype::bf16 || load.dtype == Dtype::bf16) && row.needs == Isa::avx512_bf16;
+  const bool rounds = !row.exact && (dtype == Dtype::int8 || dtype == Dtype::int4 || bf16);
+  return std::string(dtype_name(dtype)) + " of " + std::to_string(load.weight_group) + " " + dtype_name(load.dtype) +
+         (rounds ? " rounded" : "");
 }
 
 // What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
@@ -143,6 +145,7 @@ Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const 
       const size_t dash = range.find('-');
       const int first = number(range.substr(0, dash)),
                 last = dash == range.npos ? first : number(range.substr(dash + 1));
+      if (last < first) throw invalid("--cpus " + text + ": `" + range + "` ends before it begins");
       for (int cpu = first; cpu <= last; ++cpu) {
         if (std::ranges::count(own, cpu)) throw invalid("--cpus " + text + ": " + std::to_string(cpu) + " twice");
         own.push_back(number(std::to_string(cpu)));

@@ -9,6 +9,32 @@
 namespace xpyd::experiments {
 namespace {
 
+// Every row of the table that this CPU has but the portable ones, beside avx2 (exact) and avx2_dot.
+void compare_rows(Bench& bench) {
+  const int threads = bench.max_threads();
+  ThreadTeam& team = bench.team(threads);
+  constexpr int kN = 4096;
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
+    for (int m : {512, 8, 1}) {
+      GemmCase data(m, kN, kN, 1, dtype, m <= 64 ? size_t(256) << 20 : 0, team);
+      std::vector<BenchCase> cases;
+      for (const GemmVariant& row : gemm_variants()) {
+        if (!row.available() || row.needs == Isa::portable) continue;
+        const auto name = [&](const std::string& variant) {
+          return variant + " " + dtype_name(dtype) + " M=" + std::to_string(m);
+        };
+        cases.push_back({.name = name(row.name),
+                         .n_threads = threads,
+                         .run = [&, r = &row] { data.run(team, *r); },
+                         .check = [&, r = &row] { return data.check([&] { data.run(team, *r); }); },
+                         .work = work(data.args(0)),
+                         .limit = m > 1 ? Limit::fma : Limit::read});
+        if (row.needs > Isa::avx2) cases.back().versus = {name(row.exact ? "avx2" : "avx2_dot")};
+      }
+      bench.measure(cases);
+    }
+}
+
 void bench_gemm(Bench& bench) {
   struct Shape {
     int m, n, k, groups;
@@ -38,6 +64,8 @@ void bench_gemm(Bench& bench) {
     GemmCase data(s.m, s.n, s.k, s.groups, s.dtype, s.m <= 64 ? size_t(256) << 20 : 0, largest);
     std::string name = std::string(dtype_name(s.dtype)) + " M=" + std::to_string(s.m) + " N=" + std::to_string(s.n) +
                        " K=" + std::to_string(s.k) + (s.groups > 1 ? " groups=" + std::to_string(s.groups) : "");
+    // Where bf16 is multiplied as it is, its own peak bounds it.
+    const bool dot = s.dtype == Dtype::bf16 && s.limit == Limit::fma && default_gemm().needs == Isa::avx512_bf16;
     std::vector<BenchCase> cases;
     for (int threads = 1; threads <= bench.max_threads();
          threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {
@@ -49,12 +77,13 @@ void bench_gemm(Bench& bench) {
                        .run = [&data, &team] { data.run(team); },
                        .check = [&data, &team] { return data.check([&] { data.run(team); }); },
                        .work = work(data.args(0)),
-                       .limit = s.limit,
+                       .limit = dot ? Limit::bf16_dot : s.limit,
                        .target = counts ? s.target : 0,
                        .versus = {}});
     }
     bench.measure(cases);
   }
+  compare_rows(bench);
 }
 
 REGISTER_BENCH("gemm", bench_gemm);

@@ -56,8 +56,8 @@ struct GemmCase {
   GemmArgs args(size_t copy) {
     return {.x = x.data(), .y = y0, .w = &weights[copy], .bias = nullptr, .m = m, .x_stride = k, .y_stride = n};
   }
-  void run(ThreadTeam& team) {
-    default_gemm().run(args(turn), scratch, team);
+  void run(ThreadTeam& team, const GemmVariant& variant = default_gemm()) {
+    variant.run(args(turn), scratch, team);
     turn = (turn + 1) % weights.size();
   }
   // Some columns of most rows of what `contestant` makes of weights[0], against double, within the

@@ -73,6 +73,7 @@ std::string measure_name(const BenchCase& c) {
   }
   switch (c.limit) {
     case Limit::fma: return "of FMA peak";
+    case Limit::bf16_dot: return "of bf16 dot peak";
     case Limit::read: return "of read bandwidth";
     case Limit::copy: return "of copy bandwidth";
     case Limit::roofline: return "of roofline";
@@ -86,6 +87,7 @@ double bound_seconds(const BenchCase& c, const PeakRow& peak) {
   double fma = c.work.flops / (peak.fma_gflops * 1e9), read = c.work.bytes / (peak.read_gbps * 1e9);
   switch (c.limit) {
     case Limit::fma: return fma;
+    case Limit::bf16_dot: return c.work.flops / (peak.bf16_dot_gflops * 1e9);
     case Limit::read: return read;
     case Limit::copy: return c.work.bytes / (peak.copy_gbps * 1e9);
     case Limit::roofline: return std::max(fma, read);
@@ -124,6 +126,8 @@ Bench::~Bench() {
 
 int Bench::max_threads() const { return options_.n_threads; }
 
+const std::vector<int>& Bench::cpus() const { return state_->cpus; }
+
 ThreadTeam& Bench::team(int n_threads) {
   auto& team = state_->teams[n_threads];
   if (!team) {
@@ -154,10 +158,11 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
   }
   if (good.empty()) return;
   std::set<int> thread_counts;
-  bool uses_copy = false;
+  bool uses_copy = false, uses_dot = false;
   for (const BenchCase* c : good) {
     thread_counts.insert(c->n_threads);
     uses_copy |= c->limit == Limit::copy;
+    uses_dot |= c->limit == Limit::bf16_dot;
   }
   if (!state_->probe) state_->probe = std::make_unique<PeakProbe>();
 
@@ -180,7 +185,8 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
     settle();
     for (int t : thread_counts) {
       PeakProbe& probe = *state_->probe;
-      peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)), uses_copy ? probe.copy_gbps(team(t)) : 0};
+      peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)), uses_copy ? probe.copy_gbps(team(t)) : 0,
+                  uses_dot ? probe.bf16_dot_gflops(team(t)) : 0};
     }
     for (size_t step = 0; step < n; ++step) {
       size_t i = (step + size_t(round)) % n;

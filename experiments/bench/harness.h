@@ -19,6 +19,7 @@ namespace xpyd::experiments {
 // What a case is measured against, within the same round.
 enum class Limit {
   fma,       // share of the FMA peak: work.flops
+  bf16_dot,  // share of the peak of products of bf16 pairs, where the CPU has them: work.flops
   read,      // share of the streaming-read bandwidth: work.bytes
   copy,      // share of the copy bandwidth: work.bytes
   roofline,  // share of the faster of both bounds: max(flops / fma, bytes / read)
@@ -75,6 +76,7 @@ class Bench {
 
   // Pinned to cpus 0..n-1 of those allowed. The same object for the same n.
   ThreadTeam& team(int n_threads);
+  const std::vector<int>& cpus() const;  // those allowed
   int max_threads() const;  // of BenchOptions
   const BenchOptions& options() const { return options_; }
   const std::vector<BenchRow>& rows() const { return rows_; }

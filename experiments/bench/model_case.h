@@ -26,8 +26,9 @@ inline std::shared_ptr<const Weights> llama_1b(const LoadOptions& options, Threa
 class ModelCase {
  public:
   // `batch` sequences of up to `context` tokens each; steps of up to `step_tokens`. kv: f32 or bf16.
-  ModelCase(std::shared_ptr<const Weights> weights, ThreadTeam& team, int context, int batch, int step_tokens, Dtype kv)
-      : model_(make_llama(std::move(weights), team, std::max(step_tokens, batch), batch)),
+  ModelCase(std::shared_ptr<const Weights> weights, ThreadTeam& team, int context, int batch, int step_tokens, Dtype kv,
+            const Kernels& kernels = {})
+      : model_(make_llama(std::move(weights), team, std::max(step_tokens, batch), batch, kernels)),
         layout_{kv_shape(model_->config(), kv), KvOrder::layer_major, context, batch},
         pool_(layout_.pool_bytes()),
         logits_(size_t(model_->config().vocab) * size_t(batch)) {

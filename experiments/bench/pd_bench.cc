@@ -9,8 +9,6 @@
 // 85 GFLOP/s, reading takes longer up to B = 5.7 bytes a weight of f32 or bf16 tiles (bf16: 11), and up to 9 of int8's
 // 136 GFLOP/s. Beyond that D is bound by what P is bound by, and the sum is 1. A prefill that is twice as fast moves
 // nothing for a given B; where the same kernels are twice as fast for D, its knee is at twice the batch.
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -18,6 +16,7 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "experiments/bench/harness.h"
+#include "experiments/bench/model_case.h"
 #include "model/gemm.h"
 #include "model/model.h"
 
@@ -36,58 +35,13 @@ const PdWeights kPdWeights[] = {{"bf16, exact", {.dtype = Dtype::bf16, .dummy = 
                                 {"bf16", {.dtype = Dtype::bf16, .dummy = true}, false},
                                 {"int8", {.dtype = Dtype::bf16, .weight_dtype = Dtype::int8, .dummy = true}, false}};
 
-// One phase: a step over its own KV, repeated.
-class Phase {
- public:
-  // batch: decoding sequences; 0: a prefill.
-  Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, const GemmVariant& gemm, int batch)
-      : model_(make_llama(std::move(weights), team, std::max(kPromptTokens, batch), std::max(1, batch), {.gemm = &gemm})) {
-    const bool prefill = batch == 0;
-    int n = prefill ? 1 : batch;
-    layout_ = {kv_shape(model_->config(), Dtype::bf16), KvOrder::layer_major, prefill ? kPromptTokens : kContext, n};
-    pool_ = Buffer(layout_.pool_bytes());
-    logits_.resize(size_t(model_->config().vocab) * size_t(n));
-    for (int i = 0; i < n; ++i) {
-      views_.push_back({pool_.data(), &layout_, nullptr, i});
-      kv_lengths_.push_back(layout_.block_tokens);
-      q_offsets_.push_back(i + 1);
-      logit_rows_.push_back(i);
-    }
-    tokens_.assign(size_t(prefill ? kPromptTokens : n), 17);
-    if (prefill) {
-      q_offsets_ = {0, kPromptTokens};
-      logit_rows_ = {kPromptTokens - 1};
-    } else {
-      q_offsets_.insert(q_offsets_.begin(), 0);
-    }
-  }
-  void step() { model_->forward({tokens_, q_offsets_, kv_lengths_, views_, logit_rows_, nullptr}, logits_.data()); }
-  int tokens() const { return int(tokens_.size()); }
-
- private:
-  std::unique_ptr<Model> model_;
-  KvLayout layout_;
-  Buffer pool_;
-  std::vector<float> logits_;
-  std::vector<int32_t> tokens_, q_offsets_, kv_lengths_, logit_rows_;
-  std::vector<KvView> views_;
-};
-
-// The calling thread, which would inherit the bench's own place, to one cpu.
-void pin_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-}
-
 // Tokens per second of `phase` over at least `seconds`.
-double rate(Phase& phase, double seconds, Clock& clock) {
+double rate(ModelCase& phase, double seconds, Clock& clock) {
   double start = clock.now(), end = start;
   int64_t tokens = 0;
   while (end - start < seconds) {
-    phase.step();
-    tokens += phase.tokens();
+    phase.run();
+    tokens += int64_t(phase.step().token_ids.size());
     end = clock.now();
   }
   return double(tokens) / (end - start);
@@ -98,22 +52,23 @@ double rate(Phase& phase, double seconds, Clock& clock) {
 struct PdRound {
   double prefill, decode, prefill_beside, decode_beside;
 };
-PdRound pd_round(Phase& prefill, Phase& decode, Phase& prefill_one, Phase& decode_one, double seconds) {
+PdRound pd_round(ModelCase& prefill, ModelCase& decode, ModelCase& prefill_one, ModelCase& decode_one,
+                 const std::vector<int>& cpus, double seconds) {
   RealClock clock;
   PdRound round = {rate(prefill, seconds, clock), rate(decode, seconds, clock), 0, 0};
   std::atomic<bool> stop{false};
   std::thread decoder([&] {
-    pin_to(1);
+    const OnCpus here({&cpus[1], 1});
     double start = clock.now();
     int64_t tokens = 0;
     while (!stop.load()) {
-      decode_one.step();
-      tokens += decode_one.tokens();
+      decode_one.run();
+      tokens += int64_t(decode_one.step().token_ids.size());
     }
     round.decode_beside = double(tokens) / (clock.now() - start);
   });
   std::thread([&] {
-    pin_to(0);
+    const OnCpus here({&cpus[0], 1});
     round.prefill_beside = rate(prefill_one, seconds, clock);
   }).join();
   stop = true;
@@ -122,10 +77,9 @@ PdRound pd_round(Phase& prefill, Phase& decode, Phase& prefill_one, Phase& decod
 }
 
 void bench_pd(Bench& bench) {
-  const std::string dir = "experiments/models/llama-1b";
-  Result<ModelConfig> config = load_model_config(dir);
-  if (!config || bench.max_threads() < 2) {
-    std::printf("not run: needs 2 threads and %s\n", dir.c_str());
+  const std::vector<int>& cpus = bench.cpus();
+  if (cpus.size() < 2 || bench.max_threads() < 2) {
+    std::printf("not run: needs 2 cores\n");
     return;
   }
   ThreadTeam& both = bench.team(2);
@@ -135,21 +89,26 @@ void bench_pd(Bench& bench) {
   const PdWeights* loaded = nullptr;
   for (const PdWeights& row : kPdWeights) {
     const GemmVariant& gemm = default_gemm(row.exact);
-    if (loaded == &row - 1 && row.options.weight_dtype == loaded->options.weight_dtype) {
-      // Where this CPU has no product of bf16, its two rows are one.
-      if (&gemm == &default_gemm(loaded->exact) || gemm.needs != Isa::avx512_bf16) continue;
+    if (loaded && row.options.weight_dtype == loaded->options.weight_dtype) {
+      if (gemm.needs != Isa::avx512_bf16) continue;  // without products of bf16 its two rows are one
     } else {
       weights.reset();
-      weights = load_weights(dir, config.value(), row.options, both).value();
+      weights = llama_1b(row.options, both);
       loaded = &row;
     }
-    Phase prefill(weights, both, gemm, 0), prefill_one(weights, first, gemm, 0);
+    const auto phase = [&](ThreadTeam& team, int batch, int n, int context) {
+      auto made = std::make_unique<ModelCase>(weights, team, context, batch, batch * n, Dtype::bf16, Kernels{.gemm = &gemm});
+      made->set(batch, n, context);
+      return made;
+    };
+    const auto prefill = phase(both, 1, kPromptTokens, kPromptTokens);
+    const auto prefill_one = phase(first, 1, kPromptTokens, kPromptTokens);
     for (int batch : {1, 2, 4, 8, 16, 32}) {
-      Phase decode(weights, both, gemm, batch), decode_one(weights, second, gemm, batch);
-      pd_round(prefill, decode, prefill_one, decode_one, 0.1);  // the warm-up
+      const auto decode = phase(both, batch, 1, kContext), decode_one = phase(second, batch, 1, kContext);
+      pd_round(*prefill, *decode, *prefill_one, *decode_one, cpus, 0.1);  // the warm-up
       std::vector<double> sums, prefill_shares, decode_shares;
       for (int i = 0; i < rounds; ++i) {
-        const PdRound r = pd_round(prefill, decode, prefill_one, decode_one, 1.0);
+        const PdRound r = pd_round(*prefill, *decode, *prefill_one, *decode_one, cpus, 1.0);
         prefill_shares.push_back(r.prefill_beside / r.prefill);
         decode_shares.push_back(r.decode_beside / r.decode);
         sums.push_back(prefill_shares.back() + decode_shares.back());

@@ -64,9 +64,9 @@ std::string mapping_flags(const void* at) {
   return "";
 }
 
-struct Pages {
-  explicit Pages(HugePages pages) { use_huge_pages(pages); }
-  ~Pages() { use_huge_pages(HugePages::transparent); }
+struct Chosen {
+  explicit Chosen(HugePages pages) { use_huge_pages(pages); }
+  ~Chosen() { use_huge_pages(HugePages::transparent); }
 };
 
 constexpr size_t kLarge = size_t(8) << 20;
@@ -75,7 +75,7 @@ constexpr size_t kLarge = size_t(8) << 20;
 
 TEST_CASE("the kernel is asked for the pages that were chosen", "[base][memory][pages]") {
   for (auto [pages, flag] : {std::pair{HugePages::off, " nh "}, {HugePages::transparent, " hg "}}) {
-    const Pages chosen(pages);
+    const Chosen chosen(pages);
     const auto pool = cpu_device().allocate(kLarge);
     REQUIRE(pool.ok());
     CHECK_THAT(mapping_flags(pool.value().get()), Contains(flag));
@@ -86,7 +86,7 @@ TEST_CASE("the kernel is asked for the pages that were chosen", "[base][memory][
 
 TEST_CASE("huge pages that must be reserved and are not are an error that says how many there are",
           "[base][memory][pages]") {
-  const Pages chosen(HugePages::reserved);
+  const Chosen chosen(HugePages::reserved);
   const size_t more = size_t(1) << 40;  // than any machine reserves; address space is there
   const auto said = [&](const std::string& message) {
     CHECK_THAT(message, Contains("--huge-pages explicit: " + std::to_string(more) + " bytes: this machine has "));
@@ -110,13 +110,23 @@ TEST_CASE("huge pages that must be reserved and are not are an error that says h
   CHECK_THAT(groups.error().message, Contains("page groups of 65536 bytes: expected a multiple of 2 MiB"));
   const Buffer small(4096);  // no huge page is spent on it
   CHECK_THAT(mapping_flags(small.data()), !Contains(" ht "));
+  const Buffer grown(kLarge, Pages::grown);  // nor does memory that grows ask for them
+  CHECK_THAT(mapping_flags(grown.data()), !Contains(" ht "));
 }
 
 TEST_CASE("a reserved huge page is what a buffer gets", "[base][memory][pages]") {
-  const Pages chosen(HugePages::reserved);
+  const Chosen chosen(HugePages::reserved);
   if (!check_available_memory(kLarge).ok()) SKIP_TEST("no huge pages are reserved (vm.nr_hugepages)");
   const Buffer buffer(kLarge - 1);
   CHECK_THAT(mapping_flags(buffer.data()), Contains(" ht "));
+}
+
+// The NUMA node whose memory the page at `at` is; -1: not touched, or not known.
+int numa_node(const void* at) {
+  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(4095));
+  int node = -1;
+  const bool told = syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0) == 0;  // without nodes: only asks
+  return told && node >= 0 ? node : -1;
 }
 
 TEST_CASE("what a thread touches first is memory of the node of its cpus", "[base][memory][numa]") {

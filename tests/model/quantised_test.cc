@@ -487,6 +487,18 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
       {[&](Folder& f) { f.tensors[q + ".g_idx"].data[4] = 1; }, {"g_idx", "other groups"}},
       {[&](Folder& f) { f.tensors[o + ".scales"].data.replace(0, 2, "\x00\x7c", 2); }, {o + ".scales", "not finite"}},
       {[&](Folder& f) { f.add(o + ".bias", {64}, std::vector<float>(64, 0.5f)); }, {o + ".bias"}},
+      {[&](Folder& f) {
+         f.config["quantization_config"]["desc_act"] = true;
+         f.tensors.erase(o + ".g_idx");
+       },
+       {o + ".g_idx", "missing"}},
+      {[](Folder& f) { f.config["quantization_config"]["desc_act"] = "yes"; }, {"desc_act"}},
+      {[&](Folder& f) {
+         for (const char* part : {".qweight", ".qzeros", ".scales", ".g_idx"}) f.tensors.erase(q + part);
+         const int rows = Folder::kHeads * Folder::kHeadDim;
+         f.add(q + ".weight", {rows, Folder::kHidden}, std::vector<float>(size_t(rows * Folder::kHidden), 0.1f));
+       },
+       {q + ".weight", "dense beside codes"}},
       {[](Folder& f) { f.config["quantization_config"]["bits"] = 3; }, {"bits", "3"}},
       {[](Folder& f) { f.config["quantization_config"]["quant_method"] = "awq"; }, {"quant_method", "awq"}},
       {[](Folder& f) { f.config["quantization_config"].erase("group_size"); }, {"group_size"}},
@@ -507,6 +519,8 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
       {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "no number"}},
       {[&](Folder& f) { f.tensors[o + ".weight"].shape = {32, 128}; }, {o + ".weight", "shape"}},
       {[](Folder& f) { f.config["quantization_config"]["weight_block_size"] = {0, 4}; }, {"weight_block_size"}},
+      {[&](Folder& f) { f.tensors[o + ".weight_scale_inv"].data.replace(0, 4, std::string("\xec\x78\x60\x7b", 4)); },
+       {o + ".weight_scale_inv", "beyond 2^119"}},
       {[](Folder& f) { f.config["quantization_config"]["fmt"] = "e5m2"; }, {"e5m2"}}};
   for (const Wrong& wrong : of_fp8) {
     Folder coded, dense;
@@ -521,7 +535,39 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
   Folder coded, dense;
   fill_fp8(coded, dense, true);
   dense.tensors[o + ".weight"].data.replace(0, 4, std::string("\x00\x00\x80\x7f", 4));
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find("not finite") != std::string::npos);
+  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(o + ".weight\": a weight is not finite, or") != std::string::npos);
+  fill_fp8(coded, dense, true);
+  const std::string up = "model.layers.0.mlp.up_proj.weight";  // one matrix with gate_proj
+  dense.tensors[up].data.replace(0, 4, std::string("\x00\x00\xc0\x7f", 4));
+  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(up + "\": a weight is not finite, or") != std::string::npos);
+  fill_fp8(coded, dense, true);
+  dense.tensors[up].data.replace(0, 4, std::string("\x00\x24\x74\x49", 4));  // 1e6
+  CHECK(refusal(dense, {.weight_dtype = Dtype::f16}).find(up + "\": a weight is too large for f16") != std::string::npos);
+  CHECK(refusal(dense, {.weight_dtype = Dtype::int4}).find(up + "\": a weight is not finite, or too large") !=
+        std::string::npos);
+  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).empty());
+}
+
+TEST_CASE("quantised: an embedding of codes is widened", "[quantised][model]") {
+  Folder coded, dense;
+  fill_gptq(coded, dense, 32, false, false);
+  const std::string table = "model.embed_tokens";
+  REQUIRE(Folder::kVocab % 8 == 0);
+  Random random(8);
+  const int rows = Folder::kVocab, columns = Folder::kHidden, groups = (columns + 31) / 32;
+  std::vector<uint32_t> words(size_t(columns / 8 * rows)), zeros(size_t(groups * rows / 8), 0x77777777u);
+  for (uint32_t& word : words) word = uint32_t(random.next());
+  std::vector<float> w(size_t(rows * columns));
+  for (int n = 0; n < rows; ++n)
+    for (int i = 0; i < columns; ++i)
+      w[size_t(n * columns + i)] = 0.125f * float(int(words[size_t(i / 8 * rows + n)] >> (i % 8 * 4) & 15) - 8);
+  coded.tensors.erase(table + ".weight");
+  coded.tensors[table + ".qweight"] = {"I32", {columns / 8, rows}, Folder::bytes(words)};
+  coded.tensors[table + ".qzeros"] = {"I32", {groups, rows / 8}, Folder::bytes(zeros)};
+  coded.tensors[table + ".scales"] = {
+      "F16", {groups, rows}, Folder::bytes(std::vector<uint16_t>(size_t(groups * rows), nearest_f16(0.125f)))};
+  dense.add(table + ".weight", {rows, columns}, w);
+  CHECK(logits_of(coded.write(), {}, true, 64) == logits_of(dense.write(), {}, true, 64));
 }
 
 }  // namespace xpyd::testing::quantised_test

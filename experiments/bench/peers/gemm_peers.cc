@@ -214,7 +214,7 @@ int run_peers(BenchOptions options) {
     std::printf("\n%d thread%s\n", threads, threads > 1 ? "s" : "");
     bench.team(threads).run([](int) {});  // pins
     for (int m : {4, 8, 16}) compare(bench, libraries, threads, m, 4096, 4096, Dtype::bf16, 2.0);
-    compare(bench, libraries, threads, 512, 4096, 4096, Dtype::f32, 0);
+    compare(bench, libraries, threads, 512, 4096, 4096, Dtype::f32, 1.0);
     compare(bench, libraries, threads, 512, 4096, 4096, Dtype::bf16, 0);
   }
   bench.write_files();

@@ -304,7 +304,7 @@ void compare(Bench& bench, const Pair& pair, std::span<const int> cpus, bool all
       if (!theirs) theirs.emplace(model.get(), most_sequences, tokens, ours.tokens());
       theirs->use(threads);
       const auto measure = [&](const std::string& what, std::function<void()> run_theirs,
-                               std::function<void()> run_ours, int rounds) {
+                               std::function<void()> run_ours, int rounds, double target) {
         const std::string other = std::string("llama.cpp ") + pair.theirs + ", " + what;
         const auto right = [&] { return wrong; };
         bench.measure({{.name = other, .n_threads = n, .run = run_theirs, .check = right, .limit = Limit::none},
@@ -313,19 +313,20 @@ void compare(Bench& bench, const Pair& pair, std::span<const int> cpus, bool all
                         .run = run_ours,
                         .check = right,
                         .limit = Limit::none,
+                        .target = target,
                         .versus = {other}}},
                       rounds);
       };
       if (shape.prefill && (n == most || all))
         measure(
             "prefill " + std::to_string(tokens), [&] { theirs->prefill(tokens); },
-            [&] { ours.prefill(tokens, kChunk); }, std::max(3, bench.options().rounds / 5));
+            [&] { ours.prefill(tokens, kChunk); }, std::max(3, bench.options().rounds / 5), 1.25);
       if (!batches.empty()) theirs->fill(most_sequences, tokens);
       for (int batch : batches) {
         ours.set(batch, 1, tokens);
         measure(
             "decode " + std::to_string(batch) + " x " + std::to_string(tokens), [&] { theirs->decode(batch, tokens); },
-            [&] { ours.run(); }, 0);
+            [&] { ours.run(); }, 0, batch >= 8 ? 1.5 : 1.05);
       }
     }
   }
