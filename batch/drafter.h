@@ -37,10 +37,12 @@ class Drafter {
   virtual void draft(std::span<DraftWish> wishes) = 0;
 };
 
+inline constexpr int kMostDrafts = 64;  // of a sequence in a step
+
 struct DrafterRow;
 struct SpeculationOptions {
   const DrafterRow* drafter = nullptr;  // null: none
-  int tokens = 4;                       // drafts of a sequence in a step, at most
+  int tokens = 0;                       // drafts of a sequence in a step, at most; 0: as many as pay (draft_length.h)
   int ngram_min = 2, ngram_max = 4;     // tokens that must be alike, and those that are looked for first
 };
 

@@ -236,6 +236,7 @@ void Engine::choose_checked(const Entry& entry, const float* row, double now) {
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
     s.computed = ++at;
   }
+  s.draft_record.saw(entry.n_drafts, at - (entry.first + entry.n_known()));
   if (at < entry.end()) memory_.trim(s.kv);
 }
 

@@ -245,16 +245,29 @@ void Engine::place_groups() {
 void Engine::add_drafts(int spare_rows) {
   int spare_tokens = options_.step_tokens, free_blocks = memory_.stats().free;
   for (const Entry& entry : next_->entries) spare_tokens -= entry.n_tokens;
-  const int block_tokens = memory_.stats().block_tokens;
+  const int block_tokens = memory_.stats().block_tokens, wanted = options_.speculation.tokens;
+  const StepCost::Terms& cost = chunks_.cost;
+  StepShape shape;
+  DraftRate rate = {};
+  for (const Entry& entry : next_->entries) {
+    shape.add_tokens(entry.n_tokens, entry.first);
+    rate.tokens += entry.wants_logits;
+  }
+  rate.seconds = seconds(cost, shape);
   std::vector<Entry*> entries;
   wishes_.clear();
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
     const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves;
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
-    const int most = std::min({options_.speculation.tokens, s.request->max_tokens - s.n_output() - 1, spare_tokens,
+    int most = std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens,
                                spare_rows, room});
     if (!decodes || most <= 0) continue;
+    rate.token_seconds = cost[1] + 2 * entry.end() * cost[3];
+    if (wanted == 0 && (most = rate.take(s.draft_record, most)) == 0) {
+      s.draft_record.saw(0, 0);
+      continue;
+    }
     spare_tokens -= most, spare_rows -= most;
     entries.push_back(&entry);
     wishes_.push_back({.tokens = s.tokens, .memory = s.drafts, .most = most});

@@ -7,6 +7,7 @@
 
 #include "allocator/kv_memory.h"
 #include "base/random.h"
+#include "batch/draft_length.h"
 #include "batch/drafter.h"
 #include "batch/output_text.h"
 #include "batch/request.h"
@@ -64,6 +65,7 @@ struct Sequence {
   uint64_t logits_hash = 0;              // of the logits rows that were sampled, in order (base/row_hash.h)
   std::vector<Sampled> prompt_logprobs;  // [n_prompt] while they are wanted: those computed so far
   std::unique_ptr<DraftMemory> drafts;   // the drafter's
+  DraftRecord draft_record;
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
   int row = -1;                          // in a persistent batch (batch/step_arrays.h)

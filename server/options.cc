@@ -66,6 +66,14 @@ auto row_named(const std::string& name) {
   return find_row(rows(), name);
 }
 
+// 0: turbo; -1: neither that nor a number.
+int draft_tokens(const std::string& text) {
+  if (text == "turbo") return 0;
+  int n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  return error == std::errc() && end == text.data() + text.size() && n >= 1 && n <= kMostDrafts ? n : -1;
+}
+
 std::vector<std::string> one_or_none(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : std::vector{text};
 }
@@ -239,8 +247,10 @@ std::vector<OptionRow> make_rows() {
        "--chunk-tokens, of --max-batch rows of logits, and of free blocks), and kept where they are right; ngram: what "
        "followed where a sequence's last tokens have stood in it before",
        kEngine, sets_as<find_drafter, &ClusterOptions::speculation, &SpeculationOptions::drafter>},
-      {"speculate-tokens", integer, "4", "tokens", "", 1, 64, "--speculate: of a sequence in a step at most", kEngine,
-       sets<&ClusterOptions::speculation, &SpeculationOptions::tokens>},
+      {"speculate-tokens", text, "turbo", "tokens", "turbo or 1 to 64", 0, 0,
+       "--speculate: drafts of a sequence in a step at most; turbo: as many as pay, by how many of its last ones were "
+       "right and by what steps take",
+       kEngine, sets_as<draft_tokens, &ClusterOptions::speculation, &SpeculationOptions::tokens>},
       {"ngram-min", integer, "2", "tokens", "", 1, 64, "--speculate ngram: that must be alike", kEngine,
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
       {"ngram-max", integer, "4", "tokens", "", 1, 64, "--speculate ngram: that are looked for first", kEngine,
@@ -692,6 +702,9 @@ Status check_options(const Options& options, std::string_view group) {
   if (const IsaRow* isa = cpu_kernels(options); isa && *cpu_lacks(isa->needs))
     return Error{ErrorCode::unavailable,
                  "--cpu-kernels " + std::string(isa->name) + ": this CPU lacks " + cpu_lacks(isa->needs)};
+  if (options.values().contains("speculate-tokens") && draft_tokens(options.text("speculate-tokens")) < 0)
+    return invalid("--speculate-tokens " + options.text("speculate-tokens") + ": expected turbo or 1 to " +
+                   std::to_string(kMostDrafts));
   if (options.values().contains("ngram-min") && options.integer("ngram-min") > options.integer("ngram-max"))
     return invalid("--ngram-min " + options.text("ngram-min") + ": expected at most --ngram-max, " +
                    options.text("ngram-max"));
