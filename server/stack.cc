@@ -202,13 +202,10 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
       return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
-  // A card has matrices of --dtype: a folder's codes are widened to it.
-  if (std::string(backend.device->name) != "cpu") {
-    if (backend.load.weight_dtype.value_or(backend.load.dtype) != backend.load.dtype)
-      return invalid(std::string("--weight-dtype ") + dtype_name(*backend.load.weight_dtype) + ": --device " +
-                     backend.device->name + " has matrices of --dtype");
-    backend.load.weight_dtype = backend.load.dtype;
-  }
+  const Dtype matrices = backend.load.weight_dtype.value_or(backend.load.dtype);
+  if (std::string(backend.device->name) != "cpu" && matrices != backend.load.dtype && !is_quantised(matrices))
+    return invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
+                   " has matrices of --dtype, int8, int4 or fp8");
   cluster.vocab = stack->config.vocab;
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
