@@ -253,9 +253,7 @@ struct Parser {
   }
 
   std::vector<Assignment> file(const std::string& path) const {
-    auto content = read_small_file(path, kMaxConfigBytes);
-    if (!content) throw Error{content.error().code, "--config: " + content.error().message};
-    std::istringstream stream(content.value());
+    std::istringstream stream(need(read_small_file(path, kMaxConfigBytes), "--config: "));
     std::vector<Assignment> result;
     try {
       auto parsed = po::parse_config_file(stream, description, /*allow_unregistered=*/true);

@@ -121,7 +121,7 @@ int peak_main(const Options& options) try {
 // xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve
 // --processes`), serves, and joins again when that was restarted. The first SIGTERM drains, the
 // second ends it.
-int worker_main(const Options& options) try {
+int worker_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Stack> prepared = need(prepare_stack(options));
   Stack& stack = *prepared;
@@ -174,12 +174,10 @@ int worker_main(const Options& options) try {
   signals.finish();
   need(served);
   return 0;
-} catch (const Error& error) {
-  return fail(" worker", error);
 }
 
 // xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
-int generate_main(const Options& options) try {
+int generate_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Stack> built = need(build_stack(options));
   Stack& stack = *built;
@@ -227,8 +225,6 @@ int generate_main(const Options& options) try {
   std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(stack.runtime->logits_hash()));
   if (printer->end.finish == FinishReason::error) throw Error{ErrorCode::io, printer->end.error};
   return 0;
-} catch (const Error& error) {
-  return fail(" generate", error);
 }
 
 }  // namespace xpyd::server

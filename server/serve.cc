@@ -27,7 +27,7 @@ namespace {
 ServerOptions http_options(const Options& options, Stack& stack);
 }  // namespace
 
-int serve_main(const Options& options) try {
+int serve_main(const Options& options) {
   SignalThread signals;
 
   // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
@@ -84,8 +84,6 @@ int serve_main(const Options& options) try {
     say("logits hash " + std::string(digits));
   }
   return 0;
-} catch (const Error& error) {
-  return fail(" serve", error);
 }
 
 namespace {
@@ -130,9 +128,8 @@ ServerOptions http_options(const Options& options, Stack& stack) {
   for (const std::string& key : http.api_keys)
     if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
   if (!http.api_key_file.empty()) {
-    Result<std::vector<std::string>> keys = read_api_keys(http.api_key_file);
-    if (!keys) throw Error{keys.error().code, "--api-key-file: " + keys.error().message};
-    http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
+    const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
+    http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
   }
   for (std::string& proxy : http.trusted_proxies) {
     const std::string group = address_group(proxy);
