@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/table.h"
 
 namespace xpyd {
@@ -58,15 +59,7 @@ std::string range_words(const OptionRow& row) {
   return "from " + show(row.min) + " to " + show(row.max) + unit;
 }
 
-bool parse_integer(std::string_view text, int64_t* out) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
-
-bool parse_number(std::string_view text, double* out) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty() && !std::isnan(*out);
-}
+bool parse_number(std::string_view text, double* out) { return read_number(text, *out) && !std::isnan(*out); }
 
 // "100ms" -> "0.1"; what is no such time stays as it is.
 std::string without_unit_of_time(const std::string& text) {
@@ -96,7 +89,7 @@ std::string problem(const OptionRow& row, std::string& value) {
     }
     case OptionKind::integer: {
       int64_t x = 0;
-      if (parse_integer(value, &x) && double(x) >= row.min && double(x) <= row.max) return "";
+      if (read_number(value, x) && double(x) >= row.min && double(x) <= row.max) return "";
       return "expected a whole number " + range_words(row);
     }
     case OptionKind::number: {
@@ -330,7 +323,7 @@ const std::string& Options::text(std::string_view name) const {
 int64_t Options::integer(std::string_view name) const {
   const std::string& value = text(name);
   int64_t x = 0;
-  if (parse_integer(value, &x)) return x;
+  if (read_number(value, x)) return x;
   auto bytes = parse_bytes(value);
   XPYD_CHECK(bytes.ok(), "--" + std::string(name) + " is not an integer option");
   return bytes.value();

@@ -3,7 +3,6 @@
 //
 // "truncation" and "padding" are not read: Hugging Face's transformers overrides them in every call, too.
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/utf8.h"
 #include "model/tokenizer_impl.h"
 
@@ -62,8 +62,7 @@ int byte_token(std::string_view content) {
   std::string_view digits = content.substr(3, 2);
   if (digits[0] == '+') digits.remove_prefix(1);
   unsigned value = 0;
-  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(value) : -1;
+  return read_number(digits, value, 16) ? static_cast<int>(value) : -1;
 }
 
 // Every reader throws the Error of what it does not take.

@@ -21,6 +21,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/numbers.h"
 #include "base/version.h"
 #include "disagg/worker.h"
 #include "server/signals.h"
@@ -37,11 +38,7 @@ const char* role_name(Role role) {
 void write_key(const std::string& path) {
   const ClusterKey key = ClusterKey::random();
   std::string text;  // no line end in it, so that it is read as it is
-  for (char c : key.bytes()) {
-    char hex[3];
-    std::snprintf(hex, sizeof hex, "%02x", unsigned(uint8_t(c)));
-    text += hex;
-  }
+  for (char c : key.bytes()) text += hex(uint8_t(c), 2);
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
   if (fd >= 0) close(fd);

@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "base/os.h"
 #include "base/version.h"
 #include "model/folder.h"
@@ -78,11 +79,8 @@ int serve_main(const Options& options) {
   need(started);
   if (stack.backend)  // graphs and kernels chosen since it started
     say(stack.backend->describe());
-  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0) {  // 0: no request has ended
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-    say("logits hash " + std::string(digits));
-  }
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+    say("logits hash " + hex(hash));
   return 0;
 }
 

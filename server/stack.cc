@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "allocator/kv_plan.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/numbers.h"
 #include "base/peak.h"
 #include "base/siphash.h"
 #include "base/version.h"
@@ -51,12 +51,6 @@ Rates instance_rates(const BackendOptions& options, size_t n_instances) {
   ThreadTeam team(int(std::min(threads, cores)));
   const PeakRow peak = cached_peak(team).all;
   return {1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", (unsigned long long)value);
-  return text;
 }
 
 // What of the weights' form KV depends on.
@@ -123,8 +117,7 @@ Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const 
   const std::vector<int> usable = usable_cpus();
   const auto number = [&](std::string_view digits) {
     int n = -1;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
-    if (error != std::errc() || end != digits.data() + digits.size() || !std::ranges::count(usable, n))
+    if (!read_number(digits, n) || !std::ranges::count(usable, n))
       throw invalid("--cpus " + text + ": `" + std::string(digits) + "` is no core that this process may use");
     return n;
   };

@@ -2,11 +2,11 @@
 
 #include <zmq.h>
 
-#include <charconv>
 #include <chrono>
 #include <utility>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "disagg/net/msgpack.h"
 
 namespace xpyd::disagg {
@@ -28,10 +28,7 @@ Result<std::string> endpoint_of(const char* option, const std::string& text, int
   const size_t colon = text.rfind(':');
   if (!text.starts_with("tcp://") || colon <= std::string_view("tcp://").size()) return wrong("tcp://HOST:PORT");
   int port = -1;
-  const char* end = text.data() + text.size();
-  if (auto [to, error] = std::from_chars(text.data() + colon + 1, end, port); error != std::errc() || to != end)
-    port = -1;
-  if (port < 0 || port > UINT16_MAX) return wrong("tcp://HOST:PORT, a port from 0 to 65535");
+  if (!read_number(std::string_view(text).substr(colon + 1), port) || port < 0 || port > UINT16_MAX) return wrong("tcp://HOST:PORT, a port from 0 to 65535");
   if (port == 0) return text;
   if (port + rank > UINT16_MAX) return wrong("a port that, with " + std::to_string(rank) + " added, is one");
   return text.substr(0, colon + 1) + std::to_string(port + rank);

@@ -1,10 +1,10 @@
 #include "disagg/simulate/hardware.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/table.h"
 
 namespace xpyd::disagg {
@@ -66,11 +66,7 @@ Result<Hardware> find_hardware(const std::string& name) try {
     const size_t x = name.rfind('x');
     const std::string card = name.substr(0, x);
     int cards = 1;
-    if (x != std::string::npos) {
-      const char *begin = name.data() + x + 1, *end = name.data() + name.size();
-      if (auto [at, error] = std::from_chars(begin, end, cards); at != end || error != std::errc{} || cards < 1)
-        cards = 0;
-    }
+    if (x != std::string::npos && !read_number(std::string_view(name).substr(x + 1), cards)) cards = 0;
     const Hardware* row = cards < 1 || cards > 1024 ? nullptr : find_row(kHardware, card);
     if (!row) return unknown("hardware", name, names_of(kHardware) + ", each with a count: a800x8");
     Hardware found = *row;
