@@ -86,11 +86,11 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
                     .instance = o.instance,
                     .wire = options_.wire->name};
   need(wait_for("joined", [](const StageEnd& stage) { return stage.channel != nullptr; }));
-  for (StageEnd& stage : stages_) say(stage.channel, kStart, start);
+  for (StageEnd& stage : stages_) say_to(stage.channel, start);
   need(wait_for("loaded its part of the model", [](const StageEnd& stage) { return !stage.address.empty(); }));
   for (size_t s = 0; s < stages_.size(); ++s)
-    say(stages_[s].channel, kPeers,
-        Peers{s > 0 ? stages_[s - 1].address : "", s + 1 < stages_.size() ? stages_[s + 1].address : wire_->address()});
+    say_to(stages_[s].channel, Peers{s > 0 ? stages_[s - 1].address : "",
+                                     s + 1 < stages_.size() ? stages_[s + 1].address : wire_->address()});
   for (Naps naps; !need(wire_->connect(shards_.pp - 1, stages_.back().address)); naps.nap()) {
     if (std::lock_guard lock(mutex_); !failed_.empty()) return Error{ErrorCode::unavailable, failed_};
   }
