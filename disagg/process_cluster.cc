@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "base/numbers.h"
 #include "disagg/cluster.h"
-#include "disagg/control/codec.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {

@@ -6,10 +6,8 @@
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <sstream>
 
-#include "base/json.h"
 #include "base/numbers.h"
 #include "disagg/net/hello.h"
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <climits>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
