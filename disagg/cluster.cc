@@ -93,12 +93,10 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
   return ok();
 }
 
-Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
-  if (!o.transport->shared_pool) return std::shared_ptr<HandoffPool>();
+Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
+  if (!o.transport->shared_pool) return std::unique_ptr<HandoffPool>();
   if (Status can = check_shared_pool(o, true); !can) return can.error();
-  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
-  if (!made) return made.error();
-  return std::shared_ptr<HandoffPool>(std::move(made).value());
+  return HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
 }
 
 Result<JoinedPool> join_pool(const ClusterOptions& o, const Welcome& as) {
@@ -242,8 +240,8 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .tokenizer = o.tokenizer};
   options.engine.chunks.ttft_s = o.objectives.ttft_s;
   options.engine.chunks.tbt_s = o.objectives.tbt_s;
-  built.instance =
-      std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock, post);
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
+                                              post);
   return built;
 } catch (const Error& error) {
   return error;

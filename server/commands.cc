@@ -1,8 +1,6 @@
 // The subcommands that are short: generate, worker, peak, export; and the result files of all.
 #include "server/commands.h"
 
-#include <sched.h>
-
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -11,7 +9,6 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/peak.h"
 #include "base/version.h"
 #include "model/folder.h"
@@ -130,13 +127,13 @@ int worker_main(const Options& options) {
   options.fill(worker_options);
   ProcessOptions cluster;
   options.fill(cluster);
-  if (!cluster.key_file.empty()) worker_options.key = need(cluster.read_key());
+  if (!cluster.key_file.empty()) worker_options.key = cluster.read_key();
   const bool is_stage = options.integer("rank") >= 0;
   struct Found {
     std::mutex mutex;
     std::string address;
   } found;  // by the registry, below
-  const std::unique_ptr<Registry> registry = need(cluster.open_registry(stack.clock));
+  const std::unique_ptr<Registry> registry = cluster.open_registry(stack.clock);
   if (registry) {
     const std::string name = is_stage ? rank_group_name(options) : kConductorName;
     registry->watch(name, [&found, name](const Registry::Entries& entries) {

@@ -34,7 +34,7 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
         conductor.max_model_len,
         request.prompt_tokens +
             std::max(1, simulation.output_tokens < 0 ? request.output_tokens : simulation.output_tokens));
-  conductor.log = need(open_event_log(options));
+  conductor.log = open_event_log(options);
   conductor.patience_s = kNever;
   return simulation;
 }

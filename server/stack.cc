@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <limits>
@@ -17,7 +16,6 @@
 #include "base/peak.h"
 #include "base/siphash.h"
 #include "base/version.h"
-#include "batch/admission.h"
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
 #include "model/folder.h"
@@ -257,7 +255,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid(
         "--kv-events: no block is kept to be found again: expected --prefix-cache on and --allocator paged "
         "or token, or --host-kv-bytes");
-  cluster.log = need(open_event_log(options, worker ? "." + process_name(getpid()) : ""));
+  cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
   check_ranks(*stack);
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
@@ -333,15 +331,14 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) try {
   return error;
 }
 
-Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix) {
-  if (options.text("event-log").empty()) return std::shared_ptr<EventLog>();
+std::shared_ptr<EventLog> open_event_log(const Options& options, const std::string& suffix) {
+  if (options.text("event-log").empty()) return nullptr;
   JsonText shown;
   shown.open('{');
   for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
-  auto log = EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"),
-                              shown.close('}').take());
-  if (!log) return Error{log.error().code, "--event-log: " + log.error().message};
-  return std::shared_ptr<EventLog>(std::move(log).value());
+  return need(
+      EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"), shown.close('}').take()),
+      "--event-log: ");
 }
 
 }  // namespace xpyd::server
