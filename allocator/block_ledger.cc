@@ -32,11 +32,10 @@ constexpr int64_t kGone = -1, kUnknown = -2;
 // Clock ticks after the machine's start; kGone: no such process.
 int64_t start_of(int64_t pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return errno == ENOENT ? kGone : kUnknown;
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return errno == ENOENT ? kGone : kUnknown;
   char text[1024];
-  const ssize_t n = ::read(file, text, sizeof text - 1);
-  ::close(file);
+  const ssize_t n = ::read(file.get(), text, sizeof text - 1);
   if (n <= 0) return n < 0 && errno == ESRCH ? kGone : kUnknown;
   text[n] = 0;
   const char* at = std::strrchr(text, ')');  // behind the name, which may be anything: field 3
@@ -48,13 +47,11 @@ int64_t start_of(int64_t pid) {
 bool has_ended(int64_t pid, int64_t started, int wait_ms) {
   const int64_t now = start_of(pid);
   if (now != started) return now != kUnknown;
-  const int process = int(::syscall(SYS_pidfd_open, pid_t(pid), 0));
+  const Fd process(int(::syscall(SYS_pidfd_open, pid_t(pid), 0)));
   // Gone by now; or this system has no such call (Linux before 5.3): then the lock decides.
-  if (process < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM;
-  struct pollfd end = {process, POLLIN, 0};
-  const bool ended = ::poll(&end, 1, wait_ms) == 1;
-  ::close(process);
-  return ended;
+  if (process.get() < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM;
+  struct pollfd end = {process.get(), POLLIN, 0};
+  return ::poll(&end, 1, wait_ms) == 1;
 }
 
 }  // namespace
@@ -73,15 +70,15 @@ std::atomic_ref<uint64_t> BlockLedger::word(int32_t block) const {
   return std::atomic_ref(words()[block]);
 }
 
-BlockLedger::BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, int lock_file)
-    : memory_(std::move(memory)), n_blocks_(n_blocks), lock_file_(lock_file) {}
+BlockLedger::BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, Fd lock_file)
+    : memory_(std::move(memory)), n_blocks_(n_blocks), lock_file_(std::move(lock_file)) {}
 
 Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte> memory, int n_blocks, int file,
                                                        As as) {
   const std::string path = "/proc/self/fd/" + std::to_string(file);
-  const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (own < 0) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
-  auto ledger = std::unique_ptr<BlockLedger>(new BlockLedger(std::move(memory), n_blocks, own));
+  Fd own(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (own.get() < 0) return Error{ErrorCode::io, path + ": " + os_text()};
+  auto ledger = std::unique_ptr<BlockLedger>(new BlockLedger(std::move(memory), n_blocks, std::move(own)));
   if (as == As::observer) return ledger;
   for (int slot = 0; slot < kMembers && ledger->slot_ < 0; ++slot) {
     if (!ledger->lock(slot)) continue;
@@ -105,19 +102,18 @@ Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte
 
 BlockLedger::~BlockLedger() {
   if (slot_ >= 0) clear(slot_);
-  ::close(lock_file_);
 }
 
 bool BlockLedger::lock(int slot) {
   struct flock range = {};
   range.l_type = F_WRLCK, range.l_whence = SEEK_SET, range.l_start = slot, range.l_len = 1;
-  return ::fcntl(lock_file_, F_OFD_SETLK, &range) == 0;
+  return ::fcntl(lock_file_.get(), F_OFD_SETLK, &range) == 0;
 }
 
 void BlockLedger::unlock(int slot) {
   struct flock range = {};
   range.l_type = F_UNLCK, range.l_whence = SEEK_SET, range.l_start = slot, range.l_len = 1;
-  XPYD_CHECK(::fcntl(lock_file_, F_OFD_SETLK, &range) == 0, std::strerror(errno));
+  XPYD_CHECK(::fcntl(lock_file_.get(), F_OFD_SETLK, &range) == 0, std::strerror(errno));
 }
 
 // Before: the slot is locked here. Whether nothing of its member can write any more.

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "allocator/block_source.h"
+#include "base/os.h"
 
 namespace xpyd::allocator {
 
@@ -72,7 +73,7 @@ class BlockLedger final : public BlockSource {
 
  private:
   struct Header;
-  BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, int lock_file);
+  BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, Fd lock_file);
   static uint64_t bit(int slot) { return uint64_t{1} << slot; }
   uint64_t* words() const;
   std::atomic_ref<uint64_t> word(int32_t block) const;
@@ -87,7 +88,7 @@ class BlockLedger final : public BlockSource {
 
   const std::shared_ptr<std::byte> memory_;
   const int n_blocks_;
-  const int lock_file_;
+  const Fd lock_file_;
   int slot_ = -1;
   std::atomic<int32_t> next_{0};  // where the next claim looks first
   std::mutex reaping_;            // locks of one open file do not exclude each other

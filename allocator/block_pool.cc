@@ -1,6 +1,5 @@
 #include "allocator/block_pool.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>

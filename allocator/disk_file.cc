@@ -33,7 +33,7 @@ std::string no_file(int error) {  // of open() with O_DIRECT
   return error == EINVAL ? "its file system has no direct I/O (O_DIRECT)" : "cannot write there: " + why(error);
 }
 
-Result<int> make_file(const std::string& dir) {
+Result<Fd> make_file(const std::string& dir) {
   static std::atomic<int> count{0};
   const std::string path = dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600);
@@ -42,12 +42,12 @@ Result<int> make_file(const std::string& dir) {
   // is not ours: without a free descriptor nobody has even looked whether there is one (EMFILE).
   if (fd >= 0 || error == EINVAL) ::unlink(path.c_str());
   if (fd < 0) return bad(dir, no_file(error));
-  return fd;
+  return Fd(fd);
 }
 
-Result<int> open_kept(const std::string& dir, const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_DIRECT);
-  if (fd < 0) return bad(dir, no_file(errno));
+Result<Fd> open_kept(const std::string& dir, const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_DIRECT));
+  if (fd.get() < 0) return bad(dir, no_file(errno));
   return fd;
 }
 
@@ -87,25 +87,20 @@ Status DiskFile::check_folder(const std::string& dir) {
 }
 
 Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t block_bytes, int n_blocks,
-                                                 DiskFault fault, DiskRefusal refusal, const std::string& kept) {
-  if (Status there = check_folder(dir); !there) return there.error();
-  Result<int> fd = kept.empty() ? make_file(dir) : open_kept(dir, kept);
-  if (!fd) return fd.error();
-  if (Status sized = size_file(fd.value(), dir, padded(block_bytes) * size_t(n_blocks)); !sized) {
-    ::close(fd.value());
-    return sized.error();
-  }
+                                                 DiskFault fault, DiskRefusal refusal, const std::string& kept) try {
+  need(check_folder(dir));
+  Fd fd = need(kept.empty() ? make_file(dir) : open_kept(dir, kept));
+  need(size_file(fd.get(), dir, padded(block_bytes) * size_t(n_blocks)));
   auto ring = std::make_unique<Ring>();
-  if (ring->error != 0) {
-    ::close(fd.value());
-    return bad(dir, "io_uring is not permitted here: " + why(ring->error));
-  }
+  if (ring->error != 0) return bad(dir, "io_uring is not permitted here: " + why(ring->error));
   return std::unique_ptr<DiskFile>(
-      new DiskFile(fd.value(), std::move(ring), block_bytes, std::move(fault), std::move(refusal)));
+      new DiskFile(std::move(fd), std::move(ring), block_bytes, std::move(fault), std::move(refusal)));
+} catch (const Error& error) {
+  return error;
 }
 
-DiskFile::DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal)
-    : fd_(fd),
+DiskFile::DiskFile(Fd fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal)
+    : fd_(std::move(fd)),
       ring_(std::move(ring)),
       block_bytes_(block_bytes),
       padded_bytes_(padded(block_bytes)),
@@ -127,7 +122,6 @@ DiskFile::~DiskFile() {
   }
   posted_.notify_one();
   thread_.join();
-  ::close(fd_);
 }
 
 void DiskFile::write(int block, const std::byte* from, int64_t id) {
@@ -166,9 +160,9 @@ void DiskFile::prepare(int slot) {
   XPYD_CHECK(sqe);
   const uint64_t offset = uint64_t(o.block) * padded_bytes_;
   if (o.write) {
-    io_uring_prep_write(sqe, fd_, data, unsigned(padded_bytes_), offset);
+    io_uring_prep_write(sqe, fd_.get(), data, unsigned(padded_bytes_), offset);
   } else {
-    io_uring_prep_read(sqe, fd_, data, unsigned(padded_bytes_), offset);
+    io_uring_prep_read(sqe, fd_.get(), data, unsigned(padded_bytes_), offset);
   }
   io_uring_sqe_set_data64(sqe, uint64_t(slot));
   not_taken_.push_back({slot, sqe});

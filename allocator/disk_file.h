@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/os.h"
 #include "base/status.h"
 
 struct io_uring_sqe;
@@ -73,7 +74,7 @@ class DiskFile {
     int64_t id;
   };
   struct Ring;
-  DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal);
+  DiskFile(Fd fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal);
   void post(Operation operation);
   void work();
   void prepare(int slot);
@@ -82,7 +83,7 @@ class DiskFile {
   void finish(int slot, int result, std::vector<Done>& ended);
   std::byte* memory(const Operation& operation, int slot) const;
 
-  const int fd_;
+  const Fd fd_;
   const std::unique_ptr<Ring> ring_;
   const size_t block_bytes_, padded_bytes_;
   const DiskFault fault_;

@@ -133,17 +133,17 @@ DiskIndexContents parse_disk_index(std::string_view bytes, const DiskIdentity& i
 
 DiskIndexContents read_disk_index(const std::string& path, const DiskIdentity& identity, int block_tokens) {
   const auto lost = [](const std::string& why) { return DiskIndexContents{.blocks = {}, .cut = 0, .other = why}; };
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return lost(errno == ENOENT ? "" : std::string("its index cannot be read: ") + std::strerror(errno));
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (fd.get() < 0)
+    return lost(errno == ENOENT ? "" : std::string("its index cannot be read: ") + std::strerror(errno));
   struct stat about;
   std::string bytes;
-  const bool regular = ::fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == ::geteuid() &&
+  const bool regular = ::fstat(fd.get(), &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == ::geteuid() &&
                        size_t(about.st_size) <= kMostBytes;
   if (regular) bytes.resize(size_t(about.st_size));
   size_t got = 0;
   for (ssize_t n = 1; n > 0 && got < bytes.size(); got += size_t(std::max<ssize_t>(n, 0)))
-    n = ::read(fd, bytes.data() + got, bytes.size() - got);
-  ::close(fd);
+    n = ::read(fd.get(), bytes.data() + got, bytes.size() - got);
   if (!regular) return lost("its index is no file that can be read");
   bytes.resize(got);  // what cannot be read is the end
   return parse_disk_index(bytes, identity, block_tokens);
@@ -154,16 +154,14 @@ DiskIndexContents read_disk_index(const std::string& path, const DiskIdentity& i
 Result<std::unique_ptr<DiskIndex>> DiskIndex::create(const std::string& path, const DiskIdentity& identity) {
   const std::string beside = path + ".new";
   ::unlink(beside.c_str());  // of one who was killed at this
-  const int fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) return failed(beside, "cannot be made").error();
-  std::unique_ptr<DiskIndex> index(new DiskIndex(path, fd));
+  Fd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (fd.get() < 0) return failed(beside, "cannot be made").error();
+  std::unique_ptr<DiskIndex> index(new DiskIndex(path, std::move(fd)));
   index->pending_ = head_of(identity);
   append(index->pending_, sum_of(index->pending_, 0));
   index->head_ = index->size_ = index->pending_.size();
   return index;
 }
-
-DiskIndex::~DiskIndex() { ::close(fd_); }
 
 // pending_ from `begin` on is a record but for its checksum.
 void DiskIndex::seal(size_t begin) {
@@ -193,7 +191,7 @@ Status DiskIndex::flush() {
   if (failed_) return Error{ErrorCode::io, path_ + " is written no more"};
   size_t done = 0;
   while (done < pending_.size()) {
-    const ssize_t n = ::write(fd_, pending_.data() + done, pending_.size() - done);
+    const ssize_t n = ::write(fd_.get(), pending_.data() + done, pending_.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       failed_ = true;
@@ -221,22 +219,17 @@ Result<std::unique_ptr<DiskName>> DiskName::take(const std::string& dir, const s
   for (int n = 0; n < kMost; ++n) {
     const std::string path = dir + "/xpyd-" + role + "-" + std::to_string(n), data = path + ".kv";
     // A descriptor for the lock alone: the other one may have I/O under way when its process ends.
-    const int lock = ::open(data.c_str(), O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-    if (lock < 0) return failed(data, "cannot be opened").error();
+    Fd lock(::open(data.c_str(), O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+    if (lock.get() < 0) return failed(data, "cannot be opened").error();
     struct stat about;
-    if (::fstat(lock, &about) != 0 || !S_ISREG(about.st_mode) || about.st_uid != ::geteuid() || about.st_nlink != 1) {
-      ::close(lock);
+    if (::fstat(lock.get(), &about) != 0 || !S_ISREG(about.st_mode) || about.st_uid != ::geteuid() ||
+        about.st_nlink != 1)
       return invalid(data + ": expected a file of this user's");
-    }
-    if (::flock(lock, LOCK_EX | LOCK_NB) == 0)
-      return std::unique_ptr<DiskName>(new DiskName(path, lock, size_t(about.st_size)));
-    const int error = errno;
-    ::close(lock);
-    if (error != EWOULDBLOCK) return invalid(data + ": cannot be locked: " + std::strerror(error));
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0)
+      return std::unique_ptr<DiskName>(new DiskName(path, std::move(lock), size_t(about.st_size)));
+    if (errno != EWOULDBLOCK) return invalid(data + ": cannot be locked: " + os_text());
   }
   return invalid(dir + ": " + std::to_string(kMost) + " instances have their files there");
 }
-
-DiskName::~DiskName() { ::close(lock_); }
 
 }  // namespace xpyd::allocator

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/os.h"
 #include "base/status.h"
 
 namespace xpyd::allocator {
@@ -51,10 +52,6 @@ class DiskIndex {
  public:
   // A new log without records, beside `path`; after commit() in its place.
   static Result<std::unique_ptr<DiskIndex>> create(const std::string& path, const DiskIdentity& identity);
-  ~DiskIndex();
-  DiskIndex(const DiskIndex&) = delete;
-  DiskIndex& operator=(const DiskIndex&) = delete;
-
   // From the next flush() on, in this order.
   void put(int32_t slot, bool first, uint64_t uid, uint64_t parent_uid, uint64_t checksum,
            std::span<const int32_t> tokens);
@@ -66,11 +63,11 @@ class DiskIndex {
 
  private:
   static constexpr size_t kLeast = size_t{1} << 20;  // bytes: below, nobody minds
-  DiskIndex(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  DiskIndex(std::string path, Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
   void seal(size_t begin);
 
   const std::string path_;
-  const int fd_;
+  const Fd fd_;
   size_t size_ = 0, head_ = 0, live_ = 0, put_bytes_ = 0;  // size_: with what is in pending_
   std::string pending_;
   bool failed_ = false;
@@ -81,17 +78,14 @@ class DiskIndex {
 class DiskName {
  public:
   static Result<std::unique_ptr<DiskName>> take(const std::string& dir, const std::string& role);
-  ~DiskName();
-  DiskName(const DiskName&) = delete;
-  DiskName& operator=(const DiskName&) = delete;
   std::string data() const { return path_ + ".kv"; }  // is there; perhaps empty
   std::string index() const { return path_ + ".index"; }
   size_t bytes() const { return bytes_; }  // that the data file had
 
  private:
-  DiskName(std::string path, int lock, size_t bytes) : path_(std::move(path)), lock_(lock), bytes_(bytes) {}
+  DiskName(std::string path, Fd lock, size_t bytes) : path_(std::move(path)), lock_(std::move(lock)), bytes_(bytes) {}
   const std::string path_;
-  const int lock_;
+  const Fd lock_;
   const size_t bytes_;
 };
 

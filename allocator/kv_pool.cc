@@ -1,7 +1,6 @@
 #include "allocator/kv_pool.h"
 
 #include <algorithm>
-#include <climits>
 #include <string>
 #include <utility>
 

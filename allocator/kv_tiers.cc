@@ -29,7 +29,7 @@ KvTiers::KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams
 KvTiers::~KvTiers() = default;
 
 Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvTierOptions& options, Device& device,
-                                                 Seams seams) {
+                                                 Seams seams) try {
   if (!options.on())
     return invalid(options.disk_dir.empty()
                        ? "--host-kv-bytes is 0"
@@ -46,12 +46,9 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
     return invalid("--host-kv-bytes is " + std::to_string(options.host_bytes) + ": one block of " +
                    std::to_string(options.block_tokens) + " tokens has " + std::to_string(block) +
                    " bytes, expected room for 1 to 2^31 tokens");
-  if (Status there = check_available_memory(options.host_bytes); !there)  // pinned or not
-    return Error{there.error().code, "--host-kv-bytes: " + there.error().message};
+  need(check_available_memory(options.host_bytes), "--host-kv-bytes: ");  // pinned or not
   t->layout_.n_blocks = int(n);
-  Result<std::shared_ptr<std::byte>> host = device.allocate_host(t->layout_.pool_bytes());
-  if (!host) return Error{host.error().code, "--host-kv-bytes: " + host.error().message};
-  t->host_ = host.value();
+  t->host_ = need(device.allocate_host(t->layout_.pool_bytes()), "--host-kv-bytes: ");
   for (int slot = int(n); slot-- > 0;) t->free_host_.push_back(slot);
   if (!options.disk_dir.empty()) {
     if (block > size_t{1} << 30)
@@ -62,19 +59,18 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
                      std::to_string(DiskFile::padded(block)) + " bytes");
     if (options.disk_keep) {
-      if (Status there = DiskFile::check_folder(options.disk_dir); !there) return there.error();
-      auto name = DiskName::take(options.disk_dir, options.disk_role);
-      if (!name) return Error{name.error().code, "--disk-kv-dir " + options.disk_dir + ": " + name.error().message};
-      t->disk_name_ = std::move(name).value();
+      need(DiskFile::check_folder(options.disk_dir));
+      t->disk_name_ = need(DiskName::take(options.disk_dir, options.disk_role),
+                           "--disk-kv-dir " + options.disk_dir + ": ");
     }
-    auto disk = DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal,
-                               options.disk_keep ? t->disk_name_->data() : "");
-    if (!disk) return disk.error();
-    t->disk_ = std::move(disk).value();
+    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal,
+                                   options.disk_keep ? t->disk_name_->data() : ""));
     t->disk_slots_ = int(slots);
     t->restore();
   }
   return t;
+} catch (const Error& error) {
+  return error;
 }
 
 // ---- The index.

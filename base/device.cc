@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <mutex>

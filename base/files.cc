@@ -1,8 +1,5 @@
 #include "base/files.h"
 
-#include <sys/stat.h>
-
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <random>

@@ -4,9 +4,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <vector>
+#include <set>
 
 #include "base/os.h"
 #include "base/utf8.h"
@@ -278,37 +277,16 @@ Result<const json*> get_object(const json& object, const std::string& name, cons
 }
 
 JsonFields::JsonFields(const json& object, std::string what) : object_(object), what_(std::move(what)) {
-  if (!object.is_object()) status_ = invalid(what_ + ": expected an object, got " + object.type_name());
+  if (!object.is_object()) throw invalid(what_ + ": expected an object, got " + object.type_name());
 }
 
-template <class T>
-T JsonFields::keep(Result<T> result, T fallback) {
-  if (result.ok()) return std::move(result).value();
-  if (status_.ok()) status_ = result.error();
-  return fallback;
-}
-
-int64_t JsonFields::integer(const std::string& name, int64_t min, int64_t max) {
-  return keep(get_int(object_, name, min, max, what_), min);
-}
-int64_t JsonFields::integer_or(const std::string& name, int64_t min, int64_t max, int64_t fallback) {
-  return find_field(object_, name) == nullptr ? fallback : integer(name, min, max);
-}
-double JsonFields::number(const std::string& name, double min, double max) {
-  return keep(get_double(object_, name, min, max, what_), min);
-}
-double JsonFields::number_or(const std::string& name, double min, double max, double fallback) {
-  return find_field(object_, name) == nullptr ? fallback : number(name, min, max);
-}
-bool JsonFields::boolean(const std::string& name) { return keep(get_bool(object_, name, what_), false); }
-bool JsonFields::boolean_or(const std::string& name, bool fallback) {
-  return find_field(object_, name) == nullptr ? fallback : boolean(name);
-}
-std::string JsonFields::string(const std::string& name) {
-  return keep(get_string(object_, name, what_), std::string());
-}
-std::string JsonFields::string_or(const std::string& name, std::string fallback) {
-  return find_field(object_, name) == nullptr ? fallback : string(name);
+void JsonFields::no_others() const {
+  for (const auto& [name, value] : object_.items()) {
+    if (std::ranges::find(asked_, name) != asked_.end()) continue;
+    std::string known;
+    for (const std::string& one : std::set(asked_.begin(), asked_.end())) known += (known.empty() ? "" : ", ") + one;
+    throw invalid(what_ + ": " + name + ": no such field; expected " + known);
+  }
 }
 
 JsonText& JsonText::open(char bracket) {

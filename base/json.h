@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "base/status.h"
 
@@ -53,32 +54,40 @@ Result<const nlohmann::json*> get_object(const nlohmann::json& object, const std
 // The field's value; nullptr where it is missing or null.
 const nlohmann::json* find_field(const nlohmann::json& object, const std::string& name);
 
-// Reads many fields of one object and keeps the first error, so that the caller looks once:
+// Reads fields of one object; the first that is wrong is thrown, as an Error:
 //   JsonFields fields(json, "config.json");
 //   config.hidden = fields.integer("hidden_size", 1, 1 << 20);
 //   config.rope_theta = fields.number_or("rope_theta", 1, 1e12, 10000);
-//   if (!fields.status().ok()) return fields.status().error();
-// The `_or` readers take a missing or null field for the fallback; a field that is there is still
-// checked.
+// find() and the `_or` readers take a missing or null field for none; a field that is there is still checked.
 class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string what);
-  int64_t integer(const std::string& name, int64_t min, int64_t max);
-  int64_t integer_or(const std::string& name, int64_t min, int64_t max, int64_t fallback);
-  double number(const std::string& name, double min, double max);
-  double number_or(const std::string& name, double min, double max, double fallback);
-  bool boolean(const std::string& name);
-  bool boolean_or(const std::string& name, bool fallback);
-  std::string string(const std::string& name);
-  std::string string_or(const std::string& name, std::string fallback);
-  const Status& status() const { return status_; }
+  int64_t integer(const std::string& name, int64_t min, int64_t max) {
+    return need(get_int(object_, asked(name), min, max, what_));
+  }
+  double number(const std::string& name, double min, double max) {
+    return need(get_double(object_, asked(name), min, max, what_));
+  }
+  bool boolean(const std::string& name) { return need(get_bool(object_, asked(name), what_)); }
+  std::string string(const std::string& name) { return need(get_string(object_, asked(name), what_)); }
+  const nlohmann::json& array(const std::string& name) { return *need(get_array(object_, asked(name), what_)); }
+  const nlohmann::json* find(const std::string& name) { return find_field(object_, asked(name)); }
+  int64_t integer_or(const std::string& name, int64_t min, int64_t max, int64_t fallback) {
+    return find(name) ? integer(name, min, max) : fallback;
+  }
+  double number_or(const std::string& name, double min, double max, double fallback) {
+    return find(name) ? number(name, min, max) : fallback;
+  }
+  bool boolean_or(const std::string& name, bool fallback) { return find(name) ? boolean(name) : fallback; }
+  std::string string_or(const std::string& name, std::string fallback) { return find(name) ? string(name) : fallback; }
+  // Throws where another field is there than those that were asked for: a misspelt one, which nobody would hear of.
+  void no_others() const;
 
  private:
-  template <class T>
-  T keep(Result<T> result, T fallback);
+  const std::string& asked(const std::string& name) { return asked_.emplace_back(name); }
   const nlohmann::json& object_;
   std::string what_;
-  Status status_ = ::xpyd::ok();
+  std::vector<std::string> asked_;
 };
 
 // Writes JSON: no tree, no allocation per field. Whatever bytes a string holds, the result is one

@@ -1,8 +1,7 @@
-// Boost.Program_options splits the command line and the INI file into names and strings; what a
-// string may be is decided here, by the table's rows, so that both sources give the same messages.
+// Boost.Program_options splits the INI file into names and strings; what a string may be is decided here, by the
+// table's rows, so that all sources give the same messages.
 #include "base/options.h"
 
-#include <algorithm>
 #include <boost/program_options.hpp>
 #include <cctype>
 #include <charconv>
@@ -13,6 +12,7 @@
 #include <sstream>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/table.h"
 
 namespace xpyd {
@@ -58,15 +58,7 @@ std::string range_words(const OptionRow& row) {
   return "from " + show(row.min) + " to " + show(row.max) + unit;
 }
 
-bool parse_integer(std::string_view text, int64_t* out) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
-
-bool parse_number(std::string_view text, double* out) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty() && !std::isnan(*out);
-}
+bool parse_number(std::string_view text, double* out) { return read_number(text, *out) && !std::isnan(*out); }
 
 // "100ms" -> "0.1"; what is no such time stays as it is.
 std::string without_unit_of_time(const std::string& text) {
@@ -96,7 +88,7 @@ std::string problem(const OptionRow& row, std::string& value) {
     }
     case OptionKind::integer: {
       int64_t x = 0;
-      if (parse_integer(value, &x) && double(x) >= row.min && double(x) <= row.max) return "";
+      if (read_number(value, x) && double(x) >= row.min && double(x) <= row.max) return "";
       return "expected a whole number " + range_words(row);
     }
     case OptionKind::number: {
@@ -164,37 +156,8 @@ struct Parser {
     return nullptr;
   }
 
-  // Boost's own reading of "--name=value" refuses an empty value, that of a flag takes the next word for its value, and
-  // that of "--prompt --seed 1" makes "--seed" the prompt. These three are read here.
-  std::vector<po::option> long_option(std::vector<std::string>& words) const {
-    std::string word = words.front();
-    if (word == "--") {
-      std::vector<po::option> rest;
-      for (size_t i = 1; i < words.size(); ++i) {
-        rest.emplace_back("", std::vector<std::string>{words[i]});
-        rest.back().original_tokens = {word};
-      }
-      words.clear();
-      return rest;
-    }
-    size_t equals = word.find('=');
-    if (word.size() < 3 || word.compare(0, 2, "--") != 0 || equals == 2) return {};
-    po::option option;
-    option.string_key = word.substr(2, equals == word.npos ? word.npos : equals - 2);
-    const OptionRow* row = find(option.string_key);
-    if (equals != word.npos) {
-      option.value = {word.substr(equals + 1)};
-    } else if (row && row->kind == OptionKind::flag) {
-      option.value = {"on"};
-    } else {
-      bool next_is_option = words.size() > 1 && words[1].compare(0, 2, "--") == 0 &&
-                            find(words[1].substr(2, words[1].find('=') - 2));
-      if (row && next_is_option) throw po::required_option(word);
-      return {};
-    }
-    option.original_tokens = {word};
-    words.erase(words.begin());
-    return {option};
+  bool names_option(std::string_view word) const {
+    return word.starts_with("--") && find(word.substr(2, word.find('=') - 2));
   }
 
   // `where`: "" or "FILE: "; `dashes`: "--" or "". What does not fit is thrown, as an Error, here and below.
@@ -207,36 +170,27 @@ struct Parser {
     }
   }
 
-  CommandLine command_line(const std::vector<std::string>& arguments) const {
-    namespace style = po::command_line_style;
+  // Boost's own reading refuses "--name=" and takes "--seed" for the prompt of "--prompt --seed 1".
+  CommandLine command_line(const std::vector<std::string>& words) const {
     CommandLine result;
-    try {
-      auto parsed = po::command_line_parser(arguments)
-                        .options(description)
-                        .style(style::allow_long | style::long_allow_next | style::long_allow_adjacent)
-                        .extra_style_parser([this](auto& words) { return long_option(words); })
-                        .run();
-      for (const auto& option : parsed.options) {
-        if (option.position_key == -1) {
-          result.assignments.push_back({find(option.string_key), option.value.front()});
-          continue;
-        }
-        const std::string& word = option.value.front();
-        const std::string& token = option.original_tokens.empty() ? word : option.original_tokens.front();
-        if (token == "--=" + word) throw invalid(unknown_option(table, group, token, ""));
-        bool after_dashes = token == "--";
-        if (word.size() > 1 && word[0] == '-' && !after_dashes) throw invalid(unknown_option(table, group, word, ""));
+    bool after_dashes = false;
+    for (size_t i = 0; i < words.size(); ++i) {
+      const std::string& word = words[i];
+      if (!after_dashes && word == "--") {
+        after_dashes = true;
+      } else if (after_dashes || word.size() < 2 || word[0] != '-') {
         result.positional.push_back(word);
+      } else if (!names_option(word)) {
+        throw invalid(unknown_option(table, group, word, ""));
+      } else {
+        const size_t equals = word.find('=');
+        const OptionRow* row = find(word.substr(2, equals - 2));
+        if (equals == word.npos && row->kind != OptionKind::flag &&
+            (i + 1 == words.size() || names_option(words[i + 1])))
+          throw invalid(word + ": expected a value (" + row->help + ")");
+        const bool flag = row->kind == OptionKind::flag;
+        result.assignments.push_back({row, equals != word.npos ? word.substr(equals + 1) : flag ? "on" : words[++i]});
       }
-    } catch (const po::unknown_option& error) {
-      throw invalid(unknown_option(table, group, error.get_option_name(), ""));
-    } catch (const po::error_with_option_name& error) {
-      std::string name = error.get_option_name();
-      const OptionRow* row = find(name.substr(std::min<size_t>(2, name.size())));
-      std::string what = row ? std::string(": expected a value (") + row->help + ")" : ": " + std::string(error.what());
-      throw invalid(name + what);
-    } catch (const po::error& error) {
-      throw invalid(error.what());
     }
     return result;
   }
@@ -253,9 +207,7 @@ struct Parser {
   }
 
   std::vector<Assignment> file(const std::string& path) const {
-    auto content = read_small_file(path, kMaxConfigBytes);
-    if (!content) throw Error{content.error().code, "--config: " + content.error().message};
-    std::istringstream stream(content.value());
+    std::istringstream stream(need(read_small_file(path, kMaxConfigBytes), "--config: "));
     std::vector<Assignment> result;
     try {
       auto parsed = po::parse_config_file(stream, description, /*allow_unregistered=*/true);
@@ -332,7 +284,7 @@ const std::string& Options::text(std::string_view name) const {
 int64_t Options::integer(std::string_view name) const {
   const std::string& value = text(name);
   int64_t x = 0;
-  if (parse_integer(value, &x)) return x;
+  if (read_number(value, x)) return x;
   auto bytes = parse_bytes(value);
   XPYD_CHECK(bytes.ok(), "--" + std::string(name) + " is not an integer option");
   return bytes.value();

@@ -25,16 +25,15 @@ Error os_error(const std::string& what) { return {ErrorCode::unavailable, what +
 
 class HostGroups final : public PageGroups, public std::enable_shared_from_this<HostGroups> {
  public:
-  HostGroups(const PageGroupOptions& options, int fd) : PageGroups(options), fd_(fd) {}
-  ~HostGroups() override { ::close(fd_); }
+  HostGroups(const PageGroupOptions& options, Fd fd) : PageGroups(options), fd_(std::move(fd)) {}
   Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override;
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   // Whether the process may have one mapping more. Beyond its limit the kernel refuses every mmap,
   // those of unmap() and malloc() too: the last ones are left to them.
   bool room_for_mapping();
 
  private:
-  const int fd_;
+  const Fd fd_;
   std::mutex mutex_;
   long left_ = 0;  // calls until the mappings must be counted again
 };
@@ -143,12 +142,12 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
   XPYD_CHECK(o.n_groups > 0);
   const size_t bytes = o.group_bytes * size_t(o.n_groups);
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  const int fd = ::memfd_create("xpyd-kv", MFD_CLOEXEC | (reserved ? MFD_HUGETLB : 0));
-  if (fd < 0) return os_error("memfd_create");
-  auto groups = std::make_shared<HostGroups>(o, fd);
-  if (whole_huge_pages(o) && huge_pages() == HugePages::transparent) ask_for_huge_pages(fd, bytes);
+  Fd fd(::memfd_create("xpyd-kv", MFD_CLOEXEC | (reserved ? MFD_HUGETLB : 0)));
+  if (fd.get() < 0) return os_error("memfd_create");
+  auto groups = std::make_shared<HostGroups>(o, std::move(fd));
+  if (whole_huge_pages(o) && huge_pages() == HugePages::transparent) ask_for_huge_pages(groups->fd(), bytes);
   // Every page exists from now on: a map never waits for memory, and none can run out later.
-  const int error = ::posix_fallocate(fd, 0, off_t(bytes));
+  const int error = ::posix_fallocate(groups->fd(), 0, off_t(bytes));
   if (error != 0) {
     errno = error;
     return os_error("no room for " + std::to_string(bytes) + " bytes of page groups");

@@ -57,10 +57,10 @@ using Status = Result<Ok>;
 inline Status ok() { return Status(Ok{}); }
 
 // For a reader of much that comes from outside: the value, or its Error thrown, which the reader's
-// one `catch (const Error& error) { return error; }` makes a Result again.
+// one `catch (const Error& error) { return error; }` makes a Result again. `where` comes before what it says.
 template <class T>
-T need(Result<T> result) {
-  if (!result) throw result.error();
+T need(Result<T> result, const std::string& where = "") {
+  if (!result) throw Error{result.error().code, where + result.error().message};
   return std::move(result).value();
 }
 

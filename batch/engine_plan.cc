@@ -245,7 +245,7 @@ void Engine::place_groups() {
 void Engine::add_drafts(int spare_rows) {
   int spare_tokens = options_.step_tokens, free_blocks = memory_.stats().free;
   for (const Entry& entry : next_->entries) spare_tokens -= entry.n_tokens;
-  const int block_tokens = memory_.stats().block_tokens, wanted = options_.speculation.tokens;
+  const int block_tokens = memory_.stats().block_tokens;
   const StepCost::Terms& cost = chunks_.cost;
   StepShape shape;
   DraftRate rate = {};
@@ -258,8 +258,10 @@ void Engine::add_drafts(int spare_rows) {
   wishes_.clear();
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
-    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves;
+    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves &&
+                         s.request->most_drafts != 0;
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
+    const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
     int most = std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens,
                                spare_rows, room});
     if (!decodes || most <= 0) continue;

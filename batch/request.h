@@ -32,6 +32,7 @@ struct Request {
   double arrival_s = 0;                  // Clock seconds, at the frontend
   double deadline_s = 0;                 // Clock seconds; 0 = none. Past it the request ends with `timeout`
   double slo_ttft_s = 0, slo_tbt_s = 0;  // what its client wants; 0: what the server says
+  int most_drafts = -1;                  // of one step; 0: none; -1: as many as the engine's options say
 };
 
 enum class FinishReason : uint8_t { none, stop, length, abort, timeout, error, refused };

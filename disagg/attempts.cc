@@ -1,11 +1,7 @@
 #include "disagg/attempts.h"
 
-#include <algorithm>
 #include <limits>
-#include <string>
 #include <utility>
-
-#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 namespace {

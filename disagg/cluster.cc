@@ -93,12 +93,10 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
   return ok();
 }
 
-Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
-  if (!o.transport->shared_pool) return std::shared_ptr<HandoffPool>();
+Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
+  if (!o.transport->shared_pool) return std::unique_ptr<HandoffPool>();
   if (Status can = check_shared_pool(o, true); !can) return can.error();
-  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
-  if (!made) return made.error();
-  return std::shared_ptr<HandoffPool>(std::move(made).value());
+  return HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
 }
 
 Result<JoinedPool> join_pool(const ClusterOptions& o, const Welcome& as) {
@@ -120,7 +118,7 @@ std::vector<std::string> instance_names(const std::vector<Role>& topology) {
 }
 
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
-                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) {
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) try {
   BuiltInstance built;
   InstanceMemory& own = built.memory;
   if (left.pool && left.role == as.role && left.local == as.local && bool(left.cache_log) == as.report_cache)
@@ -154,8 +152,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
       log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
     };
   const KvShards shards = o.shards(as.role);
-  Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
-  if (!plan) return plan.error();
+  const PoolPlan plan = need(plan_ranks(o.kv_scheme->name, kv, shards));
   std::unique_ptr<ranks::RemotePipeline> pipeline;
   if (o.ranks && shards.pp > 1) {
     ranks::HeadOptions head = *o.ranks;
@@ -169,9 +166,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     head.silence_s = std::max(head.silence_s, as.lease_s);
     head.wire = o.transport;
     head.wire_host = o.wire_host;
-    auto made = ranks::RemotePipeline::make(std::move(head), plan.value(), clock);
-    if (!made) return made.error();
-    pipeline = std::move(made).value();
+    pipeline = need(ranks::RemotePipeline::make(std::move(head), plan, clock));
     kv.rank_memory = pipeline->kv_memory();
     if (pipeline->far()) {
       own.queue = std::make_unique<ranks::FarQueue>(*pipeline);
@@ -181,41 +176,32 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   if (!own.memory) {
     if (as.report_cache && !pool) {
       kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
-      if (kv.tiers.block_tokens == plan.value().whole.block_tokens)
+      if (kv.tiers.block_tokens == plan.whole.block_tokens)
         kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
     }
     if (!o.kv_events.endpoint.empty()) {
       KvEventsOptions to = o.kv_events;
       to.rank += model_index;
-      auto events = KvEvents::open(to);
-      if (!events) return events.error();
-      own.events = std::move(events).value();
+      own.events = need(KvEvents::open(to));
       kv.listeners.push_back(own.events);
       kv.tiers.listeners.push_back(own.events);
       if (pool && model_index == 0) pool->tell(own.events);  // what threads share is told once
     }
     if (!pool) {
-      auto made = make_ranked_pool(o.kv_scheme->name, kv, shards);
-      if (!made) return Error{made.error().code, "--kv-bytes: " + made.error().message};
-      pool = std::move(made).value();
+      pool = need(make_ranked_pool(o.kv_scheme->name, kv, shards), "--kv-bytes: ");
       for (const auto& listener : kv.listeners) pool->tell(listener);
       if (!pipeline) own.pool = pool;  // a pipeline's is memory of its stages
     }
     std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
-    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
-      auto tiered = make_tiered(std::move(memory), kv);
-      if (!tiered) return tiered.error();
-      memory = std::move(tiered).value();
-    }
+    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) memory = need(make_tiered(std::move(memory), kv));
     own.memory = std::move(memory);
   } else if (own.cache_log) {
     own.cache_log->begin_anew();  // whoever hears it now knows nothing
   }
   const std::shared_ptr<KvMemory> memory = own.memory;
   ranks::RemotePipeline* far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
-  Result<std::unique_ptr<Model>> model = pipeline ? Result<std::unique_ptr<Model>>(std::move(pipeline))
-                                                  : o.make_model(model_index, *own.queue);
-  if (!model) return model.error();
+  std::unique_ptr<Model> model = std::move(pipeline);
+  if (!model) model = need(o.make_model(model_index, *own.queue));
   std::vector<MemoryRange> regions;  // of each rank
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
     KvLayout layout = memory->layout();
@@ -228,10 +214,9 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                       .self = as.id,
                                       .host = o.wire_host,
                                       .nics = o.nics};
-  Result<std::unique_ptr<KvTransport>> wire = o.transport->make(wire_options);
-  if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
-  if (o.faults) wire = make_fault_transport(std::move(wire).value(), *o.faults, wire_options);
-  if (far) wire = ranks::make_far_wire(std::move(wire).value(), *far, clock);
+  std::unique_ptr<KvTransport> wire = need(o.transport->make(wire_options), "--transport: ");
+  if (o.faults) wire = make_fault_transport(std::move(wire), *o.faults, wire_options);
+  if (far) wire = ranks::make_far_wire(std::move(wire), *far, clock);
   InstanceOptions options{.id = as.id,
                           .name = as.name,
                           .role = as.role,
@@ -256,30 +241,29 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .tokenizer = o.tokenizer};
   options.engine.chunks.ttft_s = o.objectives.ttft_s;
   options.engine.chunks.tbt_s = o.objectives.tbt_s;
-  built.instance = std::make_unique<Instance>(std::move(options), std::move(model).value(), memory,
-                                              std::move(wire).value(), clock, post);
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
+                                              post);
   return built;
+} catch (const Error& error) {
+  return error;
 }
 
 Cluster::Cluster(const ClusterOptions& options, Clock& clock) : conductor_(conductor_options(options), clock, *this) {}
 
-Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock) {
+Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock) try {
   auto cluster = std::unique_ptr<Cluster>(new Cluster(o, clock));
   const size_t n = o.topology.size();
   const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
-  if (Status can = check_shared_pool(o, false); !can) return can.error();
+  need(check_shared_pool(o, false));
   std::shared_ptr<KvPool> shared_pool;
   if (shared) {
     KvOptions pool_options = kv_options(o);
     pool_options.pool_bytes *= n;
     const KvShards shards = o.shards(o.topology[0]);
-    Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, pool_options, shards);
-    if (!plan) return plan.error();
-    auto pool = make_ranked_pool(o.kv_scheme->name, pool_options, shards);
-    if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};
-    shared_pool = pool.value();
+    need(plan_ranks(o.kv_scheme->name, pool_options, shards));
+    shared_pool = need(make_ranked_pool(o.kv_scheme->name, pool_options, shards), "--kv-bytes: ");
   }
   cluster->conductor_.set_shared_pool(shared);
 
@@ -289,14 +273,15 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
     const Role role = o.topology[i];
     const OnCpus here(cluster->cpus_[i]);
     const Welcome as{.id = cluster->conductor_.new_id(), .name = names[i], .role = role, .local = o.disagg->local};
-    Result<BuiltInstance> built = build_instance(o, as, int(i), shared_pool, clock, *cluster);
-    if (!built) return built.error();
-    cluster->memories_.push_back(std::move(built.value().memory));
-    cluster->instances_.push_back(std::move(built.value().instance));
+    BuiltInstance built = need(build_instance(o, as, int(i), shared_pool, clock, *cluster));
+    cluster->memories_.push_back(std::move(built.memory));
+    cluster->instances_.push_back(std::move(built.instance));
   }
   for (auto& instance : cluster->instances_)
     cluster->conductor_.joined(instance->info(), std::make_shared<LocalProbe>(*instance));
   return cluster;
+} catch (const Error& error) {
+  return error;
 }
 
 Cluster::~Cluster() { stop(); }

@@ -74,7 +74,7 @@ ConductorOptions conductor_options(const ClusterOptions& options);
 // Whether the instances can draw from one pool, where the wire wants that.
 Status check_shared_pool(const ClusterOptions& options, bool processes);
 // That of processes; null where the wire wants none.
-Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
+Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
 std::vector<std::string> instance_names(const std::vector<Role>& topology);
 

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <utility>
 
-#include "disagg/messages.h"
-
 namespace xpyd::disagg {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)

@@ -1,7 +1,6 @@
 // Conductor: what it refuses, on arrival and when a prompt is done, and what its policy sees (admission.h).
 #include <algorithm>
 #include <cstdio>
-#include <utility>
 
 #include "disagg/conductor.h"
 #include "disagg/event_log.h"

@@ -1,7 +1,6 @@
 #include "disagg/instance.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/log.h"
 #include "disagg/event_log.h"

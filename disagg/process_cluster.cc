@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "disagg/cluster.h"
-#include "disagg/control/codec.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
@@ -40,21 +40,11 @@ class ProcessCluster::Probe final : public InstanceProbe {
   std::atomic<uint64_t> version_{1};
 };
 
-namespace {
-std::string random_id() {
-  uint64_t number;
-  fill_random(&number, sizeof number);
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
-  return std::string("conductor.") + digits;
-}
-}  // namespace
-
 ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
       door_{kToConductor, options_.conductor.limits},
-      id_(random_id()),
+      id_("conductor." + hex(random_secret())),
       conductor_(options_.conductor, clock, *this) {}
 
 Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options, Clock& clock) {

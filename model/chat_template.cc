@@ -91,7 +91,6 @@ void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
     JsonFields fields(named, path + ": chat_template");
     const std::string name = fields.string("name"), source = fields.string("template");
-    need(fields.status());
     if (name == "default" || name == "tool_use") set(source, path, name == "tool_use");
   }
   if (!default_) throw invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");

@@ -59,7 +59,6 @@ void read_rope(const json& root, const std::string& file, ModelConfig& config) {
   const json* scaling = find_field(root, key);
   JsonFields top(root, file);
   config.rope_theta = top.number_or("rope_theta", 1, 1e12, 10000);
-  need(top.status());
   if (!scaling) return;
   if (!scaling->is_object()) throw wrong(file, key, "expected an object");
 
@@ -68,7 +67,6 @@ void read_rope(const json& root, const std::string& file, ModelConfig& config) {
   std::string kind = fields.string_or("rope_type", fields.string_or("type", "default"));
   if (fields.number_or("partial_rotary_factor", 0, 1, 1) != 1)
     throw wrong(file, key + ".partial_rotary_factor", "only 1 is supported");
-  need(fields.status());
   RopeScaling& rope = config.rope_scaling;
   if (kind == "default") return;
   if (kind == "linear") {
@@ -80,12 +78,11 @@ void read_rope(const json& root, const std::string& file, ModelConfig& config) {
     rope.low_freq_factor = fields.number("low_freq_factor", 1e-6, 1e6);
     rope.high_freq_factor = fields.number("high_freq_factor", 1e-6, 1e6);
     rope.original_max_position = int(fields.integer("original_max_position_embeddings", 1, int64_t{1} << 30));
-    if (fields.status().ok() && rope.high_freq_factor <= rope.low_freq_factor)
+    if (rope.high_freq_factor <= rope.low_freq_factor)
       throw wrong(file, key + ".high_freq_factor", "expected more than low_freq_factor");
   } else {
     throw wrong(file, key + ".rope_type", shown(kind) + " is not supported (expected default, linear or llama3)");
   }
-  need(fields.status());
 }
 
 void read_window(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
@@ -99,7 +96,6 @@ void read_window(const json& root, const Family& family, const std::string& file
     if (!fields.boolean_or("use_sliding_window", false)) window = 0;
     from_layer = int(fields.integer_or("max_window_layers", 0, 1 << 20, 28));
   }
-  need(fields.status());
 
   // Transformers 5 also lists the kind of each layer. Only "full, then sliding" has a meaning here.
   if (const json* types = find_field(root, "layer_types")) {
@@ -132,11 +128,10 @@ void read_quantization(const json& root, const std::string& file, ModelConfig& c
   if (!given->is_object()) throw invalid(where + ": expected an object");
   JsonFields fields(*given, where);
   const std::string method = fields.string("quant_method");
-  need(fields.status());
   Quantization& q = config.quantization;
   if (method == "gptq") {
     q.method = Quantization::Method::gptq;
-    if (const int bits = int(fields.integer("bits", 1, 64)); fields.status().ok() && bits != 4)
+    if (const int bits = int(fields.integer("bits", 1, 64)); bits != 4)
       throw invalid(where + ".bits: " + std::to_string(bits) + " is not supported (expected 4)");
     const auto group = fields.integer("group_size", -1, 1 << 20);
     q.group = group <= 0 ? 0 : int(group);
@@ -161,7 +156,6 @@ void read_quantization(const json& root, const std::string& file, ModelConfig& c
   } else {
     throw invalid(where + ".quant_method: " + shown(method) + " is not supported (expected gptq or fp8)");
   }
-  need(fields.status());
 }
 
 // One token id, where the key is there and not null.
@@ -241,11 +235,9 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   config.o_bias = bias;
   config.mlp_bias = family.mlp_bias_key && fields.boolean_or("mlp_bias", false);
   config.qk_norm = family.qk_norm;
-  need(fields.status());
 
   if (find_field(root, "head_dim") || family.head_dim_default) {
     config.head_dim = int(fields.integer_or("head_dim", 1, 1 << 14, family.head_dim_default));
-    need(fields.status());
   } else {
     if (config.hidden % config.n_heads != 0)
       throw wrong(file, "head_dim", "missing, and hidden_size is not a multiple of num_attention_heads");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/siphash.h"
 
 // The assembler copies the files in; a compile runs in the repository's root, as every include expects.
@@ -206,9 +207,7 @@ Result<std::string> cached_demo() {
   if (Status status = check_own_folder(base); !status) return status.error();
   uint64_t hash = 0;  // a folder for each demo model that there was
   for (const EmbeddedFile& file : kFiles) hash = siphash({hash, 1}, {file.begin, size_t(file.end - file.begin)});
-  char name[40];
-  std::snprintf(name, sizeof name, "/xpyd-demo-%016llx", static_cast<unsigned long long>(hash));
-  const std::string path = base + name;
+  const std::string path = base + "/xpyd-demo-" + hex(hash);
   struct stat found {};
   if (::lstat(path.c_str(), &found) != 0) {
     // Whole or not at all, whoever else does the same now: the first rename wins.

@@ -37,6 +37,7 @@ struct PackedMatrix {
     Range stored;   // the same with zeros behind them, to whole steps (k_step)
     size_t offset;  // bytes from the start of a panel
     int group;      // of K
+    int scale;      // of codes: which of QuantGroups
   };
   int n = 0, k = 0;  // rows of W = outputs, columns of W = inputs
   int k_groups = 1;
@@ -72,6 +73,9 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
                         ThreadTeam& team);
 // The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart. Of f32, bf16 and f16 alone.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
+// And of codes: the groups that they were packed with (but empty ones at the end), and output n, which has that many.
+QuantGroups unpack_groups(const PackedMatrix& w);
+void unpack_codes(const PackedMatrix& w, int n, QuantRow& row);
 
 // A whole product, or the slice of it that a tensor-parallel rank computes: columns of y, or
 // K-groups of every sum. A slice reads its part of the packed weights where it is, and has the bits

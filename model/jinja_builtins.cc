@@ -3,9 +3,10 @@
 #include <wctype.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
+#include <span>
 
+#include "base/numbers.h"
 #include "base/utf8.h"
 #include "model/jinja_eval.h"
 
@@ -246,8 +247,7 @@ Value int_(E&, V v, A) {
   }
   const std::string& text = v.text()->bytes;
   int64_t out = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-  if (error == std::errc() && end == text.data() + text.size()) return out;
+  if (read_number(text, out)) return out;
   if (text.find_first_of("0123456789") == text.npos && count_code_points(text) == text.size())
     return int64_t{0};  // no number of any kind
   throw Fault{"int of a string that is no plain integer is not supported"};

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/numbers.h"
 #include "base/utf8.h"
 #include "model/jinja_eval.h"
 
@@ -183,8 +184,7 @@ class Lexer {
       const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : 0;
       const std::string hex = source_.substr(at + 1, digits);
       uint32_t value = 0;
-      auto [end, error] = std::from_chars(hex.data(), hex.data() + hex.size(), value, 16);
-      if (digits == 0 || error != std::errc() || end != hex.data() + digits || (value >= 0xd800 && value < 0xe000))
+      if (digits == 0 || hex.size() != digits || !read_number(hex, value, 16) || (value >= 0xd800 && value < 0xe000))
         fail("the escape \\" + std::string(1, c) + " in a string is not supported");
       append_utf8(out, value);
       at += digits;

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "model/codes_cuda.h"
 #include "model/gemm_cuda.h"
 #include "model/llama_step.h"
 #include "model/model_cuda.h"
@@ -94,7 +95,7 @@ class CudaLlama final : public CudaModel {
   void end(Chosen* chosen) override;
   bool chooses() const override { return true; }
   int window() const override { return 2; }
-  Work work(const StepInput& step) const override { return llama_work(step, c_, dtype_, dtype_); }
+  Work work(const StepInput& step) const override { return llama_work(step, c_, weights_->matrix_dtype, dtype_); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
   float* pinned_logits() override { return pinned_logits_.as<float>(); }
@@ -119,7 +120,7 @@ class CudaLlama final : public CudaModel {
 
   std::shared_ptr<const CudaWeights> weights_;
   const ModelConfig& c_;
-  const Dtype dtype_;  // of weights and activations
+  const Dtype dtype_;  // of activations, and of weights that are not codes
   const cuda::Card card_;
   cuda::Stream& stream_;
   CudaModelOptions options_;
@@ -219,7 +220,7 @@ Status CudaLlama::allocate() {
                   options_.max_step_tokens),
         std::pair(product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
                   options_.max_logits)})
-    if (m > 0)
+    if (m > 0 && !is_quantised(like.w.codes.dtype))
       if (Status status = gemm_.prepare(like, m); !status) return status;
   stream_.wait();
   return ok();
@@ -262,7 +263,7 @@ int CudaLlama::graph_batch(const StepInput& step) const {
 void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype) {
   CudaGemmArgs args = product(w, x, x_stride, y, y_stride, y_dtype);
   args.m = m;
-  gemm_.run(args);
+  is_quantised(w.codes.dtype) ? cuda_codes(args, on_) : gemm_.run(args);
 }
 
 // x += normed_ + bias; normed_ = RMSNorm(x), unless norm is null.
@@ -459,6 +460,8 @@ void CudaLlama::end(Chosen* chosen) {
 
 std::string CudaLlama::describe() const {
   std::string lines = gemm_.describe();
+  if (is_quantised(weights_->matrix_dtype))
+    lines += std::string("products of ") + dtype_name(weights_->matrix_dtype) + " codes: made numbers where they are multiplied\n";
   lines += std::string("attention: prefill ") + (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) +
            ", decode " + (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
   lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +

@@ -20,12 +20,12 @@ int k_step(Dtype dtype) {
 size_t behind_bytes(Dtype dtype) { return !is_quantised(dtype) ? 0 : dtype == Dtype::fp8 ? 64 : 48; }
 size_t codes_bytes(Dtype dtype, int stored) { return size_t(stored) * kPanel * size_t(dtype_bits(dtype)) / 8; }
 
-void add_piece(PackedMatrix& w, Range k, int group) {
+void add_piece(PackedMatrix& w, Range k, int group, int scale) {
   const int step = k_step(w.dtype), length = k.end - k.begin;
   const int least = is_quantised(w.dtype) ? step : 0;  // an empty group of K has its place in scratch, too
   const int stored = std::max((length + step - 1) / step * step, least);
   const int begin = w.pieces.empty() ? 0 : w.pieces.back().stored.end;
-  w.pieces.push_back({k, {begin, begin + stored}, w.panel_bytes, group});
+  w.pieces.push_back({k, {begin, begin + stored}, w.panel_bytes, group, scale});
   w.panel_bytes += codes_bytes(w.dtype, stored) + behind_bytes(w.dtype);
 }
 
@@ -56,6 +56,15 @@ void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
     piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2] |= std::byte(code << (k % 2 * 4));
 }
 
+// And back.
+uint8_t code_at(Dtype dtype, const std::byte* piece, int k, int column) {
+  if (dtype == Dtype::fp8) return uint8_t(piece[k / 2 * 2 * kPanel + 2 * column + k % 2]);
+  if (dtype == Dtype::int8) return uint8_t(piece[k / 4 * 4 * kPanel + 4 * column + k % 4]);
+  return uint8_t(piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2]) >> (k % 2 * 4) & 15;
+}
+
+int input_at(const PackedMatrix& w, int place) { return w.order.empty() ? place : w.order[size_t(place)]; }
+
 // Calls fill(panel number, panel) for all panels of w, shared by the team.
 template <class Fill>
 void for_panels(PackedMatrix& w, ThreadTeam& team, Fill fill) {
@@ -85,7 +94,7 @@ PackedMatrix lay_out(int n, int k, int k_groups, Dtype dtype, const QuantGroups*
       int end = begin;
       if (!groups) end = range.end;
       while (end < range.end && end - begin < kMaxPiece && scale_of(end) == scale_of(begin)) ++end;
-      add_piece(w, {begin, end}, g);
+      add_piece(w, {begin, end}, g, groups && begin < end ? scale_of(begin) : 0);
       begin = end;
     } while (begin < range.end);
   }
@@ -148,12 +157,12 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
     for (int c = 0; c < kPanel && p * kPanel + c < n; ++c) {
       read_row(p * kPanel + c, row);
       for (const PackedMatrix::Piece& piece : w.pieces) {
-        const auto input = [&](int place) { return w.order.empty() ? place : w.order[size_t(place)]; };
+        const auto input = [&](int place) { return input_at(w, place); };
         std::byte* codes = panel + piece.offset;
         for (int i = piece.k.begin; i < piece.k.end; ++i)
           put_code(dtype, row.codes[size_t(input(i))], codes, i - piece.k.begin, c);
         std::byte* behind = codes + codes_bytes(dtype, piece.stored.end - piece.stored.begin);
-        const size_t g = piece.k.begin < piece.k.end ? size_t(groups.of[size_t(input(piece.k.begin))]) : 0;
+        const auto g = size_t(piece.scale);
         if (dtype == Dtype::fp8) {
           const float scale = row.scale[g] * 256;  // a tile makes 2^-8 of the number
           std::memcpy(behind + c * 4, &scale, 4);
@@ -166,6 +175,39 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
     }
   });
   return w;
+}
+
+QuantGroups unpack_groups(const PackedMatrix& w) {
+  QuantGroups groups{1, std::vector<int32_t>(size_t(w.k))};
+  for (const PackedMatrix::Piece& piece : w.pieces)
+    for (int i = piece.k.begin; i < piece.k.end; ++i) {
+      groups.of[size_t(input_at(w, i))] = piece.scale;
+      groups.count = std::max(groups.count, piece.scale + 1);
+    }
+  return groups;
+}
+
+void unpack_codes(const PackedMatrix& w, int n, QuantRow& row) {
+  XPYD_CHECK(0 <= n && n < w.n && is_quantised(w.dtype), std::to_string(n));
+  const std::byte* panel = w.panels.data() + size_t(n / kPanel) * w.panel_bytes;
+  const int column = n % kPanel;
+  for (const PackedMatrix::Piece& piece : w.pieces) {
+    if (piece.k.begin == piece.k.end) continue;
+    const std::byte* codes = panel + piece.offset;
+    for (int i = piece.k.begin; i < piece.k.end; ++i)
+      row.codes[size_t(input_at(w, i))] = code_at(w.dtype, codes, i - piece.k.begin, column);
+    const std::byte* behind = codes + codes_bytes(w.dtype, piece.stored.end - piece.stored.begin);
+    const auto g = size_t(piece.scale);
+    if (w.dtype == Dtype::fp8) {
+      std::memcpy(&row.scale[g], behind + column * 4, 4);
+      row.scale[g] /= 256;
+      continue;
+    }
+    uint16_t scale = 0;
+    std::memcpy(&scale, behind + column * 2, 2);
+    row.scale[g] = f16_to_f32(scale);
+    row.zero[g] = uint8_t(behind[2 * kPanel + column]);
+  }
 }
 
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes) {

@@ -166,10 +166,10 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
     file->file_bytes_ = embedded->size();
   } else {
     // O_NONBLOCK: opening a FIFO must not wait for a writer.
-    file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file->fd_ < 0) return io_error(path, "cannot open", errno);
+    file->fd_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file->fd_.get() < 0) return io_error(path, "cannot open", errno);
     struct stat info;
-    if (fstat(file->fd_, &info) != 0) return io_error(path, "cannot stat", errno);
+    if (fstat(file->fd_.get(), &info) != 0) return io_error(path, "cannot stat", errno);
     if (!S_ISREG(info.st_mode)) return bad(path, "not a regular file");
     file->file_bytes_ = uint64_t(info.st_size);
   }
@@ -193,14 +193,10 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
   return error;
 }
 
-SafetensorsFile::~SafetensorsFile() {
-  if (fd_ >= 0) close(fd_);
-}
-
 Status SafetensorsFile::read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor) const {
-  if (fd_ < 0) memcpy(out, embedded_.substr(at, n).data(), n);
-  for (size_t done = 0; fd_ >= 0 && done < n;) {
-    const ssize_t got = pread(fd_, static_cast<char*>(out) + done, n - done, off_t(at + done));
+  if (fd_.get() < 0) memcpy(out, embedded_.substr(at, n).data(), n);
+  for (size_t done = 0; fd_.get() >= 0 && done < n;) {
+    const ssize_t got = pread(fd_.get(), static_cast<char*>(out) + done, n - done, off_t(at + done));
     if (got < 0 && errno == EINTR) continue;
     const int error = errno;
     const std::string of = got > 0 || tensor.empty() ? "" : "tensor " + name_in_quotes(tensor) + ": ";
@@ -239,9 +235,9 @@ Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, i
 }
 
 Status SafetensorsFile::check_unchanged() const {
-  if (fd_ < 0) return ok();
+  if (fd_.get() < 0) return ok();
   struct stat info;
-  if (fstat(fd_, &info) != 0) return io_error(path_, "cannot stat", errno);
+  if (fstat(fd_.get(), &info) != 0) return io_error(path_, "cannot stat", errno);
   if (uint64_t(info.st_size) != file_bytes_)
     return Error{ErrorCode::io, path_ + ": changed from " + std::to_string(file_bytes_) + " to " +
                                     std::to_string(info.st_size) + " bytes while it was read"};

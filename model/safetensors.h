@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/os.h"
 #include "base/status.h"
 
 namespace xpyd::model {
@@ -47,9 +48,6 @@ Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
 class SafetensorsFile {
  public:
   static Result<std::unique_ptr<SafetensorsFile>> open(const std::string& path, const SafetensorsLimits& limits = {});
-  ~SafetensorsFile();
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::string& path() const { return path_; }
   const TensorMap& tensors() const { return tensors_; }
@@ -69,7 +67,7 @@ class SafetensorsFile {
   std::string path_;
   // Bytes [at, at + n) of the file as it was opened: of a tensor, or of the header.
   Status read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor = {}) const;
-  int fd_ = -1;                // -1: embedded
+  Fd fd_;                      // -1: embedded
   std::string_view embedded_;  // the whole file
   uint64_t file_bytes_ = 0, data_start_ = 0;
   TensorMap tensors_;

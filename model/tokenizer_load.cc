@@ -3,7 +3,6 @@
 //
 // "truncation" and "padding" are not read: Hugging Face's transformers overrides them in every call, too.
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/utf8.h"
 #include "model/tokenizer_impl.h"
 
@@ -62,8 +62,7 @@ int byte_token(std::string_view content) {
   std::string_view digits = content.substr(3, 2);
   if (digits[0] == '+') digits.remove_prefix(1);
   unsigned value = 0;
-  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(value) : -1;
+  return read_number(digits, value, 16) ? static_cast<int>(value) : -1;
 }
 
 // Every reader throws the Error of what it does not take.
@@ -136,7 +135,6 @@ class TokenizerLoader {
     JsonFields fields(step.value, at(step.name));
     const std::string behavior = fields.string("behavior");
     const bool invert = fields.boolean_or("invert", false);
-    need(fields.status());
     if (behavior != "Isolated" || invert) fail(step.name, "only behavior \"Isolated\" without invert is supported");
     const auto known = find_split_pattern(regex);
     if (!known)
@@ -154,7 +152,6 @@ class TokenizerLoader {
     const bool add_space = fields.boolean_or("add_prefix_space", true);
     const std::string scheme = fields.string_or("prepend_scheme", add_space ? "always" : "never");
     out.split_words = fields.boolean_or("split", true);
-    need(fields.status());
     if (out.replacement.empty() || size_t(next_code_point(out.replacement).bytes) != out.replacement.size())
       fail(step.name + ".replacement", "expected one character");
     using Prepend = PreTokenizerStep::Prepend;
@@ -197,7 +194,6 @@ class TokenizerLoader {
         byte_level_ = true;
         const bool add_space = fields.boolean_or("add_prefix_space", true);
         const bool use_regex = fields.boolean_or("use_regex", true);
-        need(fields.status());
         if (add_space) out.push_back({.kind = PreTokenizerStep::Kind::add_space});
         if (use_regex) out.push_back({.kind = PreTokenizerStep::Kind::split, .pattern = SplitPattern::gpt2});
       } else if (step.type == "Split") {
@@ -242,7 +238,6 @@ class TokenizerLoader {
         const std::string content = fields.string("content");
         out.strip_space = fields.integer("start", 0, 1) == 1;
         fields.integer("stop", 0, 0);
-        need(fields.status());
         if (content != " ") fail(step.name + ".content", "expected \" \"");
         if (last != fuse) fail(step.name, "Strip is supported only after Fuse");
         next = strip;
@@ -312,7 +307,6 @@ class TokenizerLoader {
   void vocabulary(const json& model) {
     JsonFields fields(model, at("model"));
     std::string type = fields.string_or("type", "BPE");
-    need(fields.status());
     if (type != "BPE") fail("model.type", in_quotes(type) + " is not supported, only \"BPE\"");
     const json& vocab = *need(get_object(model, "vocab", at("model")));
     if (vocab.empty()) fail("model.vocab", "is empty");
@@ -345,7 +339,6 @@ class TokenizerLoader {
       added.lstrip = fields.boolean_or("lstrip", false);
       added.rstrip = fields.boolean_or("rstrip", false);
       added.normalized = fields.boolean_or("normalized", !added.special);
-      need(fields.status());
       if (added.content.empty()) fail(field + ".content", "is empty");
       if (added.content.size() > kMaxAddedTokenBytes)
         fail(field + ".content", "longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
@@ -418,7 +411,6 @@ class TokenizerLoader {
     bpe.fuse_unk = fields.boolean_or("fuse_unk", false);
     bpe.byte_fallback = fields.boolean_or("byte_fallback", false);
     bpe.ignore_merges = fields.boolean_or("ignore_merges", false);
-    need(fields.status());
     if (dropout != 0) fail("model.dropout", "is not supported: encoding must not be random");
     if (!prefix.empty()) fail("model.continuing_subword_prefix", "is not supported");
     if (!suffix.empty()) fail("model.end_of_word_suffix", "is not supported");

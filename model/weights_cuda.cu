@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <thread>
 
+#include "model/codes_cuda.h"
 #include "model/weights_cuda.h"
 
 namespace xpyd::model {
@@ -18,12 +21,13 @@ size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 class Uploader {
  public:
   Uploader(std::byte* base, cuda::Stream& stream) : base_(base), stream_(stream) {
-    if (base_)
-      for (cuda::Memory& piece : pieces_) piece = cuda::Memory::pinned(kPieceBytes);
+    if (!base_) return;
+    for (cuda::Memory& piece : pieces_) piece = cuda::Memory::pinned(kPieceBytes);
+    team_.emplace(std::max(1, int(std::thread::hardware_concurrency())));
   }
   size_t bytes() const { return used_; }
 
-  // fill(begin, end, out) writes rows [begin, end) of `row_bytes` each.
+  // fill(begin, end, out) writes rows [begin, end) of `row_bytes` each; several threads write some each.
   template <class Fill>
   std::byte* rows(int n_rows, size_t row_bytes, Fill fill) {
     const size_t at = used_;
@@ -35,7 +39,11 @@ class Uploader {
       const int end = std::min(n_rows, begin + most);
       cuda::Memory& piece = pieces_[next_];
       copied_[next_].wait();
-      fill(begin, end, piece.data());
+      team_->run([&](int rank) {
+        const Range mine = share(end - begin, rank, team_->size());
+        if (mine.begin < mine.end)
+          fill(begin + mine.begin, begin + mine.end, piece.data() + size_t(mine.begin) * row_bytes);
+      });
       cuda::copy(base_ + at + size_t(begin) * row_bytes, piece.data(), size_t(end - begin) * row_bytes, stream_);
       copied_[next_].record(stream_);
       next_ ^= 1;
@@ -43,12 +51,12 @@ class Uploader {
     return base_ + at;
   }
 
-  const float* vector(const std::vector<float>& values) {
+  template <class T>
+  const T* vector(const std::vector<T>& values) {
     if (values.empty()) return nullptr;
-    return reinterpret_cast<const float*>(
-        rows(int(values.size()), sizeof(float), [&](int begin, int end, std::byte* out) {
-          std::memcpy(out, values.data() + begin, size_t(end - begin) * sizeof(float));
-        }));
+    return reinterpret_cast<const T*>(rows(int(values.size()), sizeof(T), [&](int begin, int end, std::byte* out) {
+      std::memcpy(out, values.data() + begin, size_t(end - begin) * sizeof(T));
+    }));
   }
 
   // row_of(begin, end, out, row_bytes) writes rows without their padding.
@@ -62,14 +70,26 @@ class Uploader {
     return {data, n, k, int(row_bytes / element)};
   }
   CudaMatrix matrix(const PackedMatrix& w) {
+    if (is_quantised(w.dtype)) return tiles(w, lay_out_tiles(w));
     return matrix(w.n, w.k, w.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
       unpack_rows(w, begin, end, out, row_bytes);
     });
   }
 
  private:
+  CudaMatrix tiles(const PackedMatrix& w, const CodeTiles& of) {
+    const size_t bytes = size_t(of.bytes);
+    const std::byte* data = rows(of.n_tiles, bytes, [&](int begin, int end, std::byte* out) {
+      for (int tile = begin; tile < end; ++tile, out += bytes) write_tile(w, of, tile, out);
+    });
+    CudaCodes codes = of.codes;
+    if (!of.in_order) codes.inputs = vector(of.inputs);
+    return {data, w.n, w.k, of.bytes, codes};
+  }
+
   std::byte* base_;
   cuda::Stream& stream_;
+  std::optional<ThreadTeam> team_;
   size_t used_ = 0;
   cuda::Memory pieces_[2];
   cuda::Event copied_[2];
@@ -90,7 +110,7 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
     for (int row = begin; row < end; ++row, out += row_bytes)
       std::memcpy(out, host.embedding.data() + size_t(row) * bytes, bytes);
   });
-  w.lm_head = c.tied_embeddings ? w.embedding : to.matrix(host.lm_head);
+  w.lm_head = c.tied_embeddings && !is_quantised(host.lm_head.dtype) ? w.embedding : to.matrix(host.lm_head);
   for (const LayerWeights& layer : host.layers) {
     CudaLayerWeights l;
     for (size_t i = 0; i < kMatrices; ++i) {
@@ -124,6 +144,7 @@ Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, c
   auto weights = std::make_shared<CudaWeights>();
   weights->config = host.config;
   weights->dtype = host.dtype;
+  weights->matrix_dtype = host.matrix_dtype;
   Uploader sizes(nullptr, stream);
   place(host, sizes, *weights);
   Result<cuda::Memory> memory = cuda::Memory::device(sizes.bytes());
@@ -133,7 +154,7 @@ Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, c
     return Error{ErrorCode::unavailable, "model " + host.config.name + ": the card has " +
                                              std::to_string(card.value().free_bytes / 1000000) +
                                              " MB free, the weights need " + std::to_string(sizes.bytes() / 1000000) +
-                                             " MB in " + dtype_name(host.dtype)};
+                                             " MB in " + dtype_name(host.matrix_dtype)};
   }
   weights->memory = std::move(memory).value();
   Uploader upload(weights->memory.data(), stream);

@@ -6,10 +6,9 @@
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <sstream>
 
-#include "base/json.h"
+#include "base/numbers.h"
 #include "disagg/net/hello.h"
 
 extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
@@ -465,10 +464,8 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
     in->request.body = std::string();
     then = [this, in, chat, call] {
       in->exchange->body_freed();
-      char id[40];
-      std::snprintf(id, sizeof id, "%s-%016llx%08llx", chat ? "chatcmpl" : "cmpl",
-                    static_cast<unsigned long long>(id_random_.next()),
-                    static_cast<unsigned long long>(id_random_.next() >> 32));
+      const std::string random = hex(id_random_.next()) + hex(id_random_.next() >> 32, 8);
+      const std::string id = (chat ? "chatcmpl-" : "cmpl-") + random;
       auto generation = std::make_shared<Generation>(*this, std::move(*call), in->exchange, id, client_id(in->request),
                                                      in->arrival_s);
       live_[generation.get()] = generation;

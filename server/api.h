@@ -64,6 +64,7 @@ struct ServedModel {
   int vocab_size = 0;                           // ids from clients are below it, and below the tokenizer's
   size_t max_prompt_bytes = 0;                  // a longer text cannot fit the context, whatever its tokens
   SipKey salt_key;
+  bool speculates = false;
 };
 
 ApiError unknown_model(const std::string& name, const ServedModel& model);

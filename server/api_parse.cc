@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <climits>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
 #include "base/table.h"
+#include "batch/drafter.h"
 #include "server/api.h"
 
 namespace xpyd::server {
@@ -336,6 +336,19 @@ void read_stream(Fields& fields, GenerationCall& call) {
   }
 }
 
+// "speculative": {"tokens": N}: drafts in a step at most; 0: none.
+void read_speculative(Fields& fields, const ServedModel& model, Request& request) {
+  const json* options = fields.find("speculative");
+  if (options == nullptr) return;
+  if (!options->is_object() || options->size() != 1 || !options->contains("tokens"))
+    throw field_error("speculative", "an object with \"tokens\"");
+  const Result<int64_t> tokens = get_int(*options, "tokens", 0, batch::kMostDrafts);
+  if (!tokens) throw bad("speculative", "speculative: " + tokens.error().message);
+  request.most_drafts = static_cast<int>(tokens.value());
+  if (request.most_drafts > 0 && !model.speculates)
+    throw bad("speculative", "speculative: this server drafts nothing (--speculate off)");
+}
+
 void refuse_unsupported(Fields& fields, bool chat) {
   auto refuse = [&](const char* name, const auto&... harmless) {  // any value but null and these
     const json* value = fields.find(name);
@@ -482,6 +495,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   const std::string generation = fields.text("session_generation", 1, kMaxShortText);
   if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
   read_kv_hints(fields, model, out);
+  read_speculative(fields, model, request);
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
   const json* max_tokens = fields.find("max_tokens");

@@ -2,7 +2,6 @@
 
 #include "server/bench.h"
 
-#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <cstdio>

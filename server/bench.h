@@ -13,7 +13,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "server/bench.h"
 
 namespace xpyd::server {
@@ -117,10 +117,8 @@ void AnswerReader::finish(const HttpOutcome& outcome, double now_s) {
   record_.end_s = now_s;
   if (!record_.has_usage) record_.output_tokens = int(record_.chunk_s.size());
   record_.refused = outcome.status == 429;
-  if (double seconds = 0; record_.refused && !outcome.retry_after.empty()) {
-    const char *begin = outcome.retry_after.data(), *end = begin + outcome.retry_after.size();
-    if (std::from_chars(begin, end, seconds).ptr == end && seconds >= 0) record_.retry_after_s = seconds;
-  }
+  if (double seconds = 0; record_.refused && read_number(outcome.retry_after, seconds) && seconds >= 0)
+    record_.retry_after_s = seconds;
   if (outcome.status != 0 && outcome.status != 200) {
     record_.error = "HTTP " + std::to_string(outcome.status) + " " + outcome.reason;
     auto parsed = parse_json(error_body_, "error");

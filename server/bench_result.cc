@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/numbers.h"
 #include "disagg/token_times.h"
 #include "server/bench.h"
 
@@ -36,10 +36,9 @@ Result<Goodput> parse_goodput(const std::string& text) {
                     : key == "e2el" ? &goodput.e2el_ms
                     : key == "tbt"  ? &goodput.tbt_ms
                                     : nullptr;
-    const char *begin = word.data() + std::min(colon + 1, word.size()), *end = word.data() + word.size();
     double value = 0;
-    auto [stop, error] = std::from_chars(begin, end, value);
-    if (!limit || error != std::errc() || stop != end || !(value > 0) || std::isinf(value))
+    if (!limit || !read_number(std::string_view(word).substr(std::min(colon + 1, word.size())), value) ||
+        !(value > 0) || std::isinf(value))
       return invalid("--goodput: '" + word +
                      "': expected KEY:MS with ttft, tbt, tpot or e2el, such as 'ttft:200 tbt:50'");
     if (!std::isinf(*limit)) return invalid("--goodput: " + key + " is given twice");

@@ -1,8 +1,6 @@
 // The subcommands that are short: generate, worker, peak, export; and the result files of all.
 #include "server/commands.h"
 
-#include <sched.h>
-
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -11,7 +9,6 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/peak.h"
 #include "base/version.h"
 #include "model/folder.h"
@@ -121,7 +118,7 @@ int peak_main(const Options& options) try {
 // xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve
 // --processes`), serves, and joins again when that was restarted. The first SIGTERM drains, the
 // second ends it.
-int worker_main(const Options& options) try {
+int worker_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Stack> prepared = need(prepare_stack(options));
   Stack& stack = *prepared;
@@ -130,13 +127,13 @@ int worker_main(const Options& options) try {
   options.fill(worker_options);
   ProcessOptions cluster;
   options.fill(cluster);
-  if (!cluster.key_file.empty()) worker_options.key = need(cluster.read_key());
+  if (!cluster.key_file.empty()) worker_options.key = cluster.read_key();
   const bool is_stage = options.integer("rank") >= 0;
   struct Found {
     std::mutex mutex;
     std::string address;
   } found;  // by the registry, below
-  const std::unique_ptr<Registry> registry = need(cluster.open_registry(stack.clock));
+  const std::unique_ptr<Registry> registry = cluster.open_registry(stack.clock);
   if (registry) {
     const std::string name = is_stage ? rank_group_name(options) : kConductorName;
     registry->watch(name, [&found, name](const Registry::Entries& entries) {
@@ -174,12 +171,10 @@ int worker_main(const Options& options) try {
   signals.finish();
   need(served);
   return 0;
-} catch (const Error& error) {
-  return fail(" worker", error);
 }
 
 // xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
-int generate_main(const Options& options) try {
+int generate_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Stack> built = need(build_stack(options));
   Stack& stack = *built;
@@ -227,8 +222,6 @@ int generate_main(const Options& options) try {
   std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(stack.runtime->logits_hash()));
   if (printer->end.finish == FinishReason::error) throw Error{ErrorCode::io, printer->end.error};
   return 0;
-} catch (const Error& error) {
-  return fail(" generate", error);
 }
 
 }  // namespace xpyd::server

@@ -2,7 +2,6 @@
 // done; 1: it ran and failed; 2: it was asked for something that it cannot do (misuse).
 #pragma once
 
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 

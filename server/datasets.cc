@@ -90,7 +90,6 @@ Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string
   request.arrival_s = fields.number("timestamp", 0, 1e15) / 1000;
   request.input_tokens = int(fields.integer("input_length", 1, kMaxLength));
   request.output_tokens = int(fields.integer("output_length", 1, kMaxLength));
-  need(fields.status());
   const json& ids = *need(get_array(row, "hash_ids", where));
   int blocks = (request.input_tokens + kMooncakeBlockTokens - 1) / kMooncakeBlockTokens;
   if (ids.size() != size_t(blocks))

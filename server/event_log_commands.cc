@@ -19,12 +19,11 @@ int replay_main(const Options& options) {
                               {"host-eviction", "evict"},
                               {"roles", "role"}})
     if (!options.text(option).empty()) again.instead[kind] = options.text(option);
-  const auto counts = replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
+  const auto counts = need(replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
     std::printf("%s\n  now: %s\n", line.c_str(), answer.c_str());
-  });
-  if (!counts) return fail(" replay", counts.error());
+  }));
   bool differs = false;
-  for (const auto& [kind, count] : counts.value()) {
+  for (const auto& [kind, count] : counts) {
     std::fprintf(stderr, "%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
                  static_cast<long long>(count.differ));
     if (kind == "place" && count.decisions > 0)
@@ -37,30 +36,26 @@ int replay_main(const Options& options) {
 }
 
 int trace_main(const Options& options) {
-  const Status written = write_trace(options.positional(), stdout);
-  return written ? 0 : fail(" trace", written.error());
+  need(write_trace(options.positional(), stdout));
+  return 0;
 }
 
 int explain_main(const Options& options) {
   const int64_t number = options.integer("request");
-  auto lives = read_lives(options.positional());
-  if (!lives) return fail(" explain", lives.error());
+  auto lives = need(read_lives(options.positional()));
   if (number >= 0) {
-    std::erase_if(lives.value(), [number](const RequestLife& life) { return life.request != uint64_t(number); });
-    if (lives.value().empty())
-      return fail(" explain", Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"});
+    std::erase_if(lives, [number](const RequestLife& life) { return life.request != uint64_t(number); });
+    if (lives.empty()) throw Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"};
   }
-  for (const RequestLife& life : lives.value())
+  for (const RequestLife& life : lives)
     if (number >= 0) std::printf("%s\n", attribution_line(life).c_str());
   std::printf("%s\n", attribution_header().c_str());
-  for (const RequestLife& life : lives.value()) std::printf("%s\n", attribution_row(life).c_str());
+  for (const RequestLife& life : lives) std::printf("%s\n", attribution_row(life).c_str());
   return 0;
 }
 
 int calibrate_main(const Options& options) {
-  const Result<Calibration> found = calibrate(options.positional());
-  if (!found) return fail(" calibrate", found.error());
-  const Calibration& c = found.value();
+  const Calibration c = need(calibrate(options.positional()));
   std::printf("%s\n", hardware_json(c).c_str());
   std::fprintf(stderr,
                "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",

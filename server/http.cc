@@ -15,7 +15,6 @@
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 namespace xpyd::server {
 namespace {

@@ -10,8 +10,9 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
-#include <charconv>
 #include <unordered_set>
+
+#include "base/numbers.h"
 
 namespace xpyd::server {
 namespace {
@@ -25,11 +26,6 @@ constexpr size_t kMaxEventBytes = 16 << 20;
 constexpr size_t kMaxFetchBytes = 64 << 20;
 
 std::chrono::nanoseconds in_ns(double s) { return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9)); }
-
-bool parse_port(std::string_view text, int* port) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *port);
-  return error == std::errc() && end == text.data() + text.size() && *port >= 1 && *port <= 65535;
-}
 
 }  // namespace
 
@@ -90,7 +86,8 @@ Result<HttpUrl> parse_http_url(const std::string& text) {
   }
   if (url.host.empty()) return bad("no host");
   if (port.empty()) return url;
-  if (port[0] != ':' || !parse_port(port.substr(1), &url.port)) return bad("a port is from 1 to 65535");
+  if (port[0] != ':' || !read_number(port.substr(1), url.port) || url.port < 1 || url.port > 65535)
+    return bad("a port is from 1 to 65535");
   return url;
 }
 

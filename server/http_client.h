@@ -4,7 +4,6 @@
 // Thread safety: each object belongs to one thread; an HttpClient's callbacks run inside poll() and may call start().
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

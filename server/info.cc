@@ -32,9 +32,10 @@ std::string mib(double bytes) {
   return text;
 }
 
-// Bytes of the loaded weights, as Weights::bytes() counts them : matrices in `dtype`,
-// norms and biases in f32, and a tied embedding twice, as table and as packed lm_head.
-double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group) {
+// Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, codes with their scales, norms and
+// biases in f32, and a tied embedding twice, as table and as packed lm_head. A card has it once unless one of them is
+// codes, and RoPE's turns in f32 (CudaWeights).
+double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, bool on_card) {
   double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim, h = c.hidden;
   double layer = 2 * h;
   if (c.qkv_bias) layer += q + 2 * kv;
@@ -43,7 +44,10 @@ double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group) {
   if (c.qk_norm) layer += 2.0 * c.head_dim;
   double vectors = c.n_layers * layer + h;
   double matrices = double(c.parameters()) - vectors - (c.tied_embeddings ? 0 : c.vocab * h);
-  return matrices * stored_bits(dtype, group > 0 ? group : dtype == Dtype::int4 ? 128 : 0) / 8 + c.vocab * h * double(dtype_bytes(table)) + vectors * 4;
+  const double turns = on_card ? double(c.max_position) * c.head_dim : 0;
+  const double tables = on_card && c.tied_embeddings && dtype == table ? 0 : 1;
+  const double bits = stored_bits(dtype, group > 0 ? group : dtype == Dtype::int4 ? 128 : 0);
+  return matrices * bits / 8 + tables * c.vocab * h * double(dtype_bytes(table)) + (vectors + turns) * 4;
 }
 
 // Descriptors of one transfer of `tokens` tokens between two pools of this kind. Blocks are taken
@@ -124,7 +128,9 @@ json describe_weights(const Subject& subject) {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::fp8, Dtype::int8, Dtype::int4}) {
     bool chosen = dtype == matrix_dtype(subject.config, load);
     const bool table = dtype == Dtype::f32 || dtype == Dtype::bf16;  // --dtype is the table's, too
-    double bytes = weight_bytes(subject.config, table && !load.weight_dtype ? dtype : load.dtype, dtype, load.weight_group);
+    const bool on_card = subject.backend.device->name != std::string("cpu");
+    double bytes = weight_bytes(subject.config, table && !load.weight_dtype ? dtype : load.dtype, dtype,
+                                load.weight_group, on_card);
     std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
     out[dtype_name(dtype)] = bytes;
   }

@@ -17,12 +17,11 @@
 #include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/numbers.h"
 #include "base/version.h"
-#include "disagg/worker.h"
 #include "server/signals.h"
 #include "server/spawn.h"
 #include "server/stack.h"
@@ -37,14 +36,9 @@ const char* role_name(Role role) {
 void write_key(const std::string& path) {
   const ClusterKey key = ClusterKey::random();
   std::string text;  // no line end in it, so that it is read as it is
-  for (char c : key.bytes()) {
-    char hex[3];
-    std::snprintf(hex, sizeof hex, "%02x", unsigned(uint8_t(c)));
-    text += hex;
-  }
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
-  if (fd >= 0) close(fd);
+  for (char c : key.bytes()) text += hex(uint8_t(c), 2);
+  const Fd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const bool written = fd.get() >= 0 && write(fd.get(), text.data(), text.size()) == ssize_t(text.size());
   if (!written) throw Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
@@ -111,16 +105,11 @@ class Children {
   // Tells them to end, waits a while for it, then ends them.
   void end() {
     let_go();
-    for (pid_t pid : pids_)
-      if (pid > 0) kill(pid, SIGTERM);
-    for (int i = 0; i < 100 && running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    end_all(pids_, 2, [this] {
+      for (size_t i = 0; i < pids_.size(); ++i)
+        if (pid_t& pid = pids_[i]; pid > 0 && waitpid(pid, nullptr, WNOHANG) == pid) pid = -1;
+    });
     for (size_t i = 0; i < pids_.size(); ++i) pass_on(i);
-    for (pid_t& pid : pids_) {
-      if (pid <= 0) continue;
-      kill(pid, SIGKILL);
-      waitpid(pid, nullptr, 0);
-      pid = -1;
-    }
   }
 
  private:
@@ -155,15 +144,6 @@ class Children {
     }
     if (!said.begun.empty() && (ended || said.begun.size() > sizeof part))
       log_text(said.last = std::exchange(said.begun, {}));
-  }
-
-  bool running() {
-    bool any = false;
-    for (pid_t& pid : pids_) {
-      if (pid > 0 && waitpid(pid, nullptr, WNOHANG) == pid) pid = -1;
-      any |= pid > 0;
-    }
-    return any;
   }
 
   void keep() {
@@ -361,17 +341,11 @@ std::optional<double> Supervisor::ended(size_t child, bool retired, double now) 
   return wait;
 }
 
-Result<ClusterKey> ProcessOptions::read_key() const {
-  Result<ClusterKey> key = ClusterKey::from_file(key_file);
-  if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
-  return key;
-}
+ClusterKey ProcessOptions::read_key() const { return need(ClusterKey::from_file(key_file), "--cluster-key-file: "); }
 
-Result<std::unique_ptr<Registry>> ProcessOptions::open_registry(Clock& clock) const {
-  if (registry_url.empty()) return std::unique_ptr<Registry>();
-  Result<std::unique_ptr<Registry>> opened = open_etcd(registry_url, kRegistryTtlSeconds, clock);
-  if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
-  return opened;
+std::unique_ptr<Registry> ProcessOptions::open_registry(Clock& clock) const {
+  if (registry_url.empty()) return nullptr;
+  return need(open_etcd(registry_url, kRegistryTtlSeconds, clock), "--registry: ");
 }
 
 Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) try {
@@ -386,14 +360,14 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
     write_key(own.key_file);
   }
   ProcessClusterOptions cluster{
-      .conductor = conductor_options(stack.options), .key = need(own.read_key()), .fingerprint = fingerprint(stack)};
+      .conductor = conductor_options(stack.options), .key = own.read_key(), .fingerprint = fingerprint(stack)};
   options.fill(cluster);
   cluster.conductor.lease_s = own.lease_s;
   cluster.pool = need(make_handoff_pool(stack.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
-  std::unique_ptr<Registry> registry = need(own.open_registry(stack.clock));
+  std::unique_ptr<Registry> registry = own.open_registry(stack.clock);
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)

@@ -26,9 +26,9 @@ struct ProcessOptions {
   std::string registry_url;  // likewise
   double lease_s = 3;
   bool start_workers = true;  // off: they are started elsewhere, and join
-  // The errors name the option.
-  Result<ClusterKey> read_key() const;
-  Result<std::unique_ptr<Registry>> open_registry(Clock& clock) const;  // null: none is given
+  // Their Errors, which name the option, are thrown.
+  ClusterKey read_key() const;
+  std::unique_ptr<Registry> open_registry(Clock& clock) const;  // null: none is given
 };
 
 // Errors: the key file, the address.

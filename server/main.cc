@@ -137,7 +137,11 @@ int run(const std::vector<std::string>& words) {
   } else {
     std::fputs(text.c_str(), stderr);
   }
-  return subcommand->run(options.value());
+  try {
+    return subcommand->run(options.value());
+  } catch (const Error& error) {
+    return fail((" " + name).c_str(), error);
+  }
 }
 
 // Every user of this machine reads the command lines of all processes.

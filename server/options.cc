@@ -126,8 +126,8 @@ std::vector<OptionRow> make_rows() {
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the embedding in memory, and of the weight matrices where nothing else is said of them", kShape,
        sets_as<find_dtype, &BackendOptions::load, &LoadOptions::dtype>},
       {"weight-dtype", choice, "auto", "", "auto|f32|bf16|f16|int8|int4|fp8", 0, 0,
-       "element type of the weight matrices in memory (CPU): int8, int4, fp8 are made at load where the folder has none; "
-       "auto: as a GPTQ or FP8 folder has them, else --dtype", kShape,
+       "element type of the weight matrices in memory: int8, int4, fp8 are made at load where the folder has none; "
+       "auto: as a GPTQ or FP8 folder has them, else --dtype. --device cuda takes --dtype and the three", kShape,
        sets_as<weight_dtype, &BackendOptions::load, &LoadOptions::weight_dtype>},
       {"weight-group", integer, "0", "inputs", "", 0, 1 << 20,
        "inputs of an output that share a scale, where codes are made at load (32 to 128 are usual); 0: 128 for int4, "

@@ -4,9 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <thread>
-
 #include "base/log.h"
 #include "disagg/ranks/stage.h"
 #include "server/signals.h"
@@ -19,14 +16,7 @@ namespace {
 class StageProcesses final : public ranks::Processes {
  public:
   ~StageProcesses() override {
-    for (pid_t pid : pids_)
-      if (pid > 0) kill(pid, SIGTERM);
-    for (int i = 0; i < 100 && look(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    for (pid_t pid : pids_) {
-      if (pid <= 0) continue;
-      kill(pid, SIGKILL);
-      waitpid(pid, nullptr, 0);
-    }
+    end_all(pids_, 1, [this] { look(); });
   }
   Status start(const Command& command) {
     Result<pid_t> pid = spawn_self(command, STDERR_FILENO);
@@ -44,17 +34,12 @@ class StageProcesses final : public ranks::Processes {
   }
 
  private:
-  bool look() {
-    bool any = false;
-    for (pid_t& pid : pids_) {
-      int status = 0;
-      if (pid > 0 && waitpid(pid, &status, WNOHANG) == pid) {
+  void look() {
+    for (pid_t& pid : pids_)
+      if (int status = 0; pid > 0 && waitpid(pid, &status, WNOHANG) == pid) {
         pid = -1;
         killed_ |= WIFSIGNALED(status);
       }
-      any |= pid > 0;
-    }
-    return any;
   }
   std::vector<pid_t> pids_;  // -1: it has ended
   bool killed_ = false;      // by a signal: another one may live

@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "base/os.h"
 #include "base/version.h"
 #include "model/folder.h"
@@ -27,7 +28,7 @@ namespace {
 ServerOptions http_options(const Options& options, Stack& stack);
 }  // namespace
 
-int serve_main(const Options& options) try {
+int serve_main(const Options& options) {
   SignalThread signals;
 
   // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
@@ -78,14 +79,9 @@ int serve_main(const Options& options) try {
   need(started);
   if (stack.backend)  // graphs and kernels chosen since it started
     say(stack.backend->describe());
-  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0) {  // 0: no request has ended
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-    say("logits hash " + std::string(digits));
-  }
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+    say("logits hash " + hex(hash));
   return 0;
-} catch (const Error& error) {
-  return fail(" serve", error);
 }
 
 namespace {
@@ -127,12 +123,12 @@ ServerOptions http_options(const Options& options, Stack& stack) {
   http.max_model_len = stack.options.max_model_len;
   http.vocab_size = stack.config.vocab;
   http.seed = stack.options.seed;
+  http.speculates = stack.options.speculation.drafter && stack.options.speculation.drafter->make;
   for (const std::string& key : http.api_keys)
     if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
   if (!http.api_key_file.empty()) {
-    Result<std::vector<std::string>> keys = read_api_keys(http.api_key_file);
-    if (!keys) throw Error{keys.error().code, "--api-key-file: " + keys.error().message};
-    http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
+    const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
+    http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
   }
   for (std::string& proxy : http.trusted_proxies) {
     const std::string group = address_group(proxy);

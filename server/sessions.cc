@@ -5,7 +5,7 @@
 #include <random>
 #include <utility>
 
-#include "base/status.h"
+#include "base/numbers.h"
 
 namespace xpyd::server {
 
@@ -29,10 +29,7 @@ Sessions::Sessions(int max_sessions, size_t max_bytes)
     : max_sessions_(max_sessions), max_bytes_(max_bytes), secret_{random_word(), random_word()} {}
 
 std::string Sessions::name_of(const Session& session, uint64_t turns) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%016llx-%llu", static_cast<unsigned long long>(session.tag),
-                static_cast<unsigned long long>(turns));
-  return text;
+  return hex(session.tag) + "-" + std::to_string(turns);
 }
 
 // Whether the key was dropped: never false for one that was.

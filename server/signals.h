@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <condition_variable>
-#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <thread>

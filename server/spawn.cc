@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "server/stack.h"
 
 namespace xpyd::server {
@@ -59,6 +61,19 @@ Result<pid_t> spawn_self(Command command, int said) {
   posix_spawnattr_destroy(&attributes);
   if (error == 0) return pid;
   return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(error)};
+}
+
+void end_all(std::vector<pid_t>& pids, double seconds, const std::function<void()>& look) {
+  constexpr double kLook = 0.01;
+  const auto lives = [](pid_t pid) { return pid > 0; };
+  for (pid_t pid : pids)
+    if (lives(pid)) kill(pid, SIGTERM);
+  for (look(); seconds > 0 && std::ranges::any_of(pids, lives); look(), seconds -= kLook) RealClock().sleep(kLook);
+  for (pid_t& pid : pids) {
+    if (!lives(pid)) continue;
+    kill(pid, SIGKILL);
+    waitpid(std::exchange(pid, -1), nullptr, 0);
+  }
 }
 
 }  // namespace xpyd::server

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,5 +23,8 @@ Command worker_command(const Options& options, std::span<const std::string_view>
 // files but `said` as its stderr: a socket that it kept would hold the port and every client after this process has
 // ended, a stdout whoever reads it.
 Result<pid_t> spawn_self(Command command, int said);
+
+// Tells them to end, gives them `seconds` for it, then ends them. `look` notices who has ended, and makes its pid -1.
+void end_all(std::vector<pid_t>& pids, double seconds, const std::function<void()>& look);
 
 }  // namespace xpyd::server

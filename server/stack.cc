@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <limits>
@@ -14,10 +12,10 @@
 #include "allocator/kv_plan.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/numbers.h"
 #include "base/peak.h"
 #include "base/siphash.h"
 #include "base/version.h"
-#include "batch/admission.h"
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
 #include "model/folder.h"
@@ -51,12 +49,6 @@ Rates instance_rates(const BackendOptions& options, size_t n_instances) {
   ThreadTeam team(int(std::min(threads, cores)));
   const PeakRow peak = cached_peak(team).all;
   return {1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", (unsigned long long)value);
-  return text;
 }
 
 // What of the weights' form KV depends on.
@@ -125,8 +117,7 @@ Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const 
   const std::vector<int> usable = usable_cpus();
   const auto number = [&](std::string_view digits) {
     int n = -1;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
-    if (error != std::errc() || end != digits.data() + digits.size() || !std::ranges::count(usable, n))
+    if (!read_number(digits, n) || !std::ranges::count(usable, n))
       throw invalid("--cpus " + text + ": `" + std::string(digits) + "` is no core that this process may use");
     return n;
   };
@@ -205,13 +196,10 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
       return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
-  // A card has matrices of --dtype: a folder's codes are widened to it.
-  if (std::string(backend.device->name) != "cpu") {
-    if (backend.load.weight_dtype.value_or(backend.load.dtype) != backend.load.dtype)
-      return invalid(std::string("--weight-dtype ") + dtype_name(*backend.load.weight_dtype) + ": --device " +
-                     backend.device->name + " has matrices of --dtype");
-    backend.load.weight_dtype = backend.load.dtype;
-  }
+  const Dtype matrices = backend.load.weight_dtype.value_or(backend.load.dtype);
+  if (std::string(backend.device->name) != "cpu" && matrices != backend.load.dtype && !is_quantised(matrices))
+    return invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
+                   " has matrices of --dtype, int8, int4 or fp8");
   cluster.vocab = stack->config.vocab;
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
@@ -267,7 +255,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid(
         "--kv-events: no block is kept to be found again: expected --prefix-cache on and --allocator paged "
         "or token, or --host-kv-bytes");
-  cluster.log = need(open_event_log(options, worker ? "." + process_name(getpid()) : ""));
+  cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
   check_ranks(*stack);
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
@@ -343,15 +331,14 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) try {
   return error;
 }
 
-Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix) {
-  if (options.text("event-log").empty()) return std::shared_ptr<EventLog>();
+std::shared_ptr<EventLog> open_event_log(const Options& options, const std::string& suffix) {
+  if (options.text("event-log").empty()) return nullptr;
   JsonText shown;
   shown.open('{');
   for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
-  auto log = EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"),
-                              shown.close('}').take());
-  if (!log) return Error{log.error().code, "--event-log: " + log.error().message};
-  return std::shared_ptr<EventLog>(std::move(log).value());
+  return need(
+      EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"), shown.close('}').take()),
+      "--event-log: ");
 }
 
 }  // namespace xpyd::server

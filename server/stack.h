@@ -137,7 +137,7 @@ Status open_backend(Stack& stack);
 // Of all that instances must agree on, so that KV may cross between them.
 uint64_t fingerprint(const Stack& stack);
 
-// Of --event-log, with `suffix` behind its name; null: none is asked for.
-Result<std::shared_ptr<EventLog>> open_event_log(const Options& options, const std::string& suffix = "");
+// Of --event-log, with `suffix` behind its name; null: none is asked for. Its Error is thrown.
+std::shared_ptr<EventLog> open_event_log(const Options& options, const std::string& suffix = "");
 
 }  // namespace xpyd::server

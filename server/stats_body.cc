@@ -1,6 +1,5 @@
 // GET /stats: what the page draws.
 #include <algorithm>
-#include <cmath>
 
 #include "base/json.h"
 #include "server/api.h"

@@ -8,7 +8,6 @@
 
 #include "base/siphash.h"
 #include "disagg/control/codec_fields.h"
-#include "disagg/messages.h"
 #include "disagg/net/channel.h"
 
 namespace xpyd::disagg {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "disagg/messages.h"
-
 namespace xpyd::disagg::handover {
 namespace {
 

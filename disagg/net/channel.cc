@@ -189,7 +189,7 @@ void ControlLoop::Impl::hand_over(const ChannelPtr& channel) {
     std::lock_guard lock(c.mutex);
     if (c.queued() == 0) socket = Fd(std::exchange(c.fd, -1));
   }
-  if (socket.get() >= 0) epoll_ctl(epoll, EPOLL_CTL_DEL, socket.get(), nullptr);
+  if (socket.get() >= 0) epoll_ctl(epoll.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
   end(channel, "handed over");
   if (socket.get() >= 0) take(std::move(socket));
 }

@@ -73,6 +73,11 @@ struct FieldNames {
   constexpr FieldNames(const char (&spelled)[n]) {
     for (size_t i = 0; i < n; ++i) text[i] = spelled[i] == ',' || spelled[i] == ' ' ? '\0' : spelled[i];
   }
+  constexpr std::string_view at(size_t i) const {
+    const char* name = text;
+    for (; i > 0; --i) name += std::string_view(name).size() + std::string_view(", ").size();
+    return name;
+  }
 };
 template <FieldNames names, class F, class... T>
 void each_field(F f, T&... values) {

@@ -36,6 +36,11 @@ bool equal_in_constant_time(const Sha256& a, const Sha256& b);
 
 // From the kernel's generator.
 void fill_random(void* bytes, size_t n);
+inline uint64_t random_secret() {
+  uint64_t value;
+  fill_random(&value, sizeof value);
+  return value;
+}
 
 inline constexpr size_t kMinClusterKeyBytes = 16;
 inline constexpr size_t kMaxClusterKeyBytes = 4096;

@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -127,30 +126,23 @@ void ControlLoop::dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen
 ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l, std::function<void(const std::string&)> to,
                         std::function<bool()> turn)
     : clock(c), limits(l), log(std::move(to)), work(std::move(turn)) {
-  epoll = epoll_create1(EPOLL_CLOEXEC);
-  wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll < 0 || wake < 0)
+  if (epoll.get() < 0 || wake.get() < 0)
     begun = Error{ErrorCode::unavailable, std::string("epoll: ") + std::strerror(errno)};
   else
-    watch(wake, kWakeId, EPOLLIN);
-}
-
-ControlLoop::Impl::~Impl() {
-  ::close(wake);
-  ::close(epoll);
+    watch(wake.get(), kWakeId, EPOLLIN);
 }
 
 void ControlLoop::Impl::watch(int fd, uint64_t id, uint32_t what, int operation) {
   epoll_event event{};
   event.events = what | EPOLLET;
   event.data.u64 = id;
-  XPYD_CHECK(epoll_ctl(epoll, operation, fd, &event) == 0, std::strerror(errno));
+  XPYD_CHECK(epoll_ctl(epoll.get(), operation, fd, &event) == 0, std::strerror(errno));
 }
 
 void ControlLoop::Impl::signal() {
   if (std::exchange(signalled, true)) return;
   uint64_t one = 1;
-  ssize_t n = ::write(wake, &one, sizeof one);
+  ssize_t n = ::write(wake.get(), &one, sizeof one);
   XPYD_CHECK(n == sizeof one, std::strerror(errno));
 }
 
@@ -190,11 +182,11 @@ void ControlLoop::Impl::run() {
 
 int ControlLoop::Impl::wait(bool soon, epoll_event* events, int most, bool poll) {
   if (soon && !poll) {
-    pollfd any{epoll, POLLIN, 0};
+    pollfd any{epoll.get(), POLLIN, 0};
     const timespec a_little{0, kSoonNanoseconds};
     ppoll(&any, 1, &a_little, nullptr);
   }
-  return epoll_wait(epoll, events, most, poll || soon ? 0 : waits ? int(kCheckSeconds * 1000) : -1);
+  return epoll_wait(epoll.get(), events, most, poll || soon ? 0 : waits ? int(kCheckSeconds * 1000) : -1);
 }
 
 void ControlLoop::Impl::run_inbox() {
@@ -203,7 +195,7 @@ void ControlLoop::Impl::run_inbox() {
   {
     std::lock_guard lock(mutex);
     uint64_t count;
-    [[maybe_unused]] ssize_t n = ::read(wake, &count, sizeof count);
+    [[maybe_unused]] ssize_t n = ::read(wake.get(), &count, sizeof count);
     signalled = false;
     calls.swap(inbox);
     ids.swap(woken);

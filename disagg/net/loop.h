@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <atomic>
 #include <deque>
@@ -85,7 +86,7 @@ struct ControlLoop::Impl {
   ChannelLimits limits;
   std::function<void(const std::string&)> log;
   std::function<bool()> work;
-  int epoll = -1, wake = -1;
+  const Fd epoll{epoll_create1(EPOLL_CLOEXEC)}, wake{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   Status begun = ok();  // an error: there is no thread, and nothing to listen with
   std::thread thread;
   std::atomic<std::thread::id> io_thread;
@@ -110,7 +111,6 @@ struct ControlLoop::Impl {
 
   Impl(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log,
        std::function<bool()> work);
-  ~Impl();
 
   bool on_io_thread() const { return std::this_thread::get_id() == io_thread; }
   void watch(int fd, uint64_t id, uint32_t what, int operation = EPOLL_CTL_ADD);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <initializer_list>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>

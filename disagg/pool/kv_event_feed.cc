@@ -35,26 +35,23 @@ std::optional<std::vector<HeardEvent>> read_kv_events(std::string_view payload) 
 }
 
 Result<std::unique_ptr<KvEventFeed>> KvEventFeed::open(const std::string& endpoint, const std::string& replay,
-                                                       int block_tokens, Heard heard) {
+                                                       int block_tokens, Heard heard) try {
   constexpr int kMostWaiting = 10'000;  // messages
-  const auto connected = [](int type, const std::string& to) -> Result<ZmqSocket> {
-    Result<ZmqSocket> socket = ZmqSocket::open(type, kMostWaiting);
-    if (Status status = socket ? socket.value().connect(to) : Status(socket.error()); !status)
-      return Error{status.error().code, "KV events of \"" + to + "\": " + status.error().message};
+  const auto connected = [](int type, const std::string& to) {
+    const std::string where = "KV events of \"" + to + "\": ";
+    ZmqSocket socket = need(ZmqSocket::open(type, kMostWaiting), where);
+    need(socket.connect(to), where);
     return socket;
   };
-  Result<ZmqSocket> events = connected(ZMQ_SUB, endpoint);
-  if (!events) return events.error();
-  events.value().set(ZMQ_MAXMSGSIZE, 64 << 20);
-  events.value().subscribe("");
+  ZmqSocket events = connected(ZMQ_SUB, endpoint);
+  events.set(ZMQ_MAXMSGSIZE, 64 << 20);
+  events.subscribe("");
   std::unique_ptr<ZmqSocket> again;
-  if (!replay.empty()) {
-    Result<ZmqSocket> made = connected(ZMQ_DEALER, replay);
-    if (!made) return made.error();
-    again = std::make_unique<ZmqSocket>(std::move(made).value());
-  }
+  if (!replay.empty()) again = std::make_unique<ZmqSocket>(connected(ZMQ_DEALER, replay));
   return std::unique_ptr<KvEventFeed>(
-      new KvEventFeed(std::move(events).value(), std::move(again), block_tokens, std::move(heard)));
+      new KvEventFeed(std::move(events), std::move(again), block_tokens, std::move(heard)));
+} catch (const Error& error) {
+  return error;
 }
 
 KvEventFeed::KvEventFeed(ZmqSocket events, std::unique_ptr<ZmqSocket> replay, int block_tokens, Heard heard)

@@ -2,11 +2,11 @@
 
 #include <zmq.h>
 
-#include <charconv>
 #include <chrono>
 #include <utility>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "disagg/net/msgpack.h"
 
 namespace xpyd::disagg {
@@ -28,26 +28,19 @@ Result<std::string> endpoint_of(const char* option, const std::string& text, int
   const size_t colon = text.rfind(':');
   if (!text.starts_with("tcp://") || colon <= std::string_view("tcp://").size()) return wrong("tcp://HOST:PORT");
   int port = -1;
-  const char* end = text.data() + text.size();
-  if (auto [to, error] = std::from_chars(text.data() + colon + 1, end, port); error != std::errc() || to != end)
-    port = -1;
-  if (port < 0 || port > UINT16_MAX) return wrong("tcp://HOST:PORT, a port from 0 to 65535");
+  if (!read_number(std::string_view(text).substr(colon + 1), port) || port < 0 || port > UINT16_MAX)
+    return wrong("tcp://HOST:PORT, a port from 0 to 65535");
   if (port == 0) return text;
   if (port + rank > UINT16_MAX) return wrong("a port that, with " + std::to_string(rank) + " added, is one");
   return text.substr(0, colon + 1) + std::to_string(port + rank);
 }
 
-Result<ZmqSocket> bound(const char* option, const std::string& text, int rank, int type) {
-  Result<std::string> endpoint = endpoint_of(option, text, rank);
-  if (!endpoint) return endpoint.error();
-  Result<ZmqSocket> socket = ZmqSocket::open(type, kMostKept + 1);  // an answer of the replay has room
-  Status done = socket ? ok() : Status(socket.error());
-  if (socket) {
-    socket.value().set(ZMQ_MAXMSGSIZE, int(kMostRequest));
-    done = socket.value().bind(endpoint.value());
-  }
-  if (!done)
-    return Error{done.error().code, std::string("--") + option + " " + endpoint.value() + ": " + done.error().message};
+ZmqSocket bound(const char* option, const std::string& text, int rank, int type) {
+  const std::string endpoint = need(endpoint_of(option, text, rank));
+  const std::string where = std::string("--") + option + " " + endpoint + ": ";
+  ZmqSocket socket = need(ZmqSocket::open(type, kMostKept + 1), where);  // an answer of the replay has room
+  socket.set(ZMQ_MAXMSGSIZE, int(kMostRequest));
+  need(socket.bind(endpoint), where);
   return socket;
 }
 
@@ -114,16 +107,14 @@ std::string pack_kv_events(double ts, bool cleared, std::span<const CacheChange>
   return std::string(bytes.data(), bytes.size());
 }
 
-Result<std::shared_ptr<KvEvents>> KvEvents::open(const KvEventsOptions& options) {
-  Result<ZmqSocket> publisher = bound("kv-events", options.endpoint, options.rank, ZMQ_PUB);
-  if (!publisher) return publisher.error();
+Result<std::shared_ptr<KvEvents>> KvEvents::open(const KvEventsOptions& options) try {
+  ZmqSocket publisher = bound("kv-events", options.endpoint, options.rank, ZMQ_PUB);
   std::unique_ptr<ZmqSocket> replay;
-  if (!options.replay.empty()) {
-    Result<ZmqSocket> made = bound("kv-events-replay", options.replay, options.rank, ZMQ_ROUTER);
-    if (!made) return made.error();
-    replay = std::make_unique<ZmqSocket>(std::move(made).value());
-  }
-  return std::shared_ptr<KvEvents>(new KvEvents(options, std::move(publisher).value(), std::move(replay)));
+  if (!options.replay.empty())
+    replay = std::make_unique<ZmqSocket>(bound("kv-events-replay", options.replay, options.rank, ZMQ_ROUTER));
+  return std::shared_ptr<KvEvents>(new KvEvents(options, std::move(publisher), std::move(replay)));
+} catch (const Error& error) {
+  return error;
 }
 
 KvEvents::KvEvents(const KvEventsOptions& options, ZmqSocket publisher, std::unique_ptr<ZmqSocket> replay)

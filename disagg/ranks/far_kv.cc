@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "disagg/transport/forwarding.h"
+
 namespace xpyd::disagg::ranks {
 
 void FarQueue::copy(std::span<const Copy> copies, bool) {
@@ -13,33 +15,31 @@ void FarQueue::copy(std::span<const Copy> copies, bool) {
     Copies& all = of_stages[size_t(from.stage)];
     all.pieces.push_back({uint32_t(from.rank), from.at, to.at, copy.bytes});
     if (all.pieces.size() < kMaxPieces) continue;
-    pipeline_.tell(from.stage, kCopies, all);
+    pipeline_.tell(from.stage, all);
     all.pieces.clear();
   }
   for (int stage = 0; stage < pipeline_.stages(); ++stage)
-    if (const Copies& all = of_stages[size_t(stage)]; !all.pieces.empty()) pipeline_.tell(stage, kCopies, all);
+    if (const Copies& all = of_stages[size_t(stage)]; !all.pieces.empty()) pipeline_.tell(stage, all);
 }
 
 namespace {
 
-class FarWire final : public KvTransport {
+class FarWire final : public ForwardingTransport {
  public:
   FarWire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, Clock& clock)
-      : inner_(std::move(inner)), pipeline_(pipeline), clock_(clock) {
+      : ForwardingTransport(std::move(inner)), pipeline_(pipeline), clock_(clock) {
     pipeline_.listen_to_kv(
         [this](int stage, uint16_t type, std::string_view bytes) { return heard(stage, type, bytes); });
   }
   ~FarWire() override { pipeline_.listen_to_kv(nullptr); }
 
-  std::string address() const override { return inner_->address(); }
   Result<bool> connect(PeerId peer, const std::string& address) override {
-    Result<bool> here = inner_->connect(peer, address);
+    Result<bool> here = inner().connect(peer, address);
     if (!here) return here;
     std::lock_guard lock(mutex_);
     auto [at, fresh] = meetings_.try_emplace(peer);
     if (fresh)
-      for (int stage = 0; stage < pipeline_.stages(); ++stage)
-        pipeline_.tell(stage, kMeet, Meet{uint32_t(peer), address});
+      for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, Meet{uint32_t(peer), address});
     if (!at->second.error.empty()) {
       Error error{ErrorCode::unavailable, at->second.error};
       meetings_.erase(at);
@@ -48,20 +48,16 @@ class FarWire final : public KvTransport {
     return here.value() && int(at->second.stages.size()) == pipeline_.stages();
   }
   void disconnect(PeerId peer) override {
-    inner_->disconnect(peer);
+    inner().disconnect(peer);
     std::lock_guard lock(mutex_);
     meetings_.erase(peer);
-    for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, kLeave, Leave{uint32_t(peer)});
+    for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, Leave{uint32_t(peer)});
   }
-  std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
   Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
     return Error{ErrorCode::unavailable,
                  "the KV of this instance is on the hosts of its ranks, where nobody else reads "
                  "or writes: expected --kv-transfer push, and this instance as P or C"};
   }
-  bool close(const WindowKey& window) override { return inner_->close(window); }
-  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
-
   TransferId post(const KvTransfer& what, const TransferPlan& plan) override {
     const TransferId id = ++last_id_;
     ++stats_.posts;
@@ -76,7 +72,7 @@ class FarWire final : public KvTransport {
     for (const Copy& copy : plan.copies) {
       if (post.pieces.size() == kMaxPieces) {
         post.more = true;
-        sent = sent && pipeline_.tell(stage, kPost, post);
+        sent = sent && pipeline_.tell(stage, post);
         post.pieces.clear();
         post.more = false;
       }
@@ -86,7 +82,7 @@ class FarWire final : public KvTransport {
       post.pieces.push_back({uint32_t(from.rank), from.at, reinterpret_cast<uint64_t>(copy.destination), copy.bytes});
     }
     std::lock_guard lock(mutex_);
-    sent = sent && pipeline_.tell(stage, kPost, post);
+    sent = sent && pipeline_.tell(stage, post);
     posts_[id] = {stage, sent ? TransferState::in_flight : TransferState::failed, int64_t(plan.bytes),
                   int64_t(plan.copies.size())};
     return id;
@@ -108,11 +104,11 @@ class FarWire final : public KvTransport {
   void cancel(TransferId id) override {
     std::lock_guard lock(mutex_);
     if (const auto at = posts_.find(id); at != posts_.end() && at->second.state == TransferState::in_flight)
-      pipeline_.tell(at->second.stage, kCancel, Cancel{uint64_t(id)});
+      pipeline_.tell(at->second.stage, Cancel{uint64_t(id)});
   }
   TransportStats stats() const override {
     TransportStats stats = stats_;
-    stats.refused = inner_->stats().refused;
+    stats.refused = inner().stats().refused;
     return stats;
   }
 
@@ -129,7 +125,7 @@ class FarWire final : public KvTransport {
 
   Status heard(int stage, uint16_t type, std::string_view bytes) {
     std::lock_guard lock(mutex_);
-    if (type == kMet) {
+    if (type == kType<Met>) {
       const Result<Met> met = from_bytes<Met>(bytes);
       if (!met) return met.error();
       const auto at = meetings_.find(PeerId(met.value().peer));
@@ -147,7 +143,6 @@ class FarWire final : public KvTransport {
     return ok();
   }
 
-  const std::unique_ptr<KvTransport> inner_;
   RemotePipeline& pipeline_;
   Clock& clock_;
   TransferId last_id_ = 0;

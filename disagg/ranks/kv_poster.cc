@@ -52,14 +52,14 @@ void KvPoster::work() {
 }
 
 void KvPoster::handle(uint16_t type, const std::string& bytes) {
-  if (type == kMeet) {
+  if (type == kType<Meet>) {
     const Meet meet = need(from_bytes<Meet>(bytes));
     meeting_[PeerId(meet.peer)] = meet.address;
-  } else if (type == kLeave) {
+  } else if (type == kType<Leave>) {
     const auto peer = PeerId(need(from_bytes<Leave>(bytes)).peer);
     meeting_.erase(peer);
     wire_->disconnect(peer);
-  } else if (type == kCancel) {
+  } else if (type == kType<Cancel>) {
     const auto at = posts_.find(need(from_bytes<Cancel>(bytes)).id);
     if (at != posts_.end()) wire_->cancel(at->second);
   } else {
@@ -90,7 +90,7 @@ bool KvPoster::go_on() {
       ++at;
       continue;
     }
-    say(head_, kMet, Met{uint32_t(at->first), connected ? "" : connected.error().message});
+    say_to(head_, Met{uint32_t(at->first), connected ? "" : connected.error().message});
     at = meeting_.erase(at);
   }
   for (auto at = posts_.begin(); at != posts_.end();) {
@@ -99,7 +99,7 @@ bool KvPoster::go_on() {
       ++at;
       continue;
     }
-    say(head_, kPosted, Posted{at->first, state == TransferState::done});
+    say_to(head_, Posted{at->first, state == TransferState::done});
     at = posts_.erase(at);
   }
   return !meeting_.empty() || !posts_.empty();

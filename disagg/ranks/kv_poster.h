@@ -4,7 +4,6 @@
 // Thread safety: take() by the channel's thread; the rest by a thread of its own.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>

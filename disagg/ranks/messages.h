@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "disagg/net/channel.h"
@@ -28,23 +29,6 @@
 #include "model/model.h"
 
 namespace xpyd::disagg::ranks {
-
-enum Type : uint16_t {
-  kStart = kFirstFrameType,
-  kReady,
-  kPeers,
-  kConnected,
-  kWave,
-  kLayers,
-  kDone,
-  kCopies,
-  kMeet,
-  kLeave,
-  kPost,
-  kCancel,
-  kMet,
-  kPosted
-};
 
 inline constexpr int kMaxPlaces = 4096;  // of waves
 inline constexpr int64_t kMaxKvTokens = int64_t(1) << 36;
@@ -191,32 +175,30 @@ struct Posted {
 };
 XPYD_FIELDS(Posted, id, done)
 
-struct All {
-  Start start;
-  Ready ready;
-  Peers peers;
-  Connected connected;
-  Wave wave;
-  Layers layers;
-  Done done;
-  Copies copies;
-  Meet meet;
-  Leave leave;
-  Met met;
-  Post post;
-  Cancel cancel;
-  Posted posted;
-};
-XPYD_FIELDS(All, start, ready, peers, connected, wave, layers, done, copies, meet, leave, met, post, cancel, posted)
+// Frames are numbered in this order.
+using All =
+    std::tuple<Start, Ready, Peers, Connected, Wave, Layers, Done, Copies, Meet, Leave, Post, Cancel, Met, Posted>;
+
+template <class T, size_t i = 0>
+constexpr uint16_t type_of() {
+  if constexpr (std::is_same_v<T, std::tuple_element_t<i, All>>)
+    return uint16_t(kFirstFrameType + i);
+  else
+    return type_of<T, i + 1>();
+}
+template <class T>
+inline constexpr uint16_t kType = type_of<T>();
 
 template <class T>
-bool say(const ChannelPtr& channel, Type type, const T& message) {
-  return channel->send(type, to_bytes(message));
+bool say_to(const ChannelPtr& channel, const T& message) {
+  return channel->send(kType<T>, to_bytes(message));
 }
 
 // Who is who on these channels: the head, or "stage0".
 inline NodeIdentity identity_of(const std::string& id, uint64_t fingerprint) {
-  return {NodeRole::tool, id, fingerprint, schema_of<All>()};
+  DescribeFields all;
+  std::apply([&](auto&&... one) { (fields(all, one), ...); }, All());
+  return {NodeRole::tool, id, fingerprint, siphash({0, 0}, all.out)};
 }
 
 }  // namespace xpyd::disagg::ranks

@@ -81,7 +81,7 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
   said_.store(begun_, std::memory_order_release);
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
     wave.result = stage + 1 < stages_.size() ? stages_[stage + 1].windows[place] : own_windows_[place];
-    say(stages_[stage].channel, kWave, wave);  // to one that is gone: its channel says so
+    say_to(stages_[stage].channel, wave);  // to one that is gone: its channel says so
   }
 }
 
@@ -124,8 +124,8 @@ void RemotePipeline::end(Chosen*) {
 
 Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes) {
   try {
-    if (type == kReady) return on_ready(stage, need(from_bytes<Ready>(bytes)));
-    if (type == kConnected) {
+    if (type == kType<Ready>) return on_ready(stage, need(from_bytes<Ready>(bytes)));
+    if (type == kType<Connected>) {
       const Connected connected = need(from_bytes<Connected>(bytes));
       if (connected.windows.size() != (stage > 0 ? places_ : 0)) return invalid("its windows are not all");
       std::lock_guard lock(mutex_);
@@ -136,7 +136,7 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
       changed_.notify_all();
       return ok();
     }
-    if (type == kLayers) {
+    if (type == kType<Layers>) {
       const Layers told = need(from_bytes<Layers>(bytes));
       if (told.written > uint32_t(config().n_layers)) return invalid("more layers than there are");
       if (is_broken()) return ok();
@@ -146,11 +146,11 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
       news_.add(1);
       return ok();
     }
-    if (type == kMet || type == kPosted) {
+    if (type == kType<Met> || type == kType<Posted>) {
       std::lock_guard lock(mutex_);
       return kv_listener_ ? kv_listener_(stage, type, bytes) : ok();
     }
-    if (type == kDone) return on_done(stage, need(from_bytes<Done>(bytes)));
+    if (type == kType<Done>) return on_done(stage, need(from_bytes<Done>(bytes)));
     return invalid("a message of kind " + std::to_string(type));
   } catch (const Error& error) {
     return error;

@@ -70,8 +70,8 @@ class RemotePipeline final : public Model {
   };
   KvAddress find(const std::byte* address) const;  // before: inside of kv_memory()
   template <class T>
-  bool tell(int stage, Type type, const T& message) {
-    return say(stages_[size_t(stage)].channel, type, message);
+  bool tell(int stage, const T& message) {
+    return say_to(stages_[size_t(stage)].channel, message);
   }
   // Met and Posted, on the channels' thread.
   using KvListener = std::function<Status(int stage, uint16_t type, std::string_view bytes)>;

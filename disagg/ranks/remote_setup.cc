@@ -2,10 +2,10 @@
 #include <sys/mman.h>
 
 #include <bit>
-#include <charconv>
 #include <chrono>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "base/os.h"
 #include "disagg/ranks/remote_pipeline.h"
 #include "disagg/transport/shared_memory.h"
@@ -17,15 +17,7 @@ namespace {
 int stage_of(const std::string& id) {
   constexpr std::string_view kKind = "stage";
   int stage = -1;
-  const char* end = id.data() + id.size();
-  if (!id.starts_with(kKind) || std::from_chars(id.data() + kKind.size(), end, stage).ptr != end) return -1;
-  return stage;
-}
-
-std::string random_name() {
-  uint64_t random[2];
-  fill_random(random, sizeof random);
-  return "xpyd-ranks-" + std::to_string(random[0]) + std::to_string(random[1]);
+  return id.starts_with(kKind) && read_number(std::string_view(id).substr(kKind.size()), stage) ? stage : -1;
 }
 
 // Addresses that nothing is behind.
@@ -73,8 +65,9 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
   loop_ = std::make_unique<ControlLoop>(
       clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(o.far ? 0 : shards_.tp)}, log);
+  const std::string random = hex(random_secret()) + hex(random_secret());
   const std::string address = need(loop_->listen(
-      {o.listen == "unix:@" ? o.listen + random_name() : o.listen, o.key, identity_of("head", o.fingerprint)},
+      {o.listen == "unix:@" ? o.listen + "xpyd-ranks-" + random : o.listen, o.key, identity_of("head", o.fingerprint)},
       [this](const ChannelPtr& channel) { return on_open(channel); }));
   if (o.start) processes_ = need(o.start(address, shards_.pp));
   if (!processes_) log_line(LogLevel::info, "xpyd worker: waits for %d stages at %s", shards_.pp, address.c_str());
@@ -93,11 +86,11 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
                     .instance = o.instance,
                     .wire = options_.wire->name};
   need(wait_for("joined", [](const StageEnd& stage) { return stage.channel != nullptr; }));
-  for (StageEnd& stage : stages_) say(stage.channel, kStart, start);
+  for (StageEnd& stage : stages_) say_to(stage.channel, start);
   need(wait_for("loaded its part of the model", [](const StageEnd& stage) { return !stage.address.empty(); }));
   for (size_t s = 0; s < stages_.size(); ++s)
-    say(stages_[s].channel, kPeers,
-        Peers{s > 0 ? stages_[s - 1].address : "", s + 1 < stages_.size() ? stages_[s + 1].address : wire_->address()});
+    say_to(stages_[s].channel, Peers{s > 0 ? stages_[s - 1].address : "",
+                                     s + 1 < stages_.size() ? stages_[s + 1].address : wire_->address()});
   for (Naps naps; !need(wire_->connect(shards_.pp - 1, stages_.back().address)); naps.nap()) {
     if (std::lock_guard lock(mutex_); !failed_.empty()) return Error{ErrorCode::unavailable, failed_};
   }

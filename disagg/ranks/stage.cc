@@ -49,7 +49,7 @@ struct Stage::Parts {
   struct Observer final : LayerObserver {
     ChannelPtr channel;
     uint32_t wave = 0;
-    void layer_done(int layer) override { say(channel, kLayers, Layers{wave, uint32_t(layer) + 1}); }
+    void layer_done(int layer) override { say_to(channel, Layers{wave, uint32_t(layer) + 1}); }
   };
   ChannelPtr channel;
   Start start;
@@ -115,9 +115,9 @@ Stage::Frame Stage::next(std::function<bool()> is_busy) {
 }
 
 template <class T>
-T Stage::expect(Type type) {
+T Stage::expect() {
   const Frame frame = next();
-  if (frame.type != type) throw invalid("a message of kind " + std::to_string(frame.type) + " came too early");
+  if (frame.type != kType<T>) throw invalid("a message of kind " + std::to_string(frame.type) + " came too early");
   return need(from_bytes<T>(frame.bytes));
 }
 
@@ -138,7 +138,7 @@ Status Stage::serve() {
   const auto on_open = [this](const ChannelPtr&) -> ChannelEvents {
     return {[this](uint16_t type, std::string_view bytes) {
               std::lock_guard lock(mutex_);
-              if (type >= kMeet && type <= kCancel && poster_) return poster_->take(type, bytes);
+              if (type >= kType<Meet> && type <= kType<Cancel> && poster_) return poster_->take(type, bytes);
               inbox_.push_back({type, std::string(bytes)});
               changed_.notify_all();
             },
@@ -179,11 +179,11 @@ Status Stage::serve() {
         for (int slot = 0; slot < kSlots; ++slot) busy |= !need(p.out->left(slot));
         return busy;
       });
-      if (frame.type == kCopies) {
+      if (frame.type == kType<Copies>) {
         copy(p, need(from_bytes<Copies>(frame.bytes)));
         continue;
       }
-      if (frame.type != kWave) throw invalid("a message of kind " + std::to_string(frame.type));
+      if (frame.type != kType<Wave>) throw invalid("a message of kind " + std::to_string(frame.type));
       const Wave wave = need(from_bytes<Wave>(frame.bytes));
       if (Status status = check_wave(wave, p.start, options_.config); !status)
         throw invalid("a wave with " + status.error().message);
@@ -197,7 +197,7 @@ Status Stage::serve() {
 }
 
 void Stage::set_up(Parts& p) {
-  const Start& start = p.start = expect<Start>(kStart);
+  const Start& start = p.start = expect<Start>();
   const ModelConfig& c = options_.config;
   const int stage = options_.stage;
   p.shards = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads, .tp = start.tp, .pp = start.pp};
@@ -233,11 +233,11 @@ void Stage::set_up(Parts& p) {
   if (p.last) p.logits.resize(kSlots * most_logits);
   const Ready ready{p.wire->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
   if (start.far)
-    say(p.channel, kReady, ready);
+    say_to(p.channel, ready);
   else
-    p.channel->send_files(kReady, to_bytes(ready), files);
+    p.channel->send_files(kType<Ready>, to_bytes(ready), files);
 
-  const Peers peers = expect<Peers>(kPeers);
+  const Peers peers = expect<Peers>();
   if (stage > 0) wait_until([&] { return need(p.wire->connect(stage - 1, peers.previous)); });
   wait_until([&] { return need(p.wire->connect(stage + 1, peers.next)); });
   p.out.emplace(*p.wire, clock_, stage + 1, p.last ? most_logits : size_t(start.step_tokens) * width, start.checksum);
@@ -251,7 +251,7 @@ void Stage::set_up(Parts& p) {
     std::lock_guard lock(mutex_);
     poster_ = &*p.poster;
   }
-  say(p.channel, kConnected, connected);
+  say_to(p.channel, connected);
   p.observer.channel = p.channel;
   log_line(LogLevel::info, "xpyd worker: stage %d of %d serves", stage, start.pp);
   std::lock_guard lock(mutex_);
@@ -311,7 +311,7 @@ Status Stage::compute(Parts& p, const Wave& wave) {
     wait_until([&] { return need(p.out->left(slot)); });
   }
   if (options_.stage > 0) done.next = need(p.in->open(*p.wire, options_.stage - 1, place));
-  say(p.channel, kDone, done);
+  say_to(p.channel, done);
   return ok();
 }
 

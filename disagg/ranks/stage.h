@@ -65,7 +65,7 @@ class Stage {
   void copy(const Parts& p, const Copies& copies);
   Status compute(Parts& p, const Wave& wave);
   template <class T>
-  T expect(Type type);
+  T expect();
   Frame next(std::function<bool()> is_busy = nullptr);
   template <class Done>
   void wait_until(Done done);

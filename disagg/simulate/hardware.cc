@@ -1,12 +1,10 @@
 #include "disagg/simulate/hardware.h"
 
 #include <algorithm>
-#include <charconv>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/table.h"
 
 namespace xpyd::disagg {
@@ -14,55 +12,27 @@ namespace {
 
 constexpr double kT = 1e12, kG = 1e9;
 
+// By what its data sheet says in TFLOP/s, GB/s and GB; and its links in GB/s.
+Hardware card(const char* name, double tflops, double gbps, double gb, double link, double host, const char* source) {
+  return {.name = name,
+          .flops_per_s = tflops * kT,
+          .bytes_per_s = gbps * kG,
+          .memory_bytes = gb * kG,
+          .link_bytes_per_s = link * kG,
+          .host_bytes_per_s = host * kG,
+          .source = source};
+}
+
 // Links: Mooncake's nodes have 4 x 200 Gb/s of which an instance's transfer uses 100 Gb/s in its simulations; the
 // others as their usual servers are sold.
 const Hardware kHardware[] = {
-    {.name = "a800",
-     .flops_per_s = 312 * kT,
-     .bytes_per_s = 2039 * kG,
-     .memory_bytes = 80 * kG,
-     .host_bytes_per_s = 25 * kG,
-     .source = "NVIDIA A800 80GB SXM4, data sheet"},
-    {.name = "h800",
-     .flops_per_s = 989 * kT,
-     .bytes_per_s = 3350 * kG,
-     .memory_bytes = 80 * kG,
-     .link_bytes_per_s = 50 * kG,
-     .host_bytes_per_s = 50 * kG,
-     .source = "NVIDIA H800 SXM5, as H100 but for NVLink"},
-    {.name = "h100",
-     .flops_per_s = 989 * kT,
-     .bytes_per_s = 3350 * kG,
-     .memory_bytes = 80 * kG,
-     .link_bytes_per_s = 50 * kG,
-     .host_bytes_per_s = 50 * kG,
-     .source = "NVIDIA H100 SXM5, data sheet"},
-    {.name = "h200",
-     .flops_per_s = 989 * kT,
-     .bytes_per_s = 4800 * kG,
-     .memory_bytes = 141 * kG,
-     .link_bytes_per_s = 50 * kG,
-     .host_bytes_per_s = 50 * kG,
-     .source = "NVIDIA H200 SXM, data sheet"},
-    {.name = "h20",
-     .flops_per_s = 148 * kT,
-     .bytes_per_s = 4000 * kG,
-     .memory_bytes = 96 * kG,
-     .link_bytes_per_s = 50 * kG,
-     .host_bytes_per_s = 50 * kG,
-     .source = "NVIDIA H20, data sheet"},
-    {.name = "l40",
-     .flops_per_s = 181 * kT,
-     .bytes_per_s = 864 * kG,
-     .memory_bytes = 48 * kG,
-     .host_bytes_per_s = 25 * kG,
-     .source = "NVIDIA L40, data sheet"},
-    {.name = "v100",
-     .flops_per_s = 125 * kT,
-     .bytes_per_s = 900 * kG,
-     .memory_bytes = 32 * kG,
-     .host_bytes_per_s = 12 * kG,
-     .source = "NVIDIA V100 SXM2 32GB, data sheet"},
+    card("a800", 312, 2039, 80, 12.5, 25, "NVIDIA A800 80GB SXM4, data sheet"),
+    card("h800", 989, 3350, 80, 50, 50, "NVIDIA H800 SXM5, as H100 but for NVLink"),
+    card("h100", 989, 3350, 80, 50, 50, "NVIDIA H100 SXM5, data sheet"),
+    card("h200", 989, 4800, 141, 50, 50, "NVIDIA H200 SXM, data sheet"),
+    card("h20", 148, 4000, 96, 50, 50, "NVIDIA H20, data sheet"),
+    card("l40", 181, 864, 48, 12.5, 25, "NVIDIA L40, data sheet"),
+    card("v100", 125, 900, 32, 12.5, 12, "NVIDIA V100 SXM2 32GB, data sheet"),
 };
 
 // Grouped-query attention: two heads' worth of KV for each KV head.
@@ -84,18 +54,6 @@ Error unknown(const std::string& what, const std::string& name, const std::strin
   return {ErrorCode::not_found, what + " " + name + " is neither a file (.json) nor one of: " + names};
 }
 
-// `names`: of the fields that there are. A misspelt one would be its default, and nobody would know.
-Status check_names(const nlohmann::json& file, const std::string& path, std::initializer_list<std::string_view> names) {
-  if (!file.is_object()) return ok();  // JsonFields says so
-  for (const auto& [name, value] : file.items()) {
-    if (std::ranges::find(names, name) != names.end()) continue;
-    std::string known;
-    for (std::string_view one : names) known += (known.empty() ? "" : ", ") + std::string(one);
-    return invalid(path + ": " + name + ": no such field; expected " + known);
-  }
-  return ok();
-}
-
 bool is_file(const std::string& name) { return name.ends_with(".json"); }
 
 }  // namespace
@@ -103,16 +61,12 @@ bool is_file(const std::string& name) { return name.ends_with(".json"); }
 std::span<const Hardware> hardware_table() { return kHardware; }
 std::span<const SimulatedModel> model_table() { return kModels; }
 
-Result<Hardware> find_hardware(const std::string& name) {
+Result<Hardware> find_hardware(const std::string& name) try {
   if (!is_file(name)) {
     const size_t x = name.rfind('x');
     const std::string card = name.substr(0, x);
     int cards = 1;
-    if (x != std::string::npos) {
-      const char *begin = name.data() + x + 1, *end = name.data() + name.size();
-      if (auto [at, error] = std::from_chars(begin, end, cards); at != end || error != std::errc{} || cards < 1)
-        cards = 0;
-    }
+    if (x != std::string::npos && !read_number(std::string_view(name).substr(x + 1), cards)) cards = 0;
     const Hardware* row = cards < 1 || cards > 1024 ? nullptr : find_row(kHardware, card);
     if (!row) return unknown("hardware", name, names_of(kHardware) + ", each with a count: a800x8");
     Hardware found = *row;
@@ -120,23 +74,22 @@ Result<Hardware> find_hardware(const std::string& name) {
     found.cards = cards;
     return found;
   }
-  Result<nlohmann::json> file = parse_json_file(name);
-  if (!file) return file.error();
-  if (Status known = check_names(file.value(), name,
-                                 {"name", "cards", "flops_per_s", "bytes_per_s", "memory_bytes", "mfu", "mbu", "step_s",
-                                  "step_terms", "link_bytes_per_s", "link_s", "host_bytes", "host_bytes_per_s"});
-      !known)
-    return known.error();
-  JsonFields fields(file.value(), name);
+  const nlohmann::json file = need(parse_json_file(name));
+  JsonFields fields(file, name);
   Hardware h;
   h.name = fields.string_or("name", name);
   h.cards = int(fields.integer_or("cards", 1, 1024, 1));
-  const auto terms = file.value().find("step_terms");
-  if (terms == file.value().end()) {
-    h.flops_per_s = fields.number("flops_per_s", 1, 1e18);
-    h.bytes_per_s = fields.number("bytes_per_s", 1, 1e16);
-    h.memory_bytes = fields.number("memory_bytes", 1, 1e15);
-  } else if (terms->is_array() && terms->size() == h.step_terms.size()) {
+  const nlohmann::json* terms = fields.find("step_terms");
+  // What was measured says all of a step; --kv-tokens says how many fit.
+  const auto rate = [&](const char* field, double most) {
+    return terms ? fields.number_or(field, 1, most, 0) : fields.number(field, 1, most);
+  };
+  h.flops_per_s = rate("flops_per_s", 1e18);
+  h.bytes_per_s = rate("bytes_per_s", 1e16);
+  h.memory_bytes = rate("memory_bytes", 1e15);
+  if (terms) {
+    if (!terms->is_array() || terms->size() != h.step_terms.size())
+      return invalid(name + ": step_terms: expected " + std::to_string(h.step_terms.size()) + " numbers");
     for (size_t i = 0; i < h.step_terms.size(); ++i) {
       const nlohmann::json& term = (*terms)[i];
       if (!term.is_number() || term < 0.0 || term > 10.0)
@@ -144,10 +97,7 @@ Result<Hardware> find_hardware(const std::string& name) {
       h.step_terms[i] = term.get<double>();
     }
     if (h.step_terms == model::StepCost::Terms{}) return invalid(name + ": step_terms: expected one above 0");
-  } else {
-    return invalid(name + ": step_terms: expected " + std::to_string(h.step_terms.size()) + " numbers");
   }
-  h.memory_bytes = fields.number_or("memory_bytes", 1, 1e15, h.memory_bytes);  // measured: --kv-tokens instead
   h.mfu = fields.number_or("mfu", 1e-6, 1, h.mfu);
   h.mbu = fields.number_or("mbu", 1e-6, 1, h.mbu);
   h.step_s = fields.number_or("step_s", 0, 10, h.step_s);
@@ -156,23 +106,19 @@ Result<Hardware> find_hardware(const std::string& name) {
   h.host_bytes = fields.number_or("host_bytes", 0, 1e18, 0);
   h.host_bytes_per_s = fields.number_or("host_bytes_per_s", 0, 1e15, 0);
   h.source = name;
-  if (!fields.status()) return fields.status().error();
+  fields.no_others();
   return h;
+} catch (const Error& error) {
+  return error;
 }
 
-Result<SimulatedModel> find_simulated_model(const std::string& name) {
+Result<SimulatedModel> find_simulated_model(const std::string& name) try {
   if (!is_file(name)) {
     const SimulatedModel* row = find_row(kModels, name);
     return row ? Result<SimulatedModel>(*row) : unknown("model", name, names_of(kModels));
   }
-  Result<nlohmann::json> file = parse_json_file(name);
-  if (!file) return file.error();
-  if (Status known = check_names(file.value(), name,
-                                 {"name", "n_layers", "n_heads", "head_dim", "active_parameters", "parameters",
-                                  "kv_elements", "weight_element_bytes", "kv_element_bytes"});
-      !known)
-    return known.error();
-  JsonFields fields(file.value(), name);
+  const nlohmann::json file = need(parse_json_file(name));
+  JsonFields fields(file, name);
   SimulatedModel m;
   m.name = fields.string_or("name", name);
   m.n_layers = int(fields.integer("n_layers", 1, 10000));
@@ -184,8 +130,10 @@ Result<SimulatedModel> find_simulated_model(const std::string& name) {
   m.weight_element_bytes = fields.number_or("weight_element_bytes", 0.1, 8, 2);
   m.kv_element_bytes = fields.number_or("kv_element_bytes", 0.1, 8, 2);
   m.source = name;
-  if (!fields.status()) return fields.status().error();
+  fields.no_others();
   return m;
+} catch (const Error& error) {
+  return error;
 }
 
 model::StepCost step_cost(const SimulatedModel& m, const Hardware& h, int stages) {

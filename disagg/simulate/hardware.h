@@ -5,7 +5,6 @@
 
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "base/status.h"
 #include "model/step_cost.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/status.h"
-
 namespace xpyd::disagg {
 
 void Links::set_rate(int end, double bytes_per_s) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/siphash.h"
 #include "disagg/simulate/cluster.h"
 
@@ -53,8 +54,6 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
     gaps.insert(gaps.end(), r.times.gaps.begin(), r.times.gaps.end());
     if (!r.times.gaps.empty()) worst_tenth.push_back(r.times.worst_tenth());
   }
-  char hash[20];
-  std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(hash_of(run)));
   const double seconds = std::max(last_s, 1e-9);
   const ConductorStats& c = run.conductor;
   return JsonText()
@@ -69,7 +68,7 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
               double(kept) / seconds, "regret_ratio", c.regret / std::max(1.0, double(c.attempts)), "ttft_mape",
               c.ttft_error.mape(), "ttft_bias", c.ttft_error.bias(), "tbt_mape", c.tbt_error.mape(), "tbt_bias",
               c.tbt_error.bias(), "role_changes", c.role_changes, "events", run.events, "wall_s", wall_s, "log_hash",
-              std::string_view(hash))
+              hex(hash_of(run)))
       .take();
 }
 

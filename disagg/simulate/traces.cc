@@ -131,26 +131,18 @@ Result<Trace> load_trace(const std::string& path, const TraceOptions& options) {
   }
 }
 
-void check_fields(const JsonFields& fields) {
-  if (!fields.status()) throw fields.status().error();
-}
-
-// visit(fields, row, where) for every object of a file, until the draft is full. Only the fields of `known` may be
-// there, if it has any.
+// visit(fields, where) for every object of a file, until the draft is full.
 template <class Visit>
 void for_each_row(const std::string& path, const Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
-                  std::initializer_list<std::string_view> known, Visit visit) {
+                  Visit visit) {
   RecordReader reader(path);
   std::string text;
   while (!draft.full() && need((reader.*next)(&text))) {
     const std::string where = reader.where();
     const json row = need(parse_json(text, where, {.max_bytes = RecordReader::kMaxBytes}));
     JsonFields fields(row, where);
-    visit(fields, row, where);
+    visit(fields, where);
     draft.check_order(where);
-    for (const auto& [name, value] : row.items())
-      if (known.size() > 0 && std::find(known.begin(), known.end(), name) == known.end())
-        fail(where, name + ": an unknown field");
   }
 }
 
@@ -187,10 +179,10 @@ void for_each_cells(const std::string& path, const Draft& draft, std::initialize
 
 // Ids of the file's own numbering, `scope`, become the trace's; of the first n_shared blocks: equal in all scopes that
 // have this `shared`. A file may leave out the id of a partial tail, which is then nobody else's.
-void add_blocks(Draft& draft, const json& row, const std::string& where, bool tail_has_id, uint64_t scope = 0,
+void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool tail_has_id, uint64_t scope = 0,
                 int n_shared = 0, uint64_t shared = 0) {
   TraceRequest& request = draft.trace.requests.back();
-  const json& ids = *need(get_array(row, "hash_ids", where));
+  const json& ids = fields.array("hash_ids");
   const size_t whole = size_t(request.prompt_tokens / draft.trace.block_tokens);
   const size_t all = size_t((request.prompt_tokens - 1) / draft.trace.block_tokens + 1);
   if (ids.size() != all && (tail_has_id || ids.size() != whole))
@@ -210,23 +202,20 @@ void add_blocks(Draft& draft, const json& row, const std::string& where, bool ta
   draft.fill_with_own_blocks(before);
 }
 
-// A row of lengths and hashes.
-void add_hashed(Draft& draft, JsonFields& fields, const json& row, const std::string& where, double per_second,
-                bool tail_has_id) {
+// A row of lengths and hashes, and of nothing else than was asked for.
+void add_hashed(Draft& draft, JsonFields& fields, const std::string& where, double per_second, bool tail_has_id) {
   const double at = fields.number("timestamp", 0, kMaxSeconds);
   const int64_t input = fields.integer("input_length", 1, kMaxTokens);
   const int64_t output = fields.integer("output_length", 1, kMaxTokens);
-  check_fields(fields);
   draft.add(at / per_second, input, output);
-  add_blocks(draft, row, where, tail_has_id);
+  add_blocks(draft, fields, where, tail_has_id);
+  fields.no_others();
 }
 
 // {"timestamp": ms, "input_length", "output_length", "hash_ids"}: an id per 512 tokens of prompt, the tail too.
 void read_mooncake(const std::string& path, Draft& draft) {
-  for_each_row(path, draft, &RecordReader::line, {"timestamp", "input_length", "output_length", "hash_ids"},
-               [&](JsonFields& fields, const json& row, const std::string& where) {
-                 add_hashed(draft, fields, row, where, 1000, true);
-               });
+  for_each_row(path, draft, &RecordReader::line,
+               [&](JsonFields& fields, const std::string& where) { add_hashed(draft, fields, where, 1000, true); });
 }
 
 // The same in seconds, with the chat that each continues. How long an answer took is not known: think_s is from arrival
@@ -234,12 +223,12 @@ void read_mooncake(const std::string& path, Draft& draft) {
 void read_bailian(const std::string& path, Draft& draft) {
   std::unordered_map<int64_t, int> chats;  // -> index of its request
   int orphans = 0;
-  auto visit = [&](JsonFields& fields, const json& row, const std::string& where) {
+  auto visit = [&](JsonFields& fields, const std::string& where) {
     const int64_t chat = fields.integer("chat_id", 0, INT64_MAX);
     const int64_t parent = fields.integer("parent_chat_id", -1, INT64_MAX);
     fields.string("type");
     fields.integer("turn", 0, kMaxTokens);
-    add_hashed(draft, fields, row, where, 1, false);
+    add_hashed(draft, fields, where, 1, false);
     const auto known = chats.find(parent);
     const int before = known == chats.end() ? -1 : known->second;
     orphans += parent >= 0 && before < 0;
@@ -247,9 +236,7 @@ void read_bailian(const std::string& path, Draft& draft) {
     draft.follows(before, before < 0 ? 0 : at_s(draft.last()) - at_s(before));
     chats[chat] = draft.last();
   };
-  for_each_row(path, draft, &RecordReader::line,
-               {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type", "turn", "hash_ids"},
-               visit);
+  for_each_row(path, draft, &RecordReader::line, visit);
   draft.note(orphans, " chats continue one that is not in the file: as if new");
 }
 
@@ -265,19 +252,16 @@ struct WekaAgent {
     const int64_t head = sizes.integer_or("tool_tokens", 0, kMaxTokens, 0) +  //
                          sizes.integer_or("system_tokens", 0, kMaxTokens, 0);
     const int shared = int(std::min<int64_t>(draft.options.shared_prefix_tokens, head)) / draft.trace.block_tokens;
-    check_fields(sizes);
     const int session = draft.n_sessions++;
     int last = -1, ended_last = -1;  // of ours; of the sub-agents since, the one that ended last
     double last_s = start_s, last_end_s = start_s, sub_end_s = 0;
-    for (int i = 0; const json& row : *need(get_array(agent, "requests", what))) {
+    for (int i = 0; const json& row : sizes.array("requests")) {
       const std::string where = what + (is_sub ? "." : ": ") + "requests[" + std::to_string(i++) + "]";
       JsonFields fields(row, where);
       const double at_s = start_s + fields.number("t", 0, kMaxSeconds);
       const std::string type = fields.string("type");
-      check_fields(fields);
       if (type == "subagent") {
         const double ran_s = fields.number("duration_ms", 0, kMaxSeconds) / 1000;
-        check_fields(fields);
         const double from_s = std::max(at_s - ran_s, last_s);
         const int sub = add(row, where, from_s, last < 0 ? after : last, last < 0 ? think_s : from_s - last_end_s,
                             true);
@@ -290,7 +274,6 @@ struct WekaAgent {
       const int64_t in = fields.integer("in", 1, kMaxTokens), out = fields.integer("out", 0, kMaxTokens);
       const double api_s = fields.number_or("api_time", 0, kMaxSeconds, 0);
       const double thought_s = fields.number_or("think_time", 0, kMaxSeconds, at_s - last_end_s);
-      check_fields(fields);
       if (at_s < last_s) fail(where, "t: an earlier time than the request before; expected requests sorted by time");
       const bool joins = ended_last >= 0 && sub_end_s <= at_s;  // else they run on beside it
       TraceRequest& request = draft.add(at_s, in, std::max<int64_t>(out, 1));
@@ -300,7 +283,7 @@ struct WekaAgent {
         request.think_s = std::max(0.0, joins ? at_s - sub_end_s : last < 0 ? think_s : thought_s);
       empty_answers += out == 0;
       // A prompt that is shorter than tools and system prompt is a call without them.
-      add_blocks(draft, row, where, false, scope, in < head ? 0 : shared, is_sub ? 2 : 1);
+      add_blocks(draft, fields, where, false, scope, in < head ? 0 : shared, is_sub ? 2 : 1);
       last = draft.last(), last_s = at_s, last_end_s = at_s + api_s, ended_last = -1, sub_end_s = 0;
     }
     return ended_last >= 0 ? ended_last : last;
@@ -326,7 +309,6 @@ void read_weka(const std::string& path, Draft& draft) {
     JsonFields fields(session, file);
     fields.integer("block_size", draft.trace.block_tokens, draft.trace.block_tokens);
     const bool local = fields.string_or("hash_id_scope", "local") == "local";
-    check_fields(fields);
     WekaAgent agent{draft, local ? mix64(number) : 0};
     agent.add(session, file, 0, -1, 0, false);
     empty_answers += agent.empty_answers;
@@ -355,7 +337,6 @@ void read_azure(const std::string& path, Draft& draft) {
     const std::string time = fields.string("TIMESTAMP");
     const int64_t input = fields.integer("ContextTokens", 1, kMaxTokens);
     const int64_t output = fields.integer("GeneratedTokens", 1, kMaxTokens);
-    check_fields(fields);
     draft.add(date_time(time, where), input, output);
     draft.fill_with_own_blocks();
   };
@@ -372,7 +353,6 @@ void read_burstgpt(const std::string& path, Draft& draft) {
     const std::string session = fields.string_or("Session ID", "");
     const int64_t input = fields.integer("Request tokens", 0, kMaxTokens);
     const int64_t output = fields.integer("Response tokens", 0, kMaxTokens);
-    check_fields(fields);
     if (input == 0 || output == 0) return void(++failures);
     draft.add(at_s, input, output);
     draft.fill_with_own_blocks();
@@ -416,9 +396,9 @@ void add_conversation(Draft& draft, const std::vector<SpokenMessage>& messages) 
 // {"conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}; other fields may be there.
 void read_turns(const std::string& path, Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
                 const char* list, const char* role, const char* content) {
-  for_each_row(path, draft, next, {}, [&](JsonFields&, const json& row, const std::string& where) {
+  for_each_row(path, draft, next, [&](JsonFields& fields, const std::string& where) {
     std::vector<SpokenMessage> messages;
-    for (int i = 0; const json& turn : *need(get_array(row, list, where))) {
+    for (int i = 0; const json& turn : fields.array(list)) {
       const std::string at = where + ": " + list + "[" + std::to_string(i++) + "]";
       const std::string who = need(get_string(turn, role, at));
       const bool is_answer = who == "gpt" || who == "assistant" || who == "chatgpt" || who == "bing" || who == "bard";
@@ -434,10 +414,9 @@ void read_lmsys(const std::string& path, Draft& draft) {
   read_turns(path, draft, &RecordReader::line, "conversation", "role", "content");
 }
 void read_dolly(const std::string& path, Draft& draft) {
-  for_each_row(path, draft, &RecordReader::line, {}, [&](JsonFields& fields, const json&, const std::string&) {
+  for_each_row(path, draft, &RecordReader::line, [&](JsonFields& fields, const std::string&) {
     const std::string instruction = fields.string("instruction"), context = fields.string_or("context", "");
     const std::string response = fields.string("response");
-    check_fields(fields);
     add_conversation(draft, {{false, context.empty() ? instruction : instruction + "\n" + context}, {true, response}});
   });
 }

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/device.h"
+#include "base/numbers.h"
 #include "base/random.h"
 #include "disagg/transport/forwarding.h"
 
@@ -220,11 +221,7 @@ bool parse_number(std::string_view text, double& value, std::string_view& rest) 
 std::string parse_item(std::string_view item, FaultOptions& faults) {
   const size_t equals = item.find('=');
   const std::string_view key = item.substr(0, equals), value = equals == item.npos ? "" : item.substr(equals + 1);
-  if (key == "seed") {
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), faults.seed);
-    const bool whole = error == std::errc() && end == value.data() + value.size();
-    return whole ? "" : "seed is not a whole number";
-  }
+  if (key == "seed") return read_number(value, faults.seed) ? "" : "seed is not a whole number";
   double number = 0;
   std::string_view unit;
   if (key == "delay") {

@@ -1,7 +1,6 @@
 #include "disagg/transport/handoff_pool.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -55,13 +54,13 @@ struct Plan {
   size_t kv_offset() const { return round_up(kPage + BlockLedger::bytes(whole.n_blocks), kHugePage); }
 };
 
-Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
+// What does not fit is thrown, as an Error, here and below.
+Plan make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
   XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused before
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
-    return invalid("--kv-bytes: more than there are addresses for, for all instances together");
-  Result<PoolPlan> planned = plan_ranks(scheme_name, options, shards);
-  if (!planned) return planned.error();
-  const KvLayout& l = planned.value().whole;
+    throw invalid("--kv-bytes: more than there are addresses for, for all instances together");
+  const PoolPlan planned = need(plan_ranks(scheme_name, options, shards));
+  const KvLayout& l = planned.whole;
   Plan plan;
   plan.whole = l;
   plan.header = {.magic = kPoolMagic,
@@ -76,7 +75,7 @@ Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_
                  .tp = shards.tp,
                  .pp = shards.pp,
                  .pool_bytes = options.pool_bytes};
-  for (const KvOptions& rank : planned.value().of_ranks) {
+  for (const KvOptions& rank : planned.of_ranks) {
     plan.offsets.push_back(round_up(plan.kv_bytes, kHugePage));
     plan.kv_bytes = plan.offsets.back() + rank.pool_bytes;
     plan.rank_bytes += rank.pool_bytes;
@@ -86,17 +85,14 @@ Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_
 }
 
 // Null: the KV is in memory of the host.
-Result<MemoryExporter*> exporter_of(const KvOptions& options) {
-  MemoryExporter* found = nullptr;
-  if (!options.device || options.device == &cpu_device()) return found;
-  found = dynamic_cast<MemoryExporter*>(options.device);
+MemoryExporter* exporter_of(const KvOptions& options) {
+  if (!options.device || options.device == &cpu_device()) return nullptr;
+  auto* found = dynamic_cast<MemoryExporter*>(options.device);
   const Status can = found ? found->exports() : Error{ErrorCode::unavailable, "its memory cannot be shared"};
   if (can) return found;
-  return Error{can.error().code, std::string("--device ") + options.device->name() + ": " + can.error().message +
-                                     "; expected instances in one process (without --processes), or --device cpu"};
+  throw Error{can.error().code, std::string("--device ") + options.device->name() + ": " + can.error().message +
+                                    "; expected instances in one process (without --processes), or --device cpu"};
 }
-
-Error too_large(const Error& error) { return {error.code, "--kv-bytes: " + error.message}; }
 
 // A member among the first n_instances. The place of one that is ending is there soon; and who
 // looks whether one has ended keeps others from its place for that moment.
@@ -120,42 +116,36 @@ std::string where(const std::string& card) { return card.empty() ? "the host" : 
 }  // namespace
 
 Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& scheme, const KvOptions& options,
-                                                         int n_instances, const KvShards& shards) {
-  Result<Plan> planned = make_plan(scheme, options, n_instances, shards);
-  if (!planned) return planned.error();
-  Plan& plan = planned.value();
-  Result<MemoryExporter*> card = exporter_of(options);
-  if (!card) return card.error();
+                                                         int n_instances, const KvShards& shards) try {
+  Plan plan = make_plan(scheme, options, n_instances, shards);
+  MemoryExporter* const card = exporter_of(options);
   auto pool = std::unique_ptr<HandoffPool>(new HandoffPool);
   pool->bytes_ = plan.rank_bytes;
   pool->block_bytes_ = plan.block_bytes;
-  if (card.value()) {
+  if (card) {
     int exported = -1;
-    Result<std::shared_ptr<std::byte>> kv = card.value()->allocate_exported(plan.kv_bytes, exported);
+    Result<std::shared_ptr<std::byte>> kv = card->allocate_exported(plan.kv_bytes, exported);
     pool->card_file_ = Fd(exported);
-    if (!kv && kv.error().code == ErrorCode::unavailable) return too_large(kv.error());
-    if (!kv) return kv.error();
-    pool->card_memory_ = std::move(kv).value();
-    std::snprintf(plan.header.card, sizeof plan.header.card, "%s", card.value()->identity().c_str());
+    const bool too_large = !kv && kv.error().code == ErrorCode::unavailable;
+    pool->card_memory_ = need(std::move(kv), too_large ? "--kv-bytes: " : "");
+    std::snprintf(plan.header.card, sizeof plan.header.card, "%s", card->identity().c_str());
   }
-  Result<std::shared_ptr<std::byte>> memory = make_shared_file(
-      "xpyd-handoff", plan.kv_offset() + (card.value() ? 0 : plan.kv_bytes), pool->file_);
-  if (!memory) return too_large(memory.error());
-  std::memcpy(memory.value().get(), &plan.header, sizeof(PoolHeader));
-  std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger = BlockLedger::join(words, plan.whole.n_blocks, pool->file_.get(),
-                                                                  BlockLedger::As::observer);
-  if (!ledger) return ledger.error();
-  pool->ledger_ = std::move(ledger).value();
+  const size_t bytes = plan.kv_offset() + (card ? 0 : plan.kv_bytes);
+  const std::shared_ptr<std::byte> memory = need(make_shared_file("xpyd-handoff", bytes, pool->file_), "--kv-bytes: ");
+  std::memcpy(memory.get(), &plan.header, sizeof(PoolHeader));
+  std::shared_ptr<std::byte> words(memory, memory.get() + kPage);
+  pool->ledger_ = need(BlockLedger::join(words, plan.whole.n_blocks, pool->file_.get(), BlockLedger::As::observer));
   pool->meeting_ = make_meeting();
   const auto give = [p = pool.get()](const ChannelPtr& channel, PeerId) {
     const int files[kMostFiles] = {p->file_.get(), p->card_file_.get()};
     channel->send_files(kFirstFrameType, "", std::span(files, files[1] < 0 ? 1 : kMostFiles));
     return ChannelEvents();
   };
-  if (Status listening = pool->meeting_->listen_here(give); !listening) return listening.error();
+  need(pool->meeting_->listen_here(give));
   pool->address_ = pool->meeting_->address().substr(kKind.size());
   return pool;
+} catch (const Error& error) {
+  return error;
 }
 
 namespace {
@@ -186,7 +176,7 @@ Result<std::vector<Fd>> ask_for_files(const std::string& address) {
 }  // namespace
 
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
-                                     const KvShards& shards) {
+                                     const KvShards& shards) try {
   if (address.size() < 2 || address.size() >= kMostAddressBytes || address[0] != '@')
     return invalid("the conductor names no KV pool: expected that it runs with --transport handoff");
   Result<std::vector<Fd>> files = ask_for_files(address);
@@ -201,22 +191,18 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   if (fstat(file, &status) != 0 || size_t(status.st_size) < kPage)
     return Error{ErrorCode::io, "the file of the KV pool is too short"};
   const size_t bytes = size_t(status.st_size);
-  Result<std::shared_ptr<std::byte>> memory = map_shared_file(file, bytes);
-  if (!memory) return memory.error();
+  const std::shared_ptr<std::byte> memory = need(map_shared_file(file, bytes));
   PoolHeader there;
-  std::memcpy(&there, memory.value().get(), sizeof there);
+  std::memcpy(&there, memory.get(), sizeof there);
   if (there.magic != kPoolMagic || there.n_instances < 1)
     return Error{ErrorCode::io, "the file of the KV pool is none, or of another version"};
-  Result<MemoryExporter*> card = exporter_of(options);
-  if (!card) return card.error();
-  const std::string own_card = card.value() ? card.value()->identity() : "";
+  MemoryExporter* const card = exporter_of(options);
+  const std::string own_card = card ? card->identity() : "";
   const std::string its_card(there.card, strnlen(there.card, sizeof there.card));
   if (own_card != its_card)
     return invalid("the KV pool of --transport handoff is in memory of " + where(its_card) + ", and --device here is " +
                    where(own_card) + ": expected the same for all instances (of cards, in CUDA_VISIBLE_DEVICES)");
-  Result<Plan> planned = make_plan(scheme, options, there.n_instances, shards);
-  if (!planned) return planned.error();
-  const Plan& plan = planned.value();
+  const Plan plan = make_plan(scheme, options, there.n_instances, shards);
   const PoolHeader& h = plan.header;
   for (auto [field, own, conductor] : {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
                                                   long(there.pool_bytes / size_t(h.n_instances))},
@@ -233,24 +219,23 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
       return invalid(std::string("the KV pool of --transport handoff is another one: ") + field + " is " +
                      std::to_string(own) + " here, " + std::to_string(conductor) + " at the conductor");
   std::shared_ptr<std::byte> kv;  // of all ranks
-  if (card.value()) {
-    Result<std::shared_ptr<std::byte>> there_kv = card.value()->import(of_card, plan.kv_bytes);
-    if (!there_kv) return there_kv.error();
-    kv = std::move(there_kv).value();
+  if (card) {
+    kv = need(card->import(of_card, plan.kv_bytes));
   } else {
     if (bytes < plan.kv_offset() + plan.kv_bytes) return Error{ErrorCode::io, "the file of the KV pool is too short"};
-    kv = std::shared_ptr<std::byte>(memory.value(), memory.value().get() + plan.kv_offset());
+    kv = std::shared_ptr<std::byte>(memory, memory.get() + plan.kv_offset());
   }
-  std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger = join_ledger(words, h.n_blocks, h.n_instances, file);
-  if (!ledger) return ledger.error();
+  std::shared_ptr<std::byte> words(memory, memory.get() + kPage);
+  std::unique_ptr<BlockLedger> ledger = need(join_ledger(words, h.n_blocks, h.n_instances, file));
   std::vector<std::shared_ptr<std::byte>> memories;
   for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
   auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, shards, std::move(memories)),
                                           options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
-                                          std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
-  if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
+                                          std::move(ledger), std::max(1, h.n_blocks / h.n_instances));
+  if (card) pool->poison_new_blocks(false);  // only the card can write there
   return JoinedPool{std::move(pool), h.n_instances};
+} catch (const Error& error) {
+  return error;
 }
 
 }  // namespace xpyd::disagg

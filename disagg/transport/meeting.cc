@@ -1,9 +1,9 @@
 #include "disagg/transport/meeting.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdio>
 #include <limits>
+
+#include "base/numbers.h"
 
 namespace xpyd::disagg {
 namespace {
@@ -12,26 +12,7 @@ constexpr size_t kMaxRegions = 1024, kTokenDigits = 32;
 constexpr double kHelloSeconds = 10;
 constexpr double kCallSeconds = 120;  // who calls has given up long before, by its own clock
 
-template <class T>
-bool number(std::string_view text, T& value, int base) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
-std::string random_digits() {
-  uint64_t random[2];
-  fill_random(random, sizeof random);
-  char text[kTokenDigits + 1];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(random[0]),
-                static_cast<unsigned long long>(random[1]));
-  return text;
-}
+std::string random_digits() { return hex(random_secret()) + hex(random_secret()); }
 
 // The text up to the next `separator`, which is taken as well.
 std::string_view next(std::string_view& text, char separator) {
@@ -49,7 +30,7 @@ std::string place(const std::string& host, uint16_t port) {
 
 std::string to_text(const std::string& kind, const WireAddress& address) {
   std::string text = kind + "," + address.host + "," + std::to_string(address.port) + "," + address.token;
-  for (const AddressRange& region : address.regions) text += "," + hex(region.begin) + "+" + hex(region.bytes);
+  for (const AddressRange& region : address.regions) text += "," + hex(region.begin, 1) + "+" + hex(region.bytes, 1);
   return text;
 }
 
@@ -60,14 +41,14 @@ Result<WireAddress> parse_wire_address(const std::string& kind, const std::strin
   WireAddress address;
   address.host = next(rest, ',');
   if (address.host.empty()) return wrong("expected a host");
-  if (!number(next(rest, ','), address.port, 10) || address.port == 0) return wrong("expected a port, 1 to 65535");
+  if (!read_number(next(rest, ','), address.port) || address.port == 0) return wrong("expected a port, 1 to 65535");
   address.token = next(rest, ',');
   if (address.token.size() != kTokenDigits || address.token.find_first_not_of("0123456789abcdef") != std::string::npos)
     return wrong("expected a token, 32 hexadecimal digits");
   while (!rest.empty()) {
     std::string_view part = next(rest, ',');
     AddressRange region;
-    if (!number(next(part, '+'), region.begin, 16) || !number(part, region.bytes, 16) ||
+    if (!read_number(next(part, '+'), region.begin, 16) || !read_number(part, region.bytes, 16) ||
         region.bytes > UINT64_MAX - region.begin)
       return wrong("expected regions, base+bytes, hexadecimal");
     if (address.regions.size() == kMaxRegions) return wrong("more than 1024 regions");
@@ -97,7 +78,7 @@ Result<std::string> Meeting::listen_at(const std::string& at, const std::string&
   return loop_->listen({at, ClusterKey::of(token), self_, true},
                        [accepted = std::move(accepted)](const ChannelPtr& channel) -> ChannelEvents {
                          PeerId peer = -1;
-                         if (number(std::string_view(channel->peer().id), peer, 10)) return accepted(channel, peer);
+                         if (read_number(channel->peer().id, peer)) return accepted(channel, peer);
                          channel->close("an instance has a number");
                          return {};
                        });
@@ -110,7 +91,7 @@ Status Meeting::listen(const TransportOptions& options, Accepted accepted) {
   auto bound = listen_at(place(options.host, 0), address.token, std::move(accepted));
   if (!bound) return Error{ErrorCode::unavailable, kind_ + ": --host " + options.host + ": " + bound.error().message};
   const std::string& text = bound.value();
-  const bool listens = number(std::string_view(text).substr(text.rfind(':') + 1), address.port, 10);
+  const bool listens = read_number(std::string_view(text).substr(text.rfind(':') + 1), address.port);
   XPYD_CHECK(listens, text);
   address_ = to_text(kind_, address);
   return ok();

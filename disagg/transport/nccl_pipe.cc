@@ -1,7 +1,6 @@
 #include "disagg/transport/nccl_pipe.h"
 
 #include "base/clock.h"
-#include "base/device.h"
 
 namespace xpyd::disagg::nccl {
 

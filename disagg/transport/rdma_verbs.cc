@@ -6,8 +6,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "disagg/transport/window_table.h"
-
 namespace xpyd::disagg::rdma {
 namespace {
 

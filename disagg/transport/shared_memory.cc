@@ -8,10 +8,8 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
-#include <string>
 
 #include "base/memory.h"
-#include "base/os.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14

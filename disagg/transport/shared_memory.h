@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 
 #include "base/device.h"
 #include "base/os.h"

@@ -40,34 +40,33 @@ void RangeRoom::give(uint32_t first, uint32_t n) {
 Owner::Owner(PeerId self)
     : meeting_("shm", self, schema_of<Welcome>(), wire_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
 
-Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) {
+Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try {
   auto owner = std::unique_ptr<Owner>(new Owner(options.self));
   if (options.regions.size() > kMaxRegions)
     return invalid("shm: " + std::to_string(options.regions.size()) + " regions, at most " +
                    std::to_string(kMaxRegions));
   for (size_t i = 0; i < options.regions.size(); ++i) {
-    auto file = shared_file(options.regions[i]);
-    if (!file.ok()) return Error{file.error().code, "shm: " + file.error().message};
-    owner->welcome_.regions.push_back({file.value().offset, options.regions[i].size()});
-    owner->fds_.emplace_back(fcntl(file.value().fd, F_DUPFD_CLOEXEC, 0));
+    const SharedFile file = need(shared_file(options.regions[i]), "shm: ");
+    owner->welcome_.regions.push_back({file.offset, options.regions[i].size()});
+    owner->fds_.emplace_back(fcntl(file.fd, F_DUPFD_CLOEXEC, 0));
     if (owner->fds_.back().get() < 0) return Error{ErrorCode::unavailable, "shm: a file of KV memory: " + os_text()};
   }
   size_t pool_bytes = 0;
   for (const MemoryRange& region : options.regions) pool_bytes += region.size();
   const uint64_t n_ranges = std::clamp<uint64_t>(pool_bytes / kRangeBytes, kMinRanges, kMaxRanges);
   Fd table;
-  auto memory = make_shared_file("xpyd-windows", SharedTable::bytes(n_ranges), table);
-  if (!memory.ok()) return Error{memory.error().code, "shm: " + memory.error().message};
+  owner->memory_ = need(make_shared_file("xpyd-windows", SharedTable::bytes(n_ranges), table), "shm: ");
   owner->fds_.insert(owner->fds_.begin(), std::move(table));
-  owner->memory_ = memory.value();
   owner->table_ = new (owner->memory_.get()) SharedTable;
   owner->table_->n_ranges = owner->welcome_.n_ranges = n_ranges;
   owner->room_ = RangeRoom(uint32_t(n_ranges));
   owner->memories_ = options.regions;
   owner->regions_ = RangeSet(options.regions);
   const auto let_in = [o = owner.get()](const ChannelPtr& channel, PeerId) { return o->let_in(channel); };
-  if (Status listens = owner->meeting_.listen_here(let_in); !listens) return listens.error();
+  need(owner->meeting_.listen_here(let_in));
   return owner;
+} catch (const Error& error) {
+  return error;
 }
 
 Owner::~Owner() {

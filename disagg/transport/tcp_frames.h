@@ -17,7 +17,6 @@
 
 #include <sys/uio.h>
 
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>

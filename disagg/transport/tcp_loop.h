@@ -110,16 +110,13 @@ class Link {
 
 class Loop {
  public:
-  Loop() : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    XPYD_CHECK(epoll_ >= 0 && wake_ >= 0, "epoll or eventfd: out of descriptors");
+  Loop() {
+    XPYD_CHECK(epoll_.get() >= 0 && wake_.get() >= 0, "epoll or eventfd: out of descriptors");
     epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
-    XPYD_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) == 0);
+    XPYD_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) == 0);
     thread_ = std::thread([this] { work(); });
   }
-  ~Loop() {
-    stop();
-    ::close(epoll_), ::close(wake_);
-  }
+  ~Loop() { stop(); }
 
   void add(std::unique_ptr<Link> link) {
     {
@@ -130,12 +127,12 @@ class Loop {
   }
   // All links are run once: there may be something new for them.
   void kick() {
-    if (!kicked_.exchange(true)) eventfd_write(wake_, 1);
+    if (!kicked_.exchange(true)) eventfd_write(wake_.get(), 1);
   }
   void stop() {  // and closes all links
     if (!thread_.joinable()) return;
     stop_ = true;
-    eventfd_write(wake_, 1);
+    eventfd_write(wake_.get(), 1);
     thread_.join();
     links_.clear(), added_.clear();
   }
@@ -150,13 +147,13 @@ class Loop {
     RealClock clock;
     double swept_s = clock.now();
     while (!stop_) {
-      const int n = epoll_wait(epoll_, events, 64, next.empty() ? 1000 : 0);
+      const int n = epoll_wait(epoll_.get(), events, 64, next.empty() ? 1000 : 0);
       for (int i = 0; i < n; ++i) {
         if (events[i].data.ptr) {
           make_ready(*static_cast<Link*>(events[i].data.ptr));
         } else {
           eventfd_t ignored;
-          eventfd_read(wake_, &ignored);
+          eventfd_read(wake_.get(), &ignored);
         }
       }
       // Once a second all are run, for those that wait for a time to pass.
@@ -180,12 +177,12 @@ class Loop {
     std::lock_guard lock(mutex_);
     for (auto& link : added_) {
       epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.ptr = link.get()}};
-      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, link->fd(), &event) == 0) links_.push_back(std::move(link));
+      if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->fd(), &event) == 0) links_.push_back(std::move(link));
     }
     added_.clear();
   }
 
-  const int epoll_, wake_;
+  const Fd epoll_{epoll_create1(EPOLL_CLOEXEC)}, wake_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Link>> added_;
   std::vector<std::unique_ptr<Link>> links_;  // the thread's

@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "disagg/net/hello.h"
 #include "disagg/transport/tcp_frames.h"
 #include "disagg/transport/tcp_loop.h"
-#include "disagg/transport/window_table.h"
 
 namespace xpyd::disagg::tcp {
 

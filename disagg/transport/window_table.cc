@@ -173,10 +173,4 @@ bool WindowTable::leave(const WindowKey& window, bool whole, uint32_t number) {
   return true;
 }
 
-uint64_t random_secret() {
-  uint64_t value = 0;
-  fill_random(&value, sizeof value);
-  return value;
-}
-
 }  // namespace xpyd::disagg

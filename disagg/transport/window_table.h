@@ -112,6 +112,4 @@ class WindowTable {
   bool shut_ = false;
 };
 
-uint64_t random_secret();  // from the system, for keys
-
 }  // namespace xpyd::disagg

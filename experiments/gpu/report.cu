@@ -1,5 +1,5 @@
-// xpyd_gpu_report: everything that only a GPU can say, in a few minutes: the card's peaks, attention kernels, whole
-// steps. `make gpu-report` runs it after the tests, each part in a process of its own.
+// xpyd_gpu_report: everything that only a GPU can say, in a few minutes: the card's peaks, attention kernels,
+// products of codes, whole steps. `make gpu-report` runs it after the tests, each part in a process of its own.
 //
 // The arithmetic, on an H200 (4.8 TB/s and 990 TFLOP/s on paper; the shares below use what the run
 // measures):
@@ -48,14 +48,15 @@ int run(int argc, char** argv) {
       tiny = true;
     else if (word == "--yardsticks" && i + 1 < argc)
       yardsticks = argv[++i];
-    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "model" || word == "vmm")
+    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "codes" || word == "model" ||
+             word == "vmm")
       parts.push_back(word);
     else
       rest.push_back(argv[i]);
   }
   auto options = parse_bench_options(int(rest.size()), rest.data());
   if (!options.ok()) {
-    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, model, vmm; %s\n", options.error().message.c_str());
+    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, codes, model, vmm; %s\n", options.error().message.c_str());
     return 2;
   }
   auto wanted = [&](const char* name) {
@@ -78,6 +79,7 @@ int run(int argc, char** argv) {
   if (wanted("peaks")) peaks(rounds, c, tiny);
   if (wanted("decode")) decode_attention(rounds, c, tiny);
   if (wanted("prefill")) prefill_attention(rounds, c, tiny, yardsticks);
+  if (wanted("codes")) coded_products(rounds, c, tiny);
   if (wanted("model")) whole_model(rounds, c, tiny);
   if (wanted("vmm")) virtual_memory(rounds, c, tiny);
   return rounds.all_right() ? 0 : 1;

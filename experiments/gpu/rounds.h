@@ -59,10 +59,11 @@ void peaks(Rounds& rounds, const cuda::Card& card, bool tiny);
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny);
 // yardsticks: a CSV of other implementations' times on this card (experiments/gpu/sdpa.py), or "".
 void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks);
+void coded_products(Rounds& rounds, const cuda::Card& card, bool tiny);
 void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny);
 void virtual_memory(Rounds& rounds, const cuda::Card& card, bool tiny);
 
-// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [model] [vmm]
+// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [codes] [model] [vmm]
 // [bench options]`;
 // --tiny lets the interpreter run it. 0: every result was right; 1: a wrong one, or no card; 2: bad
 // arguments.

@@ -145,8 +145,8 @@ TEST_CASE("json: field readers check type and range at the edges", "[base]") {
   CHECK(!get_int(json(3), "i", 0, 9).ok());  // not an object at all
 }
 
-TEST_CASE("json: JsonFields keeps the first error", "[base]") {
-  json object = json::parse(R"({"i": 5, "f": 0.5, "b": false, "s": "x", "z": null})");
+TEST_CASE("json: JsonFields throws the first error", "[base]") {
+  json object = json::parse(R"({"i": 5, "f": 0.5, "b": false, "s": "x", "z": null, "a": [1]})");
   JsonFields good(object, "c");
   CHECK(good.integer("i", 1, 9) == 5);
   CHECK(good.integer_or("z", 1, 9, 7) == 7);
@@ -155,16 +155,22 @@ TEST_CASE("json: JsonFields keeps the first error", "[base]") {
   CHECK(good.number_or("none", 0, 1, 0.25) == 0.25);
   CHECK(good.boolean("b") == false);
   CHECK(good.boolean_or("none", true));
-  CHECK(good.string("s") == "x");
   CHECK(good.string_or("none", "y") == "y");
-  CHECK(good.status().ok());
 
-  JsonFields bad(object, "c");
-  bad.integer_or("i", 6, 9, 6);
-  bad.boolean("s");
-  REQUIRE(!bad.status().ok());
-  CHECK(bad.status().error().message == "c: field \"i\": expected an integer from 6 to 9, got 5");
-  CHECK(!JsonFields(json::array(), "c").status().ok());
+  auto error = [](auto read) {
+    try {
+      read();
+    } catch (const Error& thrown) {
+      return thrown.message;
+    }
+    return std::string();
+  };
+  CHECK(error([&] { good.no_others(); }) == "c: a: no such field; expected b, f, i, none, z");
+  CHECK(good.array("a").size() == 1);
+  CHECK(good.string("s") == "x");
+  CHECK(error([&] { good.no_others(); }) == "");
+  CHECK(error([&] { good.integer_or("i", 6, 9, 6); }) == "c: field \"i\": expected an integer from 6 to 9, got 5");
+  CHECK(error([] { JsonFields(json::array(), "c"); }) == "c: expected an object, got array");
 }
 
 TEST_CASE("json: files that are absent, too long or not files", "[base]") {

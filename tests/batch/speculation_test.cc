@@ -234,6 +234,22 @@ TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do 
     }
 }
 
+TEST_CASE("speculate: a request says how much is drafted", "[speculate]") {
+  const auto drafted = [](int most) {
+    TinySetup setup{.topology = "1C"};
+    setup.speculation = told(8);
+    TinyCluster tiny(setup);
+    auto request = tiny_request(1, {5, 6, 7}, 9);
+    request->most_drafts = most;
+    REQUIRE(tiny.submit(request).ok());
+    tiny.run();
+    return tiny.cluster->instances()[0]->stats().draft_tokens;
+  };
+  CHECK(drafted(0) == 0);
+  CHECK(drafted(1) > 0);
+  CHECK(drafted(1) < drafted(-1));
+}
+
 TEST_CASE("speculate: memory that is short", "[speculate]") {
   TinySetup setup{.topology = "1C"};
   setup.max_batch = 64;

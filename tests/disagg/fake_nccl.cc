@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/device.h"
-#include "disagg/transport/window_table.h"
+#include "disagg/net/hello.h"
 #include "disagg/transport/wires.h"
 
 namespace xpyd::testing {

@@ -136,6 +136,25 @@ TEST_CASE("quantised: codes are as near as the header says", "[quantised][model]
       }
 }
 
+TEST_CASE("quantised: codes come out of panels as they went in", "[quantised][model]") {
+  ThreadTeam team(1);
+  for (Dtype dtype : kCodes)
+    for (int k_groups : {1, 8})
+      for (bool in_order : {true, false}) {
+        const int n = 19, k = 300;
+        const QuantGroups groups = in_order ? even_groups(k, 130) : scattered(k, 40, 3);
+        const Codes c = make_codes(n, k, k_groups, dtype, groups, team, 2);
+        CAPTURE(dtype_name(dtype), k_groups, in_order);
+        CHECK(unpack_groups(c.packed) == c.groups);
+        for (int row = 0; row < n; ++row) {
+          QuantRow out(dtype, k, c.groups.count);
+          unpack_codes(c.packed, row, out);
+          const QuantRow& in = c.rows[size_t(row)];
+          REQUIRE((out.codes == in.codes && out.scale == in.scale && out.zero == in.zero));
+        }
+      }
+}
+
 TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that they stand for", "[quantised][model]") {
   ThreadTeam team(2);
   for (const GemmVariant* each : gemm_rows()) {

@@ -85,6 +85,10 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
       {"ignore_eos", "0"},
       {"echo", "[]"},
       {"stream_options", "{\"include_usage\":true}"},  // without stream
+      {"speculative", "{\"tokens\":2}"},               // of a server that drafts nothing
+      {"speculative", "{\"tokens\":65}"},
+      {"speculative", "{\"k\":0}"},
+      {"speculative", "4"},
       {"cache_salt", "\"\""},
       {"cache_salt", "\"" + std::string(1025, 'x') + "\""},
       {"session_id", "\"" + std::string(257, 'x') + "\""},

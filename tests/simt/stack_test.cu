@@ -82,6 +82,16 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
             .size() == expected.size());
 }
 
+TEST_CASE("--device cuda: weights of few bits stay what they are, and give the CPU's tokens", "[simt][server][quantised]") {
+  ModelDir model;
+  for (const char* dtype : {"int8", "int4", "fp8"}) {
+    INFO(dtype);
+    const auto expected = tokens(model, {"--weight-dtype", dtype, "--exact"});
+    CHECK(tokens(model, {"--device", "cuda", "--weight-dtype", dtype, "--topology", "1P1D", "--cuda-graphs", "early"}) ==
+          expected);
+  }
+}
+
 // Of two kernels in a row the second begins before the first (README.md): each of them waits for what it reads.
 TEST_CASE("--device cuda: kernels that start early see what came before them", "[simt][server]") {
   ModelDir model;
@@ -130,6 +140,7 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
   refused({"--gpu-split", "4"}, ErrorCode::invalid_argument, "has 4 SMs");
   refused({"--cuda-prefill-attention", "fast"}, ErrorCode::invalid_argument, "no variant \"fast\"");
   refused({"--cuda-prefill-attention", "flash_mma"}, ErrorCode::invalid_argument, "bf16");
+  refused({"--weight-dtype", "f16"}, ErrorCode::invalid_argument, "has matrices of --dtype, int8, int4 or fp8");
   refused({"--allocator", "vattention", "--page-group-bytes", "12KiB"}, ErrorCode::invalid_argument,
           "page-group-bytes is 12288: expected a multiple of 65536");
   {
