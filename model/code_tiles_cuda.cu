@@ -67,8 +67,9 @@ void write_tile(const PackedMatrix& w, const CodeTiles& tiles, int tile, std::by
     }
     std::byte* scales = out + codes.places * bits / 8 * kCodesOutputs;
     for (int g = 0; g < codes.groups; ++g) {
+      // Of int8 always 128, of int4 at most 16: 128 + zero is a bf16.
       const int zero = codes.dtype == Dtype::fp8 ? 0 : row.zero[size_t(g)];
-      XPYD_CHECK(codes.dtype == Dtype::int8 ? zero == 128 : zero <= 16, std::to_string(zero));
+      XPYD_CHECK(codes.dtype != Dtype::int8 || zero == 128, std::to_string(zero));
       const uint32_t word = scale_word(codes.dtype, row.scale[size_t(g)], zero);
       std::memcpy(scales + (g * kCodesOutputs + o) * 4, &word, 4);
     }

@@ -124,16 +124,17 @@ struct Sums {
 template <class Form, class T, int kTokens>
 struct Codes {
   static constexpr bool kFew = kTokens <= 16;
-  static constexpr int kTiles = kTokens == 8 ? 1 : 2, kWarps = kParts, kThreads = 32 * kWarps,
+  static constexpr int kTiles = sizeof(T) == 4 ? 1 : 2, kWarps = kParts, kThreads = 32 * kWarps,
                        kBlockTiles = kFew ? kTiles : kTiles * kWarps;
   static constexpr int kBits = dtype_bits(Form::kDtype),
                        kUnits = kStep * kBits * 2 / kUnitBytes;  // of a tile in a stage
-  // Few rows: 7 to 12 KB of codes under way for each warp. Many: what two blocks of an SM have room for.
-  static constexpr int kStages = sizeof(T) == 4 ? 3
-                                 : kTokens == 8 ? 48 / (4 + kBits / 2)
-                                 : kFew         ? 4
-                                 : kBits == 4   ? 3
-                                                : 2;
+  // As many as two blocks of an SM have room for: of few rows 6 to 12 KB of codes under way for each warp.
+  static constexpr int stages() {
+    if (sizeof(T) == 4) return 3;
+    if (kTokens == 8) return kBits == 4 ? 6 : 4;
+    return (kFew ? 3 : 2) + (kBits == 4 ? 1 : 0);
+  }
+  static constexpr int kStages = stages();
   static constexpr int kScales = kStep / kQuarter * kCodesOutputs;  // of a tile in a stage
   static constexpr int kRings = kFew ? kWarps : 1;                  // of x
   static constexpr int kWordsKept = kStages * kWarps * kTiles * kUnits * kUnitBytes / 4,
@@ -146,13 +147,12 @@ struct Codes {
 };
 
 template <class Form, class T, int kTokens>
-__global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads) codes_kernel(CudaGemmArgs a) {
+__global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_kernel(CudaGemmArgs a) {
   using C = Codes<Form, T, kTokens>;
   Carver carver;
   const auto words = carver.take<uint32_t>(C::kWordsKept), scales = carver.take<uint32_t>(C::kScalesKept);
   const auto x = carver.take<T>(C::kXKept);
-  const auto kept = carver.take<float>(
-      C::kSumsKept);  // of few rows each warp's sums, of many those of the parts before
+  const auto kept = carver.take<float>(C::kSumsKept);  // few rows: each warp's sums; many: those of the parts before
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
   // Blocks that run at one time share both W and x: bands of some outputs, and in them one row of blocks after another.
   constexpr int kBand = 16, kOutputs = C::kBlockTiles * kCodesOutputs;

@@ -59,8 +59,8 @@ std::string weights_text(const Stack& stack) {
   const GemmVariant& row = gemm ? *gemm : default_gemm();
   const bool bf16 = (dtype == Dtype::bf16 || load.dtype == Dtype::bf16) && row.needs == Isa::avx512_bf16;
   const bool rounds = !row.exact && (dtype == Dtype::int8 || dtype == Dtype::int4 || bf16);
-  return std::string(dtype_name(dtype)) + " of " + std::to_string(load.weight_group) + " " + dtype_name(load.dtype) +
-         (rounds ? " rounded" : "");
+  return dtype_name(dtype) + (load.weight_group > 0 ? " of " + std::to_string(load.weight_group) : "") +
+         (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
 }
 
 // What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
@@ -191,6 +191,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     if (const std::string& name = options.text("chat-template"); name != "none")
       stack->chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
   }
+  if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
+    return invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
+                   " makes no groups: expected int8, int4 or fp8");
   if (options.flag("exact")) {
     if (backend.kernels.gemm && !backend.kernels.gemm->exact)
       return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
@@ -245,6 +248,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
       parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
   if (!cluster.cpus.empty() && options.given("threads") && options.integer("threads") > 0)
     return invalid("--cpus: an instance has as many threads as cores: expected no --threads");
+  if (!cluster.cpus.empty() && !worker && options.text("start-workers") == "off")
+    return invalid("--cpus: workers from elsewhere have --cpus of their own");
   if (!cluster.cpus.empty() && options.text("ranks") != "threads")
     return invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
   need(check_kv_events(cluster.kv_events));

@@ -105,7 +105,8 @@ TEST_CASE("command line: --weight-dtype, --weight-group and --exact", "[command_
   REQUIRE(plain.code == 0);
   for (const char* dtype : {"f32", "bf16", "f16", "int8", "int4", "fp8"})
     for (bool exact : {false, true}) {
-      std::vector<std::string> words = {"--weight-dtype", dtype, "--weight-group", "32"};
+      std::vector<std::string> words = {"--weight-dtype", dtype};
+      if (dtype[0] == 'i' || dtype == std::string("fp8")) words.insert(words.end(), {"--weight-group", "32"});
       if (exact) words.push_back("--exact");
       const Ran ran = with(words);
       CAPTURE(dtype, exact, ran.out, ran.err);
@@ -116,6 +117,9 @@ TEST_CASE("command line: --weight-dtype, --weight-group and --exact", "[command_
   const Ran odd = with({"--weight-dtype", "int3"});
   CHECK(odd.code == 2);
   CHECK(odd.err.find("int4") != std::string::npos);
+  const Ran group = with({"--weight-dtype", "bf16", "--weight-group", "32"});
+  CHECK(group.code == 2);
+  CHECK(group.err.find("--weight-group: --weight-dtype bf16 makes no groups") != std::string::npos);
   const Ran both = with({"--gemm", "portable_dot", "--exact"});
   CHECK(both.code == 2);
   CHECK(both.err.find("--exact: --gemm portable_dot rounds activations") != std::string::npos);
