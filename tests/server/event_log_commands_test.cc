@@ -26,7 +26,11 @@ Ran run(int (*command)(const Options&), const char* name, std::vector<std::strin
   Ran ran;
   {
     CaughtStdout caught(dir.path + "/out");
-    ran.code = command(options.value());
+    try {
+      ran.code = command(options.value());
+    } catch (const Error& error) {
+      ran.code = server::fail("", error);  // as main() does
+    }
   }
   std::ifstream file(dir.path + "/out");
   ran.out = {std::istreambuf_iterator<char>(file), {}};
