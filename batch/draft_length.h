@@ -8,7 +8,6 @@
 // Thread safety: none; values.
 #pragma once
 
-
 namespace xpyd::batch {
 
 // Of one sequence. What lies back counts less, so that who has given up drafting tries again.

@@ -1,6 +1,6 @@
 // Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): tokens that a sequence may put out next are computed
 // in the step that computes its next one anyway, and kept as far as they turn out to be right. A row of the table says
-// where drafts come from; the engine checks them (Engine::choose).
+// where drafts come from; the engine checks them (Engine::choose_checked).
 //
 // The engine draws from each row of logits what it would have drawn without drafts, and a draft is right if it is that
 // token. For drafts of which nobody says how likely they are, this is rejection sampling: a draft is accepted with the
@@ -27,7 +27,7 @@ struct DraftMemory {
 struct DraftWish {
   std::span<const int32_t> tokens;  // known: prompt and output so far
   std::unique_ptr<DraftMemory>& memory;
-  int most;                     // at least 1
+  int most;                          // at least 1
   std::vector<int32_t> drafts = {};  // the answer: at most so many that may come next
 };
 
@@ -39,17 +39,18 @@ class Drafter {
 
 inline constexpr int kMostDrafts = 64;  // of a sequence in a step
 
-struct DrafterRow;
-struct SpeculationOptions {
-  const DrafterRow* drafter = nullptr;  // null: none
-  int tokens = 0;                       // drafts of a sequence in a step, at most; 0: as many as pay (draft_length.h)
-  int ngram_min = 2, ngram_max = 4;     // tokens that must be alike, and those that are looked for first
-};
-
+struct SpeculationOptions;
 struct DrafterRow {
   const char* name;
   std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options);  // null: no drafts
   const char* source;
+};
+
+struct SpeculationOptions {
+  const DrafterRow* drafter = nullptr;  // null: none
+  int tokens = 0;                       // drafts of a sequence in a step, at most; 0: as many as pay (draft_length.h)
+  int ngram_min = 2, ngram_max = 4;     // tokens that must be alike, and those that are looked for first
+  bool on() const { return drafter && drafter->make; }
 };
 
 std::span<const DrafterRow> drafters();

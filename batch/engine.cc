@@ -7,11 +7,6 @@
 #include "base/status.h"
 
 namespace xpyd::batch {
-namespace {
-
-bool drafts(const EngineOptions& o) { return o.speculation.drafter && o.speculation.drafter->make; }
-
-}  // namespace
 
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : model_(model),
@@ -19,7 +14,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       options_(std::move(options)),
       admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
       // A model that chooses by itself would have to wait for drafts.
-      window_(options_.ahead && !(drafts(options_) && model.chooses()) ? model.window() : 1),
+      window_(options_.ahead && !(options_.speculation.on() && model.chooses()) ? model.window() : 1),
       by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1 && !options_.policy->layered),
       clock_(clock),
       hooks_(hooks) {
@@ -27,7 +22,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
   if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
   XPYD_CHECK(!options_.policy->layered || (model.layered() && window_ == 1));
   if (by_layer_) memory_.load_by_layer();
-  if (drafts(options_)) drafter_ = options_.speculation.drafter->make(options_.speculation);
+  if (options_.speculation.on()) drafter_ = options_.speculation.drafter->make(options_.speculation);
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -144,7 +139,7 @@ bool Engine::chosen_by_model() const {
   return window_ > 1 && model_.chooses() &&
          std::none_of(next_->entries.begin(), next_->entries.end(), [](const Entry& entry) {
            const Sequence& s = *entry.sequence;
-           return entry.n_prompt_rows > 0 || entry.n_drafts > 0 ||
+           return entry.n_prompt_rows > 0 ||
                   (entry.wants_logits && (s.stands_for > 1 || more_than_a_draw(s.request->sampling)));
          });
 }

@@ -243,9 +243,10 @@ void Engine::place_groups() {
 // Those who decode compute drafts beside their next token, as far as the step has tokens and rows of logits for them
 // and free blocks: nobody is preempted for a draft, and no prefix is forgotten.
 void Engine::add_drafts(int spare_rows) {
-  int spare_tokens = options_.step_tokens, free_blocks = memory_.stats().free;
+  const KvStats kv = memory_.stats();
+  const int block_tokens = kv.block_tokens;
+  int spare_tokens = options_.step_tokens, free_blocks = kv.free;
   for (const Entry& entry : next_->entries) spare_tokens -= entry.n_tokens;
-  const int block_tokens = memory_.stats().block_tokens;
   const StepCost::Terms& cost = chunks_.cost;
   StepShape shape;
   DraftRate rate = {};

@@ -123,7 +123,7 @@ ServerOptions http_options(const Options& options, Stack& stack) {
   http.max_model_len = stack.options.max_model_len;
   http.vocab_size = stack.config.vocab;
   http.seed = stack.options.seed;
-  http.speculates = stack.options.speculation.drafter && stack.options.speculation.drafter->make;
+  http.speculates = stack.options.speculation.on();
   for (const std::string& key : http.api_keys)
     if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
   if (!http.api_key_file.empty()) {
