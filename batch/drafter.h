@@ -17,7 +17,13 @@
 #include <string_view>
 #include <vector>
 
+#include "allocator/kv_memory.h"
+#include "base/clock.h"
+#include "model/model.h"
+
 namespace xpyd::batch {
+
+struct Sequence;
 
 // What a drafter knows of one sequence; it goes where the sequence goes within a process.
 struct DraftMemory {
@@ -25,7 +31,8 @@ struct DraftMemory {
 };
 
 struct DraftWish {
-  std::span<const int32_t> tokens;  // known: prompt and output so far
+  const Sequence* sequence;
+  std::span<const int32_t> tokens;  // its own, all known: prompt and output so far
   std::unique_ptr<DraftMemory>& memory;
   int most;                          // at least 1
   std::vector<int32_t> drafts = {};  // the answer: at most so many that may come next
@@ -35,21 +42,42 @@ class Drafter {
  public:
   virtual ~Drafter() = default;
   virtual void draft(std::span<DraftWish> wishes) = 0;
+  // It writes KV beside the sequence's own: there is room for `most` more tokens.
+  virtual bool in_place() const { return false; }
+  // What one more draft of every sequence takes, beside the step; 0: nothing.
+  virtual double round_seconds() const { return 0; }
 };
 
 inline constexpr int kMostDrafts = 64;  // of a sequence in a step
 
+// A model that drafts for another one: with the same vocabulary, and KV memory of its own.
+struct DraftModel {
+  std::unique_ptr<Model> model;
+  std::shared_ptr<KvMemory> memory;
+  int step_tokens = 0;  // that a step of it takes at most
+};
+
+// What an engine has.
+struct DrafterParts {
+  Model& model;
+  KvMemory& memory;
+  Clock& clock;
+};
+
 struct SpeculationOptions;
 struct DrafterRow {
   const char* name;
-  std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options);  // null: no drafts
+  std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options, const DrafterParts& parts);  // null: no drafts
   const char* source;
+  bool own_model = false;   // SpeculationOptions::model
+  bool uses_head = false;  // the engine's model has a multi-token head
 };
 
 struct SpeculationOptions {
   const DrafterRow* drafter = nullptr;  // null: none
   int tokens = 0;                       // drafts of a sequence in a step, at most; 0: as many as pay (draft_length.h)
   int ngram_min = 2, ngram_max = 4;     // tokens that must be alike, and those that are looked for first
+  std::shared_ptr<DraftModel> model;    // of one engine
   bool on() const { return drafter && drafter->make; }
 };
 

@@ -22,7 +22,10 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
   if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
   XPYD_CHECK(!options_.policy->layered || (model.layered() && window_ == 1));
   if (by_layer_) memory_.load_by_layer();
-  if (options_.speculation.on()) drafter_ = options_.speculation.drafter->make(options_.speculation);
+  if (options_.speculation.on())
+    drafter_ = options_.speculation.drafter->make(options_.speculation, {model_, memory_, clock_});
+  const ModelConfig& c = model.config();
+  if (c.n_predict) hidden_.resize(size_t(std::max(options_.step_tokens, options_.max_batch)) * size_t(c.hidden));
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -122,7 +125,8 @@ StepInput Engine::gather() {
   const bool watches = (hooks_ && hooks_->layerwise()) || std::ranges::any_of(next_->entries, [](const Entry& entry) {
                          return entry.sequence->arrival != nullptr;
                        });
-  return arrays_.gather(next_->entries, memory_, watches ? this : nullptr);
+  return arrays_.gather(next_->entries, memory_, watches ? this : nullptr, hidden_.empty() ? nullptr : hidden_.data(),
+                        size_t(model_.config().hidden));
 }
 
 void Engine::layer_reads(int layer) {
@@ -153,10 +157,14 @@ void Engine::forward() {
   model_.forward(input, logits_.data());
   const double now = clock_.now();
   stats_.wait_seconds += now - start;
-  for (const Entry& entry : next_->entries) {
+  const float* hidden = hidden_.data();
+  for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
     if (entry.ends(model_.config().n_layers)) {
       s.computed = entry.first + entry.n_known();
+      entry.hidden = hidden;
+      keep_hidden(entry);
+      hidden += size_t(entry.n_tokens) * size_t(model_.config().hidden);
       s.forget_layers();
     } else {
       s.n_layered = entry.n_tokens, s.layers_done = entry.layers.end;
@@ -166,6 +174,16 @@ void Engine::forward() {
   kv_in_place(*next_);
   choose(*next_, logits_.data(), now);
   tidy(*next_);
+}
+
+// For the multi-token head: what the last computed token has become.
+void Engine::keep_hidden(const Entry& entry) const {
+  if (hidden_.empty()) return;
+  Sequence& s = *entry.sequence;
+  const size_t width = size_t(model_.config().hidden);
+  const float* row = entry.hidden + size_t(s.computed - 1 - entry.first) * width;
+  s.hidden.assign(row, row + width);
+  s.hidden_tokens = s.computed;
 }
 
 // Of sequences whose first KV came meanwhile. What was computed without it is nothing: who stays here begins anew, who
@@ -230,6 +248,7 @@ void Engine::choose_checked(const Entry& entry, const float* row, double now) {
     if (!right) break;
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
     s.computed = ++at;
+    keep_hidden(entry);
   }
   s.draft_record.saw(entry.n_drafts, at - (entry.first + entry.n_known()));
   if (at < entry.end()) memory_.trim(s.kv);
@@ -403,6 +422,8 @@ void Engine::split(Sequence& s, const float* logits, double now) {
     child->attempt = s.attempt;
     child->leaves = s.leaves;
     child->computed = s.computed;
+    child->hidden_tokens = s.hidden_tokens;
+    child->hidden = s.hidden;
     child->probed = child->scheduled = true;
     if (alive.empty()) child->prompt_logprobs = std::exchange(s.prompt_logprobs, {});
     Sampled sampled = sample({logits, vocab}, s.request->sampling, child->sampler, sampler_scratch_);

@@ -166,6 +166,7 @@ class Engine final : private LayerObserver {
   StepEntry entry_of(Sequence& sequence, int n_tokens, int layers) const;
   void place_groups();
   void add_drafts(int spare_rows);
+  void keep_hidden(const Entry& entry) const;
   StepInput gather();
   bool chosen_by_model() const;
   void forward();
@@ -230,6 +231,7 @@ class Engine final : private LayerObserver {
   std::vector<std::unique_ptr<Step>> spare_;     // their memory
   StepArrays arrays_;
   std::vector<float> logits_;
+  std::vector<float> hidden_;  // HiddenStates::rows, of a model with a multi-token head
   std::vector<Draw> draws_;
   std::vector<Chosen> chosen_;
   SamplerScratch sampler_scratch_;

@@ -266,21 +266,29 @@ void Engine::add_drafts(int spare_rows) {
     int most = std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens,
                                spare_rows, room});
     if (!decodes || most <= 0) continue;
-    rate.token_seconds = cost[1] + 2 * entry.end() * cost[3];
+    rate.token_seconds = cost[1] + 2 * entry.end() * cost[3] + drafter_->round_seconds() / double(next_->entries.size());
     if (wanted == 0 && (most = rate.take(s.draft_record, most)) == 0) {
       s.draft_record.saw(0, 0);
       continue;
     }
+    const int blocks = int(memory_.blocks(s.kv).size());
+    if (drafter_->in_place() && !append(s, entry.n_tokens + most)) continue;
+    free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     spare_tokens -= most, spare_rows -= most;
     entries.push_back(&entry);
-    wishes_.push_back({.tokens = s.tokens, .memory = s.drafts, .most = most});
+    wishes_.push_back({.sequence = &s, .tokens = s.tokens, .memory = s.drafts, .most = most});
   }
   drafter_->draft(wishes_);
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = *entries[i];
     Sequence& s = *entry.sequence;
     const std::vector<int32_t>& drafts = wishes_[i].drafts;
-    const int blocks = int(memory_.blocks(s.kv).size()), n = int(drafts.size());
+    const int n = int(drafts.size());
+    if (drafter_->in_place() && n < wishes_[i].most) {
+      memory_.trim(s.kv);
+      XPYD_CHECK(append(s, entry.n_tokens));
+    }
+    const int blocks = int(memory_.blocks(s.kv).size());
     if (n == 0 || (entry.end() + n - 1) / block_tokens >= blocks + free_blocks || !append(s, entry.n_tokens + n))
       continue;
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
@@ -355,6 +363,7 @@ bool Engine::make_room() {
 void Engine::preempt(SequencePtr s) {
   s->arrival.reset();
   if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
+  s->drafts.reset();
   s->computed = 0;
   s->forget_layers();
   s->early = s->probed = false;

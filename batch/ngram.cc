@@ -74,7 +74,7 @@ class NgramDrafter final : public Drafter {
 
 }  // namespace
 
-std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options) {
+std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options, const DrafterParts&) {
   return std::make_unique<NgramDrafter>(options);
 }
 

@@ -15,6 +15,8 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   s->logits_hash = state.logits_hash;
   s->cached_tokens = state.cached_tokens;
   s->preemptions = state.preemptions;
+  s->hidden_tokens = state.hidden_tokens;
+  s->hidden = state.hidden;
   s->queued_s = state.queued_s > 0 ? state.queued_s : request->arrival_s;
   s->scheduled_s = state.scheduled_s;
   if (!state.output.empty()) {
@@ -40,7 +42,9 @@ ChoiceState state_of(const Sequence& s) {
           .cached_tokens = s.cached_tokens,
           .preemptions = s.preemptions,
           .queued_s = s.queued_s,
-          .scheduled_s = s.scheduled_s};
+          .scheduled_s = s.scheduled_s,
+          .hidden_tokens = s.hidden_tokens,
+          .hidden = s.hidden};
 }
 
 TokenEvent event_of(const Sequence& s, int choice, double now) {

@@ -24,6 +24,8 @@ struct ChoiceState {
   int cached_tokens = 0;
   int preemptions = 0;
   double queued_s = 0, scheduled_s = 0;  // Clock; 0: not yet
+  int hidden_tokens = 0;                 // a multi-token head: `hidden` is of the last of so many tokens; 0: not known
+  std::vector<float> hidden = {};        // HiddenStates::before
 };
 
 // Under which its KV is found again. A prefix cache holds no logits: where those of the prompt are
@@ -66,6 +68,8 @@ struct Sequence {
   std::vector<Sampled> prompt_logprobs;  // [n_prompt] while they are wanted: those computed so far
   std::unique_ptr<DraftMemory> drafts;   // the drafter's
   DraftRecord draft_record;
+  int hidden_tokens = 0;      // as of ChoiceState
+  std::vector<float> hidden;  // …
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
   int row = -1;                          // in a persistent batch (batch/step_arrays.h)

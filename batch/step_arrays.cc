@@ -37,7 +37,8 @@ void StepArrays::arrange(std::vector<StepEntry>& entries) {
   std::swap(entries, arranged_);
 }
 
-StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer) {
+StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer,
+                             float* hidden, size_t width) {
   const size_t n = entries.size();
   size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is as it was
   for (; same < n && same < rows_.size(); ++same) {
@@ -80,13 +81,19 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     kept_rows_.push_back(entry.sequence->kept_row);
   }
   group.kept_rows = kept_rows_;
+  before_.clear();
+  for (const StepEntry& entry : hidden ? entries : std::span<const StepEntry>()) {
+    const Sequence& s = *entry.sequence;
+    before_.push_back(s.hidden_tokens == entry.first && s.hidden.size() == width ? s.hidden.data() : nullptr);
+  }
   return {.token_ids = token_ids_,
           .q_offsets = q_offsets_,
           .kv_lengths = kv_lengths_,
           .views = views_,
           .logit_rows = logit_rows_,
           .observer = observer,
-          .group = group};
+          .group = group,
+          .hidden = {hidden, before_}};
 }
 
 }  // namespace xpyd::batch

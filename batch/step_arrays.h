@@ -21,6 +21,7 @@ struct StepEntry {  // one sequence's share of a step
   int n_prompt_rows = 0;        // logits of its first so many tokens are wanted, too: prompt logprobs
   int n_drafts = 0;             // its last so many tokens may be wrong: logits of the one before and of each are wanted
   Range layers = {0, 0};        // that its tokens go through, where some do not go through all: the last entries
+  const float* hidden = nullptr;  // HiddenStates::rows of its tokens, once they are computed
   bool ended = false;           // it ended while the step was under way: what the step gives it is dropped
   int end() const { return first + n_tokens; }
   int n_known() const { return n_tokens - n_drafts; }
@@ -34,7 +35,9 @@ class StepArrays {
   // Puts the entries in the order of their sequences' rows. Sequence::row is this object's.
   void arrange(std::vector<StepEntry>& entries);
   // The step as the model sees it: spans into this object, until the next call.
-  StepInput gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer);
+  // `hidden`: of a model with a multi-token head, HiddenStates::rows, of so many floats a token.
+  StepInput gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer,
+                   float* hidden = nullptr, size_t width = 0);
 
  private:
   struct Row {
@@ -46,6 +49,7 @@ class StepArrays {
   std::vector<Row> rows_;  // of the step before: where these are the same, so are the offsets
   std::vector<int32_t> token_ids_, q_offsets_ = {0}, kv_lengths_, logit_rows_, kept_rows_;
   std::vector<KvView> views_;
+  std::vector<const float*> before_;
   std::vector<StepEntry> arranged_, newcomers_;
   std::vector<const Sequence*> owners_;  // of the rows; addresses, to compare
 };

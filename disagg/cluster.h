@@ -64,6 +64,8 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::vector<int>> cpus;
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
+  // Likewise, the one that drafts (SpeculationOptions::model); it computes on the instance's thread, with one rank.
+  std::function<Result<std::unique_ptr<Model>>(int instance)> make_draft_model;
 };
 
 // Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being sent away.

@@ -32,6 +32,12 @@ constexpr Family kFamilies[] = {
     {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false, 128, 4096, true},
 };
 
+constexpr PredictNames kPredictNames[] = {
+    {"num_nextn_predict_layers", nullptr, "", "eh_proj", "enorm", "hnorm", "shared_head.norm"},  // DeepSeek-V3
+    {"mtp_num_hidden_layers", "mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden",
+     "norm"},  // Qwen3-Next
+};
+
 constexpr int64_t kMaxProduct = int64_t{1} << 40;
 
 Error wrong(const std::string& file, const std::string& field, const std::string& what) {
@@ -209,7 +215,7 @@ long ModelConfig::parameters() const {
   if (o_bias) layer += h;
   if (mlp_bias) layer += 2L * intermediate + h;
   if (qk_norm) layer += 2L * head_dim;
-  return n_layers * layer + h + long(vocab) * h * (tied_embeddings ? 1 : 2);
+  return n_layers * layer + n_predict * (2 * h * h + 3 * h) + h + long(vocab) * h * (tied_embeddings ? 1 : 2);
 }
 
 Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file) try {
@@ -273,9 +279,21 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   read_window(root, family, file, config);
   read_quantization(root, file, config);
   read_special_tokens(root, file, config);
+  for (const PredictNames& names : kPredictNames)
+    if (fields.integer_or(names.key, 0, 64, 0) > 0) config.predict_names = &names;
   return config;
 } catch (const Error& error) {
   return error;
+}
+
+Status predict_next_tokens(ModelConfig& config) {
+  std::string keys;
+  for (const PredictNames& names : kPredictNames) keys += (keys.empty() ? "" : " or ") + std::string(names.key);
+  if (!config.predict_names)
+    return invalid("model " + config.name + " has no multi-token heads: its config.json says nothing of " + keys);
+  config.n_predict = 1;
+  ++config.n_layers;
+  return ok();
 }
 
 Result<ModelConfig> load_model_config(const std::string& dir) try {

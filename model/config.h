@@ -24,10 +24,20 @@ struct Quantization {
   int block_rows = 0, block_columns = 0;  // fp8: outputs x inputs with one scale; 0: of the tensor, or of an output
 };
 
+// How folders name a multi-token head (DeepSeek-V3, section 2.2): a layer, and what joins the hidden state of a token
+// with the embedding of the next one for it.
+struct PredictNames {
+  const char* key;     // of config.json: how many heads there are
+  const char* prefix;  // null: that of the layer behind the last one
+  const char* layer;   // below the prefix
+  const char *join, *embedding_norm, *hidden_norm, *norm;
+};
+
 struct ModelConfig {
   std::string family;  // "llama", "mistral", "qwen2", "qwen3": config.json's model_type
   std::string name;    // the folder's last component, or "dummy"
-  int n_layers = 0;
+  int n_layers = 0;      // of KV: n_predict of them are the last ones
+  int n_predict = 0;     // multi-token heads in use: 0 or 1
   int hidden = 0;        // elements of the residual stream
   int intermediate = 0;  // elements of the MLP's inner layer
   int n_heads = 0;
@@ -48,12 +58,17 @@ struct ModelConfig {
   bool qk_norm = false;  // Qwen3: RMSNorm over head_dim of q and k, before RoPE
   bool tied_embeddings = false;
   Quantization quantization;
+  const PredictNames* predict_names = nullptr;  // null: the folder has no multi-token heads
+  int trunk_layers() const { return n_layers - n_predict; }
   int bos_token = -1;           // -1: none
   std::vector<int> eos_tokens;  // generation ends at any of them; may be empty
 
   // Parameters in the matrices and norms (tied embeddings counted once).
   long parameters() const;
 };
+
+// Puts the first multi-token head into use, as one more layer. The error: the folder has none.
+Status predict_next_tokens(ModelConfig& config);
 
 // Reads DIR/config.json and, where present, DIR/generation_config.json. Every error names the file and the field, and
 // what was expected. Absurd sizes (any product beyond 2^40) are errors, not allocations.

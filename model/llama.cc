@@ -34,20 +34,34 @@ class Llama final : public Model {
   const ModelConfig& config() const override { return weights_->config; }
   void forward(const StepInput& step, float* logits) override {
     check_step(step, config(), max_step_tokens_, max_logits_, 0, tp_);
-    const size_t n_seqs = step.kv_lengths.size();
-    team_->run([&](int r) {
-      StepInput mine = step;
-      mine.views = step.views.subspan(size_t(r) * n_seqs, n_seqs);
-      if (r > 0) mine.observer = nullptr;
-      ranks_.rank(r).run(mine, nullptr, ranks_.rank(r).x(0), step.observer, logits);
+    on_ranks(step, [&](LlamaRank& rank, const StepInput& mine) {
+      rank.run(mine, nullptr, rank.x(0), step.observer, logits);
     });
   }
-  bool layered() const override { return true; }
+  void predict(const StepInput& step, float* logits) override {
+    XPYD_CHECK(config().n_predict == 1 && step.token_ids.size() == step.kv_lengths.size());
+    check_step(step, config(), max_step_tokens_, max_logits_, 0, tp_);
+    on_ranks(step, [&](LlamaRank& rank, const StepInput& mine) {
+      rank.predict(mine, rank.x(0), step.observer, logits);
+    });
+  }
+  bool layered() const override { return config().n_predict == 0; }
   Work work(const StepInput& step) const override { return sharded_work(weights_->config, WeightBits(*weights_), step); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }
 
  private:
+  template <class F>
+  void on_ranks(const StepInput& step, F&& f) {
+    const size_t n_seqs = step.kv_lengths.size();
+    team_->run([&](int r) {
+      StepInput mine = step;
+      mine.views = step.views.subspan(size_t(r) * n_seqs, n_seqs);
+      if (r > 0) mine.observer = nullptr;
+      f(ranks_.rank(r), mine);
+    });
+  }
+
   const std::shared_ptr<const Weights> weights_;
   const int max_step_tokens_, max_logits_, tp_;
   StageRanks ranks_;

@@ -23,7 +23,7 @@ Range groups_of(const KvShards& shards, int tensor_rank, int n_groups) {
 
 // Elements of one row of any product's activations, as they are packed.
 int most_stored(const Weights& weights, const RankSlice& slice) {
-  int most = weights.lm_head.stored({0, 1});
+  int most = std::max(weights.lm_head.stored({0, 1}), weights.config.n_predict ? weights.head.join.stored({0, 1}) : 0);
   for (int i = slice.layers.begin; i < slice.layers.end; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
     most = std::max({most, layer.qkv.stored({0, 1}), layer.gate_up.stored({0, 1}), layer.o.stored(slice.groups),
@@ -115,7 +115,8 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
   const int gathered_width = stage.gathers() ? width(first_layer().o.k_range(slice_.groups)) : 0;
   const std::pair<float**, int> parts[] = {
       {&normed_, c_.hidden},        {&qkv_, qkv_width()},        {&q_, q_width_},          {&attended_, q_width_},
-      {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2}};
+      {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2},
+      {&joined_, c_.n_predict * 2 * c_.hidden}};
   // Whole cache lines.
   auto floats = [&](int width) { return (size_t(max_step_tokens) * size_t(width) + 15) / 16 * 16; };
   size_t total = size_t(places) * place_floats_;
@@ -172,6 +173,16 @@ LlamaRank::Rows LlamaRank::rows_of(const StepInput& step, size_t n_seqs) const {
           step.views.first(n_seqs)};
 }
 
+void LlamaRank::embed(int32_t token, float* x) const {
+  const size_t from = size_t(token) * size_t(c_.hidden);
+  if (weights_->dtype == Dtype::f32) {
+    std::copy_n(weights_->embedding.as<float>() + from, c_.hidden, x);
+  } else {
+    const bf16* table = weights_->embedding.as<bf16>() + from;
+    for (int j = 0; j < c_.hidden; ++j) x[j] = to_f32(table[j]);
+  }
+}
+
 // Of these sequences' tokens: x = embedding rows, or x_in, where theirs begin, which the stage or the group before has
 // made of them; normed for the layer that is next; and the angles of every token's position.
 void LlamaRank::receive(const StepInput& step, Range sequences, const float* x_in, float* x0,
@@ -188,13 +199,7 @@ void LlamaRank::receive(const StepInput& step, Range sequences, const float* x_i
     if (x_in) {
       std::copy_n(row(x_in, at, c_.hidden), c_.hidden, x);
     } else {
-      const size_t from = size_t(step.token_ids[size_t(i)]) * size_t(c_.hidden);
-      if (weights_->dtype == Dtype::f32) {
-        std::copy_n(weights_->embedding.as<float>() + from, c_.hidden, x);
-      } else {
-        const bf16* table = weights_->embedding.as<bf16>() + from;
-        for (int j = 0; j < c_.hidden; ++j) x[j] = to_f32(table[j]);
-      }
+      embed(step.token_ids[size_t(i)], x);
     }
     ops_.rms_norm(x, next.attention_norm.data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
     // In double: at position 100,000 an f32 angle would be off by 0.004 radians.
@@ -327,23 +332,21 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
   const LayerGroup& group = step.group;
   const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - group.kept_rows.size();
   const auto& layers = weights_->layers;
+  const int trunk = c_.trunk_layers(), end = std::min(slice_.layers.end, trunk);
   Rows rows = rows_of(step, n_whole);
   receive(step, {0, int(n_whole)}, x_in, x, layers[size_t(slice_.layers.begin)]);
-  for (int i = slice_.layers.begin; i < slice_.layers.end; ++i) {
+  for (int i = slice_.layers.begin; i < end; ++i) {
     const LayerWeights& layer = layers[size_t(i)];
     if (n_whole < n_seqs) {
       if (i == group.layers.begin) begin_group(step, x);
       rows = rows_of(step, i >= group.layers.begin && i < group.layers.end ? n_seqs : n_whole);
       if (rows.n == 0) continue;
     }
-    const bool last = i + 1 == c_.n_layers;
+    const bool last = i + 1 == c_.n_layers;  // a head takes what all tokens have become
     project(layer, rows.n);
     turn(layer, rows.n);
     append(i, rows);
-    if (observed) {
-      stage_.barrier();
-      if (step.observer) step.observer->layer_done(i);
-    }
+    layer_written(step, i, observed);
     if (last) {
       if (step.logit_rows.empty()) return;
       wanted_.select(step);
@@ -354,18 +357,83 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
     output(layer, rows.n);
     add_and_norm(x, layer.o_bias, 0, &layer.mlp_norm, rows.n);
     mlp(layer, rows.n);
-    const bool leaves = i + 1 == slice_.layers.end;
+    const bool leaves = i + 1 == end;
     add_and_norm(x, layer.down_bias, 1, leaves ? nullptr : &layers[size_t(i) + 1].attention_norm, rows.n);
     if (n_whole < n_seqs && !leaves && i + 1 == group.layers.end) keep_group(step, x);
   }
-  if (slice_.layers.end < c_.n_layers || step.logit_rows.empty()) return;
-  const int n_logits = int(wanted_.logit_rows.size());
+  if (slice_.layers.end < c_.n_layers) return;
+  const std::span<const int32_t> wanted = c_.n_predict ? step.logit_rows : wanted_.logit_rows;
+  const int n_logits = step.logit_rows.empty() ? 0 : int(wanted.size());
   for_rows(n_logits, c_.hidden, [&](int i) {
-    ops_.rms_norm(row(x, wanted_.logit_rows[size_t(i)], c_.hidden), weights_->final_norm.data(), c_.rms_eps, c_.hidden,
+    ops_.rms_norm(row(x, wanted[size_t(i)], c_.hidden), weights_->final_norm.data(), c_.rms_eps, c_.hidden,
                   row(normed_, i, c_.hidden));
   });
-  if (width(slice_.vocab) > 0)
+  if (width(slice_.vocab) > 0 && n_logits > 0)
     gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n_logits, slice_.vocab);
+  if (!c_.n_predict) return;
+  if (tensor_rank_ == 0)
+    for_rows(rows.n, c_.hidden, [&](int i) {
+      ops_.rms_norm(row(x, i, c_.hidden), weights_->final_norm.data(), c_.rms_eps, c_.hidden,
+                    row(step.hidden.rows, i, c_.hidden));
+    });
+  stage_.barrier();
+  join(step, x);
+  project(layers[size_t(trunk)], rows.n);
+  turn(layers[size_t(trunk)], rows.n);
+  append(trunk, rows);
+  layer_written(step, trunk, observed);
+}
+
+void LlamaRank::layer_written(const StepInput& step, int layer, bool observed) {
+  if (!observed) return;
+  stage_.barrier();
+  if (step.observer) step.observer->layer_done(layer);
+}
+
+// x = what the multi-token head's layer takes: of each token its embedding, and what the one before it has become.
+// normed, for that layer.
+void LlamaRank::join(const StepInput& step, float* x) {
+  const PredictHead& head = weights_->head;
+  const int n = int(step.token_ids.size());
+  const LayerWeights& layer = weights_->layers[size_t(c_.trunk_layers())];
+  before_.resize(size_t(n));
+  for (size_t s = 0; s < step.kv_lengths.size(); ++s)
+    for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i)
+      before_[size_t(i)] = i == step.q_offsets[s] ? step.hidden.before[s] : row(step.hidden.rows, i - 1, c_.hidden);
+  for_rows(n, 2 * c_.hidden, [&](int i) {
+    float *embedding = row(joined_, i, 2 * c_.hidden), *state = embedding + c_.hidden;
+    embed(step.token_ids[size_t(i)], embedding);
+    ops_.rms_norm(embedding, head.embedding_norm.data(), c_.rms_eps, c_.hidden, embedding);
+    if (const float* before = before_[size_t(i)]) {
+      ops_.rms_norm(before, head.hidden_norm.data(), c_.rms_eps, c_.hidden, state);
+    } else {
+      std::fill_n(state, c_.hidden, 0.0f);
+    }
+  });
+  gemm(head.join, {}, joined_, 2 * c_.hidden, x, c_.hidden, n);
+  for_rows(n, c_.hidden, [&](int i) {
+    ops_.rms_norm(row(x, i, c_.hidden), layer.attention_norm.data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
+  });
+}
+
+void LlamaRank::predict(const StepInput& step, float* x, bool observed, float* logits) {
+  const int i = c_.trunk_layers(), n = int(step.token_ids.size());
+  const LayerWeights& layer = weights_->layers[size_t(i)];
+  const Rows rows = rows_of(step, step.kv_lengths.size());
+  receive(step, {0, n}, nullptr, x, layer);  // for the angles
+  join(step, x);
+  project(layer, n);
+  turn(layer, n);
+  append(i, rows);
+  layer_written(step, i, observed);
+  attend(i, rows);
+  output(layer, n);
+  add_and_norm(x, layer.o_bias, 0, &layer.mlp_norm, n);
+  mlp(layer, n);
+  add_and_norm(x, layer.down_bias, 1, &weights_->head.norm, n);
+  if (tensor_rank_ == 0) std::copy_n(x, size_t(n) * size_t(c_.hidden), step.hidden.rows);
+  if (width(slice_.vocab) > 0)
+    gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n, slice_.vocab);
 }
 
 // The group's sequences join the step, where their last group has left them.

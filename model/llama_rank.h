@@ -83,6 +83,9 @@ class LlamaRank {
   // stage have written a layer's KV; `observed`: some rank of the stage has one.
   void run(const StepInput& step, const float* x_in, float* x, bool observed, float* logits);
 
+  // Model::predict, likewise.
+  void predict(const StepInput& step, float* x, bool observed, float* logits);
+
   // [max_step_tokens, hidden]
   float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
@@ -109,6 +112,9 @@ class LlamaRank {
 
   const LayerWeights& first_layer() const { return weights_->layers[size_t(slice_.layers.begin)]; }
   Rows rows_of(const StepInput& step, size_t n_seqs) const;
+  void embed(int32_t token, float* x) const;
+  void join(const StepInput& step, float* x);
+  void layer_written(const StepInput& step, int layer, bool observed);
   void receive(const StepInput& step, Range sequences, const float* x_in, float* x, const LayerWeights& layer);
   void begin_group(const StepInput& step, float* x);
   void keep_group(const StepInput& step, const float* x);
@@ -136,6 +142,7 @@ class LlamaRank {
   GemmScratch gemm_scratch_;
   std::vector<int> positions_;
   WantedRows wanted_;
+  std::vector<const float*> before_;  // join()'s
   Buffer activations_;
   Buffer kept_;  // [max_step_tokens, hidden]: residual streams between two groups of layers; empty before the first
   const size_t place_floats_;
@@ -147,6 +154,7 @@ class LlamaRank {
   float* attended_;  // q_width
   float* gathered_;  // columns of this rank's groups of o_proj, where they are not attended_
   float* gate_up_;   // 2 mlp_width: SwiGLU's result takes the gate's place
+  float* joined_;    // 2 hidden, of a model with a multi-token head
   float* cos_;       // head_dim / 2
   float* sin_;       // head_dim / 2
 };

@@ -94,19 +94,20 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
          .flops = 2 * m * outputs * inputs},
         times);
   };
-  const int last = c.n_layers - 1;
+  const int last = c.n_predict ? c.trunk_layers() : c.n_layers - 1;  // so many layers take all rows
   const double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim;
   matrix(q + 2 * kv, c.hidden, rows.all, c.n_layers, bits.matrices);
-  for (auto [m, times] : {std::pair(rows.all, last), std::pair(rows.kept, 1)}) {
+  for (auto [m, times] : {std::pair(rows.all, last), std::pair(rows.kept, 1 - c.n_predict)}) {
     matrix(c.hidden, q, m, times, bits.matrices);
     matrix(2.0 * c.intermediate, c.hidden, m, times, bits.matrices);
     matrix(c.hidden, c.intermediate, m, times, bits.matrices);
   }
+  matrix(c.hidden, 2.0 * c.hidden, rows.all, c.n_predict, bits.matrices);
   matrix(c.vocab, c.hidden, rows.logits, 1, bits.head);
   const int full = c.sliding_window ? std::min(c.window_from_layer, last) : last;
   if (full > 0) add(attention(false, 0), full);
   if (full < last) add(attention(false, last), last - full);
-  add(attention(true, last), 1);
+  if (!c.n_predict) add(attention(true, last), 1);
   total.bytes += rows.all * c.hidden * bits.table / 8;  // embedding rows
   total.bytes += rows.all * rows.kv_token_bytes;                      // KV appended; attention counts what it reads
   return total;

@@ -44,6 +44,13 @@ struct LayerGroup {
   std::span<const int32_t> kept_rows;
 };
 
+// Of a model with a multi-token head (ModelConfig::n_predict), which takes, with each token, what the model made of the
+// one before it.
+struct HiddenStates {
+  float* rows = nullptr;                 // [n_tokens, hidden]: written, the residual stream behind the last layer, normed
+  std::span<const float* const> before;  // [n_seqs]: of the token before a sequence's first one; null: zeros
+};
+
 // One step. Tokens of all sequences stand one after another; sequence s has the tokens [q_offsets[s], q_offsets[s+1])
 // and, with them, kv_lengths[s] tokens of KV. Positions follow from these.
 struct StepInput {
@@ -57,6 +64,7 @@ struct StepInput {
   LayerObserver* observer = nullptr;    // may be null
   bool watched = false;                 // begin(): Model::wait() returns at the end of each stage, too
   LayerGroup group = {};                // of a model with layered(): who does not take all layers
+  HiddenStates hidden = {};
 };
 
 // What a model chose from one row of logits.
@@ -74,6 +82,14 @@ class Model {
   // Writes KV through the views and the wanted logits to logits[n_logits, vocab].
   // Before: every token id is in [0, vocab), every position is below max_position.
   virtual void forward(const StepInput& step, float* logits) = 0;
+
+  // The multi-token head's logits, [n_seqs, vocab], of the token behind the next one: of one token of each sequence,
+  // which no step has computed yet. Its own layer's KV is written, which the step that computes the token writes again;
+  // hidden.rows become the states with which it takes the token that it predicts.
+  virtual void predict(const StepInput& step, float* logits) {
+    (void)step, (void)logits;
+    XPYD_CHECK(false, "predict() of a model without a multi-token head");
+  }
 
   // forward() takes a StepInput::group. Its first one takes memory for rows that are kept.
   virtual bool layered() const { return false; }

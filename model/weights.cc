@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "base/numbers.h"
 #include "base/random.h"
 #include "model/safetensors.h"
 #include "model/weight_source.h"
@@ -24,6 +25,21 @@ struct TensorSpec {
 };
 
 std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
+
+// Of the multi-token head, whether or not it is in use; below it stand its layer and the rest.
+std::string head_prefix(const ModelConfig& c) {
+  return c.predict_names->prefix ? c.predict_names->prefix : layer_prefix(c.trunk_layers());
+}
+
+// A tensor of a head that is not in use, or a copy of the trunk's embedding or lm_head, which all heads share.
+bool is_of_heads(const ModelConfig& c, std::string_view name) {
+  if (!c.predict_names) return false;
+  if (c.predict_names->prefix) return name.starts_with(c.predict_names->prefix);
+  int layer = -1;
+  constexpr std::string_view kLayers = "model.layers.";
+  return name.starts_with(kLayers) && read_number(name.substr(kLayers.size(), name.find('.', kLayers.size()) - kLayers.size()), layer) &&
+         layer >= c.trunk_layers();
+}
 
 bool all_zero(const Checkpoint& checkpoint, std::string_view name) {
   const TensorEntry& entry = *checkpoint.entry(name);
@@ -54,6 +70,7 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
   for (std::string_view name : checkpoint.names()) {
     if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
     if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
+    if (is_of_heads(config, name)) continue;
     // GPTQ's tools write biases of zeros for matrices that have none.
     if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
         all_zero(checkpoint, name))
@@ -264,15 +281,16 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   for (int i = 0; i < c.n_layers; ++i) {
     if (!wanted(i)) continue;
     LayerWeights& layer = weights->layers[size_t(i)];
-    const std::string attention = layer_prefix(i) + "self_attn.", mlp = layer_prefix(i) + "mlp.";
+    const std::string prefix = i < c.trunk_layers() ? layer_prefix(i) : head_prefix(c) + c.predict_names->layer;
+    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
     layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
                               c.hidden, 1);
     layer.o = loader.matrix({{attention + "o_proj", c.hidden}}, q, kRowParallelGroups);
     layer.gate_up = loader.matrix({{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden,
                                   1);
     layer.down = loader.matrix({{mlp + "down_proj", c.hidden}}, c.intermediate, kRowParallelGroups);
-    layer.attention_norm = loader.vector({{layer_prefix(i) + "input_layernorm.weight", c.hidden}});
-    layer.mlp_norm = loader.vector({{layer_prefix(i) + "post_attention_layernorm.weight", c.hidden}});
+    layer.attention_norm = loader.vector({{prefix + "input_layernorm.weight", c.hidden}});
+    layer.mlp_norm = loader.vector({{prefix + "post_attention_layernorm.weight", c.hidden}});
     if (c.qkv_bias)
       layer.qkv_bias = loader.vector(
           {{attention + "q_proj.bias", q}, {attention + "k_proj.bias", kv}, {attention + "v_proj.bias", kv}});
@@ -288,6 +306,16 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
     }
   }
   if (!wanted(c.n_layers - 1)) return weights;
+  if (c.n_predict) {
+    const PredictNames& names = *c.predict_names;
+    const auto norm = [&](const char* name) {
+      return loader.vector({{head_prefix(c) + name + ".weight", c.hidden}});
+    };
+    weights->head.join = loader.matrix({{head_prefix(c) + names.join, c.hidden}}, 2 * c.hidden, 1);
+    weights->head.embedding_norm = norm(names.embedding_norm);
+    weights->head.hidden_norm = norm(names.hidden_norm);
+    weights->head.norm = norm(names.norm);
+  }
   weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
   weights->lm_head = loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
   return weights;
@@ -338,7 +366,7 @@ std::vector<double> rope_frequencies(const ModelConfig& config) {
 }
 
 size_t Weights::bytes() const {
-  size_t total = embedding.size() + lm_head.bytes(), floats = final_norm.size();
+  size_t total = embedding.size() + lm_head.bytes() + head.join.bytes(), floats = final_norm.size() + 3 * head.norm.size();
   for (const LayerWeights& l : layers) {
     for (auto matrix : LayerWeights::kMatrices) total += (l.*matrix).bytes();
     for (auto vector : LayerWeights::kVectors) floats += (l.*vector).size();

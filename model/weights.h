@@ -33,12 +33,19 @@ struct LayerParts {
 };
 using LayerWeights = LayerParts<PackedMatrix, std::vector<float>>;
 
+// The multi-token head in use, but for its layer.
+struct PredictHead {
+  PackedMatrix join;                                     // [hidden, 2 * hidden]: of the embedding's half, then the state's
+  std::vector<float> embedding_norm, hidden_norm, norm;  // [hidden]; the last one's output goes to lm_head
+};
+
 struct Weights {
   ModelConfig config;
   Dtype dtype = Dtype::f32;         // of the embedding
   Dtype matrix_dtype = Dtype::f32;  // of most matrices
   Buffer embedding;          // [vocab, hidden], row-major
-  std::vector<LayerWeights> layers;
+  std::vector<LayerWeights> layers;  // the head's is the last one
+  PredictHead head;                  // of a config with n_predict
   std::vector<float> final_norm;   // [hidden]
   PackedMatrix lm_head;            // [vocab, hidden]; with tied embeddings a packed copy of them
   std::vector<double> rope_freqs;  // [head_dim / 2], radians per token, scaling applied

@@ -79,7 +79,7 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
                    ", expected a multiple of 4");
   const KvLayout layout{o.kv.shape, o.kv.order, block_tokens, 1};
   need(check_cuda_attention(model, stack.config, b.load.dtype, layout, contiguous, card));
-  const std::shared_ptr<const Weights> host = need(load_host_weights(stack));
+  const std::shared_ptr<const Weights> host = need(load_host_weights(stack, stack.model_dir, stack.config));
   cuda::Stream stream;
   return std::unique_ptr<Backend>(
       std::make_unique<CudaBackend>(card, need(upload_weights(*host, stream)), std::move(model), std::move(sharing)));

@@ -55,6 +55,11 @@ class Backend {
   virtual Device& device() = 0;
   // Error `unavailable`: no room on the device.
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
+  // Of Stack::draft_dir, which only the CPU has.
+  virtual Result<std::unique_ptr<Model>> make_draft_model(int instance) {
+    (void)instance;
+    return Error{ErrorCode::invalid_argument, "--speculate draft: expected --device cpu"};
+  }
   // What instance 0's model, which must still be there, has chosen by now: lines, or "".
   virtual std::string describe() const { return ""; }
 };
@@ -94,8 +99,9 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack);
 Result<DevicePeak> cuda_device_peak();
 Result<std::unique_ptr<Device>> open_cuda_alone();
 
-// The host's weights as the options ask for them, read with every core.
-Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack);
+// A folder's weights on the host, as the options ask for them, read with every core.
+Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack, const std::string& dir,
+                                                         const ModelConfig& config);
 
 // ---- the parts
 
@@ -103,6 +109,8 @@ struct Stack {
   RealClock clock;
   std::string model_dir;  // kDemoModel where none was given
   ModelConfig config;
+  std::string draft_dir;  // --draft-model; "": no other model drafts
+  ModelConfig draft_config;
   std::unique_ptr<const Tokenizer> tokenizer;         // null with --load-format dummy and no tokenizer.json
   std::unique_ptr<const ChatTemplate> chat_template;  // null: the model has none
   ClusterOptions options;                             // all that the model files and the command line say of it

@@ -11,15 +11,17 @@ namespace xpyd::testing {
 namespace {
 
 struct Tiny {
-  explicit Tiny(int layers) {
+  explicit Tiny(int layers, bool head = false) {
     config = parse_model_config(R"({
       "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
       "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4,
       "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512,
-      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "num_hidden_layers": )" +
+      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "num_nextn_predict_layers": 1,
+      "num_hidden_layers": )" +
                                     std::to_string(layers) + "}",
                                 "tiny/config.json")
                  .value();
+    if (head) REQUIRE(predict_next_tokens(config).ok());
     ThreadTeam team(1);
     weights = load_weights("tiny", config, {.dummy = true, .seed = 7}, team).value();
   }
@@ -27,9 +29,10 @@ struct Tiny {
   std::shared_ptr<const Weights> weights;
 };
 
-const Tiny& tiny(int layers) {
+const Tiny& tiny(int layers, bool head = false) {
   XPYD_CHECK(layers == 2 || layers == 4);
-  static const Tiny two(2), four(4);
+  static const Tiny two(2), four(4), two_and_head(2, true);
+  if (head) return two_and_head;
   return layers == 2 ? two : four;
 }
 
@@ -121,7 +124,8 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
-  options.kv.shape = kv_shape(tiny_config(setup.layers), setup.kv_dtype);
+  const bool head = setup.speculation.on() && setup.speculation.drafter->uses_head;
+  options.kv.shape = kv_shape(tiny(setup.layers, head).config, setup.kv_dtype);
   options.prefill_tp = setup.prefill_tp;
   options.prefill_pp = setup.prefill_pp;
   options.decode_tp = setup.decode_tp;
@@ -129,7 +133,13 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   std::vector<KvShards> shards;
   for (Role role : options.topology) shards.push_back(options.shards(role));
   const Kernels kernels{.gemm = setup.exact ? &default_gemm(true) : nullptr};
-  const auto weights = setup.make_model ? nullptr : tiny_weights(setup.layers, setup.weight_dtype);
+  const auto weights = setup.make_model ? nullptr
+                       : head           ? tiny(setup.layers, true).weights
+                                        : tiny_weights(setup.layers, setup.weight_dtype);
+  options.make_draft_model = [this, max_step, setup](int i) {
+    static const auto drafts = tiny_weights(2, Dtype::int4);
+    return make_llama(drafts, *teams[size_t(i)], max_step, setup.max_batch);
+  };
   options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)

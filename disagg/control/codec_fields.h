@@ -111,7 +111,8 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop,
              stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt,
              session_id, arrival_s, deadline_s, slo_ttft_s, slo_tbt_s, most_drafts)
-XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s)
+XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s,
+             hidden_tokens, hidden)
 XPYD_MESSAGE(Sampled, chosen, top, nan_logits, rank)
 XPYD_MESSAGE(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, retry_s, has_logprobs,
              sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)

@@ -70,7 +70,11 @@ class ToldDrafter final : public Drafter {
 };
 
 constexpr DrafterRow kTold = {
-    "told", [](const SpeculationOptions&) -> std::unique_ptr<Drafter> { return std::make_unique<ToldDrafter>(); }, ""};
+    "told",
+    [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+      return std::make_unique<ToldDrafter>();
+    },
+    ""};
 
 SpeculationOptions told(int tokens) { return {.drafter = &kTold, .tokens = tokens}; }
 
@@ -119,6 +123,42 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
     CHECK(accepted > drafted / 8);
     CHECK(drafted - accepted > drafted / 8);
   }
+}
+
+TEST_CASE("speculate: one hash with a model that drafts, and with a multi-token head", "[speculate][parity]") {
+  int ran = 0;
+  for (const char* drafter : {"draft", "mtp"})
+    for (Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
+      const RaggedRun plain = run_ragged({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
+      int64_t drafted = 0, accepted = 0;
+      for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
+        for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
+          for (const char* topology : {"1C", "1P1D", "2P1D"})
+            for (const char* transport : {"local", "handoff"}) {
+              if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
+              TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
+              setup.disagg = std::string(topology) == "2P1D" ? "decode_first" : "prefill_first";
+              setup.kv_dtype = kv_dtype;
+              setup.stream_kv = ran % 2 ? StreamKv::layer : StreamKv::request;
+              setup.step_tokens = step;
+              setup.block_tokens = ran % 3 ? 16 : 3;
+              if (setup.scheme == "vattention") setup.block_tokens = 64;
+              setup.threads = 1 + ran % 2;
+              setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
+              setup.speculation = {find_drafter(drafter), ran % 5};
+              if (std::string(drafter) == "mtp" && ran % 4 == 0 && std::string(transport) == "local")
+                setup.prefill_tp = setup.decode_tp = 2;
+              INFO(setup.describe());
+              const RaggedRun run = run_ragged(setup);
+              REQUIRE(run.tokens == plain.tokens);
+              REQUIRE(run.hash == plain.hash);
+              drafted += run.draft_tokens, accepted += run.accepted_tokens;
+              ++ran;
+            }
+      CAPTURE(drafter, dtype_name(kv_dtype), drafted, accepted);
+      CHECK(drafted > 200);
+      if (std::string(drafter) == "draft") CHECK(accepted > drafted / 4);  // the same weights in int4
+    }
 }
 
 TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
@@ -213,6 +253,27 @@ void check_equal(const Answers& got, const Answers& want) {
     CHECK(got.choices[i].finish == want.choices[i].finish);
     CHECK(got.choices[i].ends == 1);
   }
+}
+
+TEST_CASE("speculate: who drafts samples, too, and short memory takes drafts from it alone", "[speculate]") {
+  for (const char* drafter : {"draft", "mtp"})
+    for (const char* topology : {"1C", "1P1D"}) {
+      TinySetup setup{.topology = topology};
+      setup.max_batch = 64;
+      setup.pool_bytes = 2 << 20;
+      const Answers plain = answers(setup);
+      setup.speculation = {find_drafter(drafter), 4};
+      INFO(setup.describe());
+      const Answers drafted = answers(setup);
+      check_equal(drafted, plain);
+      CHECK(drafted.hits == plain.hits);
+      CHECK(drafted.drafted > 100);
+      if (std::string(drafter) == "draft") CHECK(drafted.accepted > drafted.drafted / 4);
+
+      setup.block_tokens = 4;
+      setup.pool_bytes = size_t{150} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
+      check_equal(answers(setup), plain);
+    }
 }
 
 TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do not see it", "[speculate]") {
