@@ -167,7 +167,7 @@ exp-%: deps  ## exp-NAME: one experiment (DEVICE=cuda: on a card)
 	@$(EXP_BIN)
 	@$(RUN_PY) run $* $(EXP_ARGS)
 
-check-claims: deps  ## the evidence for every claim, after `make experiments` (RUN=0: without; says what is stale, and its minutes)
+check-claims: deps  ## the evidence for every claim, after `make experiments` (RUN=0: without; says what is stale, and its minutes), and the state of every table of the notes and papers
 	@$(EXP_BIN)
 	@$(RUN_PY) check $(if $(filter 0,$(RUN)),--no-run) $(EXP_ARGS)
 

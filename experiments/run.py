@@ -2,8 +2,8 @@
 """Runs experiments, keeps their results, compares them with what was expected. Only the standard library.
 
     run.py run [NAME...]      measure what is missing (all this machine can)
-    run.py check              the same, then the evidence for every claim (--no-run: only that); fails where something
-                              differs for no reason given
+    run.py check              the same, then the evidence for every claim (--no-run: only that), and of all claims the state of
+                              every table of the notes and papers (tables.py); fails where something differs for no reason given
     run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
                               to date); refuses a range that was changed after a run without an amendment
     run.py list               names, devices, the minutes that their last run took, and the sum
@@ -37,6 +37,7 @@ from claims import CLAIMS  # noqa: E402
 from evidence import VERDICTS, Evidence, decide  # noqa: E402
 from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
+from tables import by, rows_of, states  # noqa: E402
 
 CLIENTS = "build/clients-venv/bin/python"
 ETCD = os.path.join(ROOT, "build/etcd/usr/bin") + os.pathsep + os.environ.get("PATH", "")
@@ -348,7 +349,7 @@ def verdict(runner, claim):
 
 def check(runner, claims):
     """Prints the evidence for every claim. True: nothing differs for a reason that nobody gave, and nothing failed."""
-    counts, good, due = {}, True, []
+    counts, good, due, every = {}, True, [], {}
     for claim in claims:
         state, found = verdict(runner, claim)
         print(f"\n{claim.name} ({claim.device})" + (f": {state}" if state else ""))
@@ -356,7 +357,9 @@ def check(runner, claims):
         if ("stale" in state or "missing" in state or not found) and not runner.missing(claim):
             due.append(claim)
         good &= "failed: " not in state
-        for e, one in found or [(e, Evidence("not run")) for e in claim.expect]:
+        found = found or [(e, Evidence("not run")) for e in claim.expect]
+        every.update(keyed(claim, found))
+        for e, one in found:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
             print(f"    {one.words():24} {e.label}: {seen(e, one) or one.trouble or 'no result'}"
                   f" ({claim.how_of(e)}; arithmetic {e.range(e.low, e.high)}" + (f"; paper {e.paper.text})" if e.paper else ")"))
@@ -368,7 +371,37 @@ def check(runner, claims):
         return f"{sum(minutes(runner.options.results, c) or 0 for c in some):.0f} minutes"
     print(f"all of them took {sum_of(c for c in claims if not runner.missing(c))} when they were run; to be measured, stale or missing: "
           + (", ".join(f"{c.name} ({took(runner.options.results, c)})" for c in due) or "nothing") + (": " + sum_of(due) if due else ""))
+    if len(claims) == len(CLAIMS):
+        print(tables_in_words(every))
     return good
+
+
+def keyed(claim, found):
+    """{`experiment: label`: (Claim, Expect, Evidence)}, as tables.py asks for it."""
+    return {f"{anchor(claim)}: {e.label}": (claim, e, one) for e, one in found}
+
+
+def tables_in_words(found):
+    """Every table and figure of the notes and papers, what rebuilds it, and its state."""
+    all_, counts = states(found)
+    out, of = ["\ntables and figures of the notes and papers:"], ""
+    for row, word, notes in all_:
+        if row.of != of:
+            of = row.of
+            out.append(f"  {of}")
+        how = ", ".join(by(row, found)) or row.command
+        out.append(f"    {word:12} {row.name}: {row.shows}" + (f" ({how})" if how else "") + (f". {notes}" if notes else ""))
+    return "\n".join([*out, counts])
+
+
+def tables_page(found):
+    """The same, of CLAIMS.md."""
+    all_, counts = states(found)
+    out = [f"\n## Tables and figures of the notes and papers\n\n{counts}.\n", "| of | what | shows | state | by | how, why, and what is not here |", "|---|---|---|---|---|---|"]
+    for row, word, notes in all_:
+        how = ", ".join(f"[{name}](#{name})" for name in by(row, found)) or (f"`{row.command}`" if row.command else "")
+        out.append("| " + " | ".join(cell(text) for text in (row.of, row.name, row.shows, word, how, notes)) + " |")
+    return "\n".join(out)
 
 
 def cell(text):
@@ -402,8 +435,9 @@ def anchor(claim):
 
 def claims_page(runner):
     """CLAIMS.md."""
-    out = [PAGE_HEAD]
-    for claim, table, found in results(runner):
+    all_ = results(runner)
+    out = [PAGE_HEAD, tables_page({key: value for claim, _, found in all_ for key, value in keyed(claim, found).items()})]
+    for claim, table, found in all_:
         out.append(f"\n## {anchor(claim)}\n\n{claim.question}\n")
         where = f"`{claim.command}`, {took(runner.options.results, claim)}"
         if table:
@@ -413,7 +447,7 @@ def claims_page(runner):
         else:
             where += ". Not run: " + ("no result" if claim.device == "cpu" else "no CUDA device")
         out.append(f"{claim.source}. {where}.\n")
-        out.append("| | ours | how | paper | our arithmetic | verdict |\n|---|---|---|---|---|---|")
+        out.append("| | of | ours | how | paper | our arithmetic | verdict |\n|---|---|---|---|---|---|---|")
         notes = []
         for e, one in found:
             mark = ""
@@ -428,8 +462,9 @@ def claims_page(runner):
                 notes.append(". ".join(why))
                 mark = f" <sup>{len(notes)}</sup>"
             range_ = e.range(e.low, e.high) + (", amended" if e.amended else "")
+            of = ", ".join(f"{row.of}, {row.name}" for row in rows_of(f"{anchor(claim)}: {e.label}"))
             out.append("| " + " | ".join(cell(text) for text in (
-                e.label, seen(e, one), claim.how_of(e), published(e), range_, f"{one.words()}{mark}")) + " |")
+                e.label, of, seen(e, one), claim.how_of(e), published(e), range_, f"{one.words()}{mark}")) + " |")
         if notes:
             out.append("\n" + "\n".join(f"{number}. {note}." for number, note in enumerate(notes, 1)))
     return "\n".join(out) + "\n"
@@ -437,8 +472,9 @@ def claims_page(runner):
 
 PAGE_HEAD = """# Claims, one by one
 
-Made by `experiments/run.py readme` from [claims.py](claims.py) and the [results](results). What the words mean stands in
-[README.md](README.md#how-to-read-a-verdict)."""
+Made by `experiments/run.py readme` from [claims.py](claims.py), [tables.py](tables.py) and the [results](results). What the words
+mean stands in [README.md](README.md#how-to-read-a-verdict). Whose table or figure a claim belongs to stands in its row; where
+nothing does, nobody has published one."""
 
 
 def readme_table(runner):

@@ -18,8 +18,9 @@ import unittest.mock
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import run  # noqa: E402
+import tables  # noqa: E402
 from claims import CLAIMS, HOW, Claim, Expect, gap99, known  # noqa: E402
-from evidence import READ, against, decide, interval, lost, printed, share  # noqa: E402
+from evidence import READ, Evidence, against, decide, interval, lost, printed, share  # noqa: E402
 from sources import APART, IMPLEMENTED, ROOMS, Sources, declarations, tokens  # noqa: E402
 from table import Table, TableError  # noqa: E402
 
@@ -670,6 +671,80 @@ class ClaimsTest(unittest.TestCase):
         self.assertTrue(run.readme(runner, only_check=True), "run `experiments/run.py readme`")
 
 
+class TablesTest(unittest.TestCase):
+    """The list of the tables and figures that the notes and papers print."""
+    KEYS = {f"{run.anchor(c)}: {e.label}": e for c in CLAIMS for e in c.expect}
+
+    def test_a_published_figure_belongs_to_one_row_and_no_claim_to_two(self):
+        self.assertGreater(sum(bool(e.paper) for e in self.KEYS.values()), 200)
+        for key, e in self.KEYS.items():
+            self.assertNotRegex(key, r"[*?\[]")  # which a row's patterns mean otherwise
+            n = len(tables.rows_of(key))
+            self.assertIn(n, (1,) if e.paper else (0, 1), f"{key}: rows {[row.name for row in tables.rows_of(key)]}")
+
+    def test_a_row_names_claims_that_exist_or_a_command_or_says_what_is_missing(self):
+        self.assertGreater(len(tables.ROWS), 100)
+        self.assertEqual(len({(row.of, row.name) for row in tables.ROWS}), len(tables.ROWS))
+        for row in tables.ROWS:
+            for pattern in row.claims:
+                self.assertTrue(any(tables.Row("", "", "", (pattern,)).has(key) for key in self.KEYS), f"{row.of}, {row.name}: {pattern}")
+            self.assertTrue(row.of and row.name and row.shows)
+            self.assertFalse(row.claims and row.command, row.name)
+            self.assertTrue(row.claims or row.command or row.lacks, f"{row.of}, {row.name}: neither rebuilt nor said why not")
+            self.assertFalse(row.card and (row.claims or row.command), f"{row.of}, {row.name}: claims say themselves what they need")
+            self.assertRegex(row.command, r"^(xpyd \w.*)?$")
+
+    def found(self, *verdicts):
+        """Claims a: 0, a: 1, ... with these (verdict of decide(), how, device)."""
+        all_ = {}
+        for number, (low, high, paper, how, device) in enumerate(verdicts):
+            claim = Claim("a", "?", "nowhere", [], device=device, how=how)
+            e = Expect(str(number), None, 0, 9, paper=paper, differs=f"reason {number}")
+            one = decide([low, high], 0, 9, paper) if low is not None else Evidence("not run")
+            all_[f"a: {number}"] = (claim, e, one)
+        return all_
+
+    def test_a_state_follows_from_what_was_found(self):
+        one, row = printed("1 to 2", 1, 2), tables.Row("a paper", "Table 1", "?", ("a: *",))
+        agrees, differs, across = (1, 2, one, "virtual", "cpu"), (3, 4, one, "virtual", "cpu"), (1, 4, one, "measured", "cpu")
+        ours, missing, card = (1, 4, None, "virtual", "cpu"), (None, None, one, "measured", "cpu"), (None, None, one, "measured", "cuda")
+        state = lambda *verdicts: tables.state(row, self.found(*verdicts))  # noqa: E731
+        self.assertEqual(state(agrees, ours), ("agrees", "virtual, 1 of 1 figures agree"))
+        self.assertEqual(state(agrees, differs, across), ("differs", "measured, virtual, 1 of 3 figures agree. reason 1"))
+        self.assertEqual(state(agrees, across)[0], "undecided")
+        self.assertEqual(state(ours), ("virtual", ""))
+        self.assertEqual(state(ours, (1, 4, None, "measured", "cpu")), ("measured", ""))
+        self.assertEqual(state(agrees, card), ("agrees", "virtual, 1 of 1 figures agree. not run, for want of a card: 1"))
+        self.assertEqual(state(agrees, missing)[1], "virtual, 1 of 1 figures agree. not run: 1")
+        self.assertEqual(state(card)[0], "needs a card")
+        self.assertEqual(state(card, missing)[0], "not run")
+        row.lacks = "half of it"
+        self.assertEqual(state(agrees)[1], "virtual, 1 of 1 figures agree. lacks half of it")
+        row.claims = ()
+        self.assertEqual(state(agrees), ("absent", "lacks half of it"))
+        row.card = True
+        self.assertEqual(state(agrees)[0], "needs a card")
+        row.command = "xpyd info"
+        self.assertEqual(state()[0], "printed")
+
+    def test_of_all_claims_the_check_ends_with_the_list(self):
+        rows = [tables.Row("a paper", "Table 1", "ys", ("toy-cuda: y*",)), tables.Row("a paper", "Fig. 2", "zs", lacks="a z")]
+        claim = Claim("toy", "?", "nowhere", [Expect("y", lambda t: t("y"), 0, 9, paper=printed("7", 7))], device="cuda")
+
+        class OnlyAFile:
+            class options:
+                results = ""
+            path, missing = lambda self, claim: "/nowhere", lambda self, claim: "no CUDA device"
+        for all_, ends in (([claim], ["    needs a card Table 1: ys (toy-cuda)", "    absent       Fig. 2: zs. lacks a z",
+                                      "2 tables and figures: 1 needs a card, 1 absent; 0 of those that are here lack something", ""]),
+                           ([claim, claim], ["to be measured, stale or missing: nothing", ""])):
+            out = io.StringIO()
+            with unittest.mock.patch.object(tables, "ROWS", rows), unittest.mock.patch.object(run, "CLAIMS", all_), \
+                    contextlib.redirect_stdout(out):
+                run.check(OnlyAFile(), [claim])
+            self.assertTrue(out.getvalue().endswith("\n".join(ends)), out.getvalue())
+
+
 class CompiledTest(unittest.TestCase):
     def test_what_the_cuda_compiler_said_has_a_head_as_results_do(self):
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -733,6 +808,16 @@ class Objects:
 
 class SourcesTest(unittest.TestCase):
     """Needs a build: that of $XPYD_BIN, as `make test` sets it."""
+
+    def test_a_command_that_prints_a_table_has_the_options_that_it_names(self):
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        program = os.path.join(root, os.environ.get("XPYD_BIN", "") or "none")
+        if not os.path.exists(program):
+            self.skipTest("no xpyd: `make test` builds it")
+        for words in [row.command.split() for row in tables.ROWS if row.command]:
+            said = subprocess.run([program, "help", words[1]], capture_output=True, text=True, check=True).stdout
+            for option in [word for word in words if word.startswith("--")]:
+                self.assertRegex(said, rf"(?m)^  {option}\b", words)
 
     def test_the_linker_takes_no_object_that_the_sources_do_not_name(self):
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,0 +1,286 @@
+"""Every table and figure that the notes and papers print which this project follows, and what rebuilds it here.
+
+A row is data: whose it is, its number or name, what it shows, the claims that rebuild it (`experiment: label`, where * stands for
+anything), or the command that prints it, and in `lacks` what is not here. Its state is never written: it follows from the claims'
+results (state()). A claim with a published figure belongs to exactly one row; test_run.py sees to it. No rows are the speeds of other
+libraries' kernels, which `make bench`, `bench-peers` and `gpu-report` have beside ours, and papers of which nothing is followed here.
+"""
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+# Of figures that are compared one that differs decides, then one that is undecided. Where none can be, the word is how it is known
+# (HOW of claims.py), the strongest first; `printed` compares nothing.
+STATES = ["agrees", "differs", "undecided", "measured", "virtual", "counted", "computed", "printed", "not run", "needs a card", "absent"]
+
+
+@dataclass
+class Row:
+    of: str  # the note or paper
+    name: str  # of its table or figure
+    shows: str
+    claims: tuple = ()
+    command: str = ""  # prints it, and compares nothing
+    lacks: str = ""  # what of it is not here; of a row without claims and command, why not
+    card: bool = False  # what it lacks is hardware: GPUs or RDMA NICs
+
+    def has(self, key):
+        return any(fnmatchcase(key, pattern) for pattern in self.claims)
+
+
+XPYD, VA, TM = "xPyD notes", "vAttention (ASPLOS'25)", "TurboMind notes"
+WDE, FAST, ARXIV, AUTHOR = "KV offloading notes (light-vllm)", "Mooncake (FAST'25)", "Mooncake (arXiv 2407.00079 v4)", "Mooncake's author's notes"
+PA, LMSYS, WAVE, TT, DYNO = "PagedAttention (SOSP'23)", "SGLang's chunked pipeline (lmsys.org)", "WavePP", "tt-metal", "DynoSim (Dynamo's documents)"
+
+ROWS = [
+    # What a run prints.
+    Row(XPYD, "serving block", "a run: requests, tokens, throughput, concurrency, TTFT, TPOT, ITL",
+        command="xpyd bench", lacks="backend, retokenized tokens, input throughput, concurrency (mean over time); SGLang's form; chat endpoints and https"),
+    # How prompts repeat.
+    Row(XPYD, "prefix repetition, R over N and L", "maximal prefixes that N conversations share, longer than L, of all: 5.9 % (9,483 of 160,000)",
+        ("prefix_repetition: R_*",), lacks="their conversations (dolly-15k, LMSYS)"),
+    Row(XPYD, "prefixes that repeat", "the prefixes themselves, each with its count", lacks="a list of them: prefix-stats counts"),
+    Row(XPYD, "radix tree beside blocks", "their granularities do not match",
+        lacks="a radix tree by token beside the hash of blocks: hit tokens, look-up, fragmentation by block size"),
+    # The xPyD notes' runs.
+    Row(XPYD, "two V100: 1P1D, two colocated", "TTFT and TBT; TTFT a tenth", ("pd_notes: two V100*", "pd: *", "pd_split: *"),
+        lacks="the block of each run; model and lengths, which theirs does not say"),
+    Row(XPYD, "eight L40: 4P4D, TP8 with V0 and V1", "34,965, 29,552 and 21,404 input tokens; TTFT, TPOT, ITL", ("pd_notes: eight L40*",),
+        lacks="tp 4 and tp 8 (here eight cards are eight instances), V0's and V1's schedules, their unequal loads, the block of each run"),
+    Row(XPYD, "DeepSeek-R1: TP8 PP2, TP16 with MTP", "requests/s, TTFT, TPOT, ITL on 2 x 8 H20",
+        lacks="a virtual run of 16 cards by stages or ranks, with MTP and without; simulated steps draft nothing"),
+    Row(XPYD, "batch sizes", "one model's throughput and latency by batch", lacks="a virtual sweep of --max-batch on their cards"),
+    Row(XPYD, "rank table", "kv_rank, group, rank in it, global rank, port of P tp 2 and D tp 4", command="xpyd info experiments/models/llama-8b --ranks 2x1:4x1",
+        lacks="several P and D; the mistakes in theirs, marked"),
+    Row(XPYD, "heads of P to heads of D", "who sends to whom where tensor ranks differ, with replicas and MLA", ("pd_shapes: *",)),
+    Row(XPYD, "slicing example", "a tensor [10, 8, 8] cut for two ranks, by slot", lacks="a command that prints it, as the notes have it and as it must be"),
+    Row(XPYD, "3 GB of KV a second", "10,000 tokens/s of prefill, in bytes", lacks="a command that prints it"),
+    # vAttention.
+    Row(VA, "Table 1", "block tables: share of a decode step", ("block_table: *",), lacks="TensorRT-LLM's figure (-11 %), vLLM's kernel (2.8)"),
+    Row(VA, "Table 3", "latency of each VMM call, by size of group",
+        ("vmm_calls: map *", "vmm_calls: faults *", "vmm_calls: unmap *"),
+        lacks="the calls of a card's driver (make gpu-report has them, and no claim)"),
+    Row(VA, "Table 8", "tokens of a row, worst waste", ("max_batch: tokens of a row*", "max_batch: Yi-34B, worst waste*")),
+    Row(VA, "Table 9", "GB/s at which memory is handed out", ("vmm_calls: handed out*",)),
+    Row(VA, "Fig. 2", "prefill of paged kernels over plain ones, prompts of 1K to 32K; instructions",
+        ("paged_attention: prefill, blocks of 16 / contiguous", "paged_attention-cuda: prefill 32K*", "instructions: decode*", "instructions: prefill*")),
+    Row(VA, "Fig. 3", "decode by block size",
+        ("block_size: *", "paged_attention: decode, blocks of 1 / *", "paged_attention: decode, blocks of 256*", "paged_attention-cuda: decode 16 x 16K*")),
+    Row(VA, "Fig. 4 (the notes' Fig. 6)", "throughput and memory that is needed a second, by batch of 1 to 300",
+        ("vattention_speed: tokens/s*", "vattention_speed: KV grows*", "vattention_speed: bytes mapped*", "vattention_speed: of decoding*"),
+        lacks="batches beyond 32: the plateau"),
+    Row(VA, "the notes' Fig. 7", "two sequences, page groups that appear and stay, step by step", lacks="a command that prints the story"),
+    Row(VA, "2N buffers", "Yi-34B on two cards: 120 buffers, 12 TB of addresses",
+        command="xpyd info YI_34B --prefill-tp 2 --max-batch 500 --kv-dtype bf16", lacks="a folder of Yi-34B's shape"),
+    Row(VA, "Fig. 7, Table 6", "prefill by length of the prompt, and attention's part",
+        ("vattention_speed: prompt*", "paged_attention: prefill, page groups*", "paged_attention-cuda: 2,048 tokens behind 128K*"),
+        lacks="a kernel that works more for each block, as theirs do"),
+    Row(VA, "Fig. 8, Table 7", "decode by batch of 1 to 32",
+        ("paged_attention: decode, blocks of 16 / contiguous", "vattention_speed: decode at 32, median step, paged*",
+         "vattention_speed: decode at 32, median step, contiguous / *", "paged_attention-cuda: decode 32 x 16K*")),
+    Row(VA, "Fig. 9", "offline requests a minute", ("vattention_speed: offline*",), lacks="the kernel of Fig. 7"),
+    Row(VA, "Fig. 10", "CDF of latency online, Poisson arrivals", lacks="arrivals over blocks and page groups, with the kernel of Fig. 7"),
+    Row(VA, "Fig. 11", "FlashAttention-3 over vAttention, offline", lacks="its kernel on an H100, without a block table and with one", card=True),
+    Row(VA, "Fig. 12", "decode iterations with overlapped mapping and without",
+        ("map_overlap: longest decode*", "map_overlap: iterations*", "map_overlap: the same*", "map_overlap: waiting*")),
+    Row(VA, "Fig. 13", "prefill with deferred reclamation and without", ("map_overlap: prompt*",)),
+    Row(VA, "Fig. 14", "attention by size of page group",
+        ("paged_attention: decode, page groups*", "vattention_speed: decode at 32, median step, contiguous in*")),
+    Row(VA, "Fig. 15", "largest batch by size of page group",
+        ("max_batch: Yi-6B*", "max_batch: Llama*", "max_batch: Yi-34B TP-2*", "max_batch: Yi-34B, 2 MiB*", "waste: batch, vAttention*",
+         "waste: useful, vAttention*")),
+    # KV offloading.
+    Row(WDE, "experiment 1", "prefill, swap in, swap out of 8,192 tokens, eight models", ("offload_cost: *",), lacks="their eight shapes; fp8; the naive copies"),
+    Row(WDE, "experiment 1, by copy", "bytes and time of a copy", ("offload_copy: *scattered*", "instructions: a token of*", "instructions: of the 3.1 million*")),
+    Row(WDE, "experiment 2", "profiles of swapping out and in", ("offload_trace: *",), lacks="the copies in the timeline of xpyd trace"),
+    Row(WDE, "experiment 3", "requests/s with and without, eight chunk sizes, sync and async-2, prefix cache on and off",
+        ("offload_overhead*: *", "pool_live: prompts/s with tiers*"), lacks="the table of all eight sizes; async-2 on the CPU"),
+    Row(WDE, "prefix caching", "requests/s at 0 to 100 % hits in the pool: 20.62 to 98.84, async-2 20.93 to 124.47",
+        ("offload_virtual: all hits / none*", "pool_tables: all hits / none*", "pool_tables: no hits*", "offload_hits: device*"), lacks="async-2; hashing's 2 %"),
+    Row(WDE, "experiment 4", "requests/s by share of hits, in the pool and in the host tier, 1,000 prompts",
+        ("offload_hits: host*", "offload_hits: different*", "offload_virtual: 200 prompts*", "offload_virtual: all hits, host*",
+         "offload_virtual: no hits*", "pool_tables: *% hits*", "pool_tables: all hits: *", "pool_live: * is known*"),
+        lacks="their figures between 0 and 100 %, which we know only in words"),
+    Row(WDE, "experiment 5", "rounds of ten documents, 2 to 128 tokens out",
+        ("offload_rounds: round 1*", "offload_rounds: round 3, [!f]*", "offload_rounds: different*", "offload_virtual: documents*", "offload_virtual: in the pool*", "offload_virtual: tier*",
+         "offload_virtual: pool and tier*", "offload_virtual: round 1*", "pool_tables: documents*"),
+        lacks="all ten rows, round by round, for each of the seven lengths"),
+    Row(WDE, "tiers below the host", "a disk is 3 to 4 times as slow", ("offload_rounds: round 3, from a disk*",), lacks="remote hosts"),
+    Row(WDE, "block size", "requests/s by blocks of 16 to 128: all the same",
+        lacks="a whole model's requests/s by block size with the pool not full (block_size has the kernel's time)"),
+    Row("vLLM #10874", "documents", "seconds of 8 to 64 documents, host tier over-run", ("offload_rounds: seconds of*",)),
+    Row("vLLM #35990", "coalesced copies", "1 to 3 GB/s by blocks, 40 to 43 coalesced", ("offload_copy: in, pieces*", "offload_copy: pieces*")),
+    # TurboMind.
+    Row(TM, "slots", "sequences keep slots; LRU evicts to token ids", ("multi_turn: *",),
+        lacks="rows that grow and shrink over time; slots set aside before, on demand, between"),
+    Row(TM, "persistent batch", "requests a second: 14.556 static, up to 1.8 times vLLM's", lacks="Llama-2-7B on an A100 beside vLLM", card=True),
+    Row(TM, "KV int8 and int4: memory", "tokens of the same bytes", ("kv_dtype: tokens*",), lacks="FP8 (e4m3, e5m2)"),
+    Row(TM, "KV int8 and int4: requests/s", "Llama-2-7B and 13B, InternLM2-7B on an A100", ("kv_dtype: requests/s*",), lacks="13B (1.28, 1.39)"),
+    Row(TM, "KV int8 and int4: points", "accuracy of models in benchmarks", ("kv_points: *", "kv_dtype_logits: *"), lacks="their models (gsm8k of InternLM2-7B)"),
+    Row(TM, "Meta's weights", "W_q and W_k permuted against Hugging Face's", lacks="a reader of Meta's folders"),
+    Row(TM, "several instances, tensor ranks, one process", "collectives of several instances that hang", lacks="a test with a detector of hangs"),
+    Row(TM, "TurboQuant K4V2", "a fifth of the KV memory, -7.3 % throughput on an H200", lacks="its code of 4 and 2 bits"),
+    Row("lightllm (TokenAttention)", "Efficient Router", "requests/s with a look ahead at admission", ("admission: *",)),
+    Row("kvcached", "bench_layout", "all layers in a block, beside one each", ("paged_attention: decode, token_major*",), lacks="requests/s (-31 %)"),
+    Row("kvcached", "page pinning", "LRU at stride 8 frees 0.03 of 0.88 GB", lacks="a count over pages that hold several blocks, which do not exist here"),
+    Row("TensorRT-LLM #15931", "per-sequence arenas", "throughput, -0.4 to -15.3 %", lacks="arenas: a sequence's blocks side by side in a pool of pages"),
+    Row("vTensor (arXiv 2407.15309)", "headlines", "1.86 times, 2.42 in conversations; 57 GB freed",
+        lacks="conversations over --kv-share takeover beside blocks, on the cost of an A100 (sharing has the times of one prefix)"),
+    Row("vLLM #11382", "hybrid layers", "memory wasted by padded pages: 25 to 79.6 %", lacks="layers with a window that give their blocks back"),
+    # Mooncake.
+    Row(FAST, "section 2.2", "bandwidth from which a prefix is fetched: 6 and 19 GB/s", ("break_even: *",)),
+    Row(FAST, "Table 2", "traces: requests, lengths, cache ratio", ("prefix_repetition: tokens an unlimited*",),
+        lacks="tool&agent's trace; claims on requests and lengths"),
+    Row(FAST, "Fig. 1", "conversation: requests within TBT, beside vLLM", ("mooncake_serving: conversation: *", "mooncake_serving: the same within 300 ms"),
+        lacks="vLLM itself, with prefix caching and with chunks, apart"),
+    Row(FAST, "Fig. 5", "TTFT by scheduler", ("mooncake_serving: schedulers, conversation*", "mooncake_serving: arrivals*", "mooncake_serving: prompts of which*")),
+    Row(FAST, "Fig. 6", "tool&agent, as Fig. 1", ("mooncake_serving: tool&agent*",)),
+    Row(FAST, "Fig. 7", "synthetic, as Fig. 1", ("mooncake_serving: synthetic: requests*", "mooncake_serving: synthetic: within 30 s*")),
+    Row(FAST, "Fig. 8", "prefill's GPU seconds a request, three loads, four systems",
+        lacks="P's seconds without a cache, with each instance's own, with chunks, over Mooncake's"),
+    Row(FAST, "Fig. 9", "hits of one cache by its size", ("eviction: *LRU, *M tokens*",), lacks="tool&agent, and all three together"),
+    Row(FAST, "Fig. 10", "hits and P's time, each its own cache and one for all",
+        ("mooncake_pool: *hits, global*", "mooncake_pool: *P's time*", "mooncake_pool: *hits that Algorithm 1 loses*", "fetch_or_compute: *hits, always*",
+         "pool_live: three instances*")),
+    Row(FAST, "Fig. 11", "copies of the hottest keys over time", ("mooncake_pool: *with a copy*",)),
+    Row(FAST, "Fig. 12", "Transfer Engine, TCP and Gloo: latency of 0 to 100 GB", lacks="4 RDMA NICs of 200 Gb/s and 8 of 400", card=True),
+    Row(FAST, "Fig. 13", "TTFT and transfer time by the network's rate",
+        ("mooncake_pool: synthetic, 100 Gb/s*", "mooncake_pool: synthetic, 24 Gb/s*", "mooncake_pool: synthetic: mean TTFT*", "pool_live: a wire*")),
+    Row(FAST, "Fig. 14", "where the time of one long prompt goes", ("breakdown: *", "prefix: *")),
+    Row(FAST, "Fig. 15", "share within the objectives by ratio of P to D", ("mooncake_serving: synthetic: within 10 s*", "pd_ratio: *"),
+        lacks="its part b: means of TTFT and TBT"),
+    Row(ARXIV, "Fig. 2", "prefill by length, decode by batch", lacks="the cost model's steps of LLaMA2-70B on A800, drawn"),
+    Row(ARXIV, "Fig. 5", "distribution of lengths", lacks="of the two traces that are public here, drawn"),
+    Row(ARXIV, "Table 1", "hits by eviction policy and capacity", ("eviction: *5,859 blocks*",),
+        lacks="their trace; other capacities are measured, and no claim compares them"),
+    Row(ARXIV, "Fig. 6", "how often blocks are hit", lacks="a CDF of the traces' blocks: half of them never again, some ten thousand times"),
+    Row(ARXIV, "Fig. 7", "latency of storing KV, serial and by layers: 0.87 and 0.10 s at 128K",
+        lacks="a claim on what a store by request and by layer takes (transfer_exposed has a transfer's)"),
+    Row(ARXIV, "Fig. 8", "TTFT by scheduler, 23,000 requests", ("mooncake_serving: schedulers, tool&agent*",),
+        lacks="their trace, for which a generated one stands; attainment"),
+    Row(ARXIV, "Figs. 9, 10", "load of P and D swings under early rejection",
+        ("rejection: *correlation*", "rejection: swing*"), lacks="the twenty minutes drawn beside theirs"),
+    Row(ARXIV, "Table 2", "data sets: lengths and cache ratios", lacks="ArXiv-Summarization, L-Eval, simulated 16K to 128K: loads by these figures"),
+    Row(ARXIV, "Fig. 11", "ArXiv +20 %, L-Eval +40 %, 3P1D and 2P2D over four vLLM", lacks="the loads of Table 2"),
+    Row(ARXIV, "Fig. 12", "simulated prompts of 16K to 128K: +50 to 525 %", lacks="the loads of Table 2"),
+    Row(ARXIV, "Fig. 13", "the trace on 10P10D and 20 vLLM: +75 %", lacks="10P10D beside 20 instances within TTFT 30 s and TBT 0.1 s (8P8D: Fig. 1)"),
+    Row(ARXIV, "Table 3", "requests refused: late, early, predicted", ("rejection: Table 3*",)),
+    Row(AUTHOR, "break-even", "bandwidth from which KV is worth a transfer, A100 at 220 TFLOPS and 100 Gb/s",
+        lacks="their constants, and any model's, as a command"),
+    Row(AUTHOR, "VRAM occupation cost", "GB s of a request, chunks inline beside disaggregation",
+        ("disagg_orders: GB s*",), lacks="chunked prefill on it; per request and phase in /metrics"),
+    Row(AUTHOR, "TBT, not TPOT", "a request's longest tenth of gaps", command="xpyd bench", lacks="the same of xpyd generate, which calls a mean of gaps TBT"),
+    Row(AUTHOR, "MFU of P and D", "share of the card's FLOPs by phase", lacks="MFU of an instance in /metrics"),
+    Row(AUTHOR, "batch jobs in spare memory", "a class of jobs that yields its blocks at once", lacks="the class"),
+    Row(AUTHOR, "chunks need no dynamic programming", "CPP is TeraPipe without backward", ("cpp_policies: one prompt: *",)),
+    # PagedAttention, batching, P and D.
+    Row(PA, "Fig. 2", "useful, reserved and lost bytes of the pool", ("waste: useful, slots", "waste: useful, blocks of 16", "waste: internal*", "waste: useful, token*"),
+        lacks="Orca's power of two and oracle (26.8 and 38.2 %)"),
+    Row(PA, "throughput", "2 to 4 times FasterTransformer and Orca at equal latency", lacks="Orca's allocators as baselines at a rate"),
+    Row(PA, "Fig. 13a", "sequences at once", ("waste: batch, blocks*",)),
+    Row(PA, "parallel and beam sampling", "blocks saved by sharing, 6.1 to 66.3 %", lacks="beam search; n > 1 shares its prompt, and no claim counts it"),
+    Row(PA, "shared prefix", "1.67 and 3.58 times Orca's throughput", lacks="Orca's side"),
+    Row(PA, "Fig. 18a", "its kernel 20 to 26 % slower than FasterTransformer's", lacks="another library's kernel (vAttention Fig. 8 has ours over both memories)"),
+    Row(PA, "Fig. 18b", "latency by block size", ("block_latency: *",)),
+    Row(PA, "Fig. 19", "recompute and swap by block size", ("offload_preempt: *",)),
+    Row("Orca (OSDI'22)", "section 6", "iteration-level batching: throughput and latency", ("batching: *",), lacks="their models; a figure to compare"),
+    Row("Sarathi-Serve (OSDI'24)", "section 4.3", "gaps by token budget", ("chunk*: *",)),
+    Row("Sarathi-Serve (OSDI'24)", "capacity", "2.6, 3.7 and 5.6 times vLLM's", lacks="Mistral-7B, Yi-34B, Falcon-180B on A100: a virtual run within their TBT"),
+    Row("DistServe (OSDI'24)", "goodput", "7.4 times the requests at 90 % attainment",
+        lacks="OPT-13B to 175B beside instances that do not cut prompts, within their objectives (pd_where has the best chunk size)"),
+    Row("Splitwise (ISCA'24)", "section 4.2", "KV's transfer by layer, hidden", ("transfer_exposed: *",),
+        lacks="1.4 and 2.35 times at equal cost and power: cards of two kinds in one cluster"),
+    Row("TaiChi", "goodput", "+9 to 47 % over aggregation, +29 to 77 % over disaggregation", lacks="chunk sizes of their own for P-heavy and D-heavy instances"),
+    Row("DynaServe", "capacity", "1.15 to 3.07 times, a request split at any token", lacks="a split at any token"),
+    Row("PPD (2603.13358)", "later turns on D", "TTFT -68 %", lacks="a claim over --disagg append_cost on agents' sessions"),
+    Row("layered prefill (arXiv 2510.08055)", "Qwen3-235B", "TTFT 4.25 to 2.26 s, TBT 41.7 to 33.1 ms beside chunks of 512",
+        lacks="--batching layered beside chunked in virtual time (a mixture of experts' costs)"),
+    Row("papers on dividing one card", "headlines", "1.0 to 5.1 times: semi-PD, Nexus, Drift, DuetServe",
+        lacks="each on one card (sm_curves measures what a split can give)", card=True),
+    Row("pegainfer (RTX 5090, Qwen3-4B)", "green contexts", "ITL P99 halved, TTFT 1.4 to 4 times", ("pd-cuda: *",), lacks="that card and model"),
+    Row("SGLang", "overlap scheduling", "1.1 to 1.3 times", lacks="--async-scheduling on and off by model size on a card", card=True),
+    Row("Vidur, LLMServingSim, Frontier", "errors", "simulated latency against measured: 1 to 14 %", ("truth: *",), lacks="their engines"),
+    # Pipelines of chunks.
+    Row(LMSYS, "Figs. 2, 6", "chunks by slot and stage, growing and equal", lacks="the same drawing from pipeline_time.h or a live event log"),
+    Row(LMSYS, "throughput and TTFT", "DeepSeek-V3.1 PP4 TP8, Qwen3-235B PP8 TP4 on H20, 128K to 1M", ("cpp_window: *", "cpp_window_sweep: *"), lacks="TP32's 2.54"),
+    Row(LMSYS, "bytes sent", "TP, CP and PP by formula", ("cpp_bytes: *",)),
+    Row("vllm-ascend #7896", "dynamic chunks", "256K: 61.4 to 53.5 s", ("cpp_dynamic_gain: *",)),
+    Row(TT + " #49903", "one rank and two", "DeepSeek-V3, 11 chunks: 30.31 and 15.63 s", ("cpp_closed_form: *",)),
+    Row(TT + " #48246", "medians of four ranks", "412, 391, 413, 439 ms: the slowest sets the rate", lacks="the recurrence with stages that differ"),
+    Row(TT + " #56307", "crossover", "PP4 beside one: 1.22 slower at 25.6K, 1.12 faster at 102K",
+        lacks="Mistral-4 119B's costs: cpp_crossover's arithmetic with them"),
+    Row("ATOM #1552", "PP4 beside TP4", "TTFT 704 and 484 ms, 2,317 and 2,344 tokens/s at 8,192",
+        lacks="GLM-5.2's costs on MI355X: cpp_surface's arithmetic at its point"),
+    Row(WAVE, "Table 1", "PP4 beside TensorRT-LLM: 2.91 and 2.02 times; long reuse -12 %",
+        lacks="GLM 5.2's and MiniMax's costs: cpp_surface's arithmetic at its points"),
+    Row(WAVE, "Table 4", "PP8 beside TP8, 65.5K to 262K, cold and 90 % reused", ("cpp_bubble: *", "cpp_surface: *"),
+        lacks="262K cold; vLLM's and SGLang's pipelines"),
+    Row(WAVE, "ablation: waves", "cold 131K: 8,826 to 29,692 tokens/s, then MPU", ("cpp_lockstep: *", "cpp_policies: cold*", "cpp_policies: reuse*")),
+    Row(WAVE, "ablation: leases and escrow", "reuse 131K: 96,796 to 149,021 tokens/s", ("reservation: *",)),
+    Row("LMSYS, Kimi K3", "day 0", "PP8 1.45 to 1.72 times TEP8", lacks="its costs: cpp_surface's arithmetic at its point"),
+    Row("Revisiting Pipeline Parallelism (OSDI'26)", "predictive chunks", "TPOT -35 %, E2E -31 %; goodput 2.7 to 5.4 times",
+        lacks="Qwen2.5-32B on four A100-40, Azure's trace: dcp_greedy and dcp_predictive on a simulated pipeline that decodes, too"),
+    Row("TeraPipe (ICML'21)", "slices by dynamic programming", "5.0 times, in training", lacks="training"),
+    # Routers, pools, drafts.
+    Row(DYNO, "KV router and round robin", "reuse, TTFT, throughput, eight workers", ("dynosim: *",)),
+    Row(DYNO, "planner", "scaling events and P90 by interval of 1 to 300 s; start-up delay",
+        lacks="a planner that starts and stops instances; --roles changes what they do"),
+    Row(DYNO, "best split", "5P x TP2 and 6D x TP1; disaggregation worse elsewhere", lacks="their search over P, D and tp"),
+    Row(DYNO, "speed of the simulator", "23,608 requests in 2.41 s", lacks="seconds of xpyd simulate on as many requests, as a claim"),
+    Row("LMetric (OSDI'26)", "headlines", "TTFT -92 %, TPOT -24 % beside vLLM's router, 16 H20, four traces",
+        lacks="a claim over rows lmetric and least_loaded of routers; their traces"),
+    Row("DualPath (arXiv 2602.21548)", "workload", "agents' turns: hits, GB a PFLOP", ("dual_path: share*", "dual_path: *PFLOP*")),
+    Row("DualPath (arXiv 2602.21548)", "offline", "at most 1.87 times", ("dual_path: offline*",)),
+    Row("DualPath (arXiv 2602.21548)", "online", "1.67 and 2.25 times", ("dual_path: online*", "dual_path: weka*")),
+    Row("sglang #33984", "nine rounds", "hits rise to 89 %, TTFT from 2.55 to 6.13 s", ("hit_rounds: *",)),
+    Row("Qwen-Bailian's traces", "hits", "of an endless cache, and LRU by size: A, B, coder, thinking",
+        lacks="the traces, which are not in the repository that names them"),
+    Row("SGLang, MTP", "16 H200", "51.0, 60.4, 81.5 and 82.0 tokens/s of a rank", lacks="a virtual run with MTP and overlap, by batch"),
+    Row("TurboSpec", "best k by batch", "4 to 5 at 1, 1 to 2 at 64, none from 16 on", lacks="an experiment over --speculate-tokens and --max-batch"),
+]
+
+
+def rows_of(key):
+    """Those to which a claim, `experiment: label`, belongs."""
+    return [row for row in ROWS if row.has(key)]
+
+
+def by(row, found):
+    """The experiments that rebuild it, in order."""
+    return list(dict.fromkeys(key.split(": ")[0] for key in found if row.has(key)))
+
+
+def state(row, found):
+    """(a word of STATES, how it is known and why it is not more) from {`experiment: label`: (Claim, Expect, Evidence)}."""
+    own = [one for key, one in found.items() if row.has(key)]
+    ran = [one for one in own if one[2].verdict != "not run"]
+    compared = [one for _, _, one in ran if one.paper]
+    hows = {claim.how_of(e) for claim, e, _ in ran}
+    if compared:
+        word = next(word for word in ("differs", "undecided", "agrees") if any(one.paper == word for one in compared))
+    elif ran:
+        word = next(word for word in STATES if word in hows)
+    elif own:
+        word = "needs a card" if all(claim.device == "cuda" for claim, _, _ in own) else "not run"
+    else:
+        word = "printed" if row.command else "needs a card" if row.card else "absent"
+    notes = []
+    if compared:
+        agree = sum(one.paper == "agrees" for one in compared)
+        notes.append(f"{', '.join(how for how in STATES if how in hows)}, {agree} of {len(compared)} figures agree")
+    whys = list(dict.fromkeys(e.differs for _, e, one in ran if one.paper == "differs" and e.differs))
+    notes += [why for why in whys if not why.startswith("as ")] or whys  # those say "as the row above" of one that is here, too
+    left = [claim for claim, _, one in own if one.verdict == "not run"]
+    if ran and left:
+        notes.append(f"not run{', for want of a card' if all(claim.device == 'cuda' for claim in left) else ''}: {len(left)}")
+    if row.lacks:
+        notes.append(f"lacks {row.lacks}")
+    return word, ". ".join(notes)
+
+
+def states(found):
+    """[(row, word, notes)] of all, and how many have which word, in words."""
+    all_ = [(row, *state(row, found)) for row in ROWS]
+    counts = [(word, sum(word == each for _, each, _ in all_)) for word in STATES]
+    partly = sum(bool(row.lacks) for row, word, _ in all_ if row.claims or row.command)
+    return all_, f"{len(all_)} tables and figures: " + ", ".join(f"{n} {word}" for word, n in counts if n) + (
+        f"; {partly} of those that are here lack something")
