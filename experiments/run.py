@@ -474,7 +474,7 @@ PAGE_HEAD = """# Claims, one by one
 
 Made by `experiments/run.py readme` from [claims.py](claims.py), [tables.py](tables.py) and the [results](results). What the words
 mean stands in [README.md](README.md#how-to-read-a-verdict). Whose table or figure a claim belongs to stands in its row; where
-nothing does, nobody has published one."""
+nothing does, we know of none that prints it."""
 
 
 def readme_table(runner):

@@ -2,8 +2,9 @@
 
 A row is data: whose it is, its number or name, what it shows, the claims that rebuild it (`experiment: label`, where * stands for
 anything), or the command that prints it, and in `lacks` what is not here. Its state is never written: it follows from the claims'
-results (state()). A claim with a published figure belongs to exactly one row; test_run.py sees to it. No rows are the speeds of other
-libraries' kernels, which `make bench`, `bench-peers` and `gpu-report` have beside ours, and papers of which nothing is followed here.
+results (state()). A claim with a published figure belongs to exactly one row; test_run.py sees to it. No rows are diagrams and
+notation; the speeds of other libraries' kernels, which `make bench`, `bench-peers` and `gpu-report` have beside ours; and papers of
+which nothing is followed here.
 """
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -89,7 +90,7 @@ ROWS = [
         ("max_batch: Yi-6B*", "max_batch: Llama*", "max_batch: Yi-34B TP-2*", "max_batch: Yi-34B, 2 MiB*", "waste: batch, vAttention*",
          "waste: useful, vAttention*")),
     # KV offloading.
-    Row(WDE, "experiment 1", "prefill, swap in, swap out of 8,192 tokens, eight models", ("offload_cost: *",), lacks="their eight shapes; fp8; the naive copies"),
+    Row(WDE, "experiment 1", "prefill, swap in, swap out of 8,192 tokens, eight model shapes", ("offload_cost: *",), lacks="their eight shapes; fp8; the naive copies"),
     Row(WDE, "experiment 1, by copy", "bytes and time of a copy", ("offload_copy: *scattered*", "instructions: a token of*", "instructions: of the 3.1 million*")),
     Row(WDE, "experiment 2", "profiles of swapping out and in", ("offload_trace: *",), lacks="the copies in the timeline of xpyd trace"),
     Row(WDE, "experiment 3", "requests/s with and without, eight chunk sizes, sync and async-2, prefix cache on and off",
@@ -101,7 +102,8 @@ ROWS = [
          "offload_virtual: no hits*", "pool_tables: *% hits*", "pool_tables: all hits: *", "pool_live: * is known*"),
         lacks="their figures between 0 and 100 %, which we know only in words"),
     Row(WDE, "experiment 5", "rounds of ten documents, 2 to 128 tokens out",
-        ("offload_rounds: round 1*", "offload_rounds: round 3, [!f]*", "offload_rounds: different*", "offload_virtual: documents*", "offload_virtual: in the pool*", "offload_virtual: tier*",
+        ("offload_rounds: round 1*", "offload_rounds: round 3, [!f]*",
+         "offload_rounds: different*", "offload_virtual: documents*", "offload_virtual: in the pool*", "offload_virtual: tier*",
          "offload_virtual: pool and tier*", "offload_virtual: round 1*", "pool_tables: documents*"),
         lacks="all ten rows, round by round, for each of the seven lengths"),
     Row(WDE, "tiers below the host", "a disk is 3 to 4 times as slow", ("offload_rounds: round 3, from a disk*",), lacks="remote hosts"),
@@ -148,6 +150,9 @@ ROWS = [
     Row(FAST, "Fig. 14", "where the time of one long prompt goes", ("breakdown: *", "prefix: *")),
     Row(FAST, "Fig. 15", "share within the objectives by ratio of P to D", ("mooncake_serving: synthetic: within 10 s*", "pd_ratio: *"),
         lacks="its part b: means of TTFT and TBT"),
+    Row("Mooncake's documents", "transfer by length of the prompt", "vLLM 1P1D on 8 ConnectX-7: 18 % of the wire at 128 tokens, 71 % at 32K",
+        lacks="8 RDMA NICs of 200 Gb/s", card=True),
+    Row("Mooncake's documents", "SSD below the store", "TTFT -57 %, input 2.4 times", lacks="a claim over --disk-kv-dir with the pool and the host over-run, as theirs"),
     Row(ARXIV, "Fig. 2", "prefill by length, decode by batch", lacks="the cost model's steps of LLaMA2-70B on A800, drawn"),
     Row(ARXIV, "Fig. 5", "distribution of lengths", lacks="of the two traces that are public here, drawn"),
     Row(ARXIV, "Table 1", "hits by eviction policy and capacity", ("eviction: *5,859 blocks*",),
@@ -201,7 +206,8 @@ ROWS = [
     Row("Vidur, LLMServingSim, Frontier", "errors", "simulated latency against measured: 1 to 14 %", ("truth: *",), lacks="their engines"),
     # Pipelines of chunks.
     Row(LMSYS, "Figs. 2, 6", "chunks by slot and stage, growing and equal", lacks="the same drawing from pipeline_time.h or a live event log"),
-    Row(LMSYS, "throughput and TTFT", "DeepSeek-V3.1 PP4 TP8, Qwen3-235B PP8 TP4 on H20, 128K to 1M", ("cpp_window: *", "cpp_window_sweep: *"), lacks="TP32's 2.54"),
+    Row(LMSYS, "throughput and TTFT", "DeepSeek-V3.1 PP4 TP8, Qwen3-235B PP8 TP4 on H20, 128K to 1M", ("cpp_window: *", "cpp_window_sweep: *"),
+        lacks="TP32's 2.54; chunk sizes and smoothing factors"),
     Row(LMSYS, "bytes sent", "TP, CP and PP by formula", ("cpp_bytes: *",)),
     Row("vllm-ascend #7896", "dynamic chunks", "256K: 61.4 to 53.5 s", ("cpp_dynamic_gain: *",)),
     Row(TT + " #49903", "one rank and two", "DeepSeek-V3, 11 chunks: 30.31 and 15.63 s", ("cpp_closed_form: *",)),
@@ -232,6 +238,7 @@ ROWS = [
     Row("DualPath (arXiv 2602.21548)", "offline", "at most 1.87 times", ("dual_path: offline*",)),
     Row("DualPath (arXiv 2602.21548)", "online", "1.67 and 2.25 times", ("dual_path: online*", "dual_path: weka*")),
     Row("sglang #33984", "nine rounds", "hits rise to 89 %, TTFT from 2.55 to 6.13 s", ("hit_rounds: *",)),
+    Row("SAECache", "hits", "4.8 to 5.9 points more where reasoning is not kept", lacks="a trace that says which tokens are reasoning, for --host-eviction no_reasoning"),
     Row("Qwen-Bailian's traces", "hits", "of an endless cache, and LRU by size: A, B, coder, thinking",
         lacks="the traces, which are not in the repository that names them"),
     Row("SGLang, MTP", "16 H200", "51.0, 60.4, 81.5 and 82.0 tokens/s of a rank", lacks="a virtual run with MTP and overlap, by batch"),
