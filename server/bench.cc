@@ -41,6 +41,9 @@ T from_server(Result<T> result) {
   if (!result) throw Error{ErrorCode::io, result.error().message};
   return std::move(result).value();
 }
+void from_server(const Status& status) {
+  if (!status) throw Error{ErrorCode::io, status.error().message};
+}
 
 // The same failure of many requests is one line.
 void print_errors(const std::vector<RequestRecord>& records) {
@@ -57,15 +60,41 @@ void print_errors(const std::vector<RequestRecord>& records) {
   }
 }
 
+void print_tables(const std::string& table, const BenchResult& result, const BenchSetting& setting, int unanswered, int n) {
+  std::printf("%s", table.c_str());
+  if (unanswered > 0) std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", unanswered, n);
+  std::printf("%s\n%s", kBenchDefinitions,
+              setting.max_concurrency > 0
+                  ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
+                  : "loop: open, each request is sent when it is due\n");
+  std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
+              result.lateness_ms.p99, result.lateness_ms.max);
+  if (result.without_usage > 0)
+    std::printf("%d answers had no usage: their output tokens are counted as chunks\n", result.without_usage);
+}
+
+// Tokens of what was answered; below 0: the server has no /tokenize.
+int64_t retokenize(HttpClient& client, const std::string& model, const std::vector<RequestRecord>& records) {
+  int64_t tokens = 0;
+  for (const RequestRecord& record : records) {
+    if (!record.ok()) continue;
+    const Result<int> counted = count_tokens(client, model, record.text);
+    if (!counted) return -1;
+    tokens += counted.value();
+  }
+  return tokens;
+}
+
 Load make_load(const DatasetOptions& o, bool output_given, HttpClient& client, const ServerCard& card) {
   if (o.name == "mooncake") return need(mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len));
   if (o.name == "sharegpt")
     return need(sharegpt_load(need(read_sharegpt(o.path)), o.requests, output_given ? o.output_tokens : 0,
                               card.max_model_len, o.seed,
                               [&](const std::string& text) { return count_tokens(client, card.model, text); }));
+  const auto prefix_load = o.name == "generated-shared-prefix" ? readable_prefix_load : shared_prefix_load;
   Load load = o.name == "random" ? random_load(o.requests, o.input_tokens, o.output_tokens, o.range_ratio, o.seed)
-                                 : shared_prefix_load(o.requests, o.prefix_groups, o.prefix_tokens, o.input_tokens,
-                                                      o.output_tokens, o.seed);
+                                 : prefix_load(o.requests, o.prefix_groups, o.prefix_tokens, o.input_tokens,
+                                               o.output_tokens, o.seed);
   for (const BenchRequest& request : load.requests)
     if (card.max_model_len > 0 && request.input_tokens + request.output_tokens > card.max_model_len)
       throw invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
@@ -84,6 +113,8 @@ int bench_main(const Options& options) try {
   options.fill(bench);
   options.fill(dataset);
   options.fill(send);
+  const bool detailed = send.keep_text;
+  send.keep_text |= bench.format == "sglang";
   const Goodput goodput = need(parse_goodput(bench.goodput));
   const Result<HttpUrl> url = parse_http_url(bench.url);
   if (!url) throw invalid("--url: " + url.error().message);
@@ -100,7 +131,8 @@ int bench_main(const Options& options) try {
   if (send.vocab == 0) send.vocab = card.vocab;
   if (send.vocab == 0 && dataset.name != "sharegpt")
     throw invalid("--vocab: expected the model's number of token ids, since the server's /v1/models has no vocab_size");
-  const Load load = make_load(dataset, options.given("output-len"), client, card);
+  Load load = make_load(dataset, options.given("output-len"), client, card);
+  if (is_chat(send)) from_server(make_texts(client, send, load.requests));
   int n = int(load.requests.size());
   for (const std::string& note : load.notes) std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
 
@@ -132,26 +164,13 @@ int bench_main(const Options& options) try {
   progress.finish();
 
   BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput);
-  BenchSetting setting{rate, send.max_concurrency, goodput.given};
-  std::printf("%s", bench_table(result, setting).c_str());
-  if (run.unanswered > 0)
-    std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", run.unanswered, n);
-  std::printf("%s\n%s", kBenchDefinitions,
-              send.max_concurrency > 0
-                  ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
-                  : "loop: open, each request is sent when it is due\n");
-  std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
-              result.lateness_ms.p99, result.lateness_ms.max);
-  if (result.without_usage > 0)
-    std::printf("%d answers had no usage: their output tokens are counted as chunks\n", result.without_usage);
-  std::fflush(stdout);
-  print_errors(run.records);
-
+  if (bench.format == "sglang") result.retokenized = retokenize(client, card.model, run.records);
+  const BenchSetting setting{.request_rate = rate, .max_concurrency = send.max_concurrency, .has_goodput = goodput.given};
   using nlohmann::json;
   json out = bench_json(result);
-  if (send.keep_text) out.update(bench_details(run.records, run.start_s));
+  if (detailed) out.update(bench_details(run.records, run.start_s));
   out.update(json{{"date", run_header(options)["date"]},
-                  {"backend", "openai"},
+                  {"backend", setting.backend},
                   {"endpoint", send.endpoint},
                   {"model_id", card.model},
                   {"tokenizer_id", card.root},
@@ -163,6 +182,13 @@ int bench_main(const Options& options) try {
                   {"unanswered", run.unanswered},
                   {"notes", load.notes},
                   {"definitions", kBenchDefinitions}});
+  if (bench.format == "json")
+    std::printf("%s\n", out.dump(2).c_str());
+  else
+    print_tables(bench.format == "sglang" ? sglang_table(result, setting) : bench_table(result, setting), result, setting,
+                 run.unanswered, n);
+  std::fflush(stdout);
+  print_errors(run.records);
   need(write_result_file(options, std::move(out)));
   if (run.unanswered > 0) return 130;
   return result.failed > 0 ? 1 : 0;

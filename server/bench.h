@@ -4,7 +4,7 @@
 // Definitions (kBenchDefinitions is printed with every result; vLLM's client has the same unless it
 // says so):
 //   send    just before the connection is opened
-//   chunk   an event with non-empty `choices`; the usage event and [DONE] are none
+//   chunk   an event with non-empty `choices`, of a chat with some content; the usage event and [DONE] are none
 //   TTFT    send to first chunk          ITL   gap between chunks, pooled over all requests
 //   E2EL    send to last chunk           TPOT  (E2EL - TTFT) / (output tokens - 1), per request
 //   TBT     the mean of a request's longest tenth of gaps (Mooncake, FAST '25 section 5.1; token_times.h)
@@ -61,10 +61,12 @@ struct BenchResult {
   int completed = 0, failed = 0, refused = 0;   // refused ones have not failed
   int without_usage = 0;                        // of the completed: output counted in chunks
   int64_t input_tokens = 0, output_tokens = 0;  // of the completed
+  int64_t retokenized = -1;                     // their texts, tokenized again by the server; below 0: not asked
   double request_throughput = 0;                // completed / s
   double request_goodput = 0;                   // within all limits / s
   double slo_attainment = 0;                    // within all limits / all requests, whatever became of them
-  double output_throughput = 0, total_token_throughput = 0;  // tokens / s
+  double input_throughput = 0, output_throughput = 0, total_token_throughput = 0;  // tokens / s
+  double concurrency = 0;  // mean over the duration, by the integral over time: seconds of all requests / duration
   double max_output_tokens_per_s = 0;                        // chunks in the fullest second
   int max_concurrent_requests = 0;
   Summary ttft_ms, tpot_ms, itl_ms, e2el_ms;  // of the completed
@@ -81,10 +83,12 @@ struct BenchSetting {
   double request_rate = 0;  // infinite: all at once
   int max_concurrency = 0;  // 0: no limit
   bool has_goodput = false;
+  std::string backend = "openai";  // SGLang's name for what the server speaks
 };
 
-// vLLM's and SGLang's table: 50 columns.
+// A table of 50 columns, in vLLM's rows or in SGLang's, each with ours of TBT behind them.
 std::string bench_table(const BenchResult& result, const BenchSetting& setting);
+std::string sglang_table(const BenchResult& result, const BenchSetting& setting);
 
 // vLLM's keys.
 nlohmann::json bench_json(const BenchResult& result);
@@ -107,7 +111,7 @@ Result<int> count_tokens(HttpClient& client, const std::string& model, const std
 
 // What the options say of a run besides its data set and its requests.
 struct BenchOptions {
-  std::string url, api_key, goodput;
+  std::string url, api_key, goodput, format;
   int warmups = 1;
   bool progress = true;  // a bar, where stderr is a terminal
 };
@@ -121,6 +125,11 @@ struct SendOptions {
   int vocab = 0;
   int max_concurrency = 0;  // 0: no limit
 };
+
+// A chat, of one message of the user, whose answer has its text in `delta`.
+inline bool is_chat(const SendOptions& options) { return options.endpoint.ends_with("/chat/completions"); }
+// Chats need texts: what has ids alone is turned into text by the server's /detokenize.
+Status make_texts(HttpClient& client, const SendOptions& options, std::vector<BenchRequest>& requests);
 
 // The body of request i of the load.
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options);

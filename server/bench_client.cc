@@ -58,6 +58,20 @@ Result<int> count_tokens(HttpClient& client, const std::string& model, const std
   return error;
 }
 
+Status make_texts(HttpClient& client, const SendOptions& options, std::vector<BenchRequest>& requests) try {
+  for (BenchRequest& request : requests) {
+    if (!request.text.empty()) continue;
+    const std::string body =
+        JsonText().object("model", options.model, "tokens", prompt_tokens(request, options.vocab)).take();
+    const json answer = need(
+        parse_json(need(client.fetch({.target = "/detokenize", .body = body}), "a chat needs texts: "), "/detokenize"));
+    request.text = need(get_string(answer, "prompt", "/detokenize"));
+  }
+  return ok();
+} catch (const Error& error) {
+  return error;
+}
+
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {
   JsonText out;  // no tree: a prompt may have 100,000 ids
   out.open('{').add("model", options.model, "max_tokens", request.output_tokens);
@@ -65,7 +79,9 @@ std::string completion_body(const BenchRequest& request, int i, const SendOption
   out.key("stream_options").object("include_usage", true);
   if (options.ignore_eos) out.add("ignore_eos", true);
   if (options.temperature > 0) out.add("seed", options.seed + uint64_t(i));
-  if (request.text.empty())
+  if (is_chat(options))
+    out.key("messages").open('[').object("role", "user", "content", request.text).close(']');
+  else if (request.text.empty())
     out.add("prompt", prompt_tokens(request, options.vocab));
   else
     out.add("prompt", request.text);
@@ -101,8 +117,11 @@ void AnswerReader::event(const std::string& data, double now_s) {
   }
   const json* choices = find_field(event, "choices");
   if (choices && choices->is_array() && !choices->empty()) {
+    const json& choice = (*choices)[0];
+    const json* delta = choice.is_object() ? find_field(choice, "delta") : nullptr;
+    auto text = delta && delta->is_object() ? get_string(*delta, "content") : get_string(choice, "text");
+    if (delta && (!text || text.value().empty())) return;  // a chat's role, or its end
     record_.chunk_s.push_back(now_s);
-    auto text = get_string((*choices)[0], "text");
     if (keep_text_ && text) record_.text += text.value();
   }
   const json* usage = find_field(event, "usage");

@@ -12,7 +12,7 @@
 namespace xpyd::server {
 
 const char* const kBenchDefinitions =
-    "send: just before the connection is opened; chunk: an event with non-empty `choices`\n"
+    "send: just before the connection is opened; chunk: an event with non-empty `choices`, of a chat with content\n"
     "TTFT: send to first chunk; ITL: gap between chunks, pooled over requests; E2EL: send to last "
     "chunk\n"
     "TPOT: (E2EL - TTFT) / (output tokens - 1) of requests with more than one output token\n"
@@ -21,6 +21,7 @@ const char* const kBenchDefinitions =
     "TBT: of each request the mean of its longest tenth of gaps; refused: answered with 429, in no sample and no "
     "failure\n"
     "throughput: over the whole duration, first arrival to last answer; goodput: all limits met\n"
+    "concurrency: seconds of all answered requests / duration; retokenized: texts through the server's /tokenize\n"
     "peak: chunks in the fullest second; peak concurrent: sweep over send and end\n";
 
 Goodput::Goodput() { ttft_ms = tpot_ms = e2el_ms = tbt_ms = std::numeric_limits<double>::infinity(); }
@@ -60,6 +61,7 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
     lateness.push_back((record.sent_s - record.due_s) * 1e3);
     sweep.emplace_back(record.sent_s, 1);
     sweep.emplace_back(record.end_s, -1);
+    result.concurrency += record.end_s - record.sent_s;
     if (record.retry_after_s >= 0) retry_after.push_back(record.retry_after_s);
     if (!record.ok() || record.chunk_s.empty()) {
       ++(record.refused ? result.refused : result.failed);
@@ -106,6 +108,8 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
   if (duration_s > 0) {
     result.request_throughput = result.completed / duration_s;
     result.request_goodput = good / duration_s;
+    result.concurrency /= duration_s;
+    result.input_throughput = double(result.input_tokens) / duration_s;
     result.output_throughput = double(result.output_tokens) / duration_s;
     result.total_token_throughput = double(result.input_tokens + result.output_tokens) / duration_s;
   }
@@ -122,25 +126,79 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
   return result;
 }
 
-std::string bench_table(const BenchResult& result, const BenchSetting& setting) {
-  constexpr int kColumns = 50;
-  std::string table;
-  auto title = [&](const std::string& text, char fill) {  // Python's "{s:{n}{c}^50}"
-    int left = (kColumns - int(text.size())) / 2;
-    std::string line = std::string(size_t(std::max(left, 0)), fill) + text;
+namespace {
+
+std::string fixed(double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.2f", value);
+  return text;
+}
+
+class BenchTable {
+ public:
+  std::string text;
+  void title(const std::string& name, char fill) {  // Python's "{s:{n}{c}^50}"
+    constexpr int kColumns = 50;
+    int left = (kColumns - int(name.size())) / 2;
+    std::string line = std::string(size_t(std::max(left, 0)), fill) + name;
     line.resize(kColumns, fill);
-    table += line + "\n";
-  };
-  auto row = [&](const std::string& name, const std::string& value) {
+    text += line + "\n";
+  }
+  void row(const std::string& name, const std::string& value) {
     char line[128];
     std::snprintf(line, sizeof line, "%-40s %-10s\n", name.c_str(), value.c_str());
-    table += line;
+    text += line;
+  }
+  void tbt(const BenchResult& result) {
+    title("Longest Tenth of a Request's Gaps", '-');
+    row("Mean TBT (ms):", fixed(result.tbt_ms.mean));
+    row("Median TBT (ms):", fixed(result.tbt_ms.median));
+    row("P99 TBT (ms):", fixed(result.tbt_ms.p99));
+    row("Max TBT (ms):", fixed(result.tbt_max_ms.max));
+  }
+};
+
+}  // namespace
+
+std::string sglang_table(const BenchResult& result, const BenchSetting& setting) {
+  BenchTable table;
+  const auto row = [&table](const char* name, const std::string& value) { table.row(name, value); };
+  table.title(" Serving Benchmark Result ", '=');
+  row("Backend:", setting.backend);
+  row("Traffic request rate:", std::isinf(setting.request_rate) ? "inf" : fixed(setting.request_rate));
+  row("Max request concurrency:", setting.max_concurrency > 0 ? std::to_string(setting.max_concurrency) : "not set");
+  row("Successful requests:", std::to_string(result.completed));
+  row("Benchmark duration (s):", fixed(result.duration_s));
+  row("Total input tokens:", std::to_string(result.input_tokens));
+  row("Total generated tokens:", std::to_string(result.output_tokens));
+  row("Total generated tokens (retokenized):",
+      result.retokenized < 0 ? "not known" : std::to_string(result.retokenized));
+  row("Request throughput (req/s):", fixed(result.request_throughput));
+  row("Input token throughput (tok/s):", fixed(result.input_throughput));
+  row("Output token throughput (tok/s):", fixed(result.output_throughput));
+  row("Total token throughput (tok/s):", fixed(result.total_token_throughput));
+  row("Concurrency:", fixed(result.concurrency));
+  table.title("End-to-End Latency", '-');
+  row("Mean E2E Latency (ms):", fixed(result.e2el_ms.mean));
+  row("Median E2E Latency (ms):", fixed(result.e2el_ms.median));
+  const auto section = [&](const char* head, const std::string& name, const Summary& summary) {
+    table.title(head, '-');
+    table.row("Mean " + name + " (ms):", fixed(summary.mean));
+    table.row("Median " + name + " (ms):", fixed(summary.median));
+    table.row("P99 " + name + " (ms):", fixed(summary.p99));
   };
-  auto fixed = [](double value) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%.2f", value);
-    return std::string(text);
-  };
+  section("Time to First Token", "TTFT", result.ttft_ms);
+  section("Time per Output Token (excl. 1st token)", "TPOT", result.tpot_ms);
+  section("Inter-Token Latency", "ITL", result.itl_ms);
+  table.tbt(result);
+  table.title("", '=');
+  return table.text;
+}
+
+std::string bench_table(const BenchResult& result, const BenchSetting& setting) {
+  BenchTable table;
+  const auto title = [&table](const char* name, char fill) { table.title(name, fill); };
+  const auto row = [&table](const std::string& name, const std::string& value) { table.row(name, value); };
   title(" Serving Benchmark Result ", '=');
   row("Successful requests:", std::to_string(result.completed));
   row("Failed requests:", std::to_string(result.failed));
@@ -171,11 +229,10 @@ std::string bench_table(const BenchResult& result, const BenchSetting& setting) 
   section("Time to First Token", "TTFT", result.ttft_ms);
   section("Time per Output Token (excl. 1st token)", "TPOT", result.tpot_ms);
   section("Inter-token Latency", "ITL", result.itl_ms);
-  section("Longest Tenth of a Request's Gaps", "TBT", result.tbt_ms);
-  row("Max TBT (ms):", fixed(result.tbt_max_ms.max));
+  table.tbt(result);
   section("End-to-end Latency", "E2EL", result.e2el_ms);
   title("", '=');
-  return table;
+  return table.text;
 }
 
 nlohmann::json bench_json(const BenchResult& result) {
@@ -190,7 +247,10 @@ nlohmann::json bench_json(const BenchResult& result) {
                         {"request_throughput", result.request_throughput},
                         {"request_goodput", result.request_goodput},
                         {"slo_attainment", result.slo_attainment},
+                        {"input_throughput", result.input_throughput},
                         {"output_throughput", result.output_throughput},
+                        {"concurrency", result.concurrency},
+                        {"retokenized", result.retokenized < 0 ? nlohmann::json() : nlohmann::json(result.retokenized)},
                         {"total_token_throughput", result.total_token_throughput},
                         {"max_output_tokens_per_s", result.max_output_tokens_per_s},
                         {"max_concurrent_requests", result.max_concurrent_requests},

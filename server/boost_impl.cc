@@ -6,6 +6,7 @@
 // Every file that includes a Boost header defines this first, so that all agree.
 #define BOOST_ASIO_DISABLE_FENCED_BLOCK
 #include <boost/asio/impl/src.hpp>
+#include <boost/asio/ssl/impl/src.hpp>
 
 // Beast 1.74's chunk parser asserts that at least five bytes are there when the last chunk's header is seen for the
 // second time. A body of "0\r\n\r\n" that arrives byte by byte has four: the parser handles it, the assertion would end

@@ -216,9 +216,9 @@ int generate_main(const Options& options) {
   if (!taken) return fail(" generate", taken.error(), started ? 2 : 1);
   const std::vector<double>& times = printer->times;
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
-  double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
-  std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TBT %.2f ms\n",
-               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tbt);
+  double tpot = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
+  std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TPOT %.2f ms\n",
+               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tpot);
   std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(stack.runtime->logits_hash()));
   if (printer->end.finish == FinishReason::error) throw Error{ErrorCode::io, printer->end.error};
   return 0;

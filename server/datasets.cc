@@ -83,6 +83,44 @@ Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, 
   return load;
 }
 
+namespace {
+
+// Seeded sentences of eight words; " " between them.
+std::string sentences(uint64_t seed, int words) {
+  constexpr const char* kParts[8][6] = {{"The", "A", "Every", "One", "This", "Our"},
+                                        {"quiet", "northern", "small", "careful", "old", "bright"},
+                                        {"engineer", "river", "library", "teacher", "harbour", "clock"},
+                                        {"keeps", "answers", "describes", "follows", "measures", "repeats"},
+                                        {"nine", "several", "the", "two", "many", "no"},
+                                        {"long", "simple", "open", "useful", "heavy", "green"},
+                                        {"questions", "letters", "rules", "bridges", "stories", "boxes"},
+                                        {"today.", "in order.", "by hand.", "at night.", "with care.", "again."}};
+  Random random(seed);
+  std::string text;
+  for (int i = 0; i < words; ++i) {
+    if (i > 0) text += ' ';
+    text += kParts[i % 8][random.below(6)];
+  }
+  return text;
+}
+
+}  // namespace
+
+Load readable_prefix_load(int n, int groups, int prefix_words, int question_words, int output_tokens, uint64_t seed) {
+  Load load;
+  Random random(mix_seed(seed, 5));
+  std::vector<std::string> prompts;
+  for (int g = 0; g < std::min(n, groups); ++g) prompts.push_back(sentences(random.next(), prefix_words));
+  for (int i = 0; i < n; ++i) {
+    BenchRequest request;
+    request.text = prompts[size_t(i % groups)] + "\n\n" + sentences(random.next(), question_words);
+    request.input_tokens = prefix_words + question_words;  // until the server says how many
+    request.output_tokens = output_tokens;
+    load.requests.push_back(std::move(request));
+  }
+  return load;
+}
+
 Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string& where) try {
   const json row = need(parse_json(line, where, {.max_bytes = RecordReader::kMaxBytes}));
   JsonFields fields(row, where);

@@ -59,6 +59,10 @@ Load random_load(int n, int input_tokens, int output_tokens, double range_ratio,
 // groups and goes on with input_tokens of its own.
 Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, int output_tokens, uint64_t seed);
 
+// The same with prompts that can be read: seeded sentences, so many words of a system prompt that the questions of a
+// group share, and so many of each question.
+Load readable_prefix_load(int n, int groups, int prefix_words, int question_words, int output_tokens, uint64_t seed);
+
 // Mooncake's JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids"}, one id per
 // 512 tokens of prompt, the last one partial. The first n rows. Arrival = (timestamp - the first
 // row's) / time_scale. max_model_len > 0 clips: the output to half of it, then the prompt's end to

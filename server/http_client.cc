@@ -7,9 +7,11 @@
 #include <array>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/ssl.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
+#include <optional>
 #include <unordered_set>
 
 #include "base/numbers.h"
@@ -61,12 +63,12 @@ std::string HttpUrl::authority() const {
 
 Result<HttpUrl> parse_http_url(const std::string& text) {
   auto bad = [&](const std::string& why) { return invalid("'" + text + "': " + why + "; expected http://HOST:PORT"); };
-  if (text.rfind("https://", 0) == 0) return bad("https is not supported");
-  if (text.rfind("http://", 0) != 0) return bad("no http://");
+  const bool tls = text.rfind("https://", 0) == 0;
+  if (!tls && text.rfind("http://", 0) != 0) return bad("no http://");
   for (unsigned char c : text)
     if (c <= ' ' || c == 0x7f) return bad("a blank or control character");
-  HttpUrl url;
-  std::string_view rest = std::string_view(text).substr(7);
+  HttpUrl url{.port = tls ? 443 : 80, .tls = tls};
+  std::string_view rest = std::string_view(text).substr(tls ? 8 : 7);
   size_t slash = std::min(rest.find_first_of("/?#"), rest.size());
   std::string_view place = rest.substr(0, slash), path = rest.substr(slash);
   if (path.find_first_of("?#") != path.npos) return bad("a query or fragment");
@@ -94,6 +96,7 @@ Result<HttpUrl> parse_http_url(const std::string& text) {
 struct HttpClient::Impl {
   HttpUrl url;
   std::string fixed_headers;
+  std::optional<asio::ssl::context> tls;
   asio::io_context io{1};
   asio::steady_timer wake{io};
   tcp::endpoint server;
@@ -102,7 +105,17 @@ struct HttpClient::Impl {
 
 // One call. What is still under way when it has ended holds it, and finds that it has.
 struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
-  explicit Connection(Impl& its_client) : client(its_client), stream(its_client.io) {}
+  explicit Connection(Impl& its_client) : client(its_client), stream(its_client.io) {
+    if (!client.tls) return;
+    tls.emplace(stream, *client.tls);
+    tls->set_verify_callback(asio::ssl::host_name_verification(client.url.host));
+    SSL_set_tlsext_host_name(tls->native_handle(), client.url.host.c_str());
+  }
+
+  template <class F>
+  void on_stream(F&& f) {
+    tls ? f(*tls) : f(stream);
+  }
 
   void connect(double its_timeout_s) {
     timeout_s = its_timeout_s;
@@ -114,15 +127,24 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
     stream.socket().set_option(tcp::no_delay(true), failed);
     stream.async_connect(client.server, [self = shared_from_this()](error_code why) {
       if (why) return self->end("connect", why);
-      // A server may answer (413, 503) and close before it has read everything: the answer counts.
-      asio::async_write(self->stream, asio::buffer(self->out), [self](error_code, size_t) {});
-      self->read();
+      if (!self->tls) return self->send();
+      self->tls->async_handshake(asio::ssl::stream_base::client, [self](error_code refused) {
+        if (self->over) return;
+        refused ? self->end("TLS", refused) : self->send();
+      });
     });
   }
 
+  void send() {
+    // A server may answer (413, 503) and close before it has read everything: the answer counts.
+    on_stream([&](auto& to) { asio::async_write(to, asio::buffer(out), [self = shared_from_this()](error_code, size_t) {}); });
+    read();
+  }
+
   void read() {
-    stream.async_read_some(asio::buffer(buffer), [self = shared_from_this()](error_code failed, size_t n) {
+    const auto on_bytes = [self = shared_from_this()](error_code failed, size_t n) {
       if (self->over) return;
+      if (failed == asio::ssl::error::stream_truncated) failed = asio::error::eof;  // no close_notify: as of plain TCP
       if (failed && failed != asio::error::eof) return self->end("", failed);
       const std::string_view bytes(self->buffer.data(), n);
       auto body = [&](std::string_view part) { self->on_body(self->parser.status(), part); };
@@ -131,7 +153,8 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
       if (!status) return self->end(status.error().message);
       if (self->parser.complete()) return self->end("");
       self->read();
-    });
+    };
+    on_stream([&](auto& from) { from.async_read_some(asio::buffer(buffer), on_bytes); });
   }
 
   void end(const std::string& during, const error_code& why) {
@@ -154,6 +177,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
 
   Impl& client;
   beast::tcp_stream stream;
+  std::optional<asio::ssl::stream<beast::tcp_stream&>> tls;
   double timeout_s = 0;
   std::string out;
   std::array<char, 16 << 10> buffer;
@@ -169,6 +193,11 @@ HttpClient::~HttpClient() { abort_all(); }
 Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url, HttpHeaders headers) {
   auto impl = std::make_unique<Impl>();
   impl->url = url;
+  if (url.tls) {
+    impl->tls.emplace(asio::ssl::context::tls_client);
+    impl->tls->set_default_verify_paths();
+    impl->tls->set_verify_mode(asio::ssl::verify_peer);
+  }
   headers.insert(headers.begin(), {"Host", url.authority()});
   for (const auto& [name, value] : headers) {
     if ((name + value).find_first_of(std::string("\r\n\0", 3)) != std::string::npos)
@@ -229,7 +258,7 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
         done = true;
       });
   while (!done) poll(0.1);
-  std::string what = call.method + " http://" + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
+  std::string what = call.method + (impl_->tls ? " https://" : " http://") + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
   if (!outcome.error.empty()) return Error{ErrorCode::io, what + outcome.error};
   if (outcome.status < 200 || outcome.status > 299) {
     ErrorCode code = outcome.status == 404 ? ErrorCode::not_found : ErrorCode::io;

@@ -18,10 +18,11 @@ struct HttpUrl {
   std::string host;  // name or address, IPv6 without brackets
   int port = 80;
   std::string prefix;             // path before every target: "" or "/base", no slash at the end
+  bool tls = false;
   std::string authority() const;  // for the Host header
 };
 
-// "http://host:port/base"; https is refused in words.
+// "http://host:port/base", or https.
 Result<HttpUrl> parse_http_url(const std::string& text);
 
 struct HttpCall {

@@ -512,14 +512,18 @@ std::vector<OptionRow> make_rows() {
        sets<&Request::sampling, &SamplingParams::top_p>},
 
       // bench: the server and the load.
-      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench", sets<&BenchOptions::url>},
-      {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench",
+      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0,
+       "server, http or https, whose certificate is checked (SSL_CERT_FILE names other authorities than the system's)",
+       "bench", sets<&BenchOptions::url>},
+      {"endpoint", text, "/v1/completions", "", "PATH", 0, 0,
+       "completions endpoint, or one of chats: …/chat/completions, each of one message", "bench",
        sets<&SendOptions::endpoint>},
       {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench",
        sets<&SendOptions::model>},
       {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench", sets<&BenchOptions::api_key>},
-      {"dataset", choice, "random", "", "random|shared-prefix|sharegpt|mooncake", 0, 0,
-       "where prompts and lengths come from", "bench", sets<&DatasetOptions::name>},
+      {"dataset", choice, "random", "", "random|shared-prefix|generated-shared-prefix|sharegpt|mooncake", 0, 0,
+       "where prompts and lengths come from; generated-shared-prefix: of words that can be read, so many as there are "
+       "tokens else", "bench", sets<&DatasetOptions::name>},
       {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)", "bench",
        sets<&DatasetOptions::path>},
       {"requests", integer, "100", "requests", "", 1, 1 << 20, "how many to send; a file may hold fewer", "bench",
@@ -555,6 +559,8 @@ std::vector<OptionRow> make_rows() {
       {"goodput", text, "", "ms", "'ttft:200 tbt:50 tpot:50 e2el:5000'", 0, 0,
        "limits that a good request meets, all of them; tbt: the mean of its longest tenth of gaps", "bench",
        sets<&BenchOptions::goodput>},
+      {"format", choice, "vllm", "", "sglang|vllm|json", 0, 0, "whose table is printed; json: what --json writes", "bench",
+       sets<&BenchOptions::format>},
       {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench",
        sets<&BenchOptions::warmups>},
       {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench",
@@ -699,7 +705,7 @@ Status check_options(const Options& options, std::string_view group) {
     if (!needs_file && options.given("dataset-path"))
       return invalid("--dataset-path: data set " + dataset + " has no file");
     const std::string& endpoint = options.text("endpoint");
-    if (endpoint.empty() || endpoint[0] != '/' || endpoint.ends_with("/chat/completions"))
+    if (endpoint.empty() || endpoint[0] != '/')
       return invalid("--endpoint: expected the path of a completions endpoint such as /v1/completions");
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");

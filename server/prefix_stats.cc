@@ -1,18 +1,26 @@
 #include "server/prefix_stats.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <limits>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/json.h"
 #include "base/options.h"
+#include "base/records.h"
+#include "base/siphash.h"
+#include "disagg/simulate/traces.h"
+#include "model/folder.h"
 #include "server/commands.h"
-#include "server/datasets.h"
 
 namespace xpyd::server {
 namespace {
+
+using nlohmann::json;
 
 int64_t common_units(const std::string& a, const std::string& b, int unit_bytes) {
   const size_t n = std::min(a.size(), b.size());
@@ -48,7 +56,7 @@ std::vector<int64_t> seen_before(const std::vector<size_t>& order, const std::ve
 
 }  // namespace
 
-PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length) {
+PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length, size_t most) {
   const size_t n = input.prompts.size();
   PrefixStats stats;
   stats.prompts = int64_t(n);
@@ -81,7 +89,7 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
         if (length > min_length) {
           ++stats.leaves;
           through += count;
-          stats.most.push_back({count, length});
+          stats.most.push_back({count, length, order[node.first], size_t(node.depth)});
         }
       }
       kept = count >= min_count;
@@ -94,7 +102,7 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   stats.r_conv = double(through) / double(n);
   std::sort(stats.most.begin(), stats.most.end(),
             [](const auto& a, const auto& b) { return std::pair(a.count, a.length) > std::pair(b.count, b.length); });
-  stats.most.resize(std::min<size_t>(stats.most.size(), 10));
+  stats.most.resize(std::min(stats.most.size(), most));
 
   const std::vector<int64_t> seen = seen_before(order, common);
   double units = 0, length = 0;
@@ -109,33 +117,86 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   return stats;
 }
 
-Result<PrefixInput> read_prefix_input(const std::string& path) try {
-  FILE* file = std::fopen(path.c_str(), "rb");
-  if (!file) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
-  int c = std::getc(file);
-  while (c == ' ' || c == '\n' || c == '\r' || c == '\t') c = std::getc(file);
-  const bool failed = std::ferror(file);
-  std::fclose(file);
-  if (failed) return Error{ErrorCode::io, path + ": it cannot be read"};
-  PrefixInput input;
-  if (c == '[') {
-    input.prompts = need(read_conversations(path));
-    for (const std::string& text : input.prompts) input.lengths.push_back(int64_t(text.size()));
-  } else if (c == '{') {
-    const Load load = need(mooncake_load(path, std::numeric_limits<int>::max(), 1, 0));
-    input.unit_bytes = sizeof(uint64_t);
-    input.unit_length = kMooncakeBlockTokens;
-    input.length_unit = "tokens";
-    for (const BenchRequest& request : load.requests) {
-      std::string& prompt = input.prompts.emplace_back();
-      for (const TokenSpan& span : request.spans)  // one per hash id, and its seed stands for it
-        prompt.append(reinterpret_cast<const char*>(&span.seed), sizeof span.seed);
-      input.lengths.push_back(request.input_tokens);
+namespace {
+
+// All turns of a record, with a line end between.
+std::string turns_of(const json& record, const std::string& where) {
+  std::string text;
+  const auto add = [&](const std::string& turn) { text += (text.empty() ? "" : "\n") + turn; };
+  const bool sharegpt = find_field(record, "conversations");
+  const char* list = sharegpt ? "conversations" : find_field(record, "conversation") ? "conversation" : nullptr;
+  if (list)
+    for (const json& turn : *need(get_array(record, list, where))) {
+      if (!turn.is_object()) throw invalid(where + ": " + list + ": expected objects");
+      add(need(get_string(turn, sharegpt ? "value" : "content", where)));
     }
+  else
+    for (const char* part : {"instruction", "context", "response"})
+      if (const std::string turn = need(get_string(record, part, where)); !turn.empty()) add(turn);
+  return text;
+}
+
+Result<PrefixInput> read_texts(const std::string& path, Result<bool> (RecordReader::*next)(std::string*)) try {
+  PrefixInput input;
+  RecordReader reader(path);
+  for (std::string text; need((reader.*next)(&text));) {
+    const json record = need(parse_json(text, reader.where(), {.max_bytes = RecordReader::kMaxBytes}));
+    if (!record.is_object()) throw invalid(reader.where() + ": expected an object");
+    text = turns_of(record, reader.where());
+    if (text.empty()) continue;
+    input.lengths.push_back(int64_t(text.size()));
+    input.prompts.push_back(text);
+  }
+  input.text = [](std::string_view units) { return std::string(units); };
+  return input;
+} catch (const Error& error) {
+  return error;
+}
+
+Result<PrefixInput> read_blocks(const std::string& path, const char* format) try {
+  const Trace trace = need(find_trace_format(format)->load(path, {}));
+  PrefixInput input;
+  input.unit_bytes = sizeof(uint64_t);
+  input.unit_length = trace.block_tokens;
+  input.length_unit = "tokens";
+  for (const TraceRequest& request : trace.requests) {
+    input.prompts.emplace_back(reinterpret_cast<const char*>(request.blocks.data()),
+                               request.blocks.size() * sizeof(uint64_t));
+    input.lengths.push_back(request.prompt_tokens);
+  }
+  return input;
+} catch (const Error& error) {
+  return error;
+}
+
+// The format of a file of JSON lines, by its first one.
+std::string format_of(const std::string& line, const std::string& where) {
+  const json record = need(parse_json(line, where, {.max_bytes = RecordReader::kMaxBytes}));
+  const auto has = [&](const char* name) { return record.is_object() && find_field(record, name); };
+  if (has("hash_ids")) return has("chat_id") ? "bailian" : "mooncake";
+  if (has("conversations") || has("conversation") || has("instruction")) return "texts";
+  throw invalid(where + ": expected conversations, conversation, instruction or hash_ids");
+}
+
+}  // namespace
+
+Result<PrefixInput> read_prefix_input(const std::string& path) try {
+  if (std::filesystem::is_directory(path)) return read_blocks(path, "weka");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
+  char first = ' ';
+  file >> first;
+  PrefixInput input;
+  if (first == '[') {
+    input = need(read_texts(path, &RecordReader::object));
+  } else if (first == '{') {
+    RecordReader reader(path);
+    std::string line;
+    need(reader.line(&line));
+    const std::string format = format_of(line, reader.where());
+    input = need(format == "texts" ? read_texts(path, &RecordReader::line) : read_blocks(path, format.c_str()));
   } else {
-    return invalid(path +
-                   ": expected ShareGPT's JSON, which begins with '[', or a Mooncake trace, whose "
-                   "lines begin with '{'");
+    return invalid(path + ": expected a JSON array or JSON lines");
   }
   if (input.prompts.empty()) return invalid(path + ": no prompts in it");
   return input;
@@ -143,13 +204,46 @@ Result<PrefixInput> read_prefix_input(const std::string& path) try {
   return error;
 }
 
+PrefixInput in_tokens(const PrefixInput& texts, const Tokenizer& tokenizer, int block_tokens) {
+  PrefixInput input;
+  input.unit_bytes = block_tokens > 1 ? sizeof(uint64_t) : sizeof(int32_t);
+  input.unit_length = block_tokens;
+  input.length_unit = "tokens";
+  for (const std::string& text : texts.prompts) {
+    const std::vector<int32_t> ids = tokenizer.encode(text, {.add_special_tokens = false});
+    std::string& units = input.prompts.emplace_back();
+    for (size_t at = 0; at < ids.size(); at += size_t(block_tokens)) {
+      const size_t n = std::min(size_t(block_tokens), ids.size() - at);
+      const std::string_view bytes(reinterpret_cast<const char*>(ids.data() + at), n * sizeof(int32_t));
+      const uint64_t hash = block_tokens > 1 ? siphash({1, n}, bytes) : 0;
+      units += block_tokens > 1 ? std::string_view(reinterpret_cast<const char*>(&hash), sizeof hash) : bytes;
+    }
+    input.lengths.push_back(int64_t(ids.size()));
+  }
+  if (block_tokens == 1)
+    input.text = [&tokenizer](std::string_view units) {
+      std::vector<int32_t> ids(units.size() / sizeof(int32_t));
+      std::memcpy(ids.data(), units.data(), units.size());
+      return tokenizer.decode(ids, false);
+    };
+  return input;
+}
+
 int prefix_stats_main(const Options& options) try {
-  if (options.positional().empty()) throw invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace");
+  if (options.positional().empty()) throw invalid("expected FILE, of texts or a trace, or a folder of WEKA's sessions");
   const std::string& path = options.positional()[0];
   need(check_result_file(options));
-  const PrefixInput input = need(read_prefix_input(path));
+  PrefixInput input = need(read_prefix_input(path));
+  std::unique_ptr<const Tokenizer> tokenizer;
+  if (const std::string& by = options.text("unit"); by != "file") {
+    if (!input.text) throw invalid("--unit " + by + ": a trace has its own blocks");
+    const std::string& dir = options.text("tokenizer");
+    tokenizer = need(Tokenizer::load(dir.empty() ? kDemoModel : dir), "--tokenizer: ");
+    input = in_tokens(input, *tokenizer, by == "blocks" ? int(options.integer("block-tokens")) : 1);
+  }
   const int64_t min_count = options.integer("min-count"), min_length = options.integer("min-length");
-  const PrefixStats s = prefix_stats(input, min_count, min_length);
+  const bool list = options.flag("list");
+  const PrefixStats s = prefix_stats(input, min_count, min_length, list ? SIZE_MAX : 10);
   const char* unit = input.length_unit.c_str();
   const bool trace = input.unit_length > 1;
   std::printf("%s: %lld prompts, %lld %s\n", path.c_str(), (long long)s.prompts, (long long)s.total_length, unit);
@@ -158,10 +252,15 @@ int prefix_stats_main(const Options& options) try {
   std::printf("  R_leaf, of the prompts             %.4f\n", s.r_leaf);
   std::printf("  R_conv, prompts through them       %.4f\n", s.r_conv);
   std::printf("reuse, unlimited cache, file's order\n");
-  if (trace) std::printf("  of blocks of %d tokens            %.4f\n", kMooncakeBlockTokens, s.unit_reuse);
+  if (trace) std::printf("  of blocks of %4d tokens           %.4f\n", input.unit_length, s.unit_reuse);
   std::printf("  of %s %*s %.4f\n", unit, int(30 - std::strlen(unit)), "", s.length_reuse);
   if (!s.most.empty()) std::printf("most shared: prompts x %s\n", unit);
-  for (const SharedPrefix& p : s.most) std::printf("  %8lld x %lld\n", (long long)p.count, (long long)p.length);
+  const auto shown = [&input](const SharedPrefix& p) {
+    return input.text ? json_text(input.text(std::string_view(input.prompts[p.prompt]).substr(0, p.units * size_t(input.unit_bytes))))
+                      : "prompt " + std::to_string(p.prompt);
+  };
+  for (const SharedPrefix& p : s.most)
+    std::printf("  %8lld x %lld%s\n", (long long)p.count, (long long)p.length, list ? ("  " + shown(p)).c_str() : "");
   std::fflush(stdout);
   nlohmann::json out = {{"file", path},
                         {"prompts", s.prompts},
@@ -176,7 +275,10 @@ int prefix_stats_main(const Options& options) try {
                         {"unit_reuse", s.unit_reuse},
                         {"length_reuse", s.length_reuse},
                         {"most_shared", nlohmann::json::array()}};
-  for (const SharedPrefix& p : s.most) out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
+  for (const SharedPrefix& p : s.most) {
+    out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
+    if (list) out["most_shared"].back()["prefix"] = shown(p);
+  }
   need(write_result_file(options, std::move(out)));
   return 0;
 } catch (const Error& error) {

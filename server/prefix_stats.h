@@ -10,32 +10,43 @@
 // thousand weighs in R_leaf as much as one shared by two. So beside them:
 //   reuse    what the prompts before, in the file's order, had in common with each, / everything
 //
+// Memory: the prompts, and 40 bytes and a string's head for each (sorted prompts stand for the tree).
+//
 // Thread safety: plain functions.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "model/tokenizer.h"
 
 namespace xpyd::server {
 
 struct PrefixInput {
-  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, or the 8 of one hash id of
-  // a trace, which stands for unit_length tokens (the last one for what is left).
+  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, the 4 of a token, or the 8
+  // of a block's hash, which stands for unit_length tokens (the last one for what is left).
   std::vector<std::string> prompts;
   std::vector<int64_t> lengths;  // of each, in what `length_unit` says
   int unit_bytes = 1, unit_length = 1;
   std::string length_unit = "bytes";
+  std::function<std::string(std::string_view units)> text;  // of such units; null: only their hashes are known
 };
 
-// ShareGPT's JSON array (all turns of a conversation, one after another) or Mooncake's JSON lines.
-// Errors name the file and the line.
+// Texts: JSON objects, as an array or a line each, of ShareGPT ("conversations"), LMSYS-chat ("conversation") or
+// dolly-15k ("instruction", "context", "response"): all turns one after another. Blocks: Mooncake's or Bailian's JSON
+// lines, or a folder of WEKA's sessions. Which it is, its first record says. Errors name the file and the line.
 Result<PrefixInput> read_prefix_input(const std::string& path);
+
+// Texts by tokens instead, or by blocks of so many; the tokenizer stays.
+PrefixInput in_tokens(const PrefixInput& texts, const Tokenizer& tokenizer, int block_tokens);
 
 struct SharedPrefix {
   int64_t count = 0, length = 0;
+  size_t prompt = 0, units = 0;  // the first units of a prompt that has it
 };
 struct PrefixStats {
   int64_t prompts = 0, total_length = 0, total_units = 0;
@@ -43,10 +54,10 @@ struct PrefixStats {
   double r_leaf = 0, r_conv = 0;
   double unit_reuse = 0;           // of units (blocks of a trace)
   double length_reuse = 0;         // weighted by tokens (or bytes)
-  std::vector<SharedPrefix> most;  // the leaves that most prompts pass, at most ten
+  std::vector<SharedPrefix> most;  // the leaves that most prompts pass, at most so many
 };
 
 // Before: min_count >= 2, min_length >= 0 (in the input's length unit).
-PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length);
+PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length, size_t most = 10);
 
 }  // namespace xpyd::server

@@ -229,6 +229,24 @@ double Sim::when(InstanceId from, InstanceId to, const Message& message) {
   return at;
 }
 
+// What the model will say, but for every third draft.
+struct KnowingDrafter final : Drafter {
+  void draft(std::span<DraftWish> wishes) override {
+    for (DraftWish& wish : wishes) {
+      wish.drafts = checksum_tokens({wish.tokens.begin(), wish.tokens.end()}, wish.most);
+      for (int32_t& draft : wish.drafts)
+        if (++drafted % 3 == 0) draft = (draft + 1) % checksum_config().vocab;
+    }
+  }
+  int drafted = 0;
+};
+constexpr DrafterRow kDrafts = {
+    "knowing",
+    [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+      return std::make_unique<KnowingDrafter>();
+    },
+    ""};
+
 void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
   SimOptions sim;
@@ -247,6 +265,7 @@ void Sim::configure() {
   sim.stream_kv = StreamKv(random_.below(3));
   sim.step_tokens = max_batch_ + up_to(40);
   sim.lease_s = lease_s_;
+  if (chance(0.5)) sim.speculation = {&kDrafts, up_to(5)};
 
   ConductorOptions& options = sim.conductor;
   options.placement = &placement_policies()[random_.below(placement_policies().size())];
@@ -290,8 +309,8 @@ void Sim::configure() {
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
   options.escrow = chance(0.5);
-  tell("%dP%dD%dC %s block %d %s, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d", p, d, c,
-       sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", options.fetch->name,
+  tell("%dP%dD%dC %s block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d", p, d, c,
+       sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name,
        options.path->name, options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
        options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {

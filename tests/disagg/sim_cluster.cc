@@ -68,7 +68,10 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .checksum = o.checksum,
                            .cache_log = node->log,
                            .log = o.conductor.log};
-  instance.engine = {.policy = find_batch_policy("chunked"), .max_batch = o.max_batch, .step_tokens = o.step_tokens};
+  instance.engine = {.policy = find_batch_policy("chunked"),
+                     .max_batch = o.max_batch,
+                     .step_tokens = o.step_tokens,
+                     .speculation = o.speculation};
   node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
                                               o.wire(wire), clock, *this);
   nodes[node->id] = node;

@@ -23,6 +23,7 @@ struct SimOptions {
   KvOptions kv;  // shape is the checksum model's
   StreamKv stream_kv = StreamKv::layer;
   int step_tokens = 16, max_batch = 4;
+  SpeculationOptions speculation;
   bool checksum = false;
   bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;

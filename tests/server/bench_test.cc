@@ -187,6 +187,43 @@ TEST_CASE("bench: the table is vLLM's, 50 columns, and TBT", "[bench]") {
         "Median E2EL (ms):                        400.00    \n"
         "P99 E2EL (ms):                           1282.00   \n"
         "==================================================\n");
+  r.retokenized = 8;
+  CHECK(sglang_table(r, {std::numeric_limits<double>::infinity(), 0, false}) ==
+        "============ Serving Benchmark Result ============\n"
+        "Backend:                                 openai    \n"
+        "Traffic request rate:                    inf       \n"
+        "Max request concurrency:                 not set   \n"
+        "Successful requests:                     3         \n"
+        "Benchmark duration (s):                  4.00      \n"
+        "Total input tokens:                      60        \n"
+        "Total generated tokens:                  9         \n"
+        "Total generated tokens (retokenized):    8         \n"
+        "Request throughput (req/s):              0.75      \n"
+        "Input token throughput (tok/s):          15.00     \n"
+        "Output token throughput (tok/s):         2.25      \n"
+        "Total token throughput (tok/s):          17.25     \n"
+        "Concurrency:                             0.65      \n"
+        "----------------End-to-End Latency----------------\n"
+        "Mean E2E Latency (ms):                   633.33    \n"
+        "Median E2E Latency (ms):                 400.00    \n"
+        "---------------Time to First Token----------------\n"
+        "Mean TTFT (ms):                          200.00    \n"
+        "Median TTFT (ms):                        200.00    \n"
+        "P99 TTFT (ms):                           298.00    \n"
+        "-----Time per Output Token (excl. 1st token)------\n"
+        "Mean TPOT (ms):                          200.00    \n"
+        "Median TPOT (ms):                        200.00    \n"
+        "P99 TPOT (ms):                           249.00    \n"
+        "---------------Inter-Token Latency----------------\n"
+        "Mean ITL (ms):                           216.67    \n"
+        "Median ITL (ms):                         100.00    \n"
+        "P99 ITL (ms):                            675.00    \n"
+        "--------Longest Tenth of a Request's Gaps---------\n"
+        "Mean TBT (ms):                           450.00    \n"
+        "Median TBT (ms):                         450.00    \n"
+        "P99 TBT (ms):                            695.00    \n"
+        "Max TBT (ms):                            700.00    \n"
+        "==================================================\n");
   std::string plain = bench_table(r, {std::numeric_limits<double>::infinity(), 0, false});
   CHECK(plain.find("configured") == plain.npos);
   CHECK(plain.find("concurrency:") == plain.npos);
@@ -235,6 +272,14 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK(r.has_usage);
   CHECK(r.text == "a");
   CHECK(r.end_s == 9);
+  // A chat says its role first, and at its end nothing.
+  const std::string role = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
+                    word = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n",
+                    over = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+  const RequestRecord chat = answer({{1, role}, {2, word}, {3, word}, {4, over}, {5, done}});
+  CHECK(chat.ok());
+  CHECK(chat.chunk_s == std::vector<double>{2, 3});
+  CHECK(chat.text == "hihi");
   r = answer({{1, a + a}, {2, done}});
   CHECK(r.ok());
   CHECK(r.output_tokens == 2);  // no usage: chunks

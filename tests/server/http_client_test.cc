@@ -1,8 +1,17 @@
 #include "server/http_client.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
 #include "server/http.h"
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
+#include "tests/server/server_fixture.h"
 
 namespace xpyd::testing::http_client_test {
 namespace {
@@ -40,7 +49,11 @@ TEST_CASE("http client: URLs", "[http_client]") {
   url = parse_http_url("http://host");
   REQUIRE(url);
   CHECK(url.value().port == 80);
-  for (const char* bad : {"", "127.0.0.1:8000", "https://x", "http://", "http://:80", "http://x:", "http://x:0",
+  url = parse_http_url("https://host/x");
+  REQUIRE(url);
+  CHECK(url.value().tls);
+  CHECK(url.value().port == 443);
+  for (const char* bad : {"", "127.0.0.1:8000", "ftp://x", "https://", "http://", "http://:80", "http://x:", "http://x:0",
                           "http://x:65536", "http://x:8a", "http://[::1", "http://[::1]8", "http://a b", "http://x/?q",
                           "http://me@x", "http://x\r\nEvil: 1"}) {
     INFO(bad);
@@ -183,6 +196,52 @@ TEST_CASE("http client: calls against a server", "[http_client]") {
   for (int i = 0; i < 30; ++i) start_one();
   for (int i = 0; i < 1000 && done < 60; ++i) client.value()->poll(0.1);
   CHECK(done == 60);
+}
+
+// OpenSSL's own little server, with a certificate for 127.0.0.1 that signs itself.
+struct TlsServer {
+  TempDir dir;
+  int port = free_port();
+  pid_t pid = -1;
+  TlsServer() {
+    const std::string make = "cd '" + dir.path + "' && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 "
+                             "-nodes -keyout key -out certificate -days 2 -subj /CN=x -addext "
+                             "subjectAltName=IP:127.0.0.1 >/dev/null 2>&1";
+    REQUIRE(std::system(make.c_str()) == 0);
+    std::ofstream(dir.path + "/ok") << "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}";
+    const std::string serve = "cd '" + dir.path + "' && exec openssl s_server -quiet -accept 127.0.0.1:" +
+                              std::to_string(port) + " -HTTP -key key -cert certificate >/dev/null 2>&1";
+    pid = fork();
+    if (pid == 0) {
+      execl("/bin/sh", "sh", "-c", serve.c_str(), nullptr);
+      _exit(127);
+    }
+  }
+  ~TlsServer() {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+};
+
+TEST_CASE("http client: https, of whom a known authority vouches for", "[http_client]") {
+  TlsServer server;
+  const auto get = [&](const std::string& host, const std::string& authorities) {
+    setenv("SSL_CERT_FILE", authorities.c_str(), 1);
+    auto client = HttpClient::create(parse_http_url("https://" + host + ":" + std::to_string(server.port)).value(), {});
+    unsetenv("SSL_CERT_FILE");
+    REQUIRE(client);
+    auto body = client.value()->fetch({.method = "GET", .target = "/ok", .body = "", .timeout_s = 10});
+    return body ? body.value() : body.error().message;
+  };
+  const std::string known = server.dir.path + "/certificate";
+  std::string body;
+  for (int i = 0; i < 100 && body.find("{") == body.npos; ++i) {  // until it listens
+    body = get("127.0.0.1", known);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  CHECK(body == "{\"a\":1}");
+  CHECK(get("127.0.0.1", server.dir.path + "/key").find("certificate verify failed") != std::string::npos);
+  CHECK(get("localhost", known).find("certificate verify failed") != std::string::npos);  // another name
 }
 
 TEST_CASE("http client: nobody listens", "[http_client]") {
