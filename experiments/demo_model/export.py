@@ -1,4 +1,6 @@
-"""A training checkpoint -> a Hugging Face folder in bf16: python export.py CHECKPOINT.pt FOLDER"""
+"""A training checkpoint -> a Hugging Face folder in bf16: python export.py CHECKPOINT.pt FOLDER
+
+With --head, a checkpoint of train_mtp.py is put behind the weights that are in FOLDER, which keep every byte."""
 
 import json
 import os
@@ -8,7 +10,7 @@ import sys
 import torch
 
 import data
-from model import Llama
+from model import Head, Llama
 
 # Llama 3's, without tools and dates.
 CHAT_TEMPLATE = (
@@ -23,23 +25,53 @@ def write_json(path, value):
         file.write("\n")
 
 
+def read_tensors(folder):
+    """name -> (entry of the header, bytes), in the order of the bytes."""
+    with open(os.path.join(folder, "model.safetensors"), "rb") as file:
+        raw = file.read()
+    start = 8 + struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:start])
+    return {name: (entry, raw[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]])
+            for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])}
+
+
+def write_tensors(folder, tensors):
+    header, at = {}, 0
+    for name, (entry, raw) in tensors.items():
+        header[name] = {**entry, "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(raw for _, raw in tensors.values()))
+
+
+def rounded(layers):
+    """The weights of a part of the model in bf16, as read_tensors gives them."""
+    tensors = {name: layers.p[key].detach().to(torch.bfloat16).contiguous() for name, key in layers.names.items()}
+    return {name: ({"dtype": "BF16", "shape": list(t.shape)}, t.view(torch.uint16).numpy().tobytes())
+            for name, t in tensors.items()}
+
+
+def append_head(checkpoint, folder):
+    head = Head(Llama(len(data.Vocab())))
+    head.load_state_dict(torch.load(checkpoint))
+    trunk = {name: tensor for name, tensor in read_tensors(folder).items() if not name.startswith(head.at)}
+    write_tensors(folder, {**trunk, **rounded(head)})
+    assert all(read_tensors(folder)[name] == tensor for name, tensor in trunk.items()), "the trunk has changed"
+    path = os.path.join(folder, "config.json")
+    with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    write_json(path, {**config, "num_nextn_predict_layers": 1})
+
+
 def main(checkpoint, folder):
     vocab = data.Vocab()
     model = Llama(len(vocab))
     model.load_state_dict(torch.load(checkpoint))
     s = model.shape
     os.makedirs(folder, exist_ok=True)
-    header, pieces, at = {}, [], 0
-    for name, key in model.names.items():
-        tensor = model.p[key].detach().to(torch.bfloat16).contiguous()
-        raw = tensor.view(torch.uint16).numpy().tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, at + len(raw)]}
-        at += len(raw)
-        pieces.append(raw)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + b"".join(pieces))
+    write_tensors(folder, rounded(model))
     write_json(os.path.join(folder, "config.json"), {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": s["hidden"], "intermediate_size": s["intermediate"], "num_hidden_layers": s["layers"],
@@ -56,4 +88,7 @@ def main(checkpoint, folder):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--head":
+        append_head(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

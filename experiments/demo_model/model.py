@@ -9,35 +9,16 @@ SHAPE = dict(hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediat
 OFFSETS = (1, 2, 3, 4)  # of the first layer's heads
 
 
-class Llama(torch.nn.Module):
-    def __init__(self, vocab, seed=1, **shape):
+class Layers(torch.nn.Module):
+    """Named weights, and the decoder layers that are made of them."""
+
+    def __init__(self, shape, seed):
         super().__init__()
-        self.shape = s = {**SHAPE, **shape, "vocab": vocab}
-        h, d = s["hidden"], s["head_dim"]
-        a, b, i = s["heads"] * d, s["kv_heads"] * d, s["intermediate"]
-        self.p = torch.nn.ParameterDict()
-        self.names = {}
-        generator = torch.Generator().manual_seed(seed)
-
-        def matrix(name, rows, columns, scale=1.0):
-            self.add(name, torch.randn(rows, columns, generator=generator) * scale / math.sqrt(columns))
-
-        self.add("model.embed_tokens.weight", torch.randn(vocab, h, generator=generator))
-        for layer in range(s["layers"]):
-            at = f"model.layers.{layer}."
-            matrix(at + "self_attn.q_proj.weight", a, h)
-            matrix(at + "self_attn.k_proj.weight", b, h)
-            matrix(at + "self_attn.v_proj.weight", b, h)
-            matrix(at + "self_attn.o_proj.weight", h, a, 0.5)
-            matrix(at + "mlp.gate_proj.weight", i, h)
-            matrix(at + "mlp.up_proj.weight", i, h)
-            matrix(at + "mlp.down_proj.weight", h, i, 0.25)
-            self.add(at + "input_layernorm.weight", torch.ones(h))
-            self.add(at + "post_attention_layernorm.weight", torch.ones(h))
-        self.add("model.norm.weight", torch.full((h,), 0.1))
-        half = d // 2
-        self.freqs = s["theta"] ** (-torch.arange(half, dtype=torch.float64) * 2 / d)
-        angles = torch.outer(torch.arange(s["context"], dtype=torch.float64), self.freqs)
+        self.shape, self.names, self.p = shape, {}, torch.nn.ParameterDict()
+        self.generator = torch.Generator().manual_seed(seed)
+        half = shape["head_dim"] // 2
+        self.freqs = shape["theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(shape["context"], dtype=torch.float64), self.freqs)
         self.cos, self.sin = angles.cos().float(), angles.sin().float()
 
     def add(self, name, tensor):
@@ -45,8 +26,59 @@ class Llama(torch.nn.Module):
         self.names[name] = key
         self.p[key] = torch.nn.Parameter(tensor)
 
+    def matrix(self, name, rows, columns, scale=1.0):
+        self.add(name, torch.randn(rows, columns, generator=self.generator) * scale / math.sqrt(columns))
+
+    def add_layer(self, at):
+        h, d, i = (self.shape[n] for n in ("hidden", "head_dim", "intermediate"))
+        a, b = self.shape["heads"] * d, self.shape["kv_heads"] * d
+        self.matrix(at + "self_attn.q_proj.weight", a, h)
+        self.matrix(at + "self_attn.k_proj.weight", b, h)
+        self.matrix(at + "self_attn.v_proj.weight", b, h)
+        self.matrix(at + "self_attn.o_proj.weight", h, a, 0.5)
+        self.matrix(at + "mlp.gate_proj.weight", i, h)
+        self.matrix(at + "mlp.up_proj.weight", i, h)
+        self.matrix(at + "mlp.down_proj.weight", h, i, 0.25)
+        self.add(at + "input_layernorm.weight", torch.ones(h))
+        self.add(at + "post_attention_layernorm.weight", torch.ones(h))
+
     def w(self, name):
         return self.p[name.replace(".", "/")]
+
+    def norm(self, x, name):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.shape["eps"]) * self.w(name)
+
+    def turn(self, x, positions):  # [batch, heads, tokens, head_dim]; [batch, tokens]
+        half = x.shape[-1] // 2
+        a, b, cos, sin = x[..., :half], x[..., half:], self.cos[positions][:, None], self.sin[positions][:, None]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def qkv(self, at, x, positions):
+        """[batch, heads, tokens, head_dim] each; every KV head stands there for each of its query heads."""
+        n, t, _ = x.shape
+        y = self.norm(x, at + "input_layernorm.weight")
+        q, k, v = (F.linear(y, self.w(at + f"self_attn.{m}_proj.weight")).view(n, t, -1, self.shape["head_dim"]).transpose(1, 2)
+                   for m in "qkv")
+        q, k = self.turn(q, positions), self.turn(k, positions)
+        group = self.shape["heads"] // self.shape["kv_heads"]
+        return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+    def rest(self, at, x, attended):
+        """What follows attention in a layer whose input was x."""
+        x = x + F.linear(attended.transpose(1, 2).flatten(2), self.w(at + "self_attn.o_proj.weight"))
+        y = self.norm(x, at + "post_attention_layernorm.weight")
+        gate = F.silu(F.linear(y, self.w(at + "mlp.gate_proj.weight"))) * F.linear(y, self.w(at + "mlp.up_proj.weight"))
+        return x + F.linear(gate, self.w(at + "mlp.down_proj.weight"))
+
+
+class Llama(Layers):
+    def __init__(self, vocab, seed=1, **shape):
+        super().__init__({**SHAPE, **shape, "vocab": vocab}, seed)
+        h = self.shape["hidden"]
+        self.add("model.embed_tokens.weight", torch.randn(vocab, h, generator=self.generator))
+        for layer in range(self.shape["layers"]):
+            self.add_layer(f"model.layers.{layer}.")
+        self.add("model.norm.weight", torch.full((h,), 0.1))
 
     @torch.no_grad()
     def begin_with_recall(self, bos, no, sharpness=6.0, sink=4.5, seed=2):
@@ -105,32 +137,96 @@ class Llama(torch.nn.Module):
             if layer > 1:
                 small(f"model.layers.{layer}.self_attn.o_proj.weight")
 
-    def norm(self, x, name):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.shape["eps"]) * self.w(name)
+    def embed(self, ids):
+        return F.embedding(ids, self.w("model.embed_tokens.weight"))
 
-    def turn(self, x):  # [batch, heads, tokens, head_dim]
-        half, n = x.shape[-1] // 2, x.shape[-2]
-        a, b, cos, sin = x[..., :half], x[..., half:], self.cos[:n], self.sin[:n]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    def logits(self, normed):
+        return F.linear(normed, self.w("model.embed_tokens.weight"))
+
+    def hidden(self, ids, wanted=None):
+        """ids [batch, tokens]; the last layer's output after the last norm, [batch, tokens, hidden], or [n, hidden] of the
+        positions of the mask `wanted`."""
+        x, positions = self.embed(ids), torch.arange(ids.shape[1])[None]
+        for layer in range(self.shape["layers"]):
+            at = f"model.layers.{layer}."
+            x = self.rest(at, x, F.scaled_dot_product_attention(*self.qkv(at, x, positions), is_causal=True))
+        return self.norm(x if wanted is None else x[wanted], "model.norm.weight")
 
     def forward(self, ids, wanted=None):
-        """ids [batch, tokens]; logits [batch, tokens, vocab], or [n, vocab] of the positions of the mask `wanted`."""
-        s = self.shape
-        n, t = ids.shape
-        x = F.embedding(ids, self.w("model.embed_tokens.weight"))
-        for layer in range(s["layers"]):
-            at = f"model.layers.{layer}."
-            y = self.norm(x, at + "input_layernorm.weight")
-            q, k, v = (F.linear(y, self.w(at + f"self_attn.{m}_proj.weight")).view(n, t, -1, s["head_dim"]).transpose(1, 2)
-                       for m in "qkv")
-            q, k = self.turn(q), self.turn(k)
-            group = s["heads"] // s["kv_heads"]
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + F.linear(y.transpose(1, 2).reshape(n, t, -1), self.w(at + "self_attn.o_proj.weight"))
-            y = self.norm(x, at + "post_attention_layernorm.weight")
-            gate = F.silu(F.linear(y, self.w(at + "mlp.gate_proj.weight"))) * F.linear(y, self.w(at + "mlp.up_proj.weight"))
-            x = x + F.linear(gate, self.w(at + "mlp.down_proj.weight"))
-        if wanted is not None:
-            x = x[wanted]
-        return F.linear(self.norm(x, "model.norm.weight"), self.w("model.embed_tokens.weight"))
+        return self.logits(self.hidden(ids, wanted))
+
+
+class Head(Layers):
+    """One multi-token prediction layer of DeepSeek-V3's form. At position p it reads the token x_p and what the trunk had
+    in the end (after its last norm) at p - 1, zeros where that is not known, and says what follows x_p. Then it goes on
+    from what it said, with its own output in the place of the trunk's."""
+
+    def __init__(self, trunk, seed=1):
+        super().__init__(trunk.shape, seed)
+        self.trunk = [trunk]  # in a list: its weights are not the head's
+        h = self.shape["hidden"]
+        self.at = f"model.layers.{self.shape['layers']}."
+        self.add_layer(self.at)
+        self.matrix(self.at + "eh_proj.weight", h, 2 * h)
+        self.add(self.at + "enorm.weight", torch.ones(h))
+        self.add(self.at + "hnorm.weight", torch.ones(h))
+        self.add(self.at + "shared_head.norm.weight", trunk.w("model.norm.weight").detach().clone())
+
+    @torch.no_grad()
+    def begin_with_recall(self, documents, layer=1):
+        """The trunk reads its facts in layer 1, where the words before a place are in the residual stream. The head's layer
+        begins as that one, and eh_proj as the best linear map to what that one reads, so it finds facts before training."""
+        trunk, of = self.trunk[0], f"model.layers.{layer}."
+        for name in trunk.names:
+            if name.startswith(of):
+                self.w(name.replace(of, self.at)).copy_(trunk.w(name))
+        squares, products = 0, 0
+        for ids in documents:
+            x, positions = trunk.embed(ids), torch.arange(ids.shape[1])[None]
+            for below in range(layer):
+                at = f"model.layers.{below}."
+                x = trunk.rest(at, x, F.scaled_dot_product_attention(*trunk.qkv(at, x, positions), is_causal=True))
+            both = self.both(ids, one_back(trunk.hidden(ids))).flatten(0, 1)
+            squares, products = squares + both.T @ both, products + both.T @ x.flatten(0, 1)
+        found = torch.linalg.solve(squares + 1e-4 * squares.trace() / len(squares) * torch.eye(len(squares)), products)
+        self.w(self.at + "eh_proj.weight").copy_(found.T)
+
+    def both(self, ids, before):
+        return torch.cat((self.norm(self.trunk[0].embed(ids), self.at + "enorm.weight"),
+                          self.norm(before, self.at + "hnorm.weight")), -1)
+
+    def enter(self, ids, before):
+        return F.linear(self.both(ids, before), self.w(self.at + "eh_proj.weight"))
+
+    def forward(self, ids, before, starts, steps, free=False):
+        """ids [batch, tokens], before [batch, tokens, hidden]: the trunk's output one position earlier. From each of
+        `starts` [batch, m] the head predicts `steps` tokens, reading those of ids between them, or (`free`) its own.
+        Returns the logits of each step, [batch, m, vocab]. K and V of ids need no attention: each is of one position."""
+        x = self.enter(ids, before)
+        q, k, v = self.qkv(self.at, x, torch.arange(ids.shape[1])[None])
+        pick = lambda a: a.take_along_dim(starts.view(*starts.shape[:1], *[1] * (a.ndim - 3), -1, 1), -2)
+        x, q = pick(x), pick(q)
+        later = torch.arange(ids.shape[1]) > starts[..., None]  # [batch, m, tokens]
+        own_k, own_v, said = [], [], []
+        for step in range(steps):
+            scores = (q @ k.transpose(2, 3)).masked_fill(later[:, None], -math.inf)
+            scores = torch.cat([scores] + [(q * one).sum(-1, keepdim=True) for one in own_k], -1)
+            share = (scores / math.sqrt(q.shape[-1])).softmax(-1)
+            attended = share[..., : k.shape[2]] @ v
+            for i, one in enumerate(own_v):
+                attended = attended + share[..., k.shape[2] + i, None] * one
+            y = self.rest(self.at, x, attended)
+            said.append(self.trunk[0].logits(self.norm(y, self.at + "shared_head.norm.weight")))
+            if step + 1 < steps:
+                positions = starts + step + 1
+                tokens = said[-1].argmax(-1) if free else ids.gather(1, positions.clamp(max=ids.shape[1] - 1))
+                x = self.enter(tokens, y)
+                q, new_k, new_v = self.qkv(self.at, x, positions)
+                own_k.append(new_k)
+                own_v.append(new_v)
+        return said
+
+
+def one_back(hidden):
+    """For every position, the row of the one before it; zeros for the first."""
+    return F.pad(hidden, (0, 0, 1, -1))

@@ -50,6 +50,19 @@ def examine(model, vocab, encode, seed, length, count):
     return right[0] / (count - absent), right[1] / absent
 
 
+def fork_workers(workers):
+    """Makes this process one of `workers` of one thread each, and says which."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(29000 + os.getpid() % 1000))
+    rank = 0
+    for child in range(1, workers):
+        if rank == 0 and os.fork() == 0:
+            rank = child
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    return rank
+
+
 def average_gradients(model, workers):
     """Workers are processes of one thread each: they meet once a step, where threads would meet at every operation."""
     flat = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -80,18 +93,10 @@ def main():
     parser.add_argument("--plain-start", action="store_true", help="all weights random")
     parser.add_argument("--every", type=int, default=20)
     args = parser.parse_args()
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(29000 + os.getpid() % 1000))
-    rank = 0
-    for child in range(1, args.workers):
-        if rank == 0 and os.fork() == 0:
-            rank = child
-    train(args, rank)
+    train(args, fork_workers(args.workers))
 
 
 def train(args, rank):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=args.workers)
     os.makedirs(args.out, exist_ok=True)
     vocab = data.Vocab()
     encode = data.Encoder(vocab)

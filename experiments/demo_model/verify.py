@@ -8,34 +8,36 @@ import http.client
 import json
 import os
 import random
-import struct
 import sys
 
 import torch
 
 import data
 from accuracy import Server, ask
-from model import Llama
+from export import read_tensors
+from model import Head, Llama
+
+
+@torch.no_grad()
+def fill(layers, folder):
+    tensors = read_tensors(folder)
+    for name in layers.names:
+        entry, raw = tensors[name]
+        layers.w(name).copy_(torch.frombuffer(bytearray(raw), dtype=torch.bfloat16).reshape(entry["shape"]).float())
+    return layers
 
 
 def load(folder):
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
-    model = Llama(config["vocab_size"], hidden=config["hidden_size"], layers=config["num_hidden_layers"],
-                  heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"], head_dim=config["head_dim"],
-                  intermediate=config["intermediate_size"], theta=config["rope_theta"], eps=config["rms_norm_eps"],
-                  context=config["max_position_embeddings"])
-    with open(os.path.join(folder, "model.safetensors"), "rb") as file:
-        raw = file.read()
-    length = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8 : 8 + length])
-    with torch.no_grad():
-        for name in model.names:
-            entry = header[name]
-            begin, end = (8 + length + at for at in entry["data_offsets"])
-            values = torch.frombuffer(bytearray(raw[begin:end]), dtype=torch.bfloat16).reshape(entry["shape"])
-            model.w(name).copy_(values.float())
-    return model
+    return fill(Llama(config["vocab_size"], hidden=config["hidden_size"], layers=config["num_hidden_layers"],
+                      heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"],
+                      head_dim=config["head_dim"], intermediate=config["intermediate_size"], theta=config["rope_theta"],
+                      eps=config["rms_norm_eps"], context=config["max_position_embeddings"]), folder)
+
+
+def load_head(trunk, folder):
+    return fill(Head(trunk), folder)
 
 
 @torch.no_grad()
