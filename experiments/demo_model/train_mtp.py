@@ -102,7 +102,7 @@ def train(args, rank):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", default="../../model/demo")
-    parser.add_argument("--out", default="head.pt")
+    parser.add_argument("--out", default="head.pt", help="the checkpoint to write")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--plan", default="128:2048:3,256:2048:3", help="length:tokens of a step:minutes, ...")
