@@ -5,6 +5,7 @@ What is learnt is not the document but what the trunk says: its probabilities, a
 
 import argparse
 import math
+import os
 import random
 import time
 
@@ -110,6 +111,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--every", type=int, default=20)
     args = parser.parse_args()
+    os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
     train(args, fork_workers(args.workers))
 
 
