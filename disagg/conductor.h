@@ -38,7 +38,7 @@ namespace xpyd::disagg {
 
 class EventLog;
 
-// What instances cost that have not been measured yet (conditional_cost).
+// What instances cost that have not been measured yet.
 struct CostPrior {
   CostModel model;
   Rates rates;  // the machine's peaks
@@ -231,7 +231,7 @@ class Conductor final : public Service {
   long most_pinned(long capacity, int block_tokens) const;
   void end_pins();
   void charge(Attempt& attempt, Member& member);
-  bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, PromptHashes& prompt);
+  bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const;
   void uncharge_lender(Attempt& attempt);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);

@@ -51,13 +51,14 @@ void Conductor::charge(Attempt& attempt, Member& member) {
   board_.placed(member, attempt.prompt, clock_.now());
 }
 
-// Whether P reads what the attempt's decode instance has read for it, where there is one who could.
-bool Conductor::relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, PromptHashes& prompt) {
+// Whether P reads what the attempt's decode instance, which has `held` tokens, has read for it, where there is one who
+// could.
+bool Conductor::relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const {
   if (!options_.path->relays || attempt.decode == attempt.prefill) return false;
   if (std::ranges::find(fetch.holders, attempt.decode) != fetch.holders.end()) return false;
   const Member &p = members_.at(attempt.prefill), &relay = members_.at(attempt.decode);
   const FetchView& f = fetch.view;
-  const int lacks = f.holder_tokens - std::min(f.holder_tokens, board_.promised(relay, prompt));
+  const int lacks = f.holder_tokens - std::min(f.holder_tokens, held);
   const PathView view{.direct_queue_s = p.load.gets_s,
                       .direct_s = f.bytes_s,
                       .relay_queue_s = relay.load.gets_s,
@@ -89,12 +90,40 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   // Of whom one token is wanted, that is the one that comes with the prompt: nobody needs the KV.
   if (int(choice.output.size()) + 1 >= request.max_tokens) placed.decode = placed.prefill;
   totals_.regret += regret_ratio(seen, placed.prefill);
-  const InstanceView &p = seen.instances[size_t(placed.prefill)], &d = seen.instances[size_t(placed.decode)];
+  const InstanceView& p = seen.instances[size_t(placed.prefill)];
+  Member& prefill = members_.at(board_.ids()[size_t(placed.prefill)]);
+  const auto order_at = [&](int at) {
+    const InstanceView& d = seen.instances[size_t(at)];
+    const Member& decode = members_.at(board_.ids()[size_t(at)]);
+    DisaggView view{.tokens = int(tokens.size()),
+                    .cached_decode = d.held_tokens(),
+                    .cached_prefill = p.held_tokens(),
+                    .prefill_jobs = int(jobs_.size()),
+                    .prefill_queued_tokens = p.queued_tokens,
+                    .decode_queued_tokens = d.queued_tokens,
+                    .decode_sequences = d.sequences,
+                    .decode_life_s = decode.decodes.mean()};
+    add_costs(view, prefill.probe->stats(), decode.probe->stats(), prefill.info.layout.shape);
+    const DisaggOrder order = options_.disagg->decide(view, options_.disagg_options);
+    if (log)
+      log->decided(clock_.now(), "order", options_.disagg->name, id, view, options_.disagg_options, order, "instance",
+                   decode.info.name);
+    return order;
+  };
+  std::optional<DisaggOrder> order;  // where it is known already
+  if (options_.disagg->appends_at && placed.decode != placed.prefill) {
+    const int at = options_.disagg->appends_at(seen);
+    if (log) log->decided(clock_.now(), "append", options_.disagg->name, id, seen, NoOptions{}, at);
+    if (at >= 0) order = order_at(at);
+    if (order == DisaggOrder::local) placed.decode = at;
+    if (placed.decode != at) order.reset();
+  }
+  const InstanceView& d = seen.instances[size_t(placed.decode)];
 
   Attempt attempt{.request = id, .first = first, .count = count, .left = count};
   attempt.decode = board_.ids()[size_t(placed.decode)];
-  attempt.prefill = board_.ids()[size_t(placed.prefill)];
-  Member &prefill = members_.at(attempt.prefill), &decode = members_.at(attempt.decode);
+  attempt.prefill = prefill.info.id;
+  Member& decode = members_.at(attempt.decode);
   Scoreboard::Fetch fetch;
   if (!options_.zero_copy && entry.tries == 0 && (options_.fetch->fetches || placed.source >= 0))
     fetch = board_.fetch(prefill, prompt);
@@ -133,23 +162,11 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   // Where the prompt is computed.
   int cached = fetches ? fetch.view.holder_tokens : p.held_tokens();
   if (placed.prefill != placed.decode) {
-    const InstanceStats ps = prefill.probe->stats(), ds = decode.probe->stats();
-    const int cached_decode = board_.promised(decode, prompt);
-    DisaggView view{.tokens = int(tokens.size()),
-                    .cached_decode = cached_decode,
-                    .cached_prefill = p.held_tokens(),
-                    .prefill_jobs = int(jobs_.size()),
-                    .prefill_queued_tokens = p.queued_tokens,
-                    .decode_queued_tokens = d.queued_tokens,
-                    .decode_sequences = d.sequences};
-    add_costs(view, ps, ds, prefill.info.layout.shape);
-    attempt.order = options_.disagg->decide(view, options_.disagg_options);
-    if (log)
-      log->decided(clock_.now(), "order", options_.disagg->name, id, view, options_.disagg_options, attempt.order);
+    attempt.order = order ? *order : order_at(placed.decode);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
     // There P says nothing of the logits that it sees.
     if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;
-    if (attempt.order == DisaggOrder::local) cached = cached_decode;
+    if (attempt.order == DisaggOrder::local) cached = d.held_tokens();
     if (attempt.order == DisaggOrder::local || attempt.order == DisaggOrder::decode_first) fetches = false;
   }
   const AttemptId number = ++last_attempt_;
@@ -186,7 +203,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     members_.at(attempt.lender).load.lends_s += attempt.lends_s;
     keep = options_.replication->keeps(heat);
     if (log) log->decided(clock_.now(), "replicate", options_.replication->name, id, heat, NoOptions{}, keep);
-    if (keep && relays(attempt, fetch, prompt)) via = attempt.decode;  // who relays keeps a copy
+    if (keep && relays(attempt, fetch, d.held_tokens())) via = attempt.decode;  // who relays keeps a copy
     attempt.getter = via < 0 ? attempt.prefill : via;
     members_.at(attempt.getter).load.gets_s += attempt.lends_s;
   } else {

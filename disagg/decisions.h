@@ -64,10 +64,10 @@ XPYD_COLUMNS(ClusterAdmission, now_s, ttft_s, objectives, prompt_tokens, max_tok
 XPYD_COLUMNS(Refusal, why, predicted, objective, retry_s)
 
 XPYD_COLUMNS(DisaggOptions, pull, max_local_prefill_tokens, max_prefill_queue, min_remote_tokens, min_remote_ratio,
-             max_prefill_queued_tokens, first_generation)
+             max_prefill_queued_tokens, first_generation, append_tbt_weight)
 XPYD_COLUMNS(DisaggView, tokens, cached_decode, cached_prefill, prefill_jobs, prefill_queued_tokens,
              decode_queued_tokens, decode_sequences, prefill_s_per_token, decode_s_per_token, step_s, kv_s_per_token,
-             overlap, chunk_tokens)
+             overlap, chunk_tokens, decode_life_s)
 
 XPYD_COLUMNS(RolesOptions, pressure, band, cool_down_s, at_least)
 XPYD_COLUMNS(RolesView, now_s, changed_s, prefill, decode, prompt_tokens_s, output_tokens_s, prefill_velocity,

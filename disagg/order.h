@@ -8,6 +8,8 @@
 
 namespace xpyd::disagg {
 
+struct ClusterView;
+
 // How P and D share one attempt.
 enum class DisaggOrder : uint8_t {
   local,         // one instance does both
@@ -27,6 +29,7 @@ struct DisaggOptions {
   double min_remote_ratio = 0.7;          // … a smaller uncached share than this, stay local
   int max_prefill_queued_tokens = 16384;  // …, or where the prefill instance has more than this
   bool first_generation = true;           // conditional_threshold: of Dynamo, 0.1 rather than 1.x
+  double append_tbt_weight = 1;           // append_cost: of a TBT beside a TTFT
 };
 
 // What a policy sees of one request, its decode instance and its prefill instance.
@@ -38,7 +41,8 @@ struct DisaggView {
   int64_t prefill_queued_tokens = 0;  // uncached, placed on P and not done
   int64_t decode_queued_tokens = 0;   // local prompts on D
   int decode_sequences = 0;           // decoding on D
-  // Costs, from the model and the machine (conditional_cost).
+  double decode_life_s = 0;           // of D's last decodes, the mean, from joining to the end; 0: none has ended
+  // Costs, from the model and the machine (who `predicts`).
   double prefill_s_per_token = 0;  // on P
   double decode_s_per_token = 0;   // computing a prompt on D, beside its decodes
   double step_s = 0;               // of D, without a prompt
@@ -56,7 +60,11 @@ struct DisaggPolicy {
   DisaggOrder (*decide)(const DisaggView& view, const DisaggOptions& options);
   bool decode_first;  // may answer decode_first
   bool local;         // may answer local
+  bool predicts;      // it reads seconds
   const char* source;
+  // The decode instance that is asked first, by its index: a request whose prompt it would compute itself goes there,
+  // whatever placement says. -1: none; null: placement's alone.
+  int (*appends_at)(const ClusterView& view) = nullptr;
 };
 
 std::span<const DisaggPolicy> disagg_policies();

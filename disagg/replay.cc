@@ -59,6 +59,11 @@ std::string order_again(const json& line, const std::string& policy, JsonIn::Kee
   return std::to_string(int(order));
 }
 
+std::string append_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  const auto at = row(find_disagg_policy(policy), policy).appends_at;
+  return std::to_string(at ? at(part<ClusterView>(line, "view", keep)) : -1);
+}
+
 std::string replicate_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   return text_of(row(find_replication_policy(policy), policy).keeps(part<ReplicationView>(line, "view", keep)));
 }
@@ -119,6 +124,7 @@ constexpr Kind kKinds[] = {
     {"place", place_again},
     {"admit", admit_again<false>},
     {"join", admit_again<true>},
+    {"append", append_again},
     {"order", order_again},
     {"fetch_or_compute", fetch_again},
     {"replicate", replicate_again},

@@ -90,13 +90,6 @@ void Scoreboard::decodes(Member& member, int sequences, int64_t tokens) {
   rows_[member.row].stale = true;
 }
 
-int Scoreboard::promised(const Member& member, PromptHashes& prompt) {
-  const std::optional<int> known = member.probe->promise(prompt.tokens(), prompt.salt());
-  if (known) return *known;
-  const int block_tokens = member.info.block_tokens;
-  return directory_.find(prompt.of(block_tokens))[size_t(member.in_directory)].all * block_tokens;
-}
-
 ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
   const auto prompt_tokens = int(prompt.tokens().size());
   int found_of = 0, block_tokens = 0;
@@ -110,16 +103,14 @@ ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
       refresh(row, view, now_s);
     }
     block_tokens = row.block_tokens;
-    if (view.role != Role::decode) {
-      if (const std::optional<int> known = row.member->probe->promise(prompt.tokens(), prompt.salt())) {
-        view.cached_tokens = *known;
-      } else {
-        if (found_of != block_tokens) found = directory_.find(prompt.of(found_of = block_tokens));
-        const CacheDirectory::Hit& hit = found[size_t(row.in_directory)];
-        view.cached_tokens = hit.device * block_tokens;
-        view.host_tokens = (hit.host - hit.device) * block_tokens;
-        view.disk_tokens = (hit.all - hit.host) * block_tokens;
-      }
+    if (const std::optional<int> known = row.member->probe->promise(prompt.tokens(), prompt.salt())) {
+      view.cached_tokens = *known;
+    } else {
+      if (found_of != block_tokens) found = directory_.find(prompt.of(found_of = block_tokens));
+      const CacheDirectory::Hit& hit = found[size_t(row.in_directory)];
+      view.cached_tokens = hit.device * block_tokens;
+      view.host_tokens = (hit.host - hit.device) * block_tokens;
+      view.disk_tokens = (hit.all - hit.host) * block_tokens;
     }
     predict(row, view, prompt_tokens, now_s);
   }
@@ -204,14 +195,13 @@ void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, 
 Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   const Row& row = rows_[here.row];
   const InstanceView& view = views_[here.row];
-  Fetch fetch{.view = {.prompt_tokens = int(prompt.tokens().size()),
-                       .cached_tokens = view.role == Role::decode ? promised(here, prompt) : view.held_tokens()}};
+  Fetch fetch{.view = {.prompt_tokens = int(prompt.tokens().size()), .cached_tokens = view.held_tokens()}};
   FetchView& f = fetch.view;
   int best = f.cached_tokens;
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (i == here.row) continue;
     const Member& other = *rows_[i].member;
-    const int has = views_[i].role == Role::decode ? promised(other, prompt) : views_[i].held_tokens();
+    const int has = views_[i].held_tokens();
     fetch.replicas += has > f.cached_tokens;
     if (has > best) best = has, fetch.holders.clear();
     if (has == best && has > f.cached_tokens && fetch.holders.size() < kMostHolders)

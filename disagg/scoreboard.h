@@ -115,7 +115,6 @@ class Scoreboard {
   // instances[i] is.
   ClusterView look(PromptHashes& prompt, double now_s);
   std::span<const InstanceId> ids() const { return draining_ ? staying_ids_ : ids_; }
-  int promised(const Member& member, PromptHashes& prompt);  // tokens
   // Of the prompt that was looked at last: what `here` could get of it, and from whom; nobody: holders is empty.
   struct Fetch {
     FetchView view;

@@ -276,8 +276,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid("--pool-path " + std::string(cluster.path->name) +
                    ": there is nothing to relay: expected --kv-fetch always or cost, and decode instances");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
-  if (!worker && (std::string(cluster.disagg->name) == "conditional_cost" || cluster.placement->predicts ||
-                  cluster.admission->arrives || cluster.fetch->most > 0)) {
+  if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
+                  cluster.fetch->most > 0)) {
     cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
                               instance_rates(backend, cluster.topology.size())};
   }

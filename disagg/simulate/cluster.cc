@@ -60,6 +60,7 @@ class Simulator final : public Post {
   void carry(InstanceId source, InstanceId to, int tokens, const StartRequest& start, std::function<void()> then);
   void keep(InstanceId at, int tokens, const StartRequest& start);
   void arrives(size_t at);
+  void goes_on(size_t at, std::vector<int32_t>& prompt);
   void heard(size_t at, const TokenEvent& event);
   double now(InstanceId id) const {
     return id >= 0 && nodes_[size_t(id)]->in_turn() ? nodes_[size_t(id)]->time().clock.seconds : timeline_.now();
@@ -73,6 +74,11 @@ class Simulator final : public Post {
   std::deque<std::atomic<uint64_t>> versions_;  // of the nodes, side by side: a look reads all
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<int>> next_;  // closed loop: who waits for a request's end
+  struct Said {
+    size_t request;
+    std::vector<int32_t> tokens;  // its prompt and its answer
+  };
+  std::unordered_map<int, Said> said_;  // answers: by session, the last
   std::vector<int> stored_;             // tokens of each request that the store has
   std::vector<double> loaded_s_;        // when each instance's link to it is free
   std::unordered_map<AttemptId, uint64_t> request_of_;
@@ -417,6 +423,7 @@ void Simulator::arrives(size_t at) {
     std::iota(at_token, end, int32_t(Random(block).next() >> 34));
     at_token = end;
   }
+  if (options_.answers && asked.session >= 0) goes_on(at, request->prompt);
   request->sampling.temperature = 0;
   request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
   request->ignore_eos = true;
@@ -445,6 +452,25 @@ void Simulator::heard(size_t at, const TokenEvent& event) {
   record.why = event.error;
   for (int next : next_[at])
     timeline_.at(timeline_.now() + trace_.requests[size_t(next)].think_s, [this, next] { arrives(size_t(next)); });
+}
+
+// As far as its blocks are those of the request before it in its session, with that one's answer where it has all of
+// its prompt and is longer: a model here says token 0.
+void Simulator::goes_on(size_t at, std::vector<int32_t>& prompt) {
+  const TraceRequest& asked = trace_.requests[at];
+  auto [found, is_first] = said_.try_emplace(asked.session);
+  Said& said = found->second;
+  if (!is_first) {
+    const TraceRequest& before = trace_.requests[said.request];
+    const auto same = size_t(std::ranges::mismatch(before.blocks, asked.blocks).in1 - before.blocks.begin());
+    const bool all = same >= size_t(before.prompt_tokens / trace_.block_tokens) && prompt.size() > said.tokens.size();
+    const size_t n = all ? said.tokens.size()
+                         : std::min({same * size_t(trace_.block_tokens), size_t(before.prompt_tokens), prompt.size()});
+    std::copy_n(said.tokens.begin(), n, prompt.begin());
+  }
+  said = {at, prompt};
+  const int answer = options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens;
+  said.tokens.resize(prompt.size() + size_t(answer), 0);
 }
 
 // An instance that changes its role is empty first, and joins anew with an empty cache.

@@ -40,6 +40,7 @@ struct SimulationOptions {
   bool links_seen = true;     // … and knows what the links carry now; else what they gave so far, in the mean
   double message_s = 50e-6;   // a control message's way
   int output_tokens = -1;     // of every request; -1: the trace's
+  bool answers = false;       // a session's next prompt has what was answered, as D has it; else other tokens
   double deadline_s = 0;      // of every request, after its arrival: then it ends as it is; 0: none
   double oracle_error = 0;    // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
   uint64_t oracle_seed = 0;   // … this the standard deviation of its logarithm, by this seed

@@ -109,7 +109,7 @@ struct Order {
 const Order kOrders[] = {{"prefill_first", false, 0},          {"prefill_first", true, 0},
                          {"decode_first", false, 0},           {"conditional_threshold", false, 0},
                          {"conditional_threshold", false, 25}, {"conditional_cost", false, 0},
-                         {"conditional_cost", true, 0}};
+                         {"conditional_cost", true, 0},        {"append_cost", false, 0}};
 
 TinySetup in_order(const Order& order, const char* topology) {
   TinySetup setup{.topology = topology};

@@ -71,7 +71,7 @@ void serve(TinySetup setup, int n, const std::shared_ptr<EventLog>& log) {
 
 TEST_CASE("event log: runs over threads are decided again as they were, whatever the policies", "[event_log][live]") {
   const char* topologies[] = {"1C", "1P1D", "2P2D"};
-  const char* orders[] = {"prefill_first", "conditional_cost", "decode_first", "conditional_threshold"};
+  const char* orders[] = {"prefill_first", "conditional_cost", "decode_first", "conditional_threshold", "append_cost"};
   size_t i = 0;
   for (const PlacementPolicy& placement : placement_policies())
     for (const char* topology : topologies) {

@@ -504,7 +504,7 @@ TEST_CASE("simulation: one router that hears everything at once is the conductor
 
 TEST_CASE("simulation: several routers serve everybody, whatever the order of P and D", "[simulate]") {
   const Trace trace = some_load(6, 300, 12);
-  for (const char* disagg : {"prefill_first", "decode_first", "conditional_cost"})
+  for (const char* disagg : {"prefill_first", "decode_first", "conditional_cost", "append_cost"})
     for (const char* topology : {"3P2D", "4C", "2P1D1C"}) {
       INFO(disagg << " " << topology);
       SimulationOptions o = options(topology);

@@ -29,7 +29,7 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
   for (const std::string& wire : wires())
     for (const Words& order :
          {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"}, Words{"--disagg", "decode_first"},
-          Words{"--disagg", "conditional_cost"}, Words{"--reservation", "escrow"}}) {
+          Words{"--disagg", "conditional_cost"}, Words{"--disagg", "append_cost"}, Words{"--reservation", "escrow"}}) {
       if (find_transport(wire)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(wire << " " << order[0] << " " << order[1]);
       Words words = {"--transport", wire, "--kv-checksum", "on"};
@@ -137,6 +137,46 @@ TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "
       bed.check_answers();
       CHECK(bed.recorder().choice(id).cached_tokens == 192);
     }
+  }
+}
+
+TEST_CASE("processes: a next turn is computed by the decode worker that has it", "[processes][order][append]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const std::string& wire : wires()) {
+    if (find_transport(wire)->shared_pool) continue;  // whose prefix cache nobody reports
+    INFO(wire);
+    Bed bed({"--transport", wire, "--disagg", "append_cost"}, kLongLease, "1P2D");
+    for (const char* role : {"prefill", "decode", "decode"}) bed.start(role);
+    REQUIRE(bed.cluster().wait_members(3, 60));
+    constexpr int kTalks = 4;
+    for (int talk = 0; talk < kTalks; ++talk) bed.ask(200, talk, 6);
+    bed.check_answers();
+    const auto known = [&] {  // blocks, by the decode workers' reports
+      size_t n = 0;
+      for (const InstanceInfo& info : bed.cluster().conductor().members())
+        if (info.role == Role::decode) n += bed.cluster().conductor().known_blocks(info.id);
+      return n;
+    };
+    const auto sent = [&] {
+      int64_t n = 0;
+      for (const InstanceStats& s : bed.cluster().stats().instances) n += s.transfers;
+      return n;
+    };
+    for (const double until = bed.clock().now() + 60;
+         (known() < 12 * kTalks || sent() < kTalks) && bed.clock().now() < until;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(known() == 12 * kTalks);
+    for (int talk = 0; talk < kTalks; ++talk) {
+      for (int i = 0; i < 8; ++i) bed.ask(300, 10 + talk * 8 + i, 1);  // P has much to do, and D no part in it
+      bed.ask(260, talk, 6);
+      REQUIRE(bed.cluster().wait_idle(60));
+    }
+    bed.check_answers();
+    bed.check_memory();
+    CHECK(sent() == kTalks);  // of the first turns
+    const auto logged = bed.check_logs();
+    CHECK(logged.at("append") == 2 * kTalks);
+    CHECK(logged.at("order") == 2 * kTalks);
   }
 }
 

@@ -143,7 +143,8 @@ TEST_CASE("prompt logprobs under every batching policy, with preemptions and on 
 
 TEST_CASE("prompt logprobs come from P, in every order and over every wire", "[engine][prompt_logprobs]") {
   for (const char* wire : {"local", "handoff"})
-    for (const char* disagg : {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost"})
+    for (const char* disagg :
+         {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost", "append_cost"})
       for (bool pull : {false, true}) {
         TinySetup setup{.topology = "1P1D", .transport = wire, .disagg = disagg};
         setup.disagg_options.pull = pull && std::string(wire) == "local";
