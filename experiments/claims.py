@@ -213,6 +213,7 @@ THEIR_STEPS = ("theirs is vLLM 0.5.1 as it ran, whose steps are not published; h
                "those that meet many decodes")
 VLLM = dict(topology="16C", system="vllm")
 OTHER_LOAD = "Llama-3-70B on four H200, a dense model's steps, and a generated trace; theirs is a mixture of experts on B200 and the trace itself"
+APPENDED = "by load: theirs is of chats, where every turn sends all KV and P computes the answers again; here both sides keep prefixes, and what is saved is mostly P's queue"
 OTHER_TRACE = "another trace: the published one is not public, and how fast it was played is not said"
 
 
@@ -240,6 +241,22 @@ def round_of(table, column, number, gb_per_s, load="always"):
 def cured(table, gb_per_s):
     """Mean TTFT of the last round where loads are by cost, over the better of always and never."""
     return round_of(table, "ttft_mean_s", 8, gb_per_s, "cost") / min(round_of(table, "ttft_mean_s", 8, rate) for rate in (0, gb_per_s))
+
+
+def turned(table, column, system, apart=15.0, topology="2P2D", gbps=100.0):
+    """Of turns from the second on, by the order of P and D."""
+    return table(column, system=system, apart_s=apart, topology=topology, gbps=gbps)
+
+
+def append_saves(table, column="first_s", than="prefill_first", **where):
+    """append_cost / another order."""
+    return turned(table, column, "append_cost", **where) / turned(table, column, than, **where)
+
+
+def beside_oracle(table):
+    """append_cost's score less that of the best fixed length, of every cell."""
+    return [float(row["score"]) - turned(table, "score", "oracle", float(row["apart_s"]), row["topology"], float(row["gbps"]))
+            for row in table.select(system="append_cost")]
 
 
 def looped(table, column, placement, concurrency=256):
@@ -1901,6 +1918,31 @@ CLAIMS = [
                    .9, 1.4, "x", printed("1.22 (1695 and 1391 ms: prefill counted in time)", 1695 / 1391), differs=OTHER_LOAD),
         ],
         how="virtual",
+    ),
+    Claim(
+        "append_prefill",
+        "What is it worth that D computes a conversation's next turn itself, where its KV is, and by which rule?",
+        "PPD (arXiv 2603.13358); agents of the WEKA traces, not its chats",
+        [
+            Expect("1P1D, a session a minute: D's first token, append_cost / prefill_first", lambda t: append_saves(t, topology="1P1D", apart=60.0), .25, .6, "x",
+                   amended="2026-11-26", was=(.6, 1), reason="a mean is not the median: who comes behind 100,000 tokens waits 2.5 s, and P computes such for a sixth of the time"),
+            Expect("1P1D, one every 15 s", lambda t: append_saves(t, topology="1P1D"), .1, .7, "x"),
+            Expect("2P2D, a session a minute", lambda t: append_saves(t, apart=60.0), .3, .7, "x", printed("0.32 (-68 %)", .32), differs=APPENDED,
+                   amended="2026-11-26", was=(.1, .5), reason="after some turns both D's have most of a conversation: it is not 27 GB that cross"),
+            Expect("2P2D, one every 15 s", lambda t: append_saves(t), .1, .5, "x", printed("0.32 (-68 %)", .32), differs=APPENDED),
+            Expect("2P2D, one every 15 s, 25 Gb/s", lambda t: append_saves(t, gbps=25.0), .02, .3, "x"),
+            Expect("2P2D, one every 15 s, 400 Gb/s", lambda t: append_saves(t, gbps=400.0), .2, .7, "x"),
+            Expect("2P2D, a session a minute: conditional_cost / prefill_first", lambda t: turned(t, "first_s", "conditional_cost", 60.0) /
+                   turned(t, "first_s", "prefill_first", 60.0), 1, 2, "x", amended="2026-11-26", was=(.3, .9),
+                   reason="what D computes P does not have, so P is never the cheaper one again; where placement names the other D that one computes all"),
+            Expect("1P1D, a session a minute: TPOT, append_cost / prefill_first", lambda t: append_saves(t, "tpot_s", topology="1P1D", apart=60.0), .85, 1.05, "x",
+                   printed("competitive"), amended="2026-11-26", was=(1, 1.2), reason="behind a busy P turns wait for each other, and then decode all at once"),
+            Expect("2P2D, a session a minute: TPOT", lambda t: append_saves(t, "tpot_s", apart=60.0), .9, 1.1, "x", printed("competitive")),
+            Expect("score, append_cost less the best fixed length: the least of eight", lambda t: min(beside_oracle(t)), -.25, .1),
+            Expect("the most of eight", lambda t: max(beside_oracle(t)), -.25, .1),
+        ],
+        how="virtual",
+        traces=True,
     ),
     Claim(
         "pd_where",
