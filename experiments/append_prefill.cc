@@ -122,6 +122,7 @@ Result<Finding> run(const Values& point, const Trace& trace) {
     if (base.first_s == 0) base = turns;
     turns.row["score"] = score(turns);
     turns.row["system"] = system;
+    turns.row["tokens"] = "";
     return turns;
   };
   for (const char* system : {"prefill_first", "conditional_threshold", "conditional_cost", "append_cost"}) {
