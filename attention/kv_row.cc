@@ -4,8 +4,21 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/kv_row_vectors.h"
+#include "base/cpu.h"
+
 namespace xpyd::attention {
 namespace {
+
+// Null: the loops below do all of a row.
+const KvRowVectors* vectors() {
+#if defined(__x86_64__)
+  static const KvRowVectors* const best = cpu_has(Isa::avx2) ? &kKvRowAvx2 : nullptr;
+  return best;
+#else
+  return nullptr;
+#endif
+}
 
 constexpr int kLanes = 8;  // independent extremes, so that the compiler may use vectors
 
@@ -18,7 +31,7 @@ KvQuantiser quantiser_of(Dtype dtype, int head_dim, const float* x) {
     max[lane] = y > max[lane] ? y : max[lane];
     poison[lane] += 0.0f * y;
   };
-  int d = 0;
+  int d = vectors() ? vectors()->range(x, head_dim, &min[0], &max[0], &poison[0]) : 0;
   for (; d + kLanes <= head_dim; d += kLanes)
     for (int i = 0; i < kLanes; ++i) take(i, x[d + i]);
   for (; d < head_dim; ++d) take(0, x[d]);
@@ -38,15 +51,17 @@ void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row) {
   }
   if (dtype == Dtype::bf16) {
     bf16* out = reinterpret_cast<bf16*>(row);
-    for (int d = 0; d < head_dim; ++d) out[d] = to_bf16(x[d]);
+    for (int d = vectors() ? vectors()->to_bf16(x, head_dim, row) : 0; d < head_dim; ++d) out[d] = to_bf16(x[d]);
     return;
   }
   const KvQuantiser q = quantiser_of(dtype, head_dim, x);
-  if (dtype == Dtype::int8) {
-    for (int d = 0; d < head_dim; ++d) row[d] = std::byte(q.code(x[d]));
+  const bool int8 = dtype == Dtype::int8;
+  const int begin = vectors() ? vectors()->codes(int8, x, head_dim, q.offset, q.inverse, q.largest, row) : 0;
+  if (int8) {
+    for (int d = begin; d < head_dim; ++d) row[d] = std::byte(q.code(x[d]));
     row += head_dim;
   } else {
-    for (int d = 0; d < head_dim; d += 2) row[d / 2] = std::byte(q.code(x[d]) | q.code(x[d + 1]) << 4);
+    for (int d = begin; d < head_dim; d += 2) row[d / 2] = std::byte(q.code(x[d]) | q.code(x[d + 1]) << 4);
     row += head_dim / 2;
   }
   std::memcpy(row, &q.scale, 2);
@@ -72,10 +87,16 @@ void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int
   if (dtype == Dtype::f32) {
     std::memcpy(x, row + 4 * size_t(begin), size_t(end - begin) * sizeof(float));
   } else if (dtype == Dtype::bf16) {
-    for (int d = begin; d < end; ++d) *x++ = kv_element(dtype, head_dim, row, d);
+    const int done = vectors() ? vectors()->of_bf16(row + 2 * size_t(begin), end - begin, x) : 0;
+    for (int d = begin + done; d < end; ++d) x[d - begin] = kv_element(dtype, head_dim, row, d);
   } else {
-    const KvScale s = kv_scale(row + (dtype == Dtype::int8 ? head_dim : head_dim / 2));
-    for (int d = begin; d < end; ++d) *x++ = s.value(kv_code(dtype, row, d));
+    const bool int8 = dtype == Dtype::int8;
+    const KvScale s = kv_scale(row + (int8 ? head_dim : head_dim / 2));
+    const bool whole_bytes = int8 || begin % 2 == 0;
+    int done = 0;
+    if (vectors() && whole_bytes)
+      done = vectors()->values(int8, row + (int8 ? begin : begin / 2), end - begin, s.scale, s.zero, x);
+    for (int d = begin + done; d < end; ++d) x[d - begin] = s.value(kv_code(dtype, row, d));
   }
 }
 

@@ -1,6 +1,8 @@
 // Rows of int8 and int4: what is stored, how far it is from what was given, and what attention over it makes of that.
 #include "attention/kv_row.h"
 
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "attention/attention_reference.h"
@@ -90,6 +92,42 @@ TEST_CASE("kv row: bytes that can be worked out by hand", "[attention]") {
   const double f16 = double(KvShape{1, 1, 128, Dtype::f16}.row_bytes());
   CHECK(f16 / double(KvShape{1, 1, 128, Dtype::int8}.row_bytes()) == Approx(1.939).margin(5e-4));
   CHECK(f16 / double(KvShape{1, 1, 128, Dtype::int4}.row_bytes()) == Approx(3.765).margin(5e-4));
+}
+
+TEST_CASE("kv row: vectors leave the bits of the quantiser's own loops, whatever is in a row", "[attention]") {
+  Random random(17);
+  for (int dim : {2, 8, 16, 30, 32, 48, 64, 78, 96, 128, 256})
+    for (int round = 0; round < 60; ++round) {
+      std::vector<float> x(static_cast<size_t>(dim));
+      const float size = std::pow(10.0f, float(random.uniform() * 12 - 6));
+      for (float& e : x) e = size * float(random.uniform() - 0.3);
+      const float odd[] = {NAN, INFINITY, -INFINITY, -0.0f, 1e6f, -1e6f, 1e-41f};
+      if (round % 2) x[random.below(x.size())] = odd[random.below(std::size(odd))];
+      const Row half(Dtype::bf16, x);
+      for (int d = 0; d < dim; ++d) {
+        uint16_t bits;
+        std::memcpy(&bits, &half.bytes[2 * size_t(d)], 2);
+        REQUIRE(bits == to_bf16(x[size_t(d)]).bits);
+      }
+      float min = INFINITY, max = -INFINITY, poison = 0;
+      for (float e : x) min = e < min ? e : min, max = e > max ? e : max, poison += 0.0f * e;
+      for (Dtype dtype : kQuantised) {
+        const KvQuantiser q = kv_quantiser(dtype, min, max, poison);
+        const Row row(dtype, x);
+        uint16_t stored[2];
+        std::memcpy(stored, &row.bytes[row.bytes.size() - 5], 4);
+        REQUIRE((stored[0] == q.scale && stored[1] == q.zero));
+        for (int d = 0; d < dim; ++d) REQUIRE(kv_code(dtype, row.bytes.data(), d) == q.code(x[size_t(d)]));
+        for (const int begin : {0, 1, dim / 2, dim - 1}) {  // of any part
+          std::vector<float> got(static_cast<size_t>(dim - begin));
+          read_kv_row(dtype, dim, row.bytes.data(), begin, dim, got.data());
+          for (int d = begin; d < dim; ++d) {
+            const float want = kv_element(dtype, dim, row.bytes.data(), d);
+            REQUIRE((got[size_t(d - begin)] == want || (std::isnan(want) && std::isnan(got[size_t(d - begin)]))));
+          }
+        }
+      }
+    }
 }
 
 TEST_CASE("kv row: no element is further off than half a scale and f32's rounding", "[attention]") {
