@@ -21,6 +21,7 @@
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/reservation.h"
 #include "disagg/handover/sender.h"
+#include "disagg/handover/wire_kv.h"
 #include "disagg/pool/fetcher.h"
 #include "disagg/pool/lender.h"
 
@@ -40,6 +41,7 @@ struct InstanceOptions {
   double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   bool post_by_stage = false;            // InstanceParts
+  WireKv wire_kv = WireKv::off;          // …
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
@@ -134,6 +136,7 @@ class Instance final {
   void report_cache();
   void fit_cost();
   void watch();
+  WireKv choose_wire_kv(const ConvertCost& cost, int tokens, int cached) const;
   void log_step(const StepShape& step, double seconds);
   std::string name_of(InstanceId id) const;
   // reserve() for whoever computes nothing here: there is no choice between loading and computing.

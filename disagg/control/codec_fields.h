@@ -25,6 +25,8 @@ inline constexpr Tier kLast<Tier> = Tier::disk;
 template <>
 inline constexpr Role kLast<Role> = Role::colocated;
 template <>
+inline constexpr WireKv kLast<WireKv> = WireKv::automatic;
+template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
 inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::joined;
@@ -134,7 +136,7 @@ XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, re
 XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
              prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
              chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes, transfer_descriptors, transfer_seconds,
-             wire_s_per_byte, kv_refused, leases_expired, fetch, heartbeat_s, cost, cost_error)
+             converted_bytes, convert_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, heartbeat_s, cost, cost_error)
 
 // ---- the messages
 
@@ -149,7 +151,7 @@ XPYD_MESSAGE(AttemptProgress, attempt, stage)
 XPYD_MESSAGE(AttemptFailed, attempt, reason, why)
 XPYD_MESSAGE(Report, stats)
 XPYD_MESSAGE(PrefillJob, attempt, request, state, decode)
-XPYD_MESSAGE(ReserveKv, attempt, request, state)
+XPYD_MESSAGE(ReserveKv, attempt, request, state, form)
 XPYD_MESSAGE(KvReserved, attempt, destination)
 XPYD_MESSAGE(KvDelivered, attempt, choices, kv_arrived, posts, checksums, handover)
 XPYD_MESSAGE(ReservationCancelled, attempt)
@@ -158,7 +160,7 @@ XPYD_MESSAGE(KvTaken, attempt)
 XPYD_MESSAGE(KvRenewed, attempts)
 XPYD_MESSAGE(PeerBroken, id)
 XPYD_FIELDS(ClearPrefixCache)
-XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local)
+XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local, wire_kv)
 XPYD_MESSAGE(Retire, rejoin, role)
 XPYD_MESSAGE(JoinRequest, role)
 XPYD_MESSAGE(Joined, info)

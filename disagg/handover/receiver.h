@@ -101,6 +101,7 @@ class Receiver {
     size_t read_bytes = 0;
     int posts = 0;  // that are to be counted in the window
     std::vector<uint64_t> checksums;
+    WireKv form = WireKv::off;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // without a word of the peer
     // decode_first: the last token is computed here, and the first one sampled.
@@ -138,7 +139,8 @@ class Receiver {
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;
-  bool is_whole(const Incoming& in) const;
+  bool is_whole(const Incoming& in);
+  uint64_t salt_of(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
   bool close(Place& place);

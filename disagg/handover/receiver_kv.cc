@@ -1,7 +1,9 @@
 // Receiver: room for KV that comes, and what becomes of it when it has come, or has not.
 #include <algorithm>
 
+#include "base/random.h"
 #include "disagg/handover/receiver.h"
+#include "disagg/handover/wire_kv.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg::handover {
@@ -24,8 +26,14 @@ bool Receiver::no_blocks(const Incoming& in, int sequences) const {
   const KvStats kv = parts_.memory.stats();
   const int spare = sequences == 0 ? 0 : kv.capacity / 100;
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
-                   parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
+                   parts_.memory.probe(in.tokens, salt_of(in)) / kv.block_tokens;
   return need + spare > kv.available();
+}
+
+// What crossed in fewer bits is the attempt's alone.
+uint64_t Receiver::salt_of(const Incoming& in) const {
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
+  return in.form == WireKv::off ? salt : Random(salt ^ Random(in.attempt).next()).next() | 1;
 }
 
 bool Receiver::may_move() const {
@@ -46,7 +54,7 @@ bool Receiver::may_move() const {
 Receiver::Room Receiver::take_room(Incoming& in) {
   Place& place = in.place;
   const std::vector<int32_t>& tokens = in.tokens;
-  const uint64_t salt = kv_salt(*in.request, in.attempt);
+  const uint64_t salt = salt_of(in);
   const int beside = sequences();
   bool loading = place.kv != kNoKv;
   const Room held = loading ? Room::loading : Room::none;
@@ -58,6 +66,7 @@ Receiver::Room Receiver::take_room(Incoming& in) {
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;
+    if (in.form != WireKv::off) memory.keep_private(place.kv);
     loading = reserved.value().loading;
   }
   // What a tier of this instance has need not cross: it is loaded while the other one computes.
@@ -147,7 +156,15 @@ void Receiver::look(Incoming& in) {
   if (kHere.has(in.state)) on(in, Event::adopted);
 }
 
-bool Receiver::is_whole(const Incoming& in) const {
+bool Receiver::is_whole(const Incoming& in) {
+  if (in.form != WireKv::off) {
+    const double start = parts_.clock.now();
+    const bool sums = !in.checksums.empty();
+    const bool whole = widen_kv(parts_.memory, in.place.kv, in.n_computed(), in.form, sums) == in.checksums;
+    parts_.converted.bytes += int64_t(in.n_computed()) * int64_t(parts_.memory.layout().shape.token_bytes());
+    parts_.converted.seconds += parts_.clock.now() - start;
+    return whole;
+  }
   if (in.checksums.empty()) return true;
   // What was read was computed from token 0 on: so is this, with what was here before.
   const int from = in.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
@@ -157,7 +174,7 @@ bool Receiver::is_whole(const Incoming& in) const {
 // `whole`: with the KV that came; else it is computed here, in other blocks.
 void Receiver::adopt(Incoming& in, bool whole) {
   KvMemory& memory = parts_.memory;
-  const uint64_t salt = kv_salt(*in.request, in.attempt);
+  const uint64_t salt = salt_of(in);
   const int n_tokens = in.n_computed();
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
   if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
