@@ -239,11 +239,13 @@ void Engine::choose_checked(const Entry& entry, const float* row, double now) {
   open_choice(s, s.choice);
   int at = s.computed = entry.first + entry.n_known();
   stats_.draft_tokens += entry.n_drafts;
+  draft_credit_.pay(entry.n_drafts * entry.draft_price);
   for (const int end = entry.end();; row += vocab) {
     Sampled sampled = sample({row, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
     const bool right = at < end && s.tokens[size_t(at)] == sampled.chosen.token;
     if (!right) s.tokens.resize(size_t(at));
     stats_.accepted_tokens += right;
+    draft_credit_.token(right);
     if (take_token(s, at, std::move(sampled), row_hash(row, vocab), now)) return;
     if (!right) break;
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
@@ -381,6 +383,9 @@ bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash,
   if (first) s.prompt_ticket.reset();
   const bool ended = accept_token(s, size_t(at), std::move(sampled), row_hash, now);
   if (!ended && !(first && s.leaves)) return false;
+  if (ended && drafter_)
+    drafter_->ended({.sequence = &s, .tokens = std::span(s.tokens).first(size_t(at) + 1), .memory = s.drafts, .most = 0,
+                     .salt = s.request->cache_salt});
   SequencePtr gone = remove(s);
   if (!ended) {
     std::vector<SequencePtr> choices;

@@ -216,6 +216,7 @@ class Engine final : private LayerObserver {
   EngineChunks chunks_;
   std::unique_ptr<Drafter> drafter_;  // null: no drafts
   std::vector<DraftWish> wishes_;
+  DraftCredit draft_credit_;
   PlanWatcher watcher_;
   LoadWatcher load_watcher_;
   std::vector<SequenceView> later_views_;  // planned_alike()'s

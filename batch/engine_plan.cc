@@ -249,7 +249,7 @@ void Engine::add_drafts(int spare_rows) {
   for (const Entry& entry : next_->entries) spare_tokens -= entry.n_tokens;
   const StepCost::Terms& cost = chunks_.cost;
   StepShape shape;
-  DraftRate rate = {};
+  DraftRate rate = {.credit = draft_credit_.left()};
   for (const Entry& entry : next_->entries) {
     shape.add_tokens(entry.n_tokens, entry.first);
     rate.tokens += entry.wants_logits;
@@ -276,7 +276,11 @@ void Engine::add_drafts(int spare_rows) {
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     spare_tokens -= most, spare_rows -= most;
     entries.push_back(&entry);
-    wishes_.push_back({.sequence = &s, .tokens = s.tokens, .memory = s.drafts, .most = most});
+    wishes_.push_back({.sequence = &s,
+                       .tokens = s.tokens,
+                       .memory = s.drafts,
+                       .most = most,
+                       .salt = s.request->cache_salt});
   }
   drafter_->draft(wishes_);
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -293,7 +297,7 @@ void Engine::add_drafts(int spare_rows) {
       continue;
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     s.tokens.insert(s.tokens.end(), drafts.begin(), drafts.end());
-    entry.n_tokens += n, entry.n_drafts = n;
+    entry.n_tokens += n, entry.n_drafts = n, entry.draft_price = rate.price();
   }
 }
 

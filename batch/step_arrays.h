@@ -23,6 +23,7 @@ struct StepEntry {  // one sequence's share of a step
   Range layers = {0, 0};        // that its tokens go through, where some do not go through all: the last entries
   const float* hidden = nullptr;  // HiddenStates::rows of its tokens, once they are computed
   bool ended = false;           // it ended while the step was under way: what the step gives it is dropped
+  double draft_price = 0;       // of each of n_drafts (draft_length.h)
   int end() const { return first + n_tokens; }
   int n_known() const { return n_tokens - n_drafts; }
   int n_rows() const { return n_prompt_rows + wants_logits + n_drafts; }  // of logits

@@ -200,18 +200,6 @@ Result<std::vector<Exchange>> read_sharegpt(const std::string& path) try {
   return error;
 }
 
-Result<std::vector<std::string>> read_conversations(const std::string& path) try {
-  std::vector<std::string> texts;
-  for_each_conversation(path, [&](const json& turns, const auto& value_of) {
-    std::string text;
-    for (size_t i = 0; i < turns.size(); ++i) text += (i > 0 ? "\n" : "") + value_of(i);
-    if (!text.empty()) texts.push_back(std::move(text));
-  });
-  return texts;
-} catch (const Error& error) {
-  return error;
-}
-
 Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens, int max_model_len,
                            uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens) try {
   Random random(mix_seed(seed, 4));

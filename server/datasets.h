@@ -77,9 +77,6 @@ struct Exchange {
   std::string prompt, reply;
 };
 Result<std::vector<Exchange>> read_sharegpt(const std::string& path);
-// All turns of every conversation in such a file, one after another with a line end between.
-Result<std::vector<std::string>> read_conversations(const std::string& path);
-
 // Conversations shuffled by seed, until n fit. Dropped: fewer than 4 tokens of prompt or reply,
 // more than 1024 of prompt or 2048 of both, and what does not fit max_model_len (when > 0).
 // count_tokens asks the server. output_tokens > 0 replaces the reply's length (and its minimum).

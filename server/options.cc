@@ -256,6 +256,11 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
       {"ngram-max", integer, "4", "tokens", "", 1, 64, "--speculate ngram: that are looked for first", kEngine,
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_max>},
+      {"ngram-scope", choice, "sequence", "", "sequence|prompts", 0, 0,
+       "--speculate ngram: where they are looked for: in a sequence's own text; prompts: where that has nothing, in the "
+       "last 87,381 tokens (of --ngram-min 2, --ngram-max 4) of all sequences of the instance that have the same "
+       "cache_salt",
+       kEngine, sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_scope>},
       {"draft-model", text, "", "folder", "", 0, 0,
        "--speculate draft: the smaller model, with the same vocabulary; it has KV of its own, as many tokens as "
        "--kv-bytes holds",
@@ -676,7 +681,14 @@ std::vector<OptionRow> make_rows() {
       {"min-count", integer, "2", "prompts", "", 2, kMaxTokens, "a prefix counts when at least so many share it",
        "prefix-stats"},
       {"min-length", integer, "0", "tokens", "", 0, kMaxTokens,
-       "and when it is longer than this; of conversations: bytes", "prefix-stats"},
+       "and when it is longer than this; of texts by bytes: bytes", "prefix-stats"},
+      {"unit", choice, "file", "", "file|tokens|blocks", 0, 0,
+       "what texts are compared by; file: bytes of texts, the blocks of a trace", "prefix-stats"},
+      {"block-tokens", integer, "16", "tokens", "", 2, 4096, "--unit blocks: of one", "prefix-stats"},
+      {"tokenizer", text, "", "", "DIR", 0, 0, "--unit tokens and blocks: the model folder it is of; empty: the demo model's",
+       "prefix-stats"},
+      {"list", flag, "off", "", "", 0, 0,
+       "all such prefixes, with what they are: of blocks, the number of a prompt that has it", "prefix-stats"},
 
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},

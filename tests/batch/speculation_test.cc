@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "batch/ngram.h"
+#include "batch/recent_texts.h"
 #include "model/sampler.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
@@ -43,6 +44,84 @@ TEST_CASE("speculate: an index of n-grams finds what a search finds", "[speculat
     }
     CHECK(found > 10);
   }
+}
+
+// Texts that grow in turn, and what of them is still to be found: looked for everywhere.
+struct Told {
+  struct Token {
+    size_t text, at;  // of which it is token `at`
+  };
+  struct Text {
+    std::vector<int32_t> tokens;
+    uint64_t salt;
+    RecentTexts::Place place = {};
+  };
+  std::vector<Text> texts;
+  std::vector<Token> order = {};  // as they were told
+
+  std::vector<int32_t> propose(const Text& asks, int min, int max, int most, size_t kept) const {
+    const auto& wanted = asks.tokens;
+    for (int n = std::min(max, int(wanted.size())); n >= min; --n)
+      for (size_t i = order.size(); i > 0 && i + kept > order.size(); --i) {
+        const auto [which, at] = order[i - 1];
+        const Text& text = texts[which];
+        if (text.salt != asks.salt || at + 1 < size_t(n) || at + 1 >= text.place.told || !follows(i - 1, kept)) continue;
+        if (!std::equal(wanted.end() - n, wanted.end(), text.tokens.begin() + long(at) + 1 - n)) continue;
+        std::vector<int32_t> found;
+        for (size_t next = at + 1, from = i - 1; next < text.place.told && int(found.size()) < most; ++next) {
+          from = where(which, next);
+          found.push_back(text.tokens[next]);
+          if (!follows(from, kept)) break;
+        }
+        return found;
+      }
+    return {};
+  }
+
+ private:
+  size_t where(size_t text, size_t at) const {
+    for (size_t i = order.size(); i > 0; --i)
+      if (order[i - 1].text == text && order[i - 1].at == at) return i - 1;
+    return order.size();
+  }
+  // Whether the token after that one came before that one was forgotten.
+  bool follows(size_t i, size_t kept) const {
+    const size_t next = where(order[i].text, order[i].at + 1);
+    return next < order.size() && next - i < kept;
+  }
+};
+
+TEST_CASE("speculate: the text of others is found as long as it is recent", "[speculate]") {
+  Random random(5);
+  int found = 0, none = 0;
+  for (int round = 0; round < 40; ++round) {
+    const uint64_t alphabet = 2 + random.below(6);
+    const int min = 1 + int(random.below(3)), max = min + int(random.below(4));
+    RecentTexts recent(min, max, 20 + random.below(400));
+    const size_t bytes = recent.bytes();
+    Told told;
+    for (uint64_t salt = 0; salt < 6; ++salt) told.texts.push_back({.tokens = {}, .salt = salt % 2});
+    for (int step = 0; step < 150; ++step) {
+      const size_t which = random.below(told.texts.size());
+      Told::Text& text = told.texts[which];
+      for (uint64_t n = 1 + random.below(random.below(8) == 0 ? 40 : 3); n > 0; --n)
+        text.tokens.push_back(int32_t(random.below(alphabet)));
+      const int most = 1 + int(random.below(6));
+      std::vector<int32_t> got;
+      recent.propose(text.tokens, text.salt, most, got);
+      CAPTURE(round, step, min, max, recent.tokens());
+      REQUIRE(got == told.propose(text, min, max, most, recent.tokens()));
+      ++(got.empty() ? none : found);
+      for (size_t at = text.place.told; at < text.tokens.size(); ++at) told.order.push_back({which, at});
+      recent.tell(text.tokens, text.salt, text.place);
+    }
+    CHECK(recent.bytes() == bytes);
+  }
+  CHECK(found > 1000);
+  CHECK(none > 1000);
+  RecentTexts all(2, 4);
+  CHECK(all.tokens() == 87381);
+  for (int max : {2, 4, 64}) CHECK(RecentTexts(2, max).bytes() <= size_t{6} << 20);
 }
 
 // What each prompt is followed by, and drafts made of it of which some are wrong.
@@ -112,6 +191,7 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
             setup.max_batch = 16 + ran % 5;
             setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 3 << 20 : 1 << 19;
             setup.speculation = ran % 4 == 3 ? SpeculationOptions{find_drafter("ngram"), 3, 1, 3} : told(1 + ran % 5);
+            setup.speculation.ngram_scope = ran % 8 == 3 ? NgramScope::prompts : NgramScope::sequence;
             INFO(setup.describe());
             const RaggedRun run = run_ragged(setup);
             REQUIRE(run.tokens == plain.tokens);
@@ -164,7 +244,7 @@ TEST_CASE("speculate: one hash with a model that drafts, and with a multi-token 
 TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
   // A step of 10 ms for one token, 1 ms for each more: worth it while a draft is right more often than 1 in 10.
   const auto drafts = [](const DraftRecord& record, double token_s) {
-    DraftRate rate{.tokens = 1, .seconds = 10e-3, .token_seconds = token_s};
+    DraftRate rate{.tokens = 1, .seconds = 10e-3, .token_seconds = token_s, .credit = 100};
     return rate.take(record, 16);
   };
   DraftRecord right, wrong;
@@ -172,12 +252,42 @@ TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
   CHECK(drafts(right, 1e-3) == 16);
   CHECK(drafts(wrong, 1e-3) == 0);
   CHECK(drafts({}, 1e-3) == 2);     // 1/2 and 1/4 pay: 1.75 tokens in 12 ms, a third is right 1 time in 8
-  CHECK(drafts({}, 6e-3) == 0);
+  CHECK(drafts({}, 6e-3) == 1);  // half of them would have to be right, which one tells
+  CHECK(drafts({}, 11e-3) == 0);
+  DraftRecord once;
+  once.saw(1, 0);
+  CHECK(drafts(once, 6e-3) == 0);
   CHECK(drafts(right, 10e-3) == 0);  // as a step by itself
   int steps = 0;  // until who was wrong is tried again
   for (; drafts(wrong, 1e-3) == 0; ++steps) wrong.saw(0, 0);
   CHECK(steps > 10);
   CHECK(steps < 100);
+
+  // Where nothing is right ever, a hundredth is lost and little more; then text that repeats itself is found out.
+  DraftCredit credit;
+  DraftRecord record;
+  double lost = 0;
+  const auto play = [&](int tokens, bool guessed) {
+    int played = 0;
+    for (; tokens > 0; ++played) {
+      DraftRate rate{.tokens = 1, .seconds = 10e-3, .token_seconds = 1e-3, .credit = credit.left()};
+      const int n = rate.take(record, 16);
+      lost += n * .1;
+      credit.pay(n * rate.price());
+      for (int i = 0; i <= (guessed ? n : 0); ++i, --tokens) credit.token(guessed && i < n);
+      record.saw(n, guessed ? n : 0);
+    }
+    return played;
+  };
+  play(60, false);
+  CHECK(lost < .02 * 60);
+  CHECK(lost > .1);
+  play(5000, false);
+  CHECK(lost < .011 * 5060 + .5);
+  CHECK(play(200, true) < 80);
+  lost = 0;
+  play(1000, false);
+  CHECK(lost < .011 * 1000 + 4.5);
 
   known().clear();
   const RaggedRun plain = plain_run({.topology = "1C"});
@@ -284,15 +394,41 @@ TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do 
       setup.pool_bytes = 2 << 20;
       if (std::string(scheme) == "vattention") setup.share = KvShare::copy, setup.block_tokens = 64;
       const Answers plain = answers(setup);
-      setup.speculation = {find_drafter("ngram"), 4, 1, 3};
-      INFO(setup.describe());
-      const Answers drafted = answers(setup);
-      check_equal(drafted, plain);
-      CHECK(drafted.accepted > 20);
-      CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
-      CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
+      int64_t own = 0;
+      for (NgramScope scope : {NgramScope::sequence, NgramScope::prompts}) {
+        setup.speculation = {find_drafter("ngram"), 4, 1, 3, scope};
+        INFO(setup.describe());
+        const Answers drafted = answers(setup);
+        check_equal(drafted, plain);
+        CHECK(drafted.accepted > 20 + own);  // prompts come twice
+        CHECK(drafted.hits >= plain.hits);   // a prefix hit loses nothing
+        CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
+        own = drafted.accepted;
+      }
       CHECK(plain.drafted == 0);
     }
+}
+
+TEST_CASE("speculate: what one sequence has put out another's drafts are, under the same salt", "[speculate]") {
+  TinySetup setup{.topology = "1C"};
+  setup.speculation = {find_drafter("ngram"), 8, 3, 4, NgramScope::prompts};
+  TinyCluster tiny(setup);
+  uint64_t id = 0;
+  const auto accepted = [&](uint64_t salt, int32_t first) {
+    const Instance& instance = *tiny.cluster->instances()[0];
+    const int64_t before = instance.stats().accepted_tokens;
+    auto request = tiny_request(++id, {first, 40, 41, 42, 43}, 60);
+    request->cache_salt = salt;
+    request->sampling = {.temperature = 3, .seed = 7};  // nothing that it repeats by itself
+    REQUIRE(tiny.submit(request).ok());
+    tiny.run();
+    CHECK(tiny.recorder->choice(id, 0).tokens.size() == 60);
+    return instance.stats().accepted_tokens - before;
+  };
+  CHECK(accepted(0, 39) < 5);
+  CHECK(accepted(1, 39) < 5);
+  CHECK(accepted(0, 39) > 45);
+  CHECK(accepted(1, 39) > 45);
 }
 
 TEST_CASE("speculate: a request says how much is drafted", "[speculate]") {

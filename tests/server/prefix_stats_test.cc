@@ -1,4 +1,5 @@
 #include "server/prefix_stats.h"
+#include "model/folder.h"
 
 #include <fstream>
 #include <map>
@@ -126,6 +127,40 @@ TEST_CASE("prefix-stats: the published figures of the Mooncake traces", "[prefix
   }
 }
 
+TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[prefix-stats]") {
+  testing::TempDir dir;
+  const auto read = [&](const std::string& text) { return read_prefix_input(write_file(dir, text)).value(); };
+  const std::vector<std::string> both = {"The key of box 1 is red.\nok", "The key of box 1 is blue.\nok"};
+  CHECK(read("{\"conversation\": [{\"content\": \"The key of box 1 is red.\"}, {\"content\": \"ok\"}]}\n"
+             "{\"conversation\": [{\"content\": \"The key of box 1 is blue.\"}, {\"content\": \"ok\"}]}\n")
+            .prompts == both);
+  const PrefixInput texts =
+      read("{\"instruction\": \"The key of box 1 is red.\", \"context\": \"\", \"response\": \"ok\"}\n"
+           "{\"instruction\": \"The key of box 1 is blue.\", \"context\": \"\", \"response\": \"ok\"}\n");
+  CHECK(texts.prompts == both);
+  const PrefixStats bytes = prefix_stats(texts, 2, 0);
+  REQUIRE(bytes.leaves == 1);
+  CHECK(texts.text(texts.prompts[bytes.most[0].prompt].substr(0, bytes.most[0].units)) == "The key of box 1 is ");
+
+  const auto tokenizer = Tokenizer::load(kDemoModel).value();
+  const PrefixInput tokens = in_tokens(texts, *tokenizer, 1);
+  const PrefixStats by_tokens = prefix_stats(tokens, 2, 0);
+  REQUIRE(by_tokens.leaves == 1);
+  const std::string shared = tokens.text(tokens.prompts[by_tokens.most[0].prompt].substr(0, by_tokens.most[0].units * 4));
+  CHECK(shared == "The key of box 1 is");  // a word begins with its blank
+  CHECK(by_tokens.most[0].length == int64_t(tokenizer->encode(shared, {.add_special_tokens = false}).size()));
+  const PrefixInput blocks = in_tokens(texts, *tokenizer, 4);
+  const PrefixStats by_blocks = prefix_stats(blocks, 2, 0);
+  CHECK(by_blocks.most[0].length == by_tokens.most[0].length / 4 * 4);
+  CHECK_FALSE(blocks.text);
+
+  const PrefixInput bailian = read(
+      "{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0, \"input_length\": 20, \"output_length\": 5, \"type\": "
+      "\"text\", \"turn\": 1, \"hash_ids\": [7, 8]}\n");
+  CHECK(bailian.unit_length == 16);
+  CHECK(bailian.lengths == std::vector<int64_t>{20});
+}
+
 TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[prefix-stats]") {
   testing::TempDir dir;
   auto chats = read_prefix_input(write_file(dir, R"([
@@ -145,8 +180,9 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
   CHECK(s.length_reuse == Approx(512.0 / 1112));
 
   CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") != std::string::npos);
-  CHECK(error_of("").find("expected ShareGPT's JSON") != std::string::npos);
-  CHECK(error_of("words").find("expected ShareGPT's JSON") != std::string::npos);
+  CHECK(error_of("").find("expected a JSON array or JSON lines") != std::string::npos);
+  CHECK(error_of("words").find("expected a JSON array or JSON lines") != std::string::npos);
+  CHECK(error_of("{\"a\": 1}").find("expected conversations, conversation, instruction or hash_ids") != std::string::npos);
   CHECK(error_of("[]").find("no prompts") != std::string::npos);
   CHECK(error_of("[{\"conversations\": 3}]").find("conversations") != std::string::npos);
   CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") != std::string::npos);
