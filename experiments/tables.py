@@ -35,11 +35,11 @@ PA, LMSYS, WAVE, TT, DYNO = "PagedAttention (SOSP'23)", "SGLang's chunked pipeli
 ROWS = [
     # What a run prints.
     Row(XPYD, "serving block", "a run: requests, tokens, throughput, concurrency, TTFT, TPOT, ITL",
-        command="xpyd bench", lacks="backend, retokenized tokens, input throughput, concurrency (mean over time); SGLang's form; chat endpoints and https"),
+        command="xpyd bench --format sglang"),
     # How prompts repeat.
     Row(XPYD, "prefix repetition, R over N and L", "maximal prefixes that N conversations share, longer than L, of all: 5.9 % (9,483 of 160,000)",
-        ("prefix_repetition: R_*",), lacks="their conversations (dolly-15k, LMSYS)"),
-    Row(XPYD, "prefixes that repeat", "the prefixes themselves, each with its count", lacks="a list of them: prefix-stats counts"),
+        ("prefix_repetition: R_*",), lacks="their conversations (dolly-15k, LMSYS): prefix-stats reads them, and they are not here"),
+    Row(XPYD, "prefixes that repeat", "the prefixes themselves, each with its count", command="xpyd prefix-stats FILE --list"),
     Row(XPYD, "radix tree beside blocks", "their granularities do not match",
         lacks="a radix tree by token beside the hash of blocks: hit tokens, look-up, fragmentation by block size"),
     # The xPyD notes' runs.
@@ -54,7 +54,7 @@ ROWS = [
         lacks="several P and D; the mistakes in theirs, marked"),
     Row(XPYD, "heads of P to heads of D", "who sends to whom where tensor ranks differ, with replicas and MLA", ("pd_shapes: *",)),
     Row(XPYD, "slicing example", "a tensor [10, 8, 8] cut for two ranks, by slot", lacks="a command that prints it, as the notes have it and as it must be"),
-    Row(XPYD, "3 GB of KV a second", "10,000 tokens/s of prefill, in bytes", lacks="a command that prints it"),
+    Row(XPYD, "3 GB of KV a second", "10,000 tokens/s of prefill, in bytes", command="xpyd info LLAMA2_70B --kv-dtype bf16"),
     # vAttention.
     Row(VA, "Table 1", "block tables: share of a decode step", ("block_table: *",), lacks="TensorRT-LLM's figure (-11 %), vLLM's kernel (2.8)"),
     Row(VA, "Table 3", "latency of each VMM call, by size of group",
@@ -173,7 +173,7 @@ ROWS = [
         lacks="their constants, and any model's, as a command"),
     Row(AUTHOR, "VRAM occupation cost", "GB s of a request, chunks inline beside disaggregation",
         ("disagg_orders: GB s*",), lacks="chunked prefill on it; per request and phase in /metrics"),
-    Row(AUTHOR, "TBT, not TPOT", "a request's longest tenth of gaps", command="xpyd bench", lacks="the same of xpyd generate, which calls a mean of gaps TBT"),
+    Row(AUTHOR, "TBT, not TPOT", "a request's longest tenth of gaps", command="xpyd bench --format sglang"),
     Row(AUTHOR, "MFU of P and D", "share of the card's FLOPs by phase", lacks="MFU of an instance in /metrics"),
     Row(AUTHOR, "batch jobs in spare memory", "a class of jobs that yields its blocks at once", lacks="the class"),
     Row(AUTHOR, "chunks need no dynamic programming", "CPP is TeraPipe without backward", ("cpp_policies: one prompt: *",)),
@@ -196,7 +196,8 @@ ROWS = [
         lacks="1.4 and 2.35 times at equal cost and power: cards of two kinds in one cluster"),
     Row("TaiChi", "goodput", "+9 to 47 % over aggregation, +29 to 77 % over disaggregation", lacks="chunk sizes of their own for P-heavy and D-heavy instances"),
     Row("DynaServe", "capacity", "1.15 to 3.07 times, a request split at any token", lacks="a split at any token"),
-    Row("PPD (2603.13358)", "later turns on D", "TTFT -68 %", lacks="a claim over --disagg append_cost on agents' sessions"),
+    Row("PPD (2603.13358)", "later turns on D", "TTFT -68 %, TPOT competitive",
+        ("append_prefill: *",), lacks="their chats and cards; agents' sessions are replayed"),
     Row("layered prefill (arXiv 2510.08055)", "Qwen3-235B", "TTFT 4.25 to 2.26 s, TBT 41.7 to 33.1 ms beside chunks of 512",
         lacks="--batching layered beside chunked in virtual time (a mixture of experts' costs)"),
     Row("papers on dividing one card", "headlines", "1.0 to 5.1 times: semi-PD, Nexus, Drift, DuetServe",

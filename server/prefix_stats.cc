@@ -126,9 +126,10 @@ std::string turns_of(const json& record, const std::string& where) {
   const bool sharegpt = find_field(record, "conversations");
   const char* list = sharegpt ? "conversations" : find_field(record, "conversation") ? "conversation" : nullptr;
   if (list)
-    for (const json& turn : *need(get_array(record, list, where))) {
-      if (!turn.is_object()) throw invalid(where + ": " + list + ": expected objects");
-      add(need(get_string(turn, sharegpt ? "value" : "content", where)));
+    for (size_t i = 0; const json& turn : *need(get_array(record, list, where))) {
+      const std::string at = where + ": " + list + "[" + std::to_string(i++) + "]";
+      if (!turn.is_object()) throw invalid(at + ": expected an object");
+      add(need(get_string(turn, sharegpt ? "value" : "content", at)));
     }
   else
     for (const char* part : {"instruction", "context", "response"})

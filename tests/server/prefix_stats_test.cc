@@ -186,7 +186,7 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
   CHECK(error_of("[]").find("no prompts") != std::string::npos);
   CHECK(error_of("[{\"conversations\": 3}]").find("conversations") != std::string::npos);
   CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") != std::string::npos);
-  const std::string row = error_of("{\"timestamp\": 0}\n");
+  const std::string row = error_of("{\"timestamp\": 0, \"hash_ids\": [1]}\n");
   CHECK(row.find("file:1") != std::string::npos);
   CHECK(row.find("input_length") != std::string::npos);
 }
