@@ -276,6 +276,28 @@ TEST_CASE("wire kv: the bytes on the wire are those of the narrow rows, and D ke
     }
 }
 
+TEST_CASE("wire kv: an answer does not depend on what D has computed before", "[disagg][wire_kv]") {
+  for (const char* scheme : {"paged", "slots", "vattention"}) {
+    INFO(scheme);
+    TinySetup setup{.topology = "1P1D", .scheme = scheme, .wire_kv = WireKv::int4, .pool_bytes = 3 << 20};
+    setup.share = KvShare::takeover;
+    TinyCluster both(setup), alone(setup);
+    Tokens prompt = ragged_prompts().back();
+    prompt.resize(60, 7);
+    REQUIRE(both.submit(tiny_request(1, prompt, 40)).ok());
+    both.run();
+    const Tokens answer = both.recorder->choice(1).tokens;
+    prompt.insert(prompt.end(), answer.begin(), answer.end());
+    prompt.push_back(11);
+    for (TinyCluster* tiny : {&both, &alone}) {
+      REQUIRE(tiny->submit(tiny_request(2, prompt, 6)).ok());
+      tiny->run();
+    }
+    CHECK(both.cluster->stats().instances[0].kv.prefix_hit_tokens > 0);  // P's own, which is exact
+    CHECK(both.recorder->choice(2).logits_hash == alone.recorder->choice(2).logits_hash);
+  }
+}
+
 // ---- Who goes away in between.
 
 SimOptions narrow() {
