@@ -76,8 +76,7 @@ int values_avx2(bool int8, const std::byte* row, int n, float scale, float zero,
     for (int i = 0; i < 4; ++i) {
       const __m128i eight = i % 2 ? _mm_srli_si128(codes[i / 2], 8) : codes[i / 2];
       const __m256 code = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight));
-      _mm256_storeu_ps(x + d + 8 * i,
-                       _mm256_add_ps(_mm256_mul_ps(code, _mm256_set1_ps(scale)), _mm256_set1_ps(zero)));
+      _mm256_storeu_ps(x + d + 8 * i, _mm256_add_ps(_mm256_mul_ps(code, _mm256_set1_ps(scale)), _mm256_set1_ps(zero)));
     }
   }
   return whole;

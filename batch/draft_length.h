@@ -46,7 +46,9 @@ class DraftCredit {
 // A step: the tokens that it is expected to end, and its seconds, which grow with its drafts.
 struct DraftRate {
   double tokens, seconds, token_seconds, credit;
-  double price() const { return tokens * token_seconds / seconds; }
+  // At least kLeast: what one more token takes is learned late, as its cost is tied to what was known at first.
+  double price() const { return std::max(kLeast, tokens * token_seconds / seconds); }
+  static constexpr double kLeast = 0.05;
   // The next sequence's drafts, at most `most`.
   int take(const DraftRecord& record, int most) {
     double kept = 1;

@@ -105,7 +105,8 @@ Status check_wire_kv(const ClusterOptions& o, WireKv form) {
                  ": expected local, shm or tcp");
   if (o.device != &cpu_device() || o.kv.vattention.on_card)
     return error("rows are made on the CPU: expected --device cpu");
-  if (o.ranks && o.ranks->far) return error("the KV of --ranks remote is on other hosts: expected threads or processes");
+  if (o.ranks && o.ranks->far)
+    return error("the KV of --ranks remote is on other hosts: expected threads or processes");
   if (wire_row_bytes(shape, form == WireKv::automatic ? WireKv::int4 : form) == 0)
     return error(std::string("--kv-dtype ") + dtype_name(shape.dtype) + " has no narrower rows of " +
                  std::to_string(shape.head_dim) + " elements: expected a wider one, and for int4 an even number");
@@ -114,8 +115,9 @@ Status check_wire_kv(const ClusterOptions& o, WireKv form) {
     return error(std::string("--disagg ") + o.disagg->name +
                  ": D's room is held before a P says the form: expected --disagg prefill_first");
   if (o.disagg->local || std::ranges::count(o.topology, Role::colocated) > 0)
-    return error("a prompt that stays where it is computed would have other KV than one that crosses: expected "
-                 "--disagg prefill_first, and no C in --topology");
+    return error(
+        "a prompt that stays where it is computed would have other KV than one that crosses: expected "
+        "--disagg prefill_first, and no C in --topology");
   return ok();
 }
 
@@ -326,7 +328,10 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   for (size_t i = 0; i < n; ++i) {
     const Role role = o.topology[i];
     const OnCpus here(cluster->cpus_[i]);
-    const Welcome as{.id = cluster->conductor_.new_id(), .name = names[i], .role = role, .local = o.disagg->local,
+    const Welcome as{.id = cluster->conductor_.new_id(),
+                     .name = names[i],
+                     .role = role,
+                     .local = o.disagg->local,
                      .wire_kv = o.wire_kv};
     BuiltInstance built = need(build_instance(o, as, int(i), shared_pool, clock, *cluster));
     cluster->memories_.push_back(std::move(built.memory));

@@ -75,17 +75,16 @@ WireKv Instance::choose_wire_kv(const ConvertCost& cost, int tokens, int cached)
   const double rows = double(tokens) * double(shape.token_bytes()) / double(shape.row_bytes());
   const double bytes = rows * double(shape.row_bytes());
   const int step_tokens = options_.engine.step_tokens;
-  const WireKvView view{
-      .bytes = bytes,
-      .int8_bytes = rows * double(wire_row_bytes(shape, WireKv::int8)),
-      .int4_bytes = rows * double(wire_row_bytes(shape, WireKv::int4)),
-      .pack_int8_s = bytes * cost.pack_int8,
-      .pack_int4_s = bytes * cost.pack_int4,
-      .widen_int8_s = bytes * cost.widen_int8,
-      .widen_int4_s = bytes * cost.widen_int4,
-      .wire_s_per_byte = parts_.rate.s_per_byte(),
-      .compute_s = cost_.seconds(prompt_steps(tokens - cached, cached, step_tokens)),
-      .overlap = overlap(options_.stream_kv, false, shape.n_layers, tokens - cached, step_tokens)};
+  const WireKvView view{.bytes = bytes,
+                        .int8_bytes = rows * double(wire_row_bytes(shape, WireKv::int8)),
+                        .int4_bytes = rows * double(wire_row_bytes(shape, WireKv::int4)),
+                        .pack_int8_s = bytes * cost.pack_int8,
+                        .pack_int4_s = bytes * cost.pack_int4,
+                        .widen_int8_s = bytes * cost.widen_int8,
+                        .widen_int4_s = bytes * cost.widen_int4,
+                        .wire_s_per_byte = parts_.rate.s_per_byte(),
+                        .compute_s = cost_.seconds(prompt_steps(tokens - cached, cached, step_tokens)),
+                        .overlap = overlap(options_.stream_kv, false, shape.n_layers, tokens - cached, step_tokens)};
   const WireKv form = disagg::choose_wire_kv(view);
   if (options_.log)
     options_.log->decided(clock_.now(), "wire_kv", "auto", 0, view, NoOptions{}, int(form), "instance", options_.name);

@@ -120,8 +120,7 @@ std::string wire_kv_again(const json& line, const std::string& policy, JsonIn::K
   const auto name = std::ranges::find(kWireKvNames, policy);
   if (name == std::end(kWireKvNames)) throw std::runtime_error("this build has no form \"" + policy + "\"");
   const auto form = WireKv(name - std::begin(kWireKvNames));
-  return std::to_string(
-      int(form == WireKv::automatic ? choose_wire_kv(part<WireKvView>(line, "view", keep)) : form));
+  return std::to_string(int(form == WireKv::automatic ? choose_wire_kv(part<WireKvView>(line, "view", keep)) : form));
 }
 
 struct Kind {

@@ -54,8 +54,8 @@ std::string TinySetup::describe() const {
          std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") + " on the wire " + kWireKvNames[int(wire_kv)] +
          (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) + " drafts " +
-         (speculation.drafter ? speculation.drafter->name : "off") + " host " +
+         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
+         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + " host " +
          std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 

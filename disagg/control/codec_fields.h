@@ -135,8 +135,9 @@ XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, escrowed, els
 XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, relayed, seconds, wait_s, regret_s, ask_s)
 XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
              prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
-             chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes, transfer_descriptors, transfer_seconds,
-             converted_bytes, convert_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, heartbeat_s, cost, cost_error)
+             chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes,
+             transfer_descriptors, transfer_seconds, converted_bytes, convert_seconds, wire_s_per_byte, kv_refused,
+             leases_expired, fetch, heartbeat_s, cost, cost_error)
 
 // ---- the messages
 

@@ -152,7 +152,7 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
                                               parts_.post_deadline(out.until_s, plan_.bytes), uint32_t(++out.posts)},
                                              plan_);
       const TransferState state = parts_.wire.poll(id);
-      if (state == TransferState::in_flight) 
+      if (state == TransferState::in_flight)
         out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes, std::move(packed)});
       if (state == TransferState::done) ended(out, post_s, plan_.bytes);
       if (state == TransferState::failed) on(out, Event::post_failed);

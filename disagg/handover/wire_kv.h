@@ -6,8 +6,8 @@
 // of a token (token_major). When the window is closed they are widened from the last one back, so that none is written
 // over before it is read. P packs what it posts into memory of its own, until the post is done.
 //
-// A row that has crossed depends on the row that P computed, and on nothing else: not on wire, grain, layout, block size
-// or ranks. It is a prefix of nobody: what else finds it would be told another story by another cache.
+// A row that has crossed depends on the row that P computed, and on nothing else: not on wire, grain, layout, block
+// size or ranks. Nobody else finds it as a prefix: what another prompt found would then depend on who had asked before.
 //
 // Thread safety: plain functions and values.
 #pragma once
@@ -34,7 +34,8 @@ size_t wire_row_bytes(const KvShape& shape, WireKv form);
 using PackedRows = std::vector<std::unique_ptr<std::byte[]>>;
 
 // Packs a region (of the whole model) of a sequence and plans its copies to a place at a peer. `packed` must last until
-// they are done. `sums`: added to, [checksum_groups()] of the sequence, for widen_kv() to compare; null: not wanted. Before: the CPU can read the rows.
+// they are done. `sums`: added to, [checksum_groups()] of the sequence, for widen_kv() to compare; null: not wanted.
+// Before: the CPU can read the rows.
 void pack_kv(const Peers& peers, KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region, WireKv form,
              TransferPlan& plan, PackedRows& packed, std::vector<uint64_t>* sums);
 

@@ -279,7 +279,8 @@ void Sim::configure() {
                             .max_prefill_queue = up_to(20),
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
-  if (options.wire_kv != WireKv::off && options.disagg->decode_first) options.disagg = find_disagg_policy("prefill_first");
+  if (options.wire_kv != WireKv::off && options.disagg->decode_first)
+    options.disagg = find_disagg_policy("prefill_first");
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.replication = &replication_policies()[random_.below(replication_policies().size())];
   options.path = &path_policies()[random_.below(path_policies().size())];
@@ -314,11 +315,11 @@ void Sim::configure() {
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
   options.escrow = chance(0.5);
-  tell("%dP%dD%dC %s on the wire %s, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d", p, d, c,
-       sim.scheme.c_str(), kWireKvNames[int(options.wire_kv)], kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
-       sim.speculation.tokens, options.fetch->name,
-       options.path->name, options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
-       options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_, sim.step_tokens);
+  tell("%dP%dD%dC %s, %s on the wire, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
+       p, d, c, sim.scheme.c_str(), kWireKvNames[int(options.wire_kv)], kv.block_tokens,
+       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.path->name, options.placement->name,
+       options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
+       int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };

@@ -74,8 +74,8 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                      .step_tokens = o.step_tokens,
                      .speculation = o.speculation};
   node->instance = std::make_unique<Instance>(std::move(instance),
-                                              make_checksum_model(o.conductor.wire_kv != WireKv::off), std::move(memory),
-                                              o.wire(wire), clock, *this);
+                                              make_checksum_model(o.conductor.wire_kv != WireKv::off),
+                                              std::move(memory), o.wire(wire), clock, *this);
   nodes[node->id] = node;
   conductor_->joined(node->instance->info(), std::make_shared<Probe>(node));
   return node;

@@ -55,10 +55,8 @@ struct Ranks {
   int tp = 1, pp = 1;
 };
 std::unique_ptr<KvMemory> memory_of(const char* scheme, const KvOptions& options, Ranks ranks) {
-  const KvShards shards{.n_layers = options.shape.n_layers,
-                        .n_kv_heads = options.shape.n_kv_heads,
-                        .tp = ranks.tp,
-                        .pp = ranks.pp};
+  const KvShards shards{
+      .n_layers = options.shape.n_layers, .n_kv_heads = options.shape.n_kv_heads, .tp = ranks.tp, .pp = ranks.pp};
   const KvScheme* row = find_kv_scheme(scheme);
   REQUIRE(plan_ranks(scheme, options, shards).ok());
   return row->make(make_ranked_pool(scheme, options, shards).value(), options);
@@ -104,7 +102,8 @@ TEST_CASE("wire kv: rows come out as the quantiser leaves them, within its bound
           for (int head = rect.heads.begin; head < rect.heads.end; ++head)
             for (int which = 0; which < 2; ++which)
               for (int token = 0; token < kTokens; ++token)
-                f(view.row(layer - rect.layers.begin, which, token, head - rect.heads.begin), layer, head, which, token);
+                f(view.row(layer - rect.layers.begin, which, token, head - rect.heads.begin), layer, head, which,
+                  token);
       }
     };
     // Of its own for each row of the model, the same in every copy.
@@ -346,7 +345,8 @@ TEST_CASE("wire kv: posts on their way keep what they read, whoever goes", "[dis
 TEST_CASE("wire kv: a changed byte is a recompute", "[disagg][wire_kv]") {
   TinySetup setup{.topology = "1P1D", .wire_kv = WireKv::int8, .kv_checksum = true};
   TinyCluster tiny(setup, [](const TransportOptions& options) {
-    return Result(make_fault_transport(find_transport("local")->make(options).value(), {.seed = 5, .corrupt = 1}, options));
+    return Result(
+        make_fault_transport(find_transport("local")->make(options).value(), {.seed = 5, .corrupt = 1}, options));
   });
   REQUIRE(tiny.submit(tiny_request(1, Tokens(80, 9), 6)).ok());
   tiny.run();
@@ -385,7 +385,8 @@ TEST_CASE("wire kv: what cannot work is refused by name", "[disagg][wire_kv]") {
   good.kv.shape = kv_shape(tiny_config(), Dtype::f32);
   good.transport = find_transport("tcp");
   good.disagg = find_disagg_policy("prefill_first");
-  for (WireKv form : {WireKv::off, WireKv::int8, WireKv::int4, WireKv::automatic}) CHECK(check_wire_kv(good, form).ok());
+  for (WireKv form : {WireKv::off, WireKv::int8, WireKv::int4, WireKv::automatic})
+    CHECK(check_wire_kv(good, form).ok());
   const auto refused = [&](WireKv form, const char* why, auto&& change) {
     ClusterOptions bad = good;
     change(bad);
@@ -404,8 +405,7 @@ TEST_CASE("wire kv: what cannot work is refused by name", "[disagg][wire_kv]") {
   refused(WireKv::int4, "5 elements", [](ClusterOptions& o) { o.kv.shape.head_dim = 5; });
   refused(WireKv::int8, "--kv-transfer push", [](ClusterOptions& o) { o.disagg_options.pull = true; });
   for (const char* disagg : {"decode_first", "conditional_threshold", "conditional_cost"})
-    refused(WireKv::int8, "--disagg prefill_first",
-            [&](ClusterOptions& o) { o.disagg = find_disagg_policy(disagg); });
+    refused(WireKv::int8, "--disagg prefill_first", [&](ClusterOptions& o) { o.disagg = find_disagg_policy(disagg); });
   refused(WireKv::int8, "no C", [](ClusterOptions& o) { o.topology = parse_topology("1C1P1D").value(); });
   refused(WireKv::int8, "--ranks remote", [](ClusterOptions& o) {
     o.ranks.emplace();
@@ -426,7 +426,7 @@ TEST_CASE("wire kv: auto takes the form with which D goes on first", "[disagg][w
                            .compute_s = compute_s,
                            .overlap = overlap});
   };
-  CHECK(chosen(0, 0, 0, 0) == WireKv::off);           // nobody knows the wire yet
+  CHECK(chosen(0, 0, 0, 0) == WireKv::off);              // nobody knows the wire yet
   CHECK(chosen(1e-9, 0, 0, 0.01) == WireKv::int4);       // off, int8, int4 take 1; 0.52; 0.29 s
   CHECK(chosen(1e-9, 0, 0, 0.12) == WireKv::int4);       // 1; 0.74; 0.73
   CHECK(chosen(1e-9, 0, 0, 0.13) == WireKv::int8);       // 1; 0.76; 0.77
