@@ -23,10 +23,9 @@
 // answers, 800 tokens, in one pass; its logits at every position against those over f32 KV.
 #include <algorithm>
 #include <cmath>
-#include <set>
 
-#include "base/random.h"
 #include "batch/engine.h"
+#include "experiments/demo_facts.h"
 #include "experiments/lengths.h"
 #include "experiments/tally.h"
 #include "experiments/timed_model.h"
@@ -136,29 +135,12 @@ struct Demo {
   std::vector<float> plain;  // logits over f32 KV, [position][vocab]
 };
 
-// Facts about boxes, houses, trains and tables; then questions about them, answered.
+// Facts; then questions about them, answered.
 std::string facts_and_answers(Random& random, int n_facts, int n_questions) {
-  struct Kind {
-    const char *attribute, *thing;
-    std::vector<const char*> values;
-  };
-  const Kind kinds[] = {{"key", "box", {"amber", "jade", "ruby", "pearl", "opal", "coral", "ivory", "onyx", "quartz"}},
-                        {"owner", "house", {"Alice", "Bruno", "Carla", "David", "Elena", "Felix", "Grace", "Hugo"}},
-                        {"city", "train", {"Paris", "London", "Rome", "Berlin", "Madrid", "Vienna", "Prague", "Oslo"}},
-                        {"drink", "table", {"tea", "coffee", "milk", "water", "juice", "cocoa", "cider", "ale"}}};
-  std::vector<std::pair<std::string, std::string>> facts;
-  std::set<std::string> known;
-  std::string text;
-  while (int(facts.size()) < n_facts) {
-    const Kind& kind = kinds[random.below(4)];
-    const std::string what = std::string(kind.attribute) + " of " + kind.thing + " " +
-                             std::to_string(1 + random.below(400));
-    if (!known.insert(what).second) continue;
-    facts.push_back({what, kind.values[random.below(kind.values.size())]});
-    text += "The " + what + " is " + facts.back().second + ". ";
-  }
+  const DemoFacts facts = demo_facts(random, n_facts);
+  std::string text = facts.text;
   for (int i = 0; i < n_questions; ++i) {
-    const auto& [what, value] = facts[random.below(facts.size())];
+    const auto& [what, value] = facts.known[random.below(facts.known.size())];
     text += "What is the " + what + "? The " + what + " is " + value + ". ";
   }
   return text;
