@@ -10,7 +10,7 @@ namespace {
 
 constexpr DrafterRow kDrafters[] = {
     {"off", nullptr, "one token a step"},
-    {"ngram", make_ngram_drafter,
+    {"ngram", [](const SpeculationOptions& options, const DrafterParts&) { return make_ngram_drafter(options); },
      "what followed where the sequence's last tokens have stood before: prompt lookup decoding (Saxena 2023)"},
     {"draft", make_model_drafter, "what a smaller model draws with the sequence's random numbers (Leviathan et al. 2023)",
      true},

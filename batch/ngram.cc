@@ -82,7 +82,7 @@ class NgramDrafter final : public Drafter {
 
 }  // namespace
 
-std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options, const DrafterParts&) {
+std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options) {
   return std::make_unique<NgramDrafter>(options);
 }
 

@@ -44,6 +44,6 @@ class NgramIndex {
   std::vector<Entry> entries_ = std::vector<Entry>(64);  // open addressing, a power of two, at most half full
 };
 
-std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options, const DrafterParts& parts);
+std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options);
 
 }  // namespace xpyd::batch

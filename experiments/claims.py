@@ -119,6 +119,33 @@ def pd_turns(table, prompt=4096, output=128):
     raise TableError(f"{table.path}: no objective at which the answer turns")
 
 
+def drafting(table, column, how, batch=1, model="llama-mini", text="loops"):
+    """One cell of --speculate: by model, text and batch, for a number of drafts."""
+    return table(column, model=model, text=text, batch=batch, how=how)
+
+
+def best_k(table, right, batch, drafter="ngram", column="k", cost="sum"):
+    return table(column, right=right, batch=batch, drafter=drafter, cost=cost)
+
+
+def drafts_at(table, who, rate, gbps, column="k"):
+    return table(column, rate=float(rate), who=who, gbps=float(gbps))
+
+
+def head_at(table, k, gain):
+    """The batch at which a multi-token head of k drafts is worth so much: between two of the table."""
+    known = sorted((float(row["batch"]), float(row["gain"])) for row in table.select(k=k))
+    for (few, above), (many, below) in zip(known, known[1:]):
+        if above >= gain > below:
+            return few * (many / few) ** ((above - gain) / (above - below))
+    raise TableError(f"{table.path}: no batch at which {k} drafts are worth {gain}")
+
+
+def block_lost(table, block, part="agents", turn=0):
+    """Of the tokens that hits find, the share that is lost where each hit gives up a block."""
+    return 1 - table("hits_less_one", part=part, block=block, turn=turn) / table("hits", part=part, block=block, turn=turn)
+
+
 def noted(table, column, note, system, load=.6):
     return table(column, note=note, system=system, load=load)
 
@@ -2328,6 +2355,87 @@ CLAIMS = [
                    kv_tail(t, "layer", 2.5, window="P", queued=8, column="last_tail_ms"), 3, 7, "x"),
         ],
         how="computed",
+    ),
+    Claim(
+        "speculate",
+        "How many drafts are right, and what are they worth in tokens/s, by their number, batch and text?",
+        "targets are ours: 1.6 times on text that repeats itself, never below .98 where nothing is right",
+        [
+            Expect("llama-1b alone, text that repeats itself: tokens/s, 4 drafts / off", lambda t: drafting(t, "gain", "4", model="llama-1b"), 2, 4.5, "x"),
+            Expect("llama-1b alone, the same: turbo / off", lambda t: drafting(t, "gain", "turbo", model="llama-1b"), 1.6, 5.5, "x"),
+            Expect("llama-1b alone, temperature 1, ngram finds nothing: turbo / off", lambda t: drafting(t, "gain", "turbo", model="llama-1b", text="nothing"), .98, 1.02, "x"),
+            Expect("llama-1b alone, 16 drafts at hand of which none is right: turbo / off", lambda t: drafting(t, "gain", "turbo", model="llama-1b", text="wrong"), .97, 1.02, "x"),
+            Expect("llama-mini alone, the same: 4 drafts / off", lambda t: drafting(t, "gain", "4", text="wrong"), .45, .75, "x"),
+            Expect("llama-mini alone, repeats: 4 drafts / off", lambda t: drafting(t, "gain", "4"), 1.8, 4, "x"),
+            Expect("llama-mini, 64 at once, repeats: 4 drafts / off", lambda t: drafting(t, "gain", "4", batch=64), .6, 1.2, "x", amended="2026-11-26", was=(1, 1.3),
+                   reason="64 rows keep all cores busy: a draft costs as much as a token, and the last drafts of an answer are cut"),
+            Expect("llama-mini, 64 at once, repeats: turbo / off", lambda t: drafting(t, "gain", "turbo", batch=64), .97, 1.2, "x"),
+            Expect("demo model, chat: right of 4 drafts", lambda t: drafting(t, "acceptance", "4", model="demo", text="chat"), .5, 1, "%", how="counted"),
+            Expect("demo model, chat alone: 4 drafts / off", lambda t: drafting(t, "gain", "4", model="demo", text="chat"), 1.1, 3, "x"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "speculate_optimum",
+        "How many drafts are best, against the batch, by how often they are right and what they cost?",
+        "TurboSpec (arXiv 2406.14066)",
+        [
+            Expect("a model drafts, a = .7, alone: best k", lambda t: best_k(t, .7, 1, "model"), 4, 5, "", printed("4 to 5", 4, 5, read="summary")),
+            Expect("a model drafts, a = .5, alone: best k", lambda t: best_k(t, .5, 1, "model"), 2, 2, "", printed("3", 3, 3, read="summary"),
+                   differs="launches of .5 ms are all that a draft is taken to cost beside 2.4 % of the model"),
+            Expect("a model drafts, a = .9, alone: best k", lambda t: best_k(t, .9, 1, "model"), 9, 12, "", printed("7", 7, 7, read="summary"),
+                   differs="launches of .5 ms are all that a draft is taken to cost beside 2.4 % of the model"),
+            Expect("ngram, a = .7, alone: best k", lambda t: best_k(t, .7, 1), 9, 12, ""),
+            Expect("a model drafts, a = .7, 64 at once: best k", lambda t: best_k(t, .7, 64, "model"), 2, 4, "", printed("1 to 2", 1, 2, read="summary"),
+                   differs="Llama-2-7B has a KV head for each head: half of such a step reads KV, which is read once for all drafts"),
+            Expect("a model drafts, a = .5, 16 at once: best / off", lambda t: best_k(t, .5, 16, "model", "gain"), 1.2, 1.6, "x", printed(".97 (off from 16 on)", .97, .97, read="summary"),
+                   differs="by the cards' figures half of all drafts pay at any batch; what was measured there was not the cards"),
+            Expect("turbo / best k, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(drafter="ngram", cost="sum")), .95, 1.01, "x"),
+            Expect("turbo / best k where products hide behind reading, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(drafter="ngram", cost="max")), .1, .7, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "speculate_pd",
+        "How many drafts are best on D, by the rate of the links, and on colocated instances?",
+        "nothing published",
+        [
+            Expect("70B, 12 requests/s: best k on D of 3P1D, 25 / 400 Gb/s", lambda t: drafts_at(t, "3P1D", 12, 25) - drafts_at(t, "3P1D", 12, 400), 1, 5, "more"),
+            Expect("70B, 12 requests/s: best k of 4C less that of 2P2D at 400 Gb/s", lambda t: drafts_at(t, "4C", 12, 0) - drafts_at(t, "2P2D", 12, 400), -2, 2, "more"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "speculate_mtp",
+        "From which batch on does a multi-token head lose what it gains?",
+        "SGLang's MTP (DeepSeek, 16 H200: 2.18 tokens a step of 3 drafts); the notes' row of .96 to 1.24",
+        [
+            Expect("DeepSeek-V3, 3 drafts: alone", lambda t: t("gain", k=3, batch=1), 1.9, 2.2, "x"),
+            Expect("DeepSeek-V3, 3 drafts: the batch of a gain of 1.24", lambda t: head_at(t, 3, 1.24), 250, 450, ""),
+            Expect("DeepSeek-V3, 3 drafts: the batch of .96", lambda t: head_at(t, 3, .96), 650, 1100, ""),
+            Expect("DeepSeek-V3, one draft, right in .85, 4,096 at once", lambda t: t("gain", k=1, batch=4096), 1.05, 1.25, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "speculate_blocks",
+        "What does a prefix hit lose where the drafter runs a token ahead, and does it lose anything here?",
+        "vLLM #54360: hits = max(0, floor((L - 1) / u) - 1) u",
+        [
+            Expect("agents: hits lost, blocks of 16", lambda t: block_lost(t, 16), .0001, .0003, "%"),
+            Expect("agents: hits lost, blocks of 256", lambda t: block_lost(t, 256), .002, .003, "%"),
+            Expect("agents: hits lost, blocks of 1,600", lambda t: block_lost(t, 1600), .012, .018, "%"),
+            Expect("agents: hits lost, blocks of 2,144", lambda t: block_lost(t, 2144), .017, .024, "%", printed("92 to 71 % of hits (#38182)", .228),
+                   differs="prompts of 105,000 tokens have 47 such blocks; theirs have some four"),
+            Expect("turns of 2,048, blocks of 2,144: hits lost", lambda t: block_lost(t, 2144, "turns", 2048), .1, .15, "%", amended="2026-11-26", was=(.4, .6),
+                   reason="a hit of 8 turns in the mean is 16,400 tokens, of which a block is an eighth; half is that of turns of 512"),
+            Expect("live, blocks of 4: hits, ngram / off", lambda t: t("hits_ngram", part="live", block=4) / t("hits_off", part="live", block=4), 1, 1, "x"),
+            Expect("live, blocks of 16: hits, ngram / off", lambda t: t("hits_ngram", part="live", block=16) / t("hits_off", part="live", block=16), 1, 1, "x"),
+            Expect("live, blocks of 16: hits / floor((L - 1) / u) u", lambda t: t("hits_ngram", part="live", block=16) / t("hits", part="live", block=16), 1, 1, "x"),
+            Expect("live: drafts that were right", lambda t: min(t.values("accepted", part="live")), 5, 200, ""),
+        ],
+        how="counted",
+        traces=True,
     ),
     Claim(
         "failure_timeline",

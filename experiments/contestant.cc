@@ -14,6 +14,7 @@ namespace xpyd::experiments {
 
 int Contestant::ended() const { return sink_->ended; }
 uint64_t Contestant::logits_hash() const { return sink_->logits_hash; }
+const std::vector<int32_t>& Contestant::last_answer() const { return sink_->last_tokens; }
 std::string Contestant::wrong() const { return sink_->wrong; }
 
 Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme, Model& model, const KvOptions& kv,
@@ -41,7 +42,7 @@ SequencePtr Contestant::make(std::vector<int32_t> prompt, int max_tokens) {
   auto request = std::make_shared<Request>();
   request->id = next_id_++;
   request->prompt = std::move(prompt);
-  request->sampling.temperature = 0;
+  request->sampling = sampling;
   request->max_tokens = max_tokens;
   request->ignore_eos = true;
   request->arrival_s = clock_.now();

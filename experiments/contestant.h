@@ -22,7 +22,7 @@ class Contestant {
   static Result<std::unique_ptr<Contestant>> create(const std::string& scheme, Model& model, const KvOptions& kv,
                                                     const EngineOptions& engine);
 
-  // Greedy, with exactly max_tokens of output.
+  // With exactly max_tokens of output.
   void submit(std::vector<int32_t> prompt, int max_tokens);
   // The same, and the KV of all but the prompt's last token is copied from the first tokens of
   // `source`, of the same shape. False: there is no room for it.
@@ -34,12 +34,14 @@ class Contestant {
   void scramble(uint64_t seed);
 
   std::string name;  // the scheme's, unless it is changed
+  SamplingParams sampling = {.temperature = 0};  // of those that are submitted from now on
   Engine& engine() { return *engine_; }
   KvMemory& memory() { return *memory_; }
   size_t block_bytes() const { return block_bytes_; }
   // Of all that have ended.
   int ended() const;
   uint64_t logits_hash() const;
+  const std::vector<int32_t>& last_answer() const;  // of one request at a time
   std::string wrong() const;  // "": every request that ended has all its tokens
 
  private:

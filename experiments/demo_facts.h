@@ -37,4 +37,15 @@ inline DemoFacts demo_facts(Random& random, int n) {
   return facts;
 }
 
+// Facts; then questions about them, answered.
+inline std::string facts_and_answers(Random& random, int n_facts, int n_questions) {
+  const DemoFacts facts = demo_facts(random, n_facts);
+  std::string text = facts.text;
+  for (int i = 0; i < n_questions; ++i) {
+    const auto& [what, value] = facts.known[random.below(facts.known.size())];
+    text += "What is the " + what + "? The " + what + " is " + value + ". ";
+  }
+  return text;
+}
+
 }  // namespace xpyd::experiments

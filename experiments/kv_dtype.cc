@@ -135,17 +135,6 @@ struct Demo {
   std::vector<float> plain;  // logits over f32 KV, [position][vocab]
 };
 
-// Facts; then questions about them, answered.
-std::string facts_and_answers(Random& random, int n_facts, int n_questions) {
-  const DemoFacts facts = demo_facts(random, n_facts);
-  std::string text = facts.text;
-  for (int i = 0; i < n_questions; ++i) {
-    const auto& [what, value] = facts.known[random.below(facts.known.size())];
-    text += "What is the " + what + "? The " + what + " is " + value + ". ";
-  }
-  return text;
-}
-
 std::vector<float> logits_over(Demo& demo, Dtype dtype) {
   const int n = int(demo.text.size());
   KvLayout layout{kv_shape(demo.config, dtype), KvOrder::layer_major, n, 1};

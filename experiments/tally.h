@@ -6,6 +6,7 @@
 
 #include <array>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "batch/request.h"
@@ -16,6 +17,8 @@ class Tally final : public EventSink {
  public:
   void on_event(TokenEvent event) override {
     tokens += event.token >= 0;
+    if (event.request_id != std::exchange(last_request, event.request_id)) last_tokens.clear();
+    if (event.token >= 0) last_tokens.push_back(event.token);
     text += event.text;
     finish = event.finish;
     if (finish == FinishReason::none) return;
@@ -36,6 +39,8 @@ class Tally final : public EventSink {
   double latency_s = 0;       // since they came
   uint64_t logits_hash = 0;   // of all choices, in any order
   std::vector<double> end_s;  // by request, as far as whoever asks has made room
+  uint64_t last_request = 0;
+  std::vector<int32_t> last_tokens;  // of the request of the last event, where no other's events are between its own
   std::string text, wrong;
   FinishReason finish = FinishReason::none;  // of the last event
 };

@@ -20,5 +20,5 @@ for panel, (column, topology, times, label) in zip(panels, (("first_s", "1P1D", 
 for panel in panels[:2]:
     panel.set_yscale("log")
     style.plain_log(panel)
-panels[1].legend(fontsize=7)
+panels[0].legend(fontsize=7, loc="upper left")
 style.save(figure, "append_prefill", table)
