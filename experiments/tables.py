@@ -48,7 +48,7 @@ ROWS = [
     Row(XPYD, "eight L40: 4P4D, TP8 with V0 and V1", "34,965, 29,552 and 21,404 input tokens; TTFT, TPOT, ITL", ("pd_notes: eight L40*",),
         lacks="tp 4 and tp 8 (here eight cards are eight instances), V0's and V1's schedules, their unequal loads, the block of each run"),
     Row(XPYD, "DeepSeek-R1: TP8 PP2, TP16 with MTP", "requests/s, TTFT, TPOT, ITL on 2 x 8 H20",
-        lacks="a virtual run of 16 cards by stages or ranks, with MTP and without; simulated steps draft nothing"),
+        ("speculate_mtp: *",), lacks="16 cards by stages or ranks: computed for eight H200 from acceptance, batch and what verifying costs"),
     Row(XPYD, "batch sizes", "one model's throughput and latency by batch", lacks="a virtual sweep of --max-batch on their cards"),
     Row(XPYD, "rank table", "kv_rank, group, rank in it, global rank, port of P tp 2 and D tp 4", command="xpyd info experiments/models/llama-8b --ranks 2x1:4x1",
         lacks="several P and D; the mistakes in theirs, marked"),
@@ -243,7 +243,9 @@ ROWS = [
     Row("Qwen-Bailian's traces", "hits", "of an endless cache, and LRU by size: A, B, coder, thinking",
         lacks="the traces, which are not in the repository that names them"),
     Row("SGLang, MTP", "16 H200", "51.0, 60.4, 81.5 and 82.0 tokens/s of a rank", lacks="a virtual run with MTP and overlap, by batch"),
-    Row("TurboSpec", "best k by batch", "4 to 5 at 1, 1 to 2 at 64, none from 16 on", lacks="an experiment over --speculate-tokens and --max-batch"),
+    Row("TurboSpec", "best k by batch", "4 to 5 at 1, 1 to 2 at 64, none from 16 on", ("speculate_optimum: *", "speculate_pd: *", "speculate: *")),
+    Row("vLLM #54360, #38182", "what a hit loses under drafts", "a block of every hit: 92 to 71 % where blocks have 2,144 tokens",
+        ("speculate_blocks: *",)),
 ]
 
 
