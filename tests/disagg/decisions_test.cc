@@ -65,8 +65,8 @@ TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(ChunkState) == 40);
   CHECK(sizeof(ChunkChoice) == 80);
   CHECK(sizeof(DecodeView) == 32);
-  CHECK(sizeof(DisaggView) == 88);
-  CHECK(sizeof(DisaggOptions) == 32);
+  CHECK(sizeof(DisaggView) == 96);
+  CHECK(sizeof(DisaggOptions) == 40);
   CHECK(sizeof(ClusterAdmission) == 144);
   CHECK(sizeof(AdmissionOptions) == 32);
   CHECK(sizeof(BatchView) == 72);
