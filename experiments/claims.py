@@ -2373,7 +2373,7 @@ CLAIMS = [
             Expect("demo model, chat: right of 4 drafts", lambda t: drafting(t, "acceptance", "4", model="demo", text="chat"), .5, 1, "%", how="counted"),
             Expect("demo model, chat alone: 4 drafts / off", lambda t: drafting(t, "gain", "4", model="demo", text="chat"), 1.1, 3, "x"),
         ],
-        repeats=3,
+        repeats=2,
     ),
     Claim(
         "speculate_optimum",
