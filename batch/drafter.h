@@ -66,6 +66,7 @@ struct DrafterParts {
   KvMemory& memory;
   Clock& clock;
 };
+
 enum class NgramScope { sequence, prompts };
 
 struct SpeculationOptions;
@@ -73,7 +74,7 @@ struct DrafterRow {
   const char* name;
   std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options, const DrafterParts& parts);  // null: no drafts
   const char* source;
-  bool own_model = false;   // SpeculationOptions::model
+  bool own_model = false;  // SpeculationOptions::model
   bool uses_head = false;  // the engine's model has a multi-token head
 };
 

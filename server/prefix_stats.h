@@ -10,7 +10,7 @@
 // thousand weighs in R_leaf as much as one shared by two. So beside them:
 //   reuse    what the prompts before, in the file's order, had in common with each, / everything
 //
-// Memory: the prompts, and 40 bytes and a string's head for each (sorted prompts stand for the tree).
+// Memory: the prompts, and up to 48 bytes and a string's head for each (sorted prompts stand for the tree).
 //
 // Thread safety: plain functions.
 #pragma once
