@@ -110,13 +110,14 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
                    decode.info.name);
     return order;
   };
-  std::optional<DisaggOrder> order;  // where it is known already
+  DisaggOrder order = DisaggOrder::push;
+  bool ordered = false;  // the order is known already
   if (options_.disagg->appends_at && placed.decode != placed.prefill) {
     const int at = options_.disagg->appends_at(seen);
     if (log) log->decided(clock_.now(), "append", options_.disagg->name, id, seen, NoOptions{}, at);
     if (at >= 0) order = order_at(at);
-    if (order == DisaggOrder::local) placed.decode = at;
-    if (placed.decode != at) order.reset();
+    if (at >= 0 && order == DisaggOrder::local) placed.decode = at;
+    ordered = at >= 0 && placed.decode == at;
   }
   const InstanceView& d = seen.instances[size_t(placed.decode)];
 
@@ -162,7 +163,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   // Where the prompt is computed.
   int cached = fetches ? fetch.view.holder_tokens : p.held_tokens();
   if (placed.prefill != placed.decode) {
-    attempt.order = order ? *order : order_at(placed.decode);
+    attempt.order = ordered ? order : order_at(placed.decode);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
     // There P says nothing of the logits that it sees.
     if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;
