@@ -43,30 +43,19 @@ class HeadDrafter final : public Drafter {
   };
 
   void predict() {
-    const size_t n = rows_.size(), ranks = size_t(memory_.n_ranks());
+    const size_t n = rows_.size();
     const size_t width = size_t(model_.config().hidden), vocab = size_t(model_.config().vocab);
-    ids_.clear(), offsets_.assign(1, 0), lengths_.clear(), before_.clear();
-    views_.resize(ranks * n);
+    step_.clear(), before_.clear();
     for (size_t i = 0; i < n; ++i) {
       const Row& row = rows_[i];
-      ids_.push_back(row.token);
-      offsets_.push_back(int(ids_.size()));
-      lengths_.push_back(row.length);
+      step_.add({&row.token, 1}, row.length, draws_.wish(row.draws).sequence->kv, false);
       before_.push_back(states_.data() + i * width);
-      for (size_t r = 0; r < ranks; ++r)
-        views_[r * n + i] = memory_.view(draws_.wish(row.draws).sequence->kv, int(r));
     }
-    logits_.resize(n * vocab);
-    model_.predict({.token_ids = ids_,
-                    .q_offsets = offsets_,
-                    .kv_lengths = lengths_,
-                    .views = views_,
-                    .hidden = {states_.data(), before_}},
-                   logits_.data());
+    const std::span<const float> logits = step_.predict(model_, memory_, {states_.data(), before_});
     size_t kept = 0;
     for (size_t i = 0; i < n; ++i) {
       Row row = rows_[i];
-      draws_.draw(row.draws, {logits_.data() + i * vocab, vocab});
+      draws_.draw(row.draws, logits.subspan(i * vocab, vocab));
       if (!draws_.wants_more(row.draws)) continue;
       row.token = draws_.wish(row.draws).drafts.back();
       ++row.length;
@@ -84,9 +73,7 @@ class HeadDrafter final : public Drafter {
   std::vector<Row> rows_;
   std::vector<float> states_;  // [rows, hidden]
   std::vector<const float*> before_;
-  std::vector<int32_t> ids_, offsets_, lengths_;
-  std::vector<KvView> views_;
-  std::vector<float> logits_;
+  DraftStep step_;
 };
 
 }  // namespace

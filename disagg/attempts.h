@@ -11,6 +11,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "batch/draft_model.h"
 #include "disagg/messages.h"
 #include "disagg/transfer_plan.h"
 
@@ -66,6 +67,7 @@ struct InstanceParts {
   int max_batch = 0;
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses
+  std::shared_ptr<DraftModel> drafts = {};  // whose KV of a prompt P computes, too; null: D does, or nobody
   WireKv wire_kv = WireKv::off;        // --wire-kv-dtype: of prompts that leave or come
   handover::Visits* visits = nullptr;  // of a test
   std::function<WireKv(int tokens, int cached)> choose_wire_kv = {};  // automatic: of one prompt that leaves

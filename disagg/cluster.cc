@@ -150,7 +150,7 @@ std::vector<std::string> instance_names(const std::vector<Role>& topology) {
 Result<std::shared_ptr<DraftModel>> make_draft_parts(const ClusterOptions& o, const KvShards& shards, int model_index,
                                                      DeviceQueue& queue, Clock& clock) try {
   auto draft = std::make_shared<DraftModel>();
-  draft->model = need(o.make_draft_model(model_index));
+  draft->model = need(o.make_draft_model(model_index, queue));
   draft->step_tokens = std::max(o.step_tokens, o.max_batch);
   const KvLayout own = need(plan_ranks(o.kv_scheme->name, kv_options(o), shards)).whole;
   KvOptions kv = kv_options(o);
@@ -291,10 +291,11 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .speculation = o.speculation,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
-  if (as.role == Role::prefill)
-    options.engine.speculation = {};  // its sequences leave with their first token
-  else if (o.speculation.on() && o.speculation.drafter->own_model)
+  const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
+  if (o.speculation.on() && o.speculation.drafter->own_model && (!leaves || o.draft_prefill))
     options.engine.speculation.model = need(make_draft_parts(o, shards, model_index, *own.queue, clock));
+  if (o.draft_prefill) options.drafts = options.engine.speculation.model;
+  if (leaves) options.engine.speculation = {};
   options.engine.chunks.ttft_s = o.objectives.ttft_s;
   options.engine.chunks.tbt_s = o.objectives.tbt_s;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,

@@ -27,6 +27,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .max_batch = options_.engine.max_batch,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
+             .drafts = options_.drafts,
              .wire_kv = options_.wire_kv,
              .visits = options_.visits},
       attempts_(parts_),

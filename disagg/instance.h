@@ -42,6 +42,7 @@ struct InstanceOptions {
   bool checksum = false;
   bool post_by_stage = false;            // InstanceParts
   WireKv wire_kv = WireKv::off;          // …
+  std::shared_ptr<DraftModel> drafts;    // …
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
@@ -113,6 +114,7 @@ class Instance final {
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvReserved message) { sender_.handle(from, std::move(message)); }
+  void handle(InstanceId from, DraftRows message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }

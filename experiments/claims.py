@@ -119,6 +119,11 @@ def pd_turns(table, prompt=4096, output=128):
     raise TableError(f"{table.path}: no objective at which the answer turns")
 
 
+def batches(table, model, size, column="tokens_per_s"):
+    """One cell of vattention_virtual: decoding."""
+    return table(column, figure="batch", model=model, size=size)
+
+
 def drafting(table, column, how, batch=1, model="llama-mini", text="loops"):
     """One cell of --speculate: by model, text and batch, for a number of drafts."""
     return table(column, model=model, text=text, batch=batch, how=how)
@@ -1202,6 +1207,80 @@ CLAIMS = [
             Expect("different logits hashes at one point", lambda t: max(
                 len({row["logits_hash"] for row in t.rows if (row["phase"], row["size"]) == point})
                 for point in {(row["phase"], row["size"]) for row in t.rows}), 1, 1, how="counted"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "vattention_costs",
+        "vAttention's cards: what does a batch need of memory a second, and how much slower is the kernel whose prompts it gains on?",
+        "vAttention (ASPLOS'25) Figs 4, 7",
+        [
+            *(Expect(f"{name}: tokens/s, batch of 320 / of 256", lambda t, name=name: batches(t, name, 320) / batches(t, name, 256), 1, 1.1, "x",
+                     printed("saturates at about 256", 1, 1.05, read="summary")) for name in ("yi-6b", "llama-3-8b", "yi-34b")),
+            *(Expect(f"{name}: tokens/s, batch of 256 / of 64", lambda t, name=name: batches(t, name, 256) / batches(t, name, 64), 1.5, 3.5, "x")
+              for name in ("yi-6b", "llama-3-8b", "yi-34b")),
+            Expect("KV grows, most of three models and seven batches", lambda t: max(float(row["kv_mbps"]) for row in t.select(figure="batch")), 400, 700, "MB/s",
+                   printed("up to 750 MB/s, a card", 0, 750, read="summary")),
+            *(Expect(f"{name}: a kernel is so much slower if 192K tokens gain {gain}", lambda t, name=name: t("factor", figure="prefill", model=name, size=196608), 1.2, 1.45, "x")
+              for name, gain in (("yi-6b", 1.24), ("llama-3-8b", 1.26), ("yi-34b", 1.24))),
+            Expect("yi-6b: prompts of 16K then gain", lambda t: t("gain", figure="prefill", model="yi-6b", size=16384), 1.02, 1.12, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "vattention_virtual",
+        "vAttention's cards and lengths: what does a slower prefill kernel cost whoever serves?",
+        "vAttention (ASPLOS'25) Figs 9, 10",
+        [
+            *(Expect(f"{name}: offline requests/min, plain / paged", lambda t, name=name: t("gain", load=0., model=name), 1.1, 1.25, "x",
+                     printed(f"{gain} (Fig. 9)", gain, read="summary")) for name, gain in (("yi-6b", 1.18), ("llama-3-8b", 1.15), ("yi-34b", 1.13))),
+            *(Expect(f"yi-6b, arrivals at a load of {load}: median latency falls", lambda t, load=load: t("less_latency", model="yi-6b", load=load), low, high, "%",
+                     paper) for load, low, high, paper in (
+                         (.6, .08, .3, None), (.8, .15, .6, None), (1.0, .2, .7, printed("-42 % at 0.25 requests/s (Fig. 10)", .42, read="summary")))),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "vattention_walk",
+        "Two sequences come and grow: which page groups appear, and which stay?",
+        "vAttention (ASPLOS'25) section 5.3; the notes' Fig. 7",
+        [
+            Expect("A's 6 and B's 7 tokens: rows, 8 tokens each", lambda t: t("rows_in_use", step=2), 2, 2),
+            Expect("maps of a row: one in each of 2 x 2 tensors", lambda t: t("maps", step=1), 4, 4),
+            Expect("A has ended: rows that stay mapped", lambda t: t("rows_idle", step=5), 2, 2),
+            Expect("C comes with 12 tokens: maps", lambda t: t("maps", step=6) - t("maps", step=5), 0, 0),
+            Expect("C has A's slot: slots that differ", lambda t: abs(t("slot", step=6) - t("slot", step=3)), 0, 0),
+            Expect("B's third row: maps", lambda t: t("maps", step=7) - t("maps", step=6), 4, 4),
+            Expect("D has come when C has ended: maps", lambda t: t("maps", step=10) - t("maps", step=9), 4, 4),
+            Expect("E has D's rows and one of B's: unmapped and mapped", lambda t: t("unmaps", step=14) - t("unmaps", step=13) + t("maps", step=14) - t("maps", step=13), 8, 8),
+        ],
+        how="counted",
+    ),
+    Claim(
+        "parallel_sampling",
+        "What do n choices of one prompt save by sharing its blocks?",
+        "PagedAttention (SOSP'23) Fig. 15a",
+        [
+            *(Expect(f"{dataset}, {n} choices: blocks saved, all at their ends", lambda t, dataset=dataset, n=n: t("saved_at_end", dataset=dataset, n=n), low, high, "%",
+                     printed(f"{100 * figure:.3g} % ({n} choices; the ends of a range)", figure, read="summary"),
+                     differs="lengths here are lognormal with the means that the paper gives, and not the data sets' own; blocks are counted when all have ended")
+              for dataset, n, low, high, figure in (("alpaca", 2, .05, .11, .061), ("alpaca", 6, .09, .17, .098), ("sharegpt", 2, .11, .19, .162), ("sharegpt", 6, .2, .32, .305))),
+            Expect("sharegpt, 6 choices: blocks saved, over all tokens", lambda t: t("saved_mean", dataset="sharegpt", n=6), .22, .35, "%",
+                   amended="2026-11-26", was=(.3, .45), reason="over all tokens those with long outputs count most, of which the prompt is a small part"),
+        ],
+        how="counted",
+    ),
+    Claim(
+        "block_work",
+        "Why is a paged prefill kernel slower on a card and not here: how often does it ask the block table?",
+        "vAttention (ASPLOS'25) Figs 2 and 7, section 3.4",
+        [
+            Expect("blocks of 16, asked once a block / memory in one piece", lambda t: t("times_plain", block_tokens=16, asks="block"), .97, 1.05, "x"),
+            Expect("blocks of 16, asked once a row", lambda t: t("times_plain", block_tokens=16, asks="row"), .97, 1.1, "x"),
+            Expect("blocks of 16, asked at every load of 32 bytes", lambda t: t("times_plain", block_tokens=16, asks="vector"), 1.15, 1.8, "x",
+                   printed("1.24 to 1.42 (Figs 2, 7)", 1.24, 1.42, read="summary")),
+            Expect("blocks of 256, asked at every load of 32 bytes", lambda t: t("times_plain", block_tokens=256, asks="vector"), 1.15, 1.8, "x",
+                   printed("1.24 to 1.37 (Figs 2, 7)", 1.24, 1.37, read="summary")),
         ],
         repeats=3,
     ),
@@ -2371,6 +2450,9 @@ CLAIMS = [
                    reason="64 rows keep all cores busy: a draft costs as much as a token, and the last drafts of an answer are cut"),
             Expect("llama-mini, 64 at once, repeats: turbo / off", lambda t: drafting(t, "gain", "turbo", batch=64), .97, 1.2, "x"),
             Expect("demo model, chat: right of 4 drafts", lambda t: drafting(t, "acceptance", "4", model="demo", text="chat"), .5, 1, "%", how="counted"),
+            Expect("llama-mini alone, repeats: 4 drafts of the same weights in 4 bits / off", lambda t: drafting(t, "gain", "int4 4"), 1.1, 2.2, "x"),
+            Expect("demo model, chat alone: its head's first draft is right", lambda t: drafting(t, "acceptance", "mtp 1", model="demo", text="chat"), .9, 1, "%", how="counted"),
+            Expect("demo model, chat alone: its head, 1 draft / off", lambda t: drafting(t, "gain", "mtp 1", model="demo", text="chat"), .85, 1.4, "x"),
             Expect("demo model, chat alone: 4 drafts / off", lambda t: drafting(t, "gain", "4", model="demo", text="chat"), 1.1, 3, "x"),
         ],
         repeats=2,
@@ -2402,6 +2484,17 @@ CLAIMS = [
         [
             Expect("70B, 12 requests/s: best k on D of 3P1D, 25 / 400 Gb/s", lambda t: drafts_at(t, "3P1D", 12, 25) - drafts_at(t, "3P1D", 12, 400), 1, 5, "more"),
             Expect("70B, 12 requests/s: best k of 4C less that of 2P2D at 400 Gb/s", lambda t: drafts_at(t, "4C", 12, 0) - drafts_at(t, "2P2D", 12, 400), -2, 2, "more"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "speculate_prompts",
+        "Who should compute a prompt for a model that drafts, P or D?",
+        "nothing published",
+        [
+            Expect("70B and 8B that drafts, 6 requests/s: of D's time, or of P's", lambda t: t("busy_share", rate=6., gbps=100.), .08, .18, "%"),
+            Expect("bytes that cross, with the smaller model's KV / without", lambda t: t("bytes", rate=6., gbps=100.), 1.35, 1.45, "x"),
+            Expect("100 Gb/s: a prompt's KV of it takes / its computing", lambda t: t("sent_ms", rate=6., gbps=100.) / t("draft_prompt_ms", rate=6., gbps=100.), 1.5, 3, "x"),
         ],
         how="computed",
     ),

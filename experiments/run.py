@@ -31,6 +31,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
+SHOWN = 20  # rows of a result that are printed when it is measured
 sys.path.insert(0, HERE)
 
 from claims import CLAIMS  # noqa: E402
@@ -278,6 +279,8 @@ class Runner:
             print(f"  {claim.name}: {failure}")
         print(f"{claim.name} ({claim.device}): {len(plan) - len(failures)} of {len(plan)} points in "
               f"{os.path.relpath(self.path(claim), ROOT)}, {len(todo)} measured now in {time.monotonic() - begin:.0f} s")
+        if len(table.rows) <= SHOWN:
+            print(table.text())
         return not failures
 
 

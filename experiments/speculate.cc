@@ -5,10 +5,12 @@
 // a step is fitted to its own steps as an instance's is. All must end with the text and the logits' hash of `off`
 // before anything is told. Prompts are computed first, and not timed.
 //   loops    random weights, greedy, and what has been said is made likelier (repetition_penalty .1, frequency_penalty
-//            -2): they say one thing over and over. ngram.
+//            -2): they say one thing over and over. ngram; "int4 4": 4 drafts of the same weights in 4 bits, as a
+//            model that drafts, with KV of its own.
 //   chat     the demo model is told 20 facts and asked for one; what it says then, and goes on to say, are those
 //            sentences. ngram; "turbo prompts": --ngram-scope prompts.
 //   nothing  random weights at temperature 1: of 128,256 tokens hardly two come twice. ngram.
+//            "mtp": of its own multi-token head, by a model that computes it beside every step.
 //   wrong    the same, and a drafter that always has 16, none of them right: nobody's text is worse.
 //
 // Arithmetic. llama-1b in bf16: a step reads 2.5 GB, 100 ms on two cores; each more token multiplies 2.5 GFLOP, 10 ms:
@@ -21,7 +23,10 @@
 // llama-mini in bf16: 54 MB, 3 to 5 ms a step, and .4 to .6 ms a token: p = .15 alone; 64 sequences take 5 + 32 ms, and
 // a draft costs nearly what a token does. So what four drafts are worth falls with the batch: alone 5 / 1.6 = 3, at 64 5 /
 // (5 * .9) = 1.1. The demo model (1.4 million parameters, 2.8 MB) is bound by its products at any batch, and by what a
-// step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64.
+// step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64. Its head is one layer more
+// than its trunk's four, and a product with the embedding: a step with it 1.2, a draft of it .4 and its row .3; k = 1,
+// right 97 of 100 times, 1.97 / 1.9 = 1.04. llama-mini in 4 bits: a draft takes .35 to .5 of a step of bf16, so that four
+// that are right make 5 / (1.6 + 4 * .42) = 1.5.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -47,7 +52,7 @@ class WrongDrafter final : public Drafter {
  public:
   void draft(std::span<DraftWish> wishes) override {
     for (DraftWish& wish : wishes)
-      while (int(wish.drafts.size()) < wish.most) wish.drafts.push_back(int32_t(++turn_ * 7919 % 4000));
+      while (int(wish.drafts.size()) < wish.most) wish.drafts.push_back(int32_t(++turn_ * 7919 % 251));
   }
 
  private:
@@ -62,6 +67,7 @@ struct How {
   const char* name;
   int tokens;  // -1: off; 0: turbo
   NgramScope scope = NgramScope::sequence;
+  const char* drafter = "ngram";
 };
 
 struct Case {
@@ -71,19 +77,24 @@ struct Case {
 };
 
 constexpr How kOff = {"off", -1}, kOne = {"1", 1}, kTwo = {"2", 2}, kFour = {"4", 4}, kEight = {"8", 8},
-              kTurbo = {"turbo", 0}, kPrompts = {"turbo prompts", 0, NgramScope::prompts};
+              kTurbo = {"turbo", 0}, kPrompts = {"turbo prompts", 0, NgramScope::prompts},
+              kHeadOne = {"mtp 1", 1, NgramScope::sequence, "mtp"}, kHeadTwo = {"mtp 2", 2, NgramScope::sequence, "mtp"},
+              kHeadTurbo = {"mtp turbo", 0, NgramScope::sequence, "mtp"},
+              kSmaller = {"int4 4", 4, NgramScope::sequence, "draft"};
 
 std::vector<Case> cases(bool tiny) {
   const std::vector<How> all = {kOff, kOne, kTwo, kFour, kEight, kTurbo};
-  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kPrompts}},
+  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kPrompts, kHeadTwo}},
+                    {"llama-tiny", "loops", 1, 12, {kOff, kSmaller}},
                     {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
   std::vector<Case> made = {{"llama-1b", "loops", 1, 32, {kOff, kFour, kTurbo}},
                             {"llama-1b", "nothing", 1, 12, {kOff, kTurbo}},
                             {"llama-1b", "wrong", 1, 32, {kOff, kTurbo}}};
   for (const auto& [batch, tokens] : {std::pair(1, 48), {kMostBatch, 12}}) {
     made.push_back({"llama-mini", "loops", batch, tokens, all});
+    made.back().hows.push_back(kSmaller);
     made.push_back({"llama-mini", "wrong", batch, tokens, {kOff, kFour, kTurbo}});
-    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kPrompts}});
+    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kPrompts, kHeadOne, kHeadTwo, kHeadTurbo}});
   }
   return made;
 }
@@ -97,7 +108,8 @@ std::vector<Values> points(const Setting& setting) {
 struct Served {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
-  std::unique_ptr<Model> model;
+  std::unique_ptr<Model> model, headed;        // headed: the demo model with its multi-token head
+  std::shared_ptr<const Weights> draft;        // the same weights in 4 bits; null: not asked for yet
   std::unique_ptr<const Tokenizer> tokenizer;  // null: random weights
 };
 
@@ -131,7 +143,7 @@ class Bed {
       if (Status made = load(served, c.model); !made) return made.error();
     std::vector<Racer>& racers = racers_[std::string(c.model) + c.text + std::to_string(c.batch)];
     if (racers.empty())
-      if (Status made = make(racers, c, *served.model); !made) return made.error();
+      if (Status made = make(racers, c, served); !made) return made.error();
     for (int i = 0; i < c.batch; ++i) {
       const std::vector<int32_t> prompt = prompt_of(served);
       for (Racer& r : racers) r.engine->submit(prompt, c.tokens);
@@ -185,22 +197,55 @@ class Bed {
       if (!tokenizer) return tokenizer.error();
       served.tokenizer = std::move(tokenizer).value();
     }
-    const int rows = (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere);
+    const int rows = rows_of(name);
     served.model = make_llama(weights.value(), team_, std::max(rows, kStepTokens), rows);
+    if (!demo) return ok();
+    ModelConfig headed = served.config;
+    if (Status made = predict_next_tokens(headed); !made) return made;
+    auto with_head = load_weights(dir, headed, {.dtype = Dtype::bf16}, team_);
+    if (!with_head) return with_head.error();
+    served.headed = make_llama(with_head.value(), team_, std::max(rows, kStepTokens), rows);
     return ok();
   }
 
-  Status make(std::vector<Racer>& racers, const Case& c, Model& model) {
+  static int rows_of(const std::string& name) {
+    return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere);
+  }
+
+  // With KV for as many tokens as `kv` has room for.
+  Result<std::shared_ptr<DraftModel>> smaller(Served& served, const Case& c, const KvOptions& kv) {
+    if (!served.draft) {
+      auto draft = load_weights("", served.config, {.weight_dtype = Dtype::int4, .dummy = true}, team_);
+      if (!draft) return draft.error();
+      served.draft = draft.value();
+    }
+    auto made = std::make_shared<DraftModel>();
+    made->model = make_llama(served.draft, team_, kStepTokens, rows_of(c.model));
+    made->step_tokens = kStepTokens;
+    const KvScheme& paged = *find_kv_scheme("paged");
+    auto pool = make_block_pool(paged.name, kv);
+    if (!pool) return pool.error();
+    made->memory = paged.make(std::move(pool).value(), kv);
+    return made;
+  }
+
+  Status make(std::vector<Racer>& racers, const Case& c, Served& served) {
     for (const How& how : c.hows) {
+      Model& model = how.drafter == std::string("mtp") ? *served.headed : *served.model;
       KvOptions kv{.shape = kv_shape(model.config(), Dtype::f32), .prefix_cache = false};
       kv.pool_bytes = size_t(c.batch) * (kLongestPrompt + size_t(c.tokens) + 32) * kv.shape.token_bytes();
       EngineOptions options{.policy = find_batch_policy("chunked"),
                             .max_batch = c.batch * (1 + kMostDraftsHere),
                             .step_tokens = kStepTokens};
       if (how.tokens >= 0)
-        options.speculation = {.drafter = c.text == std::string("wrong") ? &kWrong : find_drafter("ngram"),
+        options.speculation = {.drafter = c.text == std::string("wrong") ? &kWrong : find_drafter(how.drafter),
                                .tokens = how.tokens,
                                .ngram_scope = how.scope};
+      if (how.drafter == std::string("draft")) {
+        auto draft = smaller(served, c, kv);
+        if (!draft) return draft.error();
+        options.speculation.model = std::move(draft).value();
+      }
       auto made = Contestant::create("paged", model, kv, options);
       if (!made) return made.error();
       racers.push_back({.how = how, .engine = std::move(made).value()});

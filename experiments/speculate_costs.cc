@@ -1,5 +1,6 @@
-// speculate_optimum, speculate_pd, speculate_mtp: how many drafts are best, by arithmetic: against the batch; on D, whose batch is not a colocated
-// instance's, by the rate of the links; and what a multi-token head is worth to DeepSeek-V3.
+// speculate_optimum, speculate_pd, speculate_mtp, speculate_prompts: how many drafts are best, by arithmetic: against the
+// batch; on D, whose batch is not a colocated instance's, by the rate of the links; what a multi-token head is worth to
+// DeepSeek-V3; and who should compute a prompt for a model that drafts.
 //
 // k drafts, each right with probability a where those before it are, end E = (1 - a^(k+1)) / (1 - a) tokens in one step
 // of B sequences behind L tokens: c + s B (k + 1) + B L max(v, (k + 1) l), by the cards' figures
@@ -27,6 +28,11 @@
 // us, v L = 10.7 us, l L = 5.9. 3 drafts of which 1.18 are right (SGLang: 2.18 tokens a step): alone 2.18 / 1.05 = 2.1; of
 // hundreds (26.7 + .109 B) / (25.5 + .032 B): 1.24 at B = 340, 0.96 at 840, .64 for ever more. One draft, right in .85:
 // 1.85 / 1.02 alone, 1.09 at last: never below 1. So a row from .96 to 1.24 is one of large batches, and of too many drafts.
+//
+// prompts. Llama-3-70B on 8 x H800 and Llama-3-8B that drafts, prompts of 4,096 (--draft-prefill). The smaller model's
+// prompt takes 20 ms there, of the larger one's .18 s: 6 requests/s spend .12 of D's time on it, or .12 more of P's. Sent,
+// 131 KB a token are 537 MB beside 1.34 GB: 1.4 times the bytes; at 100 Gb/s 43 ms more, at 25 .17 s. So D should compute
+// where the links are what is short, and P where D is: TTFT hides neither.
 #include <algorithm>
 #include <cmath>
 
@@ -165,6 +171,32 @@ Result<Finding> mtp(const Values& point) {
   return found;
 }
 
+Result<Finding> prompts(const Values& point) {
+  Result<disagg::SimulatedModel> large = disagg::find_simulated_model("llama-3-70b"),
+                                 small = disagg::find_simulated_model("llama-3-8b");
+  Result<disagg::Hardware> h = disagg::find_hardware("h800x8");
+  if (!large || !small || !h) return invalid("a model or a card that is not known");
+  constexpr double kPrompt = 4096, kChunk = 2048;
+  const auto prompt_s = [&](const disagg::SimulatedModel& model) {
+    return disagg::step_cost(model, h.value()).seconds(model::prompt_steps(kPrompt, 0, kChunk));
+  };
+  const double rate = point["rate"], gbps = point["gbps"], draft_s = prompt_s(small.value());
+  const double bytes = kPrompt * large.value().kv_token_bytes(), more = kPrompt * small.value().kv_token_bytes();
+  return Finding{{{{"draft_prompt_ms", 1e3 * draft_s},
+                   {"of_the_prompt", draft_s / prompt_s(large.value())},
+                   {"busy_share", rate * draft_s},  // of D, or of P
+                   {"bytes", (bytes + more) / bytes},
+                   {"sent_ms", 1e3 * more / (gbps / 8 * 1e9)}}},
+                 ""};
+}
+
+std::vector<Values> prompts_points(const Setting&) {
+  std::vector<Values> all;
+  for (double rate : {2., 6.})
+    for (double gbps : {25., 100., 400.}) all.push_back({{"rate", rate}, {"gbps", gbps}});
+  return all;
+}
+
 std::vector<Values> optimum_points(const Setting&) {
   std::vector<Values> all;
   for (double right : {.3, .5, .7, .9})
@@ -188,10 +220,12 @@ std::vector<Values> mtp_points(const Setting&) {
 Measure open_optimum(const Setting&) { return optimum; }
 Measure open_pd(const Setting&) { return pd; }
 Measure open_mtp(const Setting&) { return mtp; }
+Measure open_prompts(const Setting&) { return prompts; }
 
 REGISTER_EXPERIMENT("speculate_optimum", "cpu", optimum_points, open_optimum);
 REGISTER_EXPERIMENT("speculate_pd", "cpu", pd_points, open_pd);
 REGISTER_EXPERIMENT("speculate_mtp", "cpu", mtp_points, open_mtp);
+REGISTER_EXPERIMENT("speculate_prompts", "cpu", prompts_points, open_prompts);
 
 }  // namespace
 }  // namespace xpyd::experiments::speculate_costs_experiment

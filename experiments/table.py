@@ -86,6 +86,12 @@ class Table:
             self.rows.append({"point": point, "repeat": str(repeat), **{k: str(v) for k, v in row.items()}})
         self.write()
 
+    def text(self):
+        """Its rows in aligned columns."""
+        lines = [self.columns[2:]] + [[row[column] for column in self.columns[2:]] for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
     def write(self):
         out = io.StringIO()
         for key, value in self.stamp.items():

@@ -54,7 +54,7 @@ class CpuBackend final : public Backend {
                                 max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
-  Result<std::unique_ptr<Model>> make_draft_model(int instance) override {
+  Result<std::unique_ptr<Model>> make_draft_model(int instance, DeviceQueue&) override {
     return make_llama(draft_weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 

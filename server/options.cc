@@ -265,6 +265,10 @@ std::vector<OptionRow> make_rows() {
        "--speculate draft: the smaller model, with the same vocabulary; it has KV of its own, as many tokens as "
        "--kv-bytes holds",
        kEngine},
+      {"draft-prefill", choice, "decode", "", "decode|prefill", 0, 0,
+       "--speculate draft: who computes its KV of a prompt; decode: the instance that drafts, when it first does; "
+       "prefill: the one that computes the prompt, which sends it in control messages (not with --disagg of order pull)",
+       kEngine, sets_as<is<"prefill">, &ClusterOptions::draft_prefill>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,

@@ -88,8 +88,11 @@ void read_drafter(const Options& options, Stack& stack) {
   if (own != !dir.empty())
     throw invalid(own ? name + ": expected --draft-model, the folder of a smaller model with the same vocabulary"
                       : "--draft-model: expected --speculate draft");
+  if (cluster.draft_prefill && !own)
+    throw invalid("--draft-prefill prefill: expected --speculate draft");
   if (!own && !head) return;
-  if (std::string(stack.backend_options.device->name) != "cpu") throw invalid(name + ": expected --device cpu");
+  if ((head || cluster.draft_prefill) && std::string(stack.backend_options.device->name) != "cpu")
+    throw invalid((head ? name : "--draft-prefill prefill") + ": expected --device cpu");
   if (head) {
     need(predict_next_tokens(stack.config), name + ": ");
     if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
@@ -337,7 +340,9 @@ Status open_backend(Stack& stack) try {
   stack.options.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
     return backend.make_model(i, queue);
   };
-  stack.options.make_draft_model = [&backend = *stack.backend](int i) { return backend.make_draft_model(i); };
+  stack.options.make_draft_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
+    return backend.make_draft_model(i, queue);
+  };
   return ok();
 } catch (const Error& error) {
   return error;

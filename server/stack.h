@@ -55,11 +55,7 @@ class Backend {
   virtual Device& device() = 0;
   // Error `unavailable`: no room on the device.
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
-  // Of Stack::draft_dir, which only the CPU has.
-  virtual Result<std::unique_ptr<Model>> make_draft_model(int instance) {
-    (void)instance;
-    return Error{ErrorCode::invalid_argument, "--speculate draft: expected --device cpu"};
-  }
+  virtual Result<std::unique_ptr<Model>> make_draft_model(int instance, DeviceQueue& queue) = 0;  // of Stack::draft_dir
   // What instance 0's model, which must still be there, has chosen by now: lines, or "".
   virtual std::string describe() const { return ""; }
 };

@@ -88,7 +88,7 @@ constexpr const char* kKinds[] = {
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
     "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport", "- TokensOf",
     "A FetchKv", "A KvLent", "A FetchOver", "D PinPrefix", "D UnpinPrefix",
-    "D KvHint"};
+    "D KvHint", "A DraftRows"};
 // clang-format on
 static_assert(std::size(kKinds) == std::variant_size_v<Message>);
 

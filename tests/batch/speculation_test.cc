@@ -227,6 +227,7 @@ TEST_CASE("speculate: one hash with a model that drafts, and with a multi-token 
               setup.threads = 1 + ran % 2;
               setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
               setup.speculation = {find_drafter(drafter), ran % 5};
+              setup.draft_prefill = std::string(drafter) == "draft" && ran % 4 < 2;
               if (std::string(drafter) == "mtp" && ran % 4 == 0 && std::string(transport) == "local")
                 setup.prefill_tp = setup.decode_tp = 2;
               INFO(setup.describe());
@@ -239,6 +240,33 @@ TEST_CASE("speculate: one hash with a model that drafts, and with a multi-token 
       CAPTURE(drafter, dtype_name(kv_dtype), drafted, accepted);
       CHECK(drafted > 80);
       if (std::string(drafter) == "draft") CHECK(accepted > drafted / 4);  // the same weights in int4
+    }
+}
+
+TEST_CASE("speculate: P computes the prompt for the model that drafts, and D does not", "[speculate]") {
+  for (const char* transport : {"local", "handoff"})
+    for (const char* disagg : {"prefill_first", "decode_first"}) {
+      CAPTURE(transport, disagg);
+      const auto computed = [&](bool at_p) {
+        TinySetup setup{.topology = "1P1D", .transport = transport, .disagg = disagg};
+        setup.prefix_cache = false;
+        setup.speculation = {find_drafter("draft"), 3};
+        setup.draft_prefill = at_p;
+        setup.step_tokens = 40;  // the longest prompts take several steps
+        TinyCluster tiny(setup);
+        uint64_t id = 0;
+        for (const auto& prompt : ragged_prompts()) REQUIRE(tiny.submit(tiny_request(id++, prompt, 9)).ok());
+        tiny.run();
+        REQUIRE(tiny.recorder->ended() == int(id));
+        return tiny.draft_model_tokens;
+      };
+      int64_t prompts = 0;
+      for (const auto& prompt : ragged_prompts())
+        prompts += int64_t(prompt.size()) - (std::string(disagg) == "decode_first");
+      const auto at_d = computed(false), at_p = computed(true);
+      CHECK(at_d[0] == 0);
+      CHECK(at_p[0] == prompts);
+      CHECK(at_d[1] - at_p[1] > prompts * 9 / 10);  // a step that is not full has room for some drafts more
     }
 }
 

@@ -201,7 +201,8 @@ const char* message_name(const Message& message) {
                                        "FetchOver",
                                        "PinPrefix",
                                        "UnpinPrefix",
-                                       "KvHint"};
+                                       "KvHint",
+                                       "DraftRows"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }
