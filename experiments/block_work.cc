@@ -1,17 +1,19 @@
 // block_work: why a paged kernel is slower on a card and not here: how often it asks the block table.
 //
-// One prefill kernel in f32, a head of 128, queries in tiles of 16, keys from first to last with a running softmax, over
-// memory in one piece and over blocks in random order. It differs in one thing: who looks up the table. `block`: the
+// One prefill kernel in f32, a head of 128, queries in tiles of 8, keys from first to last with a running softmax, over
+// memory in one piece and over blocks (that stand in order, so that all read the same bytes from the same places). It
+// differs in one thing: who looks up the table. `block`: the
 // loop over blocks, as this project's kernels do. `row`: the loop over rows, each time with a division by the block
 // size. `vector`: every load of 32 bytes, which is what a thread of a card does that copies its 16 bytes of a tile
 // (FlashAttention's and FlashInfer's paged kernels; vAttention, section 3.4, counts 7 to 13 % more instructions and
 // spilled registers, and 1.24 to 1.42 times the time). All give the same bits. The block size is known when it runs, as
 // theirs is.
 //
-// Arithmetic. Of a row the kernel loads 16 vectors of K and of V and multiplies each by 16 queries: 2 * 16 * 16 * 2 =
-// 1,024 instructions beside a few tens for the softmax, 500 cycles. A look-up with its division is 10 instructions and
-// 10 to 20 cycles. `block`: 20 cycles of 16 rows' 8,000: 1.00. `row`: twice (K, V) 15 of 500: 1.03 to 1.06, much of it
-// hidden. `vector`: 32 times 10 to 20 of 500, half of it hidden behind the products: 1.3 to 1.8. So the published gains
+// Arithmetic. Of a row the kernel loads 16 vectors of K and of V and multiplies each by 8 queries, and what V adds to is
+// read and written: 2 * 16 * 8 * 2.5 = 640 instructions beside a few tens for the softmax, 300 cycles. A look-up with its
+// division is 10 instructions and 10 to 20 cycles. `block`: 20 cycles of 16 rows' 5,000: 1.00. `row`: twice (K, V) 15 of
+// 300: 1.05 to 1.1, much of it hidden. `vector`: 32 times 10 to 20, a good half of it hidden behind the products: 1.3 to
+// 1.8. So the published gains
 // need a look-up for every 16 to 64 bytes, and a kernel that asks once for a block has nothing to gain. (A card hides
 // more, and its tile has 64 to 128 queries for each load: hence 1.24 there.)
 #include <algorithm>
@@ -28,7 +30,7 @@
 namespace xpyd::experiments::block_work_experiment {
 namespace {
 
-constexpr int kDim = 128, kTile = 16, kKeys = 16;  // keys whose scores are kept at a time
+constexpr int kDim = 128, kTile = 8, kKeys = 16;  // keys whose scores are kept at a time
 
 #if defined(__x86_64__)
 #pragma GCC push_options
@@ -40,7 +42,7 @@ constexpr int kVectors = kDim / 8;
 
 struct Memory {
   const float* rows;       // [blocks, K and V, block_tokens, kDim]
-  const int32_t* table;    // null: block i is the i-th
+  const int32_t* table;
   const int* block_tokens;
 };
 
@@ -96,6 +98,7 @@ __attribute__((noinline)) void attend(const Memory& m, const float* q, int n_key
       Lanes dots[kTile] = {};
       for (int i = 0; i < kVectors; ++i) {
         const Lanes x = k[i];
+#pragma GCC unroll 8
         for (int t = 0; t < kTile; ++t) dots[t] += x * *reinterpret_cast<const Lanes*>(q + t * kDim + 8 * i);
       }
       for (int t = 0; t < kTile; ++t)
@@ -113,6 +116,7 @@ __attribute__((noinline)) void attend(const Memory& m, const float* q, int n_key
       const auto v = row(1, key);
       for (int i = 0; i < kVectors; ++i) {
         const Lanes x = v[i];
+#pragma GCC unroll 8
         for (int t = 0; t < kTile; ++t) *reinterpret_cast<Lanes*>(out + t * kDim + 8 * i) += scores[t][key] * x;
       }
     }
@@ -134,6 +138,11 @@ constexpr Kernel kKernels[] = {{"plain", attend<Way::plain>},
                                {"row", attend<Way::row>},
                                {"vector", attend<Way::vector>}};
 
+struct alignas(64) CacheLine {
+  float at[16];
+  bool operator==(const CacheLine&) const = default;
+};
+
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (int block : setting.tiny ? std::vector{16} : std::vector{16, 256}) all.push_back({{"block_tokens", block}});
@@ -148,32 +157,25 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const int n_keys = setting.tiny ? 256 : 4096, tiles = setting.tiny ? 1 : 4, rounds = setting.tiny ? 41 : 81;
   Random random(setting.seed + 1);
   const auto draw = [&](size_t n) {
-    std::vector<float> x(n);
-    for (float& one : x) one = float(random.uniform() - .5);
+    std::vector<CacheLine> x(n / 16);
+    for (size_t i = 0; i < n; ++i) x[i / 16].at[i % 16] = float(random.uniform() - .5);
     return x;
   };
-  const std::vector<float> q = draw(size_t(tiles) * kTile * kDim), rows = draw(size_t(n_keys) * 2 * kDim);
-  // The same rows in blocks that stand anywhere.
+  const std::vector<CacheLine> q = draw(size_t(tiles) * kTile * kDim), rows = draw(size_t(n_keys) * 2 * kDim);
   std::vector<int32_t> table(size_t(n_keys / block_tokens));
   std::iota(table.begin(), table.end(), 0);
-  for (size_t i = table.size(); i-- > 1;) std::swap(table[i], table[random.below(i + 1)]);
-  std::vector<float> paged(rows.size());
-  const size_t block_floats = size_t(block_tokens) * 2 * kDim;
-  for (size_t b = 0; b < table.size(); ++b)
-    std::copy_n(&rows[b * block_floats], block_floats, &paged[size_t(table[b]) * block_floats]);
+  const Memory memory{rows[0].at, table.data(), &block_tokens};
 
   RealClock clock;
   std::vector<double> ms[std::size(kKernels)];
-  std::vector<float> outs[std::size(kKernels)];
+  std::vector<CacheLine> outs[std::size(kKernels)];
   for (auto& out : outs) out.resize(q.size());
   for (int round = 0; round < rounds; ++round)
     for (size_t turn = 0; turn < std::size(kKernels); ++turn) {
       const size_t k = (turn + size_t(round)) % std::size(kKernels);
-      const Memory memory = k == 0 ? Memory{rows.data(), nullptr, &block_tokens}
-                                   : Memory{paged.data(), table.data(), &block_tokens};
       const double start = clock.now();
       for (int t = 0; t < tiles; ++t)
-        kKernels[k].run(memory, &q[size_t(t) * kTile * kDim], n_keys, &outs[k][size_t(t) * kTile * kDim]);
+        kKernels[k].run(memory, q[size_t(t * kTile * kDim / 16)].at, n_keys, outs[k][size_t(t * kTile * kDim / 16)].at);
       ms[k].push_back(1e3 * (clock.now() - start));
     }
   Finding found;

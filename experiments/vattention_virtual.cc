@@ -53,7 +53,7 @@ std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const Served& served : kServed)
     for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
-      for (double load : {0., .6, .8, .9, .95, 1.0})  // 0: all at once
+      for (double load : {0., .6, .8, 1.0})  // 0: all at once
         all.push_back({{"model", served.model}, {"load", load}, {"sample", draw}});
   return all;
 }
