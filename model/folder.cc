@@ -74,7 +74,8 @@ std::optional<std::string_view> embedded_file(std::string_view path) {
 Status check_model_folder(const std::string& dir, bool with_weights) {
   if (is_embedded(dir)) return ok();
   const std::string what = "MODEL_DIR " + dir,
-                    expected = "expected a Hugging Face folder: config.json, *.safetensors, tokenizer.json";
+                    expected =
+                        "expected a folder with config.json (Meta's: params.json), *.safetensors, tokenizer.json";
   std::error_code error;
   const fs::path path(dir);
   if (!fs::exists(path, error)) {
@@ -107,7 +108,10 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
     if (!form(entry.path()).empty()) found = entry.path().filename().string();
   }
   if (with_weights && !safetensors && !found.empty())
-    return invalid(what + " has its weights in " + found + ", which is not read: " + expected);
+    return invalid(
+        what + " has its weights in " + found + ", which is not read" +
+        (found.starts_with("consolidated.") ? " (model/README.md has the line that makes safetensors of it): " : ": ") +
+        expected);
   if (!has("tokenizer.json") && has("tokenizer.model"))
     return invalid(what +
                    " has a tokenizer.model but no tokenizer.json, which is what is read: "
@@ -155,7 +159,8 @@ uint64_t model_fingerprint(const std::string& dir, bool with_weights) {
   constexpr size_t kMost = size_t{64} << 20, kPiece = 4096, kPieces = 64;
   uint64_t hash = 0;
   const auto add = [&hash](std::string_view what) { hash = siphash({hash, 2}, what); };
-  if (const auto config = read_model_file(dir + "/config.json", kMost)) add(config.value());
+  for (const char* name : {"/config.json", "/params.json"})
+    if (const auto config = read_model_file(dir + name, kMost)) add(config.value());
   if (!with_weights) return hash;
   if (is_embedded(dir)) {
     add(embedded_file(dir + "/model.safetensors").value_or(""));

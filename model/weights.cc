@@ -12,6 +12,7 @@
 
 #include "base/numbers.h"
 #include "base/random.h"
+#include "model/meta.h"
 #include "model/safetensors.h"
 #include "model/weight_source.h"
 
@@ -56,20 +57,30 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
                                    const std::vector<TensorSpec>& specs, ReadErrors& errors) {
   Sources sources;
   std::set<std::string, std::less<>> used;
+  const bool meta = checkpoint.entry(kMetaEmbedding) != nullptr;
+  if (meta && (config.quantization.method != Quantization::Method::none || config.qkv_bias || config.qk_norm))
+    return invalid("tensor \"" + std::string(kMetaEmbedding) +
+                   "\": Meta's names, of which Llama without codes, biases and norms of heads is read");
   for (const TensorSpec& spec : specs) {
     constexpr std::string_view kWeight = ".weight";
-    Result<WeightSource> source =
-        spec.matrix ? matrix_source(checkpoint, config.quantization,
-                                    spec.name.substr(0, spec.name.size() - kWeight.size()), spec.rows, spec.cols,
-                                    errors, used)
-                    : dense_source(checkpoint, spec.name, {spec.cols}, spec.cols, errors, used);
+    const std::string name = meta ? meta_name(spec.name) : spec.name;
+    Result<WeightSource> source = spec.matrix ? matrix_source(checkpoint, config.quantization,
+                                                              name.substr(0, name.size() - kWeight.size()), spec.rows,
+                                                              spec.cols, errors, used)
+                                              : dense_source(checkpoint, name, {spec.cols}, spec.cols, errors, used);
     if (!source) return source.error();
-    sources[spec.name] = std::move(source).value();
+    WeightSource& found = sources[spec.name] = std::move(source).value();
+    if (!meta || !meta_turns(spec.name)) continue;
+    found.rows = [rows = found.rows, d = config.head_dim](int row, float* out) { rows(meta_row(row, d), out); };
+    found.elements = [elements = found.elements, d = config.head_dim](int row, std::byte* out) {
+      elements(meta_row(row, d), out);
+    };
   }
   // A tensor that no line above reads would change the model's meaning: a bias, an adapter.
   for (std::string_view name : checkpoint.names()) {
     if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
-    if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
+    if (name.ends_with(".rotary_emb.inv_freq") || name == "rope.freqs")
+      continue;  // old files; follows from config.json
     if (is_of_heads(config, name)) continue;
     // GPTQ's tools write biases of zeros for matrices that have none.
     if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
