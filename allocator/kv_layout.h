@@ -17,12 +17,15 @@ namespace xpyd::allocator {
 
 enum class KvOrder : uint8_t { layer_major, token_major };
 
+inline constexpr Dtype kKvDtypes[] = {Dtype::f32,  Dtype::bf16,     Dtype::int8,
+                                      Dtype::int4, Dtype::fp8_e4m3, Dtype::fp8_e5m2};
+
 // What one token of KV is. Owner: the model.
 struct KvShape {
   int n_layers = 0;
   int n_kv_heads = 0;
   int head_dim = 0;          // elements
-  Dtype dtype = Dtype::f32;  // f32, bf16, int8, int4
+  Dtype dtype = Dtype::f32;  // one of kKvDtypes
   bool operator==(const KvShape&) const = default;
 
   XPYD_HD constexpr bool quantised() const { return dtype == Dtype::int8 || dtype == Dtype::int4; }

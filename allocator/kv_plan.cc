@@ -1,5 +1,6 @@
 #include "allocator/kv_plan.h"
 
+#include <algorithm>
 #include <climits>
 #include <utility>
 
@@ -36,7 +37,11 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
   for (auto [value, what] :
        {std::pair{shape.n_layers, "layers"}, {shape.n_kv_heads, "kv heads"}, {shape.head_dim, "head_dim"}})
     if (value < 1) return invalid("KV " + std::string(what) + " is " + std::to_string(value) + ": expected at least 1");
-  if (shape.dtype == Dtype::f16) return invalid("kv-dtype is f16: expected f32, bf16, int8 or int4");
+  if (std::ranges::find(kKvDtypes, shape.dtype) == std::end(kKvDtypes)) {
+    std::string names;
+    for (Dtype dtype : kKvDtypes) names += std::string(names.empty() ? "" : ", ") + dtype_name(dtype);
+    return invalid(std::string("kv-dtype is ") + dtype_name(shape.dtype) + ": expected one of " + names);
+  }
   if (shape.dtype == Dtype::int4 && shape.head_dim % 2 != 0)
     return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) + ", expected an even number");
   if (Status status = scheme->check(options); !status) return status.error();

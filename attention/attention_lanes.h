@@ -1,6 +1,6 @@
-// The kernels of f32 and bf16, over vectors of 8 or 16 lanes (base/lanes.h). One register tile does both products: R
-// rows x 16 columns, C[r][0..16) += sum_k A[r][k] B[k][0..16), with A = q, B = packed K for the scores and A = weights,
-// B = V for the values. With 8 lanes 6 x 16 needs 12 accumulators, 2 of B and 1 broadcast of 16 registers; 8
+// The kernels of f32, bf16 and fp8, over vectors of 8 or 16 lanes (base/lanes.h). One register tile does both products:
+// R rows x 16 columns, C[r][0..16) += sum_k A[r][k] B[k][0..16), with A = q, B = packed K for the scores and A =
+// weights, B = V for the values. With 8 lanes 6 x 16 needs 12 accumulators, 2 of B and 1 broadcast of 16 registers; 8
 // independent accumulators are enough to hide the latency of FMA (4 cycles x 2 per cycle). Every output is one chain of
 // FMAs in one order, whatever the number of lanes: the bits are the same.
 #pragma once
@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "attention/fp8_vectors.h"
 #include "attention/kernels.h"
 #include "attention/kv_row.h"
 #include "base/lanes.h"
@@ -71,6 +72,10 @@ inline Line masked(Line v, int mask) { return _mm512_and_si512(v, _mm512_set1_ep
 inline Floats load_bf16(const std::byte* at) {
   return floats(left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))));
 }
+template <Dtype kDtype>
+inline Floats load_fp8(const std::byte* at) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(widen_fp8<kDtype>(at)), widen_fp8<kDtype>(at + 8), 1);
+}
 inline Floats zero_below(float least, Floats x, Floats y) {
   return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, splat(least), _CMP_LT_OQ), splat(0.0f));
 }
@@ -98,6 +103,10 @@ inline Line left(Line v) {
 inline Line masked(Line v, int mask) { return _mm256_and_si256(v, _mm256_set1_epi32(mask)); }
 inline Floats load_bf16(const std::byte* at) {
   return floats(left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)))));
+}
+template <Dtype kDtype>
+inline Floats load_fp8(const std::byte* at) {
+  return widen_fp8<kDtype>(at);
 }
 inline Floats zero_below(float least, Floats x, Floats y) {
   return _mm256_andnot_ps(_mm256_cmp_ps(x, splat(least), _CMP_LT_OQ), y);
@@ -135,16 +144,27 @@ struct Dense {  // rows of 16 floats, packed
   Floats at(int k, int j) const { return load(b + k * 16 + kLanes * j); }
 };
 
-template <int kBits>
+template <Dtype kDtype>
 struct RowsOf {  // elements of each cache row, from byte `offset`
+  static constexpr int kBits = dtype_bits(kDtype);
   Rows rows;
   size_t offset;
   Floats at(int k, int j) const {
     const std::byte* from = rows[k] + offset + kBits * kLanes / 8 * j;
     if constexpr (kBits == 32) return load(reinterpret_cast<const float*>(from));
-    return load_bf16(from);
+    if constexpr (kBits == 16) return load_bf16(from);
+    return load_fp8<kDtype>(from);
   }
 };
+
+// Calls f with an integral_constant of dtype, which is one of these kernels'.
+template <class F>
+inline void of_dtype(Dtype dtype, F&& f) {
+  if (dtype == Dtype::f32) f(std::integral_constant<Dtype, Dtype::f32>());
+  if (dtype == Dtype::bf16) f(std::integral_constant<Dtype, Dtype::bf16>());
+  if (dtype == Dtype::fp8_e4m3) f(std::integral_constant<Dtype, Dtype::fp8_e4m3>());
+  if (dtype == Dtype::fp8_e5m2) f(std::integral_constant<Dtype, Dtype::fp8_e5m2>());
+}
 
 // c[r * c_stride + 0..) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k), of R x V vectors.
 // kQuarters / 4 prefetches per k. Without the unrolling pragmas GCC keeps `sum` in memory.
@@ -261,18 +281,31 @@ inline __m256 odd_bf16(__m256 words) {
 
 // panel[d][kPanelTokens] of elements.
 inline void pack_rows(Dtype dtype, Rows rows, int head_dim, float* panel, Stream& stream) {
-  const bool wide = dtype == Dtype::f32;
-  const int bytes = head_dim * (wide ? 4 : 2);
-  if (wide) {
-    transposed(rows, bytes, stream,
-               [&](int half, int w, __m256 words) { _mm256_storeu_ps(panel + 16 * w + 8 * half, words); });
-  } else {
-    transposed(rows, bytes, stream, [&](int half, int w, __m256 words) {
-      _mm256_storeu_ps(panel + 32 * w + 8 * half, even_bf16(words));
-      _mm256_storeu_ps(panel + 32 * w + 16 + 8 * half, odd_bf16(words));
-    });
-  }
-  for (int d = bytes / 16 * 16 / (wide ? 4 : 2); d < head_dim; ++d)
+  const auto put = [&](int half, int d, __m256 x) { _mm256_storeu_ps(panel + 16 * d + 8 * half, x); };
+  int whole = head_dim / 8 * 8;
+  of_dtype(dtype, [&](auto type) {
+    if constexpr (type == Dtype::f32) {
+      whole = head_dim / 4 * 4;
+      transposed(rows, 4 * head_dim, stream, put);
+    } else if constexpr (type == Dtype::bf16) {
+      transposed(rows, 2 * head_dim, stream, [&](int half, int w, __m256 words) {
+        put(half, 2 * w, even_bf16(words)), put(half, 2 * w + 1, odd_bf16(words));
+      });
+    } else {  // widened 8 by 8, then as f32
+      Stream none({});
+      for (int d = 0; d < whole; d += 8) {
+        alignas(32) float wide[kPanelTokens][8];
+        const std::byte* at[kPanelTokens];
+        for (int t = 0; t < kPanelTokens; ++t) {
+          _mm256_store_ps(wide[t], widen_fp8<type>(rows[t] + d));
+          at[t] = reinterpret_cast<const std::byte*>(wide[t]);
+        }
+        stream.step();
+        transposed(at, 32, none, [&](int half, int w, __m256 words) { put(half, d + w, words); });
+      }
+    }
+  });
+  for (int d = whole; d < head_dim; ++d)
     for (int t = 0; t < kPanelTokens; ++t) panel[d * 16 + t] = kv_element(dtype, head_dim, rows[t], d);
 }
 
@@ -406,15 +439,15 @@ void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, floa
 
 void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim, float* panels) {
   const int whole = head_dim / kLanes * kLanes;
-  auto pack = [&](auto b) {
+  of_dtype(dtype, [&](auto type) {
+    const RowsOf<type> b{rows, offset};
     for (int t = begin; t < end; ++t) {
       float* to = panels + t * 16;
       for (int d = 0; d < whole; d += kLanes) store(to + d / 16 * kTileTokens * 16 + d % 16, b.at(t, d / kLanes));
       for (int d = whole; d % 16 != 0 || d < head_dim; ++d)
         to[d / 16 * kTileTokens * 16 + d % 16] = d < head_dim ? kv_element(dtype, head_dim, rows[t] + offset, d) : 0.0f;
     }
-  };
-  dtype == Dtype::f32 ? pack(RowsOf<32>{rows, offset}) : pack(RowsOf<16>{rows, offset});
+  });
 }
 
 void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad,
@@ -440,20 +473,19 @@ inline void by_columns(int head_dim, F&& f) {
 void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset, float* acc,
                      int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
-  auto add = [&](auto bits) {
+  of_dtype(dtype, [&](auto type) {
+    constexpr int kBits = dtype_bits(type);
     by_rows<6>(n_rows, [&](auto n, int row) {
       constexpr int kVectors = n == 1 ? 8 : n <= 3 || kLanes == 16 ? 4 : n == 4 ? 3 : 2;  // as registers allow
       by_columns<kVectors>(head_dim, [&](auto v, int d) {
         // Per token as many lines as it reads, and no less than a half: the rest of the row comes, too.
-        constexpr int kOwn = (v * kLanes * bits + 127) / 128, kQuarters = kOwn < 2 ? 2 : kOwn;
+        constexpr int kOwn = (v * kLanes * kBits + 127) / 128, kQuarters = kOwn < 2 ? 2 : kOwn;
         tile<n, v, kQuarters, true>(p + row * kTileTokens, kTileTokens, begin, end,
-                                    RowsOf<bits>{rows, offset + size_t(d * bits / 8)},
+                                    RowsOf<type>{rows, offset + size_t(d * kBits / 8)},
                                     acc + size_t(row) * size_t(head_dim) + d, size_t(head_dim), stream);
       });
     });
-  };
-  if (dtype == Dtype::f32) return add(std::integral_constant<int, 32>());
-  add(std::integral_constant<int, 16>());
+  });
 }
 
 constexpr AttentionKernels kFloats = {take_q,  pack_k, scores, scores_in_place, softmax,

@@ -77,7 +77,7 @@ struct AttentionKernels {
 // 2^x for x <= 0, relative error < 1.1e-7; below 2^-126 it is 0. NaN stays NaN. Plain multiply and add.
 float exp2_negative(float x);
 
-// With the kernels of f32 and bf16, of int8, and of int4.
+// With the kernels of f32, bf16 and fp8, of int8, and of int4.
 void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& floats,
                     const AttentionKernels& int8, const AttentionKernels& int4);
 

@@ -54,6 +54,12 @@ void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row) {
     for (int d = vectors() ? vectors()->to_bf16(x, head_dim, row) : 0; d < head_dim; ++d) out[d] = to_bf16(x[d]);
     return;
   }
+  if (kv_is_fp8(dtype)) {
+    const Fp8Form& form = dtype == Dtype::fp8_e4m3 ? kE4m3 : kE5m2;
+    for (int d = vectors() ? vectors()->to_fp8(form, x, head_dim, row) : 0; d < head_dim; ++d)
+      row[d] = std::byte(nearest_fp8(form, x[d]));
+    return;
+  }
   const KvQuantiser q = quantiser_of(dtype, head_dim, x);
   const bool int8 = dtype == Dtype::int8;
   const int begin = vectors() ? vectors()->codes(int8, x, head_dim, q.offset, q.inverse, q.largest, row) : 0;
@@ -79,6 +85,7 @@ float kv_element(Dtype dtype, int head_dim, const std::byte* row, int d) {
     std::memcpy(&x, row + 2 * size_t(d), 2);
     return to_f32(x);
   }
+  if (kv_is_fp8(dtype)) return kv_fp8(dtype, row[d]);
   const int codes = dtype == Dtype::int8 ? head_dim : head_dim / 2;
   return kv_scale(row + codes).value(kv_code(dtype, row, d));
 }
@@ -89,6 +96,9 @@ void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int
   } else if (dtype == Dtype::bf16) {
     const int done = vectors() ? vectors()->of_bf16(row + 2 * size_t(begin), end - begin, x) : 0;
     for (int d = begin + done; d < end; ++d) x[d - begin] = kv_element(dtype, head_dim, row, d);
+  } else if (kv_is_fp8(dtype)) {
+    const int done = vectors() ? vectors()->of_fp8(dtype, row + begin, end - begin, x) : 0;
+    for (int d = begin + done; d < end; ++d) x[d - begin] = kv_fp8(dtype, row[d]);
   } else {
     const bool int8 = dtype == Dtype::int8;
     const KvScale s = kv_scale(row + (int8 ? head_dim : head_dim / 2));

@@ -15,8 +15,13 @@
 // Elements saturate at +-65504, the largest f16. A row in which one element is infinite or NaN is
 // NaN altogether (scale and zero are), so that what was broken stays visible.
 //
-// A code has at most 8 significant bits and a scale 11: their product is exact in f32, x' is rounded once whether the
-// multiplication and the addition are fused or not, and so has the same bits in every variant and on every device.
+// fp8_e4m3 and fp8_e5m2 are head_dim bytes and nothing behind them: each element by itself, the nearest number of its
+// form, so that no scale is needed to read it and vLLM's default, a scale of 1, is all there is. Elements saturate at
+// +-448 and +-57344; what is not finite stays so, which of e4m3 means NaN.
+//
+// A code of int8 or int4 has at most 8 significant bits and a scale 11: their product is exact in f32, x' is rounded
+// once whether the multiplication and the addition are fused or not, and so has the same bits in every variant and on
+// every device.
 #pragma once
 
 #include <bit>
@@ -96,10 +101,16 @@ XPYD_HD inline uint32_t kv_code(Dtype dtype, const std::byte* row, int d) {
   return uint32_t(row[d / 2]) >> (d % 2 * 4) & 15u;
 }
 
+constexpr bool kv_is_fp8(Dtype dtype) { return dtype == Dtype::fp8_e4m3 || dtype == Dtype::fp8_e5m2; }
+constexpr float kv_fp8(Dtype dtype, std::byte code) {
+  return dtype == Dtype::fp8_e4m3 ? e4m3_to_f32(uint8_t(code)) : e5m2_to_f32(uint8_t(code));
+}
+
 // head_dim of int4 rows is even.
 constexpr bool kv_rows_supported(const KvShape& s) {
-  return s.dtype == Dtype::f32 || s.dtype == Dtype::bf16 || s.dtype == Dtype::int8 ||
-         (s.dtype == Dtype::int4 && s.head_dim % 2 == 0);
+  for (Dtype dtype : allocator::kKvDtypes)
+    if (s.dtype == dtype) return dtype != Dtype::int4 || s.head_dim % 2 == 0;
+  return false;
 }
 
 // The functions below are compiled in kv_row.cc alone: variants for one instruction set call them too.

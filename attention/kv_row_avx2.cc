@@ -1,6 +1,7 @@
 // Rows of KV for AVX2: the bits of kv_row.cc's loops, 32 elements at a time.
 #include <immintrin.h>
 
+#include "attention/fp8_vectors.h"
 #include "attention/kv_row_vectors.h"
 
 namespace xpyd::attention {
@@ -110,8 +111,27 @@ int of_bf16_avx2(const std::byte* row, int n, float* x) {
   return whole;
 }
 
+int to_fp8_avx2(const Fp8Form& form, const float* x, int n, std::byte* row) {
+  const int whole = n / kAtOnce * kAtOnce;
+  for (int d = 0; d < whole; d += kAtOnce) {
+    __m256i codes[4];
+    for (int i = 0; i < 4; ++i) codes[i] = narrow_fp8(form, _mm256_loadu_ps(x + d + 8 * i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + d), bytes_of(codes));
+  }
+  return whole;
+}
+
+int of_fp8_avx2(Dtype dtype, const std::byte* row, int n, float* x) {
+  const int whole = n / 8 * 8;
+  for (int d = 0; d < whole; d += 8)
+    _mm256_storeu_ps(
+        x + d, dtype == Dtype::fp8_e4m3 ? widen_fp8<Dtype::fp8_e4m3>(row + d) : widen_fp8<Dtype::fp8_e5m2>(row + d));
+  return whole;
+}
+
 }  // namespace
 
-const KvRowVectors kKvRowAvx2 = {range_avx2, codes_avx2, values_avx2, to_bf16_avx2, of_bf16_avx2};
+const KvRowVectors kKvRowAvx2 = {range_avx2,   codes_avx2,  values_avx2, to_bf16_avx2,
+                                 of_bf16_avx2, to_fp8_avx2, of_fp8_avx2};
 
 }  // namespace xpyd::attention

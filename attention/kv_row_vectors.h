@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "base/dtype.h"
+
 namespace xpyd::attention {
 
 struct KvRowVectors {
@@ -14,6 +16,8 @@ struct KvRowVectors {
   int (*values)(bool int8, const std::byte* row, int n, float scale, float zero, float* x);
   int (*to_bf16)(const float* x, int n, std::byte* row);
   int (*of_bf16)(const std::byte* row, int n, float* x);
+  int (*to_fp8)(const Fp8Form& form, const float* x, int n, std::byte* row);
+  int (*of_fp8)(Dtype dtype, const std::byte* row, int n, float* x);
 };
 
 extern const KvRowVectors kKvRowAvx2;

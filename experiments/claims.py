@@ -1363,6 +1363,9 @@ CLAIMS = [
         ],
         how="virtual",
     ),
+            Expect("tokens, fp8 / f16", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="fp8_e4m3"), 2, 2, "x", how="computed"),
+            Expect("requests/s, Llama-2-7B, fp8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="fp8_e4m3") /
+                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x"),
     Claim(
         "kv_dtype_logits",
         "How far do logits move when KV has fewer bits, and how often does the greedy token change?",
@@ -1389,6 +1392,12 @@ CLAIMS = [
             Expect("products on 64 / on 124", lambda t: t("rate", what="gemm", beside="nothing", sms=64) /
                    t("rate", what="gemm", beside="nothing", sms=124), .42, .6, "x"),
             Expect("copy on 32 beside products / beside nothing", lambda t: t("rate", what="copy", beside="gemm", sms=32) /
+            Expect("same greedy token, fp8_e4m3", lambda t: t("greedy_agreement", dtype="fp8_e4m3"), .95, .997, "%"),
+            Expect("same greedy token, fp8_e5m2", lambda t: t("greedy_agreement", dtype="fp8_e5m2"), .9, .99, "%"),
+            Expect("error of logits, fp8_e4m3 / int8", lambda t: t("error_over_size", dtype="fp8_e4m3") / t("error_over_size", dtype="int8"),
+                   3, 12, "x"),
+            Expect("error of logits, fp8_e5m2 / fp8_e4m3", lambda t: t("error_over_size", dtype="fp8_e5m2") /
+                   t("error_over_size", dtype="fp8_e4m3"), 1.6, 2.5, "x"),
                    t("rate", what="copy", beside="nothing", sms=32), .6, 1.02, "x"),
             Expect("products on 96 beside copies / beside nothing", lambda t: t("rate", what="gemm", beside="copy", sms=96) /
                    t("rate", what="gemm", beside="nothing", sms=96), .7, 1.02, "x"),

@@ -110,7 +110,7 @@ def measure(binary, kv_dtype, questions, facts, seed, folder, letters=LETTERS):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default="build/release/xpyd")
-    parser.add_argument("--kv-dtype", default="int4", choices=["f32", "bf16", "int8", "int4"])
+    parser.add_argument("--kv-dtype", default="int4", choices=["f32", "bf16", "int8", "int4", "fp8_e4m3", "fp8_e5m2"])
     parser.add_argument("--questions", type=int, default=360)
     parser.add_argument("--facts", type=int, default=24, help="of each text")
     parser.add_argument("--seed", type=int, default=0)

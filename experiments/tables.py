@@ -116,7 +116,7 @@ ROWS = [
     Row(TM, "slots", "sequences keep slots; LRU evicts to token ids", ("multi_turn: *",),
         lacks="rows that grow and shrink over time; slots set aside before, on demand, between"),
     Row(TM, "persistent batch", "requests a second: 14.556 static, up to 1.8 times vLLM's", lacks="Llama-2-7B on an A100 beside vLLM", card=True),
-    Row(TM, "KV int8 and int4: memory", "tokens of the same bytes", ("kv_dtype: tokens*",), lacks="FP8 (e4m3, e5m2)"),
+    Row(TM, "KV int8 and int4: memory", "tokens of the same bytes", ("kv_dtype: tokens*",)),
     Row(TM, "KV int8 and int4: requests/s", "Llama-2-7B and 13B, InternLM2-7B on an A100", ("kv_dtype: requests/s*",), lacks="13B (1.28, 1.39)"),
     Row(TM, "KV int8 and int4: points", "accuracy of models in benchmarks", ("kv_points: *", "kv_dtype_logits: *"), lacks="their models (gsm8k of InternLM2-7B)"),
     Row(TM, "Meta's weights", "W_q and W_k permuted against Hugging Face's", command="xpyd generate FOLDER_OF_META",

@@ -39,15 +39,6 @@ QuantGroups even_groups(int k, int size) {
   return groups;
 }
 
-uint8_t to_e4m3(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
-  // Below 2^-6 codes are multiples of 2^-9: adding 2^14 leaves as many units. Above, 20 bits of the mantissa go.
-  const uint32_t code = magnitude < 0x3c800000u
-                            ? std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - 0x46800000u
-                            : (magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
-  return uint8_t((bits >> 24 & 0x80) | std::min(code, 0x7eu));
-}
-
 void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, float* out) {
   for (size_t k = 0; k < row.codes.size(); ++k) {
     const auto g = size_t(groups.of[k]);
@@ -83,7 +74,7 @@ bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantR
     const auto g = size_t(groups.of[i]);
     const float units = std::clamp(x[i] * inverse[g], -448.0f, 448.0f);  // beyond where a scale is at its largest
     if (dtype == Dtype::fp8)
-      row.codes[i] = to_e4m3(units);
+      row.codes[i] = nearest_fp8(kE4m3, units);
     else
       row.codes[i] = uint8_t(std::clamp(nearest(units) + row.zero[g], 0, dtype == Dtype::int8 ? 255 : 15));
   }

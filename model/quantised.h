@@ -60,14 +60,4 @@ void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, floa
 // codes: false.
 [[nodiscard]] bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantRow& row);
 
-constexpr float e4m3_to_f32(uint8_t code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  if (exponent == 15 && mantissa == 7) return std::bit_cast<float>(0x7fc00000u);
-  const float magnitude = exponent == 0 ? float(mantissa) * 0x1p-9f
-                                        : std::bit_cast<float>(uint32_t(exponent + 120) << 23 | uint32_t(mantissa) << 20);
-  return code & 0x80 ? -magnitude : magnitude;
-}
-// Nearest, ties to even; |x| <= 448.
-uint8_t to_e4m3(float x);
-
 }  // namespace xpyd::model

@@ -84,8 +84,8 @@ std::span<const DeviceRow> devices() { return kDevices; }
 const DeviceRow* find_device(const std::string& name) { return find_row(kDevices, name); }
 
 Dtype find_dtype(const std::string& name) {
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::int8, Dtype::int4, Dtype::fp8})
-    if (name == dtype_name(dtype)) return dtype;
+  for (int i = 0; i <= int(Dtype::fp8); ++i)
+    if (name == dtype_name(Dtype(i))) return Dtype(i);
   XPYD_CHECK(false, name);  // the options' table has no other
   return {};
 }

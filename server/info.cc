@@ -177,12 +177,12 @@ json describe_kv_tokens(const Subject& subject) {
   json out;
   std::printf("\nKV of one token\n");
   const double f16 = double(kv_shape(c, Dtype::f16).token_bytes());
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
+  for (Dtype dtype : kKvDtypes) {
     const KvShape shape = kv_shape(c, dtype);
     if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
     const size_t bytes = shape.token_bytes();
     bool chosen = dtype == subject.cluster.kv.shape.dtype;
-    std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
+    std::printf("  %c %-8s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
                 dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
     out[dtype_name(dtype)] = bytes;
   }

@@ -142,8 +142,8 @@ std::vector<OptionRow> make_rows() {
        sets<&ConductorOptions::max_model_len>},
 
       // KV memory.
-      {"kv-dtype", choice, "f32", "", "f32|bf16|int8|int4", 0, 0,
-       "element type of the KV cache; int8, int4: a scale and a zero per token and head", kShape,
+      {"kv-dtype", choice, "f32", "", "f32|bf16|int8|int4|fp8_e4m3|fp8_e5m2", 0, 0,
+       "element type of the KV cache; int8, int4: a scale and a zero per token and head; fp8: --device cpu", kShape,
        sets_as<find_dtype, &ClusterOptions::kv, &KvOptions::shape, &KvShape::dtype>},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine,
        sets_as<find_kv_scheme, &ClusterOptions::kv_scheme>},

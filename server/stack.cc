@@ -10,6 +10,7 @@
 
 #include "allocator/disk_index.h"
 #include "allocator/kv_plan.h"
+#include "attention/kv_row.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/numbers.h"
@@ -246,6 +247,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   cluster.vocab = stack->config.vocab;
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
+  if (const Dtype kv = cluster.kv.shape.dtype; std::string(backend.device->name) != "cpu" && kv_is_fp8(kv))
+    return invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
+                   " has no kernels of it: expected f32, bf16, int8 or int4");
   cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
   if (cluster.kv.tiers.disk_keep) cluster.kv.tiers.disk_identity = need(kv_identity(*stack));
   const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);

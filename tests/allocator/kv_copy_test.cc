@@ -57,7 +57,7 @@ TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row b
   constexpr int kTokens = 23;
   auto below = [&](int n) { return int(random.below(uint64_t(n))); };
   for (int round = 0; round < 3000; ++round) {
-    const Dtype dtype = std::vector{Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}[random.below(4)];
+    const Dtype dtype = kKvDtypes[random.below(std::size(kKvDtypes))];
     auto side = [&] {
       return CopySide({1 + below(4), 1 + below(4), 4, dtype}, below(2) ? KvOrder::layer_major : KvOrder::token_major,
                       std::vector{1, 4, 7, 16}[random.below(4)], kTokens, below(3) == 0, random);

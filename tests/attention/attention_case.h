@@ -23,8 +23,6 @@ inline float number(int what, int seq, int layer, int token, int head, int d) {
 inline float k_number(int seq, int layer, int token, int head, int d) { return number(1, seq, layer, token, head, d); }
 inline float v_number(int seq, int layer, int token, int head, int d) { return number(2, seq, layer, token, head, d); }
 
-inline constexpr Dtype kKvDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
-
 struct CaseMemory {
   const char* name;
   KvOrder order;
@@ -37,7 +35,7 @@ inline constexpr CaseMemory kMemories[] = {
     {"paged 64 layer_major", KvOrder::layer_major, 64},  {"paged 64 token_major", KvOrder::token_major, 64},
 };
 
-// KV of `lengths.size()` sequences; every byte is 0xff until it is written: a NaN in f32 and bf16,
+// KV of `lengths.size()` sequences; every byte is 0xff until it is written: a NaN in f32, bf16 and fp8,
 // and a scale and a zero that are NaN.
 struct Cache {
   KvLayout layout;

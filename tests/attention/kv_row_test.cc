@@ -1,4 +1,4 @@
-// Rows of int8 and int4: what is stored, how far it is from what was given, and what attention over it makes of that.
+// Rows of few bits: what is stored, how far it is from what was given, and what attention over it makes of that.
 #include "attention/kv_row.h"
 
 #include <cmath>
@@ -54,7 +54,19 @@ void check_bound(Dtype dtype, const std::vector<float>& x, const char* what) {
   CHECK(scale <= (1 + 0x1p-10) * (max - min + 0x1p-10 * std::abs(min) + u) / n + u);
 }
 
-constexpr Dtype kQuantised[] = {Dtype::int8, Dtype::int4};
+constexpr Dtype kQuantised[] = {Dtype::int8, Dtype::int4}, kFp8[] = {Dtype::fp8_e4m3, Dtype::fp8_e5m2};
+
+// Any part is read as element by element.
+void check_parts(const Row& row) {
+  for (const int begin : {0, 1, row.head_dim / 2, row.head_dim - 1}) {
+    std::vector<float> got(static_cast<size_t>(row.head_dim - begin));
+    read_kv_row(row.dtype, row.head_dim, row.bytes.data(), begin, row.head_dim, got.data());
+    for (int d = begin; d < row.head_dim; ++d) {
+      const float want = kv_element(row.dtype, row.head_dim, row.bytes.data(), d);
+      REQUIRE((got[size_t(d - begin)] == want || (std::isnan(want) && std::isnan(got[size_t(d - begin)]))));
+    }
+  }
+}
 
 }  // namespace
 
@@ -94,6 +106,37 @@ TEST_CASE("kv row: bytes that can be worked out by hand", "[attention]") {
   CHECK(f16 / double(KvShape{1, 1, 128, Dtype::int4}.row_bytes()) == Approx(3.765).margin(5e-4));
 }
 
+TEST_CASE("kv row: fp8 has the numbers of its two forms, the nearest is found, and what is large saturates",
+          "[attention]") {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> x = {448,          -448,    464,   1e30f, 57344, -1e5f, 0x1p-9f, 0x1p-10f,
+                                3 * 0x1p-17f, 1.0625f, -0.0f, 0.3f,  inf,   -inf,  NAN,     1};
+  const Row narrow(Dtype::fp8_e4m3, x), wide(Dtype::fp8_e5m2, x);
+  const uint8_t e4m3[] = {0x7e, 0xfe, 0x7e, 0x7e, 0x7e, 0xfe, 0x01, 0x00, 0, 0x38, 0x80, 0x2a, 0x7f, 0xff, 0x7f, 0x38};
+  const uint8_t e5m2[] = {0x5f, 0xdf, 0x5f, 0x7b, 0x7b, 0xfb, 0x18, 0x14, 2, 0x3c, 0x80, 0x35, 0x7c, 0xfc, 0x7e, 0x3c};
+  for (size_t i = 0; i < x.size(); ++i) {
+    INFO(x[i]);
+    CHECK(int(narrow.bytes[i]) == e4m3[i]);
+    CHECK(int(wide.bytes[i]) == e5m2[i]);
+  }
+  CHECK(narrow.bytes.size() == x.size() + 1);  // nothing behind the elements
+  for (Dtype dtype : kFp8) {
+    const Fp8Form& form = dtype == Dtype::fp8_e4m3 ? kE4m3 : kE5m2;
+    for (int code = 0; code < form.largest; ++code) {
+      const float low = kv_fp8(dtype, std::byte(code)), high = kv_fp8(dtype, std::byte(code + 1)),
+                  half = (low + high) / 2;
+      REQUIRE(low < high);
+      REQUIRE(nearest_fp8(form, low) == code);
+      REQUIRE(nearest_fp8(form, -high) == (0x80 | (code + 1)));
+      REQUIRE(nearest_fp8(form, std::nextafter(half, low)) == code);
+      REQUIRE(nearest_fp8(form, std::nextafter(half, high)) == code + 1);
+      REQUIRE(nearest_fp8(form, half) == code + code % 2);  // ties to the even code
+    }
+  }
+  // Twice as many tokens as f16.
+  CHECK(2 * KvShape{1, 1, 128, Dtype::fp8_e4m3}.row_bytes() == KvShape{1, 1, 128, Dtype::f16}.row_bytes());
+}
+
 TEST_CASE("kv row: vectors leave the bits of the quantiser's own loops, whatever is in a row", "[attention]") {
   Random random(17);
   for (int dim : {2, 8, 16, 30, 32, 48, 64, 78, 96, 128, 256})
@@ -103,6 +146,12 @@ TEST_CASE("kv row: vectors leave the bits of the quantiser's own loops, whatever
       for (float& e : x) e = size * float(random.uniform() - 0.3);
       const float odd[] = {NAN, INFINITY, -INFINITY, -0.0f, 1e6f, -1e6f, 1e-41f};
       if (round % 2) x[random.below(x.size())] = odd[random.below(std::size(odd))];
+      for (Dtype dtype : kFp8) {
+        const Row row(dtype, x);
+        for (int d = 0; d < dim; ++d)
+          REQUIRE(uint8_t(row.bytes[size_t(d)]) == nearest_fp8(dtype == Dtype::fp8_e4m3 ? kE4m3 : kE5m2, x[size_t(d)]));
+        check_parts(row);
+      }
       const Row half(Dtype::bf16, x);
       for (int d = 0; d < dim; ++d) {
         uint16_t bits;
@@ -118,14 +167,7 @@ TEST_CASE("kv row: vectors leave the bits of the quantiser's own loops, whatever
         std::memcpy(stored, &row.bytes[row.bytes.size() - 5], 4);
         REQUIRE((stored[0] == q.scale && stored[1] == q.zero));
         for (int d = 0; d < dim; ++d) REQUIRE(kv_code(dtype, row.bytes.data(), d) == q.code(x[size_t(d)]));
-        for (const int begin : {0, 1, dim / 2, dim - 1}) {  // of any part
-          std::vector<float> got(static_cast<size_t>(dim - begin));
-          read_kv_row(dtype, dim, row.bytes.data(), begin, dim, got.data());
-          for (int d = begin; d < dim; ++d) {
-            const float want = kv_element(dtype, dim, row.bytes.data(), d);
-            REQUIRE((got[size_t(d - begin)] == want || (std::isnan(want) && std::isnan(got[size_t(d - begin)]))));
-          }
-        }
+        check_parts(row);
       }
     }
 }

@@ -401,6 +401,7 @@ TEST_CASE("wire kv: what cannot work is refused by name", "[disagg][wire_kv]") {
     refused(WireKv::int8, wire, [&](ClusterOptions& o) { o.transport = find_transport(wire); });
   refused(WireKv::int4, "--device cpu", [](ClusterOptions& o) { o.kv.vattention.on_card = true; });
   refused(WireKv::int8, "--kv-dtype int8", [](ClusterOptions& o) { o.kv.shape.dtype = Dtype::int8; });
+  refused(WireKv::int8, "--kv-dtype fp8_e4m3", [](ClusterOptions& o) { o.kv.shape.dtype = Dtype::fp8_e4m3; });
   refused(WireKv::automatic, "--kv-dtype int4", [](ClusterOptions& o) { o.kv.shape.dtype = Dtype::int4; });
   refused(WireKv::int4, "5 elements", [](ClusterOptions& o) { o.kv.shape.head_dim = 5; });
   refused(WireKv::int8, "--kv-transfer push", [](ClusterOptions& o) { o.disagg_options.pull = true; });

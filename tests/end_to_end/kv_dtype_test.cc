@@ -1,4 +1,4 @@
-// Parity of KV in bf16, int8 and int4: one logits hash for each, whatever manages
+// Parity of KV in each of its dtypes: one logits hash for each, whatever manages
 // memory, schedules, splits and moves. A sample of the matrix of parity_test.cc.
 #include <cstdio>
 #include <set>
@@ -10,9 +10,9 @@ namespace xpyd::testing::kv_dtype_test {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kStride = 211;
+constexpr int kStride = 353;
 #else
-constexpr int kStride = 31;
+constexpr int kStride = 43;
 #endif
 
 uint64_t plain_hash(Dtype dtype) {
@@ -29,7 +29,8 @@ TEST_CASE("parity: one hash for each dtype of KV", "[parity]") {
   };
   int index = 0, ran = 0;
   std::set<uint64_t> hashes = {plain_hash(Dtype::f32)};
-  for (Dtype dtype : {Dtype::bf16, Dtype::int8, Dtype::int4}) {
+  for (Dtype dtype : kKvDtypes) {
+    if (dtype == Dtype::f32) continue;  // parity_test.cc
     const uint64_t expected = plain_hash(dtype);
     CHECK(hashes.insert(expected).second);  // it is that dtype
     std::set<std::string> seen;
@@ -58,9 +59,9 @@ TEST_CASE("parity: one hash for each dtype of KV", "[parity]") {
                   seen.insert({std::string(scheme) + std::to_string(block), transport, batching});
                   ++ran;
                 }
-    CHECK(seen.size() >= (kStride == 31 ? 11 : 6));  // memories, wires, policies
+    CHECK(seen.size() >= (kStride == 43 ? 11 : 6));  // memories, wires, policies
   }
-  std::printf("parity: %d of %d combinations with KV in bf16, int8 and int4 have their hash\n", ran, index);
+  std::printf("parity: %d of %d combinations with KV in bf16, int8, int4 and fp8 have their hash\n", ran, index);
 }
 
 }  // namespace

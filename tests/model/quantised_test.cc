@@ -92,11 +92,11 @@ TEST_CASE("quantised: e4m3 and f16 have the numbers of their formats, and the ne
     const float low = e4m3_to_f32(uint8_t(code)), high = e4m3_to_f32(uint8_t(code + 1));
     REQUIRE(low < high);
     const float half = (low + high) / 2;
-    REQUIRE(to_e4m3(low) == code);
-    REQUIRE(to_e4m3(-high) == (0x80 | (code + 1)));
-    REQUIRE(to_e4m3(std::nextafter(half, low)) == code);
-    REQUIRE(to_e4m3(std::nextafter(half, high)) == code + 1);
-    REQUIRE(to_e4m3(half) == code + code % 2);  // ties to the even code
+    REQUIRE(nearest_fp8(kE4m3, low) == code);
+    REQUIRE(nearest_fp8(kE4m3, -high) == (0x80 | (code + 1)));
+    REQUIRE(nearest_fp8(kE4m3, std::nextafter(half, low)) == code);
+    REQUIRE(nearest_fp8(kE4m3, std::nextafter(half, high)) == code + 1);
+    REQUIRE(nearest_fp8(kE4m3, half) == code + code % 2);  // ties to the even code
   }
   for (uint32_t half = 0; half < 0x7c00; ++half) {
     const float low = f16_to_f32(uint16_t(half)), high = half == 0x7bff ? 65536.0f : f16_to_f32(uint16_t(half + 1));
@@ -384,7 +384,7 @@ void fill_fp8(Folder& coded, Folder& dense, bool blocks) {
     const int across = blocks ? (columns + 47) / 48 : 1, down = blocks ? (rows + 31) / 32 : 1;
     std::vector<uint8_t> codes(size_t(rows * columns));
     std::vector<float> scales(size_t(across * down)), w(codes.size());
-    for (uint8_t& code : codes) code = to_e4m3(uniform(random) * 400);
+    for (uint8_t& code : codes) code = nearest_fp8(kE4m3, uniform(random) * 400);
     for (float& scale : scales) scale = 3e-4f * (1 + 0.5f * uniform(random));
     for (int n = 0; n < rows; ++n)
       for (int i = 0; i < columns; ++i)

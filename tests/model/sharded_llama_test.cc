@@ -242,7 +242,7 @@ TEST_CASE("sharded llama: more ranks than K-groups, and quantised KV", "[shards]
     return t;
   }();
   Loaded loaded(text, Dtype::f32);
-  for (Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::int8}) {
+  for (Dtype kv_dtype : kKvDtypes) {
     const auto expected = on_one_rank(loaded, kv_dtype);
     for (int tp : {4, 16}) {
       const KvShards shards = loaded.shards(tp, 1);

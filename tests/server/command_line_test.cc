@@ -430,7 +430,8 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV", "[
   for (auto [question, answer] : {std::pair("What is the key of box 17?", " The key of box 17 is amber."),
                                   {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
                                   {"What is the colour of door 250?", " The colour of door 250 is teal."}})
-    for (const char* dtype : {"f32", "bf16", "int8", "int4"}) {
+    for (Dtype kv : kKvDtypes) {
+      const char* dtype = dtype_name(kv);
       const Ran ran = run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens", "24",
                                  "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
       INFO(dtype << " " << ran.err);
@@ -440,6 +441,9 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV", "[
   const Ran ran = run(xpyd, {"generate", "--prompt", "x", "--kv-dtype", "int9"});
   CHECK(ran.code == 2);
   CHECK(ran.err.find("int8") != std::string::npos);
+  const Ran card = run(xpyd, {"generate", "--prompt", "x", "--kv-dtype", "fp8_e5m2", "--device", "cuda"});
+  CHECK(card.code == 2);
+  CHECK(card.err.find("--kv-dtype fp8_e5m2: --device cuda has no kernels of it: expected f32") != std::string::npos);
 }
 
 }  // namespace
