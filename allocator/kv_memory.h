@@ -62,6 +62,7 @@ struct KvOptions {
   int proof_tokens = INT_MAX;   // PrefixIndex; a simulation's prompts are known by the first token of each block
   int n_memories = 1;           // of this process, with such options: they share its mappings
   bool keep_idle = true;        // slots keep what they hold; off where other memories share the pool
+  int slot_chunk = 0;           // slots that get memory at a time, when one is first used; 0: all, at the start
   VattentionOptions vattention;
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
@@ -107,7 +108,7 @@ struct KvStats {
   int64_t internal_bytes = 0;  // held by a sequence because blocks are not smaller
   int64_t idle_bytes = 0;      // free, or cached and evictable
   int64_t external_bytes = 0;  // in no block: cannot be given to anybody
-  int64_t mapped_bytes = 0;    // behind addresses (vattention; else capacity_bytes)
+  int64_t mapped_bytes = 0;    // behind addresses (vattention, slots in chunks; else capacity_bytes)
   int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); else one a rank
   KvTierStats tiers;
   // Blocks that an append can get for whom none are set aside.

@@ -2,6 +2,15 @@
 // LlamaCacheManager). The next turn of a conversation, a prompt with the same salt that begins with what the slot
 // holds, takes the slot over and computes only what is new. Without a free slot the one that ended first is evicted;
 // its sequence comes back by computing it again.
+//
+// Memory stands behind all slots from the start, or is given to slot_chunk of them at a time (LlamaCacheManager's
+// cache_chunk_size) when a sequence comes for which those so far have no room; it stays.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 
 #include "allocator/contiguous.h"
@@ -15,7 +24,9 @@ class SlotsMemory final : public ContiguousMemory {
   SlotsMemory(std::shared_ptr<KvPool> pool, const KvOptions& options)
       : ContiguousMemory(std::move(pool), options, "slots"),
         contents_(layout().n_blocks),
-        slots_(size_t(layout().n_blocks)) {}
+        slots_(size_t(layout().n_blocks)),
+        chunk_(options.slot_chunk),
+        n_backed_(chunk_ > 0 ? 0 : layout().n_blocks) {}
   ~SlotsMemory() override {
     for (int32_t i = 0; i < layout().n_blocks; ++i)
       if (slots_[size_t(i)].idle) pool_->release({&i, 1});
@@ -86,6 +97,12 @@ class SlotsMemory final : public ContiguousMemory {
 
   void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots are evictable as before
 
+  KvStats stats() const override {
+    KvStats stats = ContiguousMemory::stats();
+    if (chunk_ > 0) stats.mapped_bytes = int64_t(n_backed_) * int64_t(pool_->block_bytes());
+    return stats;
+  }
+
  private:
   struct Slot {
     int pins = 0;
@@ -106,9 +123,29 @@ class SlotsMemory final : public ContiguousMemory {
     return handle;
   }
 
+  // The next slots in order, which is the order of free ones that were never taken: the system gives a page when it is
+  // touched. What is touched is theirs alone.
+  void back_chunk() {
+    const int begin = n_backed_, end = std::min(begin + chunk_, layout().n_blocks);
+    const auto touch = [](std::byte* from, size_t bytes) {
+      for (size_t at = 0; at < bytes; at += 4096) *reinterpret_cast<volatile std::byte*>(from + at) = std::byte{0};
+    };
+    for (int rank = 0; rank < n_ranks(); ++rank) {
+      const KvLayout& own = places().layout(rank);
+      const int planes = own.order == KvOrder::layer_major ? 2 * own.shape.n_layers : 1;
+      for (int plane = 0; plane < planes; ++plane)
+        touch(base(rank) + own.offset(begin, plane / 2, plane % 2, 0, 0),
+              size_t(end - begin) * own.block_bytes() / size_t(planes));
+    }
+    n_backed_ = end;
+  }
+
   // In a free slot, else in the one whose sequence ended first.
   KvHandle add() override {
-    if (const KvHandle handle = ContiguousMemory::add(); handle != kNoKv) return handle;
+    if (const KvHandle handle = ContiguousMemory::add(); handle != kNoKv) {
+      while (slot_of(handle) >= n_backed_) back_chunk();
+      return handle;
+    }
     int oldest = -1;
     for (int i = 0; i < layout().n_blocks; ++i) {
       const Slot& slot = slots_[size_t(i)];
@@ -154,18 +191,54 @@ class SlotsMemory final : public ContiguousMemory {
   std::vector<Slot> slots_;         // the same
   mutable std::mutex slots_mutex_;  // idle and pins, for stats() of any thread
   int64_t clock_ = 0;
+  const int chunk_;
+  std::atomic<int> n_backed_;  // slots with memory behind them, the first ones
 };
+
+// Addresses without memory.
+Result<std::shared_ptr<std::byte>> reserve_addresses(size_t bytes) {
+  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED)
+    return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes of addresses: " + std::strerror(errno)};
+  ::madvise(at, bytes, MADV_NOHUGEPAGE);  // or a page of 2 MiB would back many slots at once
+  return std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [bytes](std::byte* p) { ::munmap(p, bytes); });
+}
+
+Status check_chunks(const KvOptions& o) {
+  if (o.slot_chunk <= 0) return ok();
+  const char* why = o.device && o.device != &cpu_device()        ? "a card's pool is allocated as a whole"
+                    : !o.rank_memory.empty() || o.pool_in_groups ? "the pool's memory is made elsewhere"
+                    : !o.prefix_cache || !o.keep_idle ? "it needs --prefix-cache on and a pool of the instance's own"
+                                                      : nullptr;
+  if (why) return invalid(std::string("--slot-prealloc: ") + why + ": expected all");
+  return ok();
+}
 
 }  // namespace
 
 // Where several memories share the pool, what one keeps another one lacks.
 KvScheme slots_scheme() {
-  return scheme_of_slots("slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences",
-                         [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-                           if (!o.prefix_cache || !o.keep_idle)
-                             return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots");
-                           return std::make_unique<SlotsMemory>(std::move(pool), o);
-                         });
+  KvScheme scheme = scheme_of_slots("slots",
+                                    "TurboMind's first generation: slots of the maximum length, LRU over sequences",
+                                    [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+                                      if (!o.prefix_cache || !o.keep_idle)
+                                        return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots");
+                                      return std::make_unique<SlotsMemory>(std::move(pool), o);
+                                    });
+  scheme.check = check_chunks;
+  scheme.make_pool = [](const PoolPlan& plan) -> Result<std::shared_ptr<KvPool>> {
+    if (plan.of_ranks[0].slot_chunk <= 0) return make_blocks(plan, false);
+    PoolPlan lazy = plan;
+    std::vector<std::shared_ptr<std::byte>> memory;
+    for (const KvOptions& own : plan.of_ranks) {
+      Result<std::shared_ptr<std::byte>> addresses = reserve_addresses(own.pool_bytes);
+      if (!addresses) return addresses.error();
+      memory.push_back(std::move(addresses).value());
+    }
+    for (KvOptions& own : lazy.of_ranks) own.rank_memory = memory;
+    return make_blocks(lazy, false);
+  };
+  return scheme;
 }
 
 }  // namespace xpyd::allocator

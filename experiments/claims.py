@@ -531,6 +531,11 @@ def answers(table, dtype):
     return row["answers"]
 
 
+def slots_end(table, prealloc, column):
+    """At the last tick."""
+    return max((int(row["tick"]), float(row[column])) for row in table.select(prealloc=prealloc))[1]
+
+
 def points_lost(table, dtype):
     """By the KV of this type, of the questions that f32 was asked: paired."""
     pairs = list(zip(answers(table, "f32"), answers(table, dtype), strict=True))
@@ -812,6 +817,20 @@ CLAIMS = [
                    t.select(conversations=8, history=1024)}), 1, 1, how="counted"),
         ],
         repeats=3,
+    ),
+    Claim(
+        "slots_time",
+        "Whose KV do slots hold over time, how much of it, and how many of them have memory, by --slot-prealloc?",
+        "TurboMind's LlamaCacheManager (slots; cache_chunk_size of them allocated at a time)",
+        [
+            Expect("slots with memory at the first turn, none", lambda t: slots_end(t, "none", "slots_at_first"), 1, 1),
+            Expect("slots with memory at the first turn, 2 at a time", lambda t: slots_end(t, "2", "slots_at_first"), 2, 2),
+            Expect("slots with memory at the first turn, all", lambda t: slots_end(t, "all", "slots_at_first"), 6, 6),
+            Expect("slots with memory at the end, fewest", lambda t: min(slots_end(t, p, "slots_with_memory") for p in ("none", "2", "all")), 6, 6),
+            Expect("turns that find their slot again", lambda t: slots_end(t, "none", "hits") / slots_end(t, "none", "returned"), .35, .65, "%"),
+            Expect("hits, on demand / preallocated", lambda t: slots_end(t, "none", "hits") / slots_end(t, "all", "hits"), 1, 1, "x"),
+        ],
+        how="counted",
     ),
     Claim(
         "prefix_repetition",
@@ -1344,6 +1363,9 @@ CLAIMS = [
             Expect("tokens, int4 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int4"), 3.75, 3.77, "x",
                    printed("4 (parameters not counted)", 4), how="computed",
                    differs="scale and zero of each row are counted: 68 bytes, not 64"),
+            Expect("tokens, fp8 / f16", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="fp8_e4m3"), 2, 2, "x", how="computed"),
+            Expect("requests/s, Llama-2-7B, fp8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="fp8_e4m3") /
+                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x"),
             Expect("requests/s, Llama-2-7B, int8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int8") /
                    t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x", printed("1.27", 1.27),
                    differs="the cost model does not count dequantising, which their kernels pay, and all requests are there at once"),
@@ -1363,9 +1385,6 @@ CLAIMS = [
         ],
         how="virtual",
     ),
-            Expect("tokens, fp8 / f16", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="fp8_e4m3"), 2, 2, "x", how="computed"),
-            Expect("requests/s, Llama-2-7B, fp8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="fp8_e4m3") /
-                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x"),
     Claim(
         "kv_dtype_logits",
         "How far do logits move when KV has fewer bits, and how often does the greedy token change?",
@@ -1373,6 +1392,12 @@ CLAIMS = [
         [
             Expect("same greedy token, int8", lambda t: t("greedy_agreement", dtype="int8"), .985, 1, "%"),
             Expect("same greedy token, int4", lambda t: t("greedy_agreement", dtype="int4"), .85, .995, "%"),
+            Expect("same greedy token, fp8_e4m3", lambda t: t("greedy_agreement", dtype="fp8_e4m3"), .95, .997, "%"),
+            Expect("same greedy token, fp8_e5m2", lambda t: t("greedy_agreement", dtype="fp8_e5m2"), .9, .99, "%"),
+            Expect("error of logits, fp8_e4m3 / int8", lambda t: t("error_over_size", dtype="fp8_e4m3") / t("error_over_size", dtype="int8"),
+                   3, 12, "x"),
+            Expect("error of logits, fp8_e5m2 / fp8_e4m3", lambda t: t("error_over_size", dtype="fp8_e5m2") /
+                   t("error_over_size", dtype="fp8_e4m3"), 1.6, 2.5, "x"),
             Expect("error of logits, int4 / int8", lambda t: t("error_over_size", dtype="int4") / t("error_over_size", dtype="int8"),
                    8, 30, "x"),
             Expect("error of logits, int8 / bf16", lambda t: t("error_over_size", dtype="int8") / t("error_over_size", dtype="bf16"),
@@ -1392,12 +1417,6 @@ CLAIMS = [
             Expect("products on 64 / on 124", lambda t: t("rate", what="gemm", beside="nothing", sms=64) /
                    t("rate", what="gemm", beside="nothing", sms=124), .42, .6, "x"),
             Expect("copy on 32 beside products / beside nothing", lambda t: t("rate", what="copy", beside="gemm", sms=32) /
-            Expect("same greedy token, fp8_e4m3", lambda t: t("greedy_agreement", dtype="fp8_e4m3"), .95, .997, "%"),
-            Expect("same greedy token, fp8_e5m2", lambda t: t("greedy_agreement", dtype="fp8_e5m2"), .9, .99, "%"),
-            Expect("error of logits, fp8_e4m3 / int8", lambda t: t("error_over_size", dtype="fp8_e4m3") / t("error_over_size", dtype="int8"),
-                   3, 12, "x"),
-            Expect("error of logits, fp8_e5m2 / fp8_e4m3", lambda t: t("error_over_size", dtype="fp8_e5m2") /
-                   t("error_over_size", dtype="fp8_e4m3"), 1.6, 2.5, "x"),
                    t("rate", what="copy", beside="nothing", sms=32), .6, 1.02, "x"),
             Expect("products on 96 beside copies / beside nothing", lambda t: t("rate", what="gemm", beside="copy", sms=96) /
                    t("rate", what="gemm", beside="nothing", sms=96), .7, 1.02, "x"),

@@ -113,8 +113,8 @@ ROWS = [
     Row("vLLM #10874", "documents", "seconds of 8 to 64 documents, host tier over-run", ("offload_rounds: seconds of*",)),
     Row("vLLM #35990", "coalesced copies", "1 to 3 GB/s by blocks, 40 to 43 coalesced", ("offload_copy: in, pieces*", "offload_copy: pieces*")),
     # TurboMind.
-    Row(TM, "slots", "sequences keep slots; LRU evicts to token ids", ("multi_turn: *",),
-        lacks="rows that grow and shrink over time; slots set aside before, on demand, between"),
+    Row(TM, "slots", "sequences keep slots; LRU evicts to token ids; rows over time; memory before, on demand, between",
+        ("multi_turn: *", "slots_time: *")),
     Row(TM, "persistent batch", "requests a second: 14.556 static, up to 1.8 times vLLM's", lacks="Llama-2-7B on an A100 beside vLLM", card=True),
     Row(TM, "KV int8 and int4: memory", "tokens of the same bytes", ("kv_dtype: tokens*",)),
     Row(TM, "KV int8 and int4: requests/s", "Llama-2-7B and 13B, InternLM2-7B on an A100", ("kv_dtype: requests/s*",), lacks="13B (1.28, 1.39)"),

@@ -66,13 +66,15 @@ auto row_named(const std::string& name) {
   return find_row(rows(), name);
 }
 
-// 0: turbo; -1: neither that nor a number.
-int draft_tokens(const std::string& text) {
-  if (text == "turbo") return 0;
+// 0: the word; -1: neither that nor a number from 1 to `most`.
+int number_or(const char* word, const std::string& text, int most) {
+  if (text == word) return 0;
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  return error == std::errc() && end == text.data() + text.size() && n >= 1 && n <= kMostDrafts ? n : -1;
+  return error == std::errc() && end == text.data() + text.size() && n >= 1 && n <= most ? n : -1;
 }
+int draft_tokens(const std::string& text) { return number_or("turbo", text, kMostDrafts); }
+int slot_chunk(const std::string& text) { return text == "none" ? 1 : number_or("all", text, INT_MAX); }
 
 std::vector<std::string> one_or_none(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : std::vector{text};
@@ -175,6 +177,9 @@ std::vector<OptionRow> make_rows() {
        "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold is reused "
        "in any case",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::prefix_cache>},
+      {"slot-prealloc", text, "all", "slots", "all, none or N", 0, 0,
+       "slots: how many get memory at a time: all, at the start; one, when a sequence first needs it (none); or N",
+       kEngine, sets_as<slot_chunk, &ClusterOptions::kv, &KvOptions::slot_chunk>},
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
        "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence that has ended, "
        "or copy",
@@ -740,6 +745,8 @@ Status check_options(const Options& options, std::string_view group) {
   if (options.values().contains("speculate-tokens") && draft_tokens(options.text("speculate-tokens")) < 0)
     return invalid("--speculate-tokens " + options.text("speculate-tokens") + ": expected turbo or 1 to " +
                    std::to_string(kMostDrafts));
+  if (options.values().contains("slot-prealloc") && slot_chunk(options.text("slot-prealloc")) < 0)
+    return invalid("--slot-prealloc " + options.text("slot-prealloc") + ": expected all, none or a number of slots");
   if (options.values().contains("ngram-min") && options.integer("ngram-min") > options.integer("ngram-max"))
     return invalid("--ngram-min " + options.text("ngram-min") + ": expected at most --ngram-max, " +
                    options.text("ngram-max"));

@@ -235,6 +235,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
     return invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
                    " makes no groups: expected int8, int4 or fp8");
+  if (options.given("slot-prealloc") && options.text("allocator") != "slots")
+    return invalid("--slot-prealloc: --allocator " + options.text("allocator") +
+                   " has no slots that keep what they hold");
   if (options.flag("exact")) {
     if (backend.kernels.gemm && !backend.kernels.gemm->exact)
       return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
@@ -244,12 +247,12 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (std::string(backend.device->name) != "cpu" && matrices != backend.load.dtype && !is_quantised(matrices))
     return invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
                    " has matrices of --dtype, int8, int4 or fp8");
-  cluster.vocab = stack->config.vocab;
-  cluster.eos_tokens = stack->config.eos_tokens;
-  cluster.tokenizer = stack->tokenizer.get();
   if (const Dtype kv = cluster.kv.shape.dtype; std::string(backend.device->name) != "cpu" && kv_is_fp8(kv))
     return invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
                    " has no kernels of it: expected f32, bf16, int8 or int4");
+  cluster.vocab = stack->config.vocab;
+  cluster.eos_tokens = stack->config.eos_tokens;
+  cluster.tokenizer = stack->tokenizer.get();
   cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
   if (cluster.kv.tiers.disk_keep) cluster.kv.tiers.disk_identity = need(kv_identity(*stack));
   const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);

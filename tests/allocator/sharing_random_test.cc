@@ -22,6 +22,7 @@ struct Config {
   bool map_ahead = true;
   int memories = 1;
   int head_dim = 2;
+  int slot_chunk = 0;
 };
 
 class Trial {
@@ -30,6 +31,7 @@ class Trial {
     o_.shape = kTinyShape;
     o_.shape.head_dim = config.head_dim;
     o_.order = config.order;
+    o_.slot_chunk = config.slot_chunk;
     o_.vattention.share = config.share;
     o_.vattention.map_ahead = config.map_ahead;
     o_.keep_idle = config.memories == 1;
@@ -260,6 +262,7 @@ void run(Config config) {
 TEST_CASE("sharing: random operations, memory without page groups", "[allocator][sharing]") {
   for (const char* scheme : {"contiguous", "slots", "paged", "token"})
     for (int memories : {1, 2}) run({.scheme = scheme, .memories = memories});
+  for (int chunk : {1, 3}) run({.scheme = "slots", .order = KvOrder::token_major, .slot_chunk = chunk});
 }
 
 TEST_CASE("sharing: random operations, vattention", "[allocator][vattention][sharing]") {

@@ -1,7 +1,10 @@
 // Prefixes shared on contiguous memory: which slot, which rows, which bytes; and the slots scheme.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <string>
 
+#include "allocator/kv_plan.h"
 #include "allocator/row_pool.h"
 #include "allocator/slot_contents.h"
 #include "tests/allocator/kv_fixture.h"
@@ -268,6 +271,44 @@ TEST_CASE("slots: the next turn of a conversation computes only what is new", "[
   CHECK(run(turn3, 1) == 100);
   CHECK(run(turn2, 2) == 0);  // it comes back by computing it again
   CHECK(run(turn3, 2) == 100);
+}
+
+TEST_CASE("slots: memory comes in chunks, when a sequence needs a slot, and stays", "[allocator][sharing]") {
+  constexpr int kSlots = 5, kTokens = 1024;  // 16 KiB of each layer's K or V
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+    for (int chunk : {0, 1, 2}) {
+      CAPTURE(int(order), chunk);
+      KvOptions o = tiny_options(1, kSlots * kTokens, true, order, kTokens);
+      o.slot_chunk = chunk;
+      Memory m(o, "slots");
+      const int64_t slot_bytes = int64_t(o.pool_bytes) / kSlots;
+      // As the memory says, and as the system does.
+      const auto check = [&](int slots) {
+        std::vector<unsigned char> pages(o.pool_bytes / 4096);
+        REQUIRE(::mincore(m.kv->base(), o.pool_bytes, pages.data()) == 0);
+        CHECK(m.kv->stats().mapped_bytes == slots * slot_bytes);
+        CHECK(std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return p & 1; }) ==
+              slots * slot_bytes / 4096);
+      };
+      const auto in_chunks = [&](int slots) {
+        return chunk == 0 ? kSlots : std::min(kSlots, (slots + chunk - 1) / chunk * chunk);
+      };
+      check(in_chunks(0));
+      std::vector<KvHandle> all;
+      for (int i = 0; i < kSlots; ++i) {
+        all.push_back(fill(*m.kv, tokens_of(700, i), uint64_t(i)).handle);
+        check(in_chunks(i + 1));
+      }
+      for (int i = 0; i < kSlots; ++i)
+        CHECK(wrong_rows(m.kv->view(all[size_t(i)]), tokens_of(700, i), uint64_t(i)) == 0);
+      for (KvHandle handle : all) m.kv->free(handle);
+      check(kSlots);
+      CHECK(fill(*m.kv, tokens_of(700, 3), 3).cached_tokens == 699);
+      m.kv->check_invariants();
+    }
+  KvOptions o = tiny_options(1, 3 * 200, false, KvOrder::layer_major, 200);
+  o.slot_chunk = 1;
+  CHECK(plan_pool("slots", o).error().message.starts_with("--slot-prealloc: it needs --prefix-cache on"));
 }
 
 TEST_CASE("slots: what is in use or leased is not taken", "[allocator][sharing]") {
