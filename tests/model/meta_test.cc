@@ -61,7 +61,7 @@ TEST_CASE("meta: a folder with params.json and Meta's tensors has Hugging Face's
       else  // its heads are not of hidden / n_heads dims, which params.json cannot say; either file is read
         std::filesystem::copy_file(theirs + "/config.json", dir.path + "/config.json");
       LoadedModel model(dir.path, {.dtype = dtype});
-      CHECK(run_prompt(*model.model, prompt, 4) == run_prompt(*expected.model, prompt, 4));
+      CHECK((run_prompt(*model.model, prompt, 4) == run_prompt(*expected.model, prompt, 4)));
       CHECK(model.config.intermediate == expected.config.intermediate);
     }
 }
