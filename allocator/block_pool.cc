@@ -8,7 +8,7 @@
 namespace xpyd::allocator {
 
 BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share,
-                     uint64_t hash_mask, int proof_tokens)
+                     uint64_t hash_mask, int proof_tokens, bool radix)
     : KvPool(places, size_t(places.whole.block_tokens) * places.token_bytes()),
       blocks_(size_t(n_blocks_) * sizeof(Block)),
       source_(std::move(source)),
@@ -17,7 +17,10 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, {}, -1, -1};
-  if (prefix_cache)
+  if (prefix_cache && radix)
+    index_ = std::make_unique<RadixTree>(n_blocks_, block_tokens_, &at(0).node, sizeof(Block),
+                                         [this](int32_t block) { lost(block); });
+  else if (prefix_cache)
     index_ = std::make_unique<PrefixIndex>(n_blocks_, block_tokens_, hash_mask, proof_tokens, &at(0).node,
                                            sizeof(Block));
   users_at(&at(0).users, sizeof(Block));
@@ -62,9 +65,10 @@ void BlockPool::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, 
   if (!index_) return;
   std::vector<std::pair<int32_t, uint64_t>> found;  // blocks, and who they are
   PrefixChain chain{.hash = salt};
-  index_->walk(tokens, int(tokens.size()) / block_tokens_, chain, locked(), [&](std::span<const int32_t> blocks) {
+  const int n = index_->walk(tokens, int(tokens.size()), chain, locked(), [&](std::span<const int32_t> blocks) {
     for (int32_t block : blocks) found.emplace_back(block, at(block).node.uid);
   });
+  found.resize(size_t(n / block_tokens_));  // full ones: others have more than these tokens, or will
   Lock lock(mutex_);
   for (size_t i = found.size(); i-- > size_t(begin / block_tokens_);) {
     const auto [block, uid] = found[i];
@@ -73,7 +77,10 @@ void BlockPool::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, 
     if (mark != KvMark::thought) {
       set_marks(block, on ? uint8_t(now | bit) : uint8_t(now & ~bit));
     } else if (on && now == 0) {
-      at(block).users.any() ? index_->erase(block) : evict(block);  // in use: free when it is not any more
+      if (at(block).users.any())
+        index_->erase(block);  // free when it is not in use any more
+      else
+        evict(block);
     }
   }
 }
@@ -90,7 +97,7 @@ int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
     while (end < blocks.size() && at(blocks[end - 1]).older == blocks[end]) ++end;
     lru_remove(blocks[i], blocks[end - 1]);
     n_cached_ -= int(end - i);
-    tokens += int64_t(end - i) * block_tokens_;  // they are full, and filled_ need not be looked at
+    for (size_t j = i; j < end; ++j) tokens += filled(blocks[j]);
   }
   return tokens;
 }
@@ -98,24 +105,33 @@ int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
 int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
   int64_t tokens = 0;
   for (int32_t block : blocks) {
+    tokens += filled(block);
     if (cached(block)) {
       ++n_cached_;
       lru_append(block);
-      tokens += block_tokens_;
     } else {
       source_->release(block);
-      tokens += filled(block);
     }
   }
   shed();
   return tokens;
 }
 
-void BlockPool::forget(int32_t block) {
+void BlockPool::unlist(int32_t block) {
   lru_remove(block, block);
-  index_->erase(block);
   --n_cached_;
   n_marked_ -= int(std::exchange(marks_[size_t(block)], uint8_t{0}) != 0);
+}
+
+void BlockPool::forget(int32_t block) {
+  unlist(block);
+  index_->erase(block);
+}
+
+void BlockPool::lost(int32_t block) {
+  if (at(block).users.any()) return set_marks(block, 0);
+  unlist(block);
+  source_->release(block);
 }
 
 void BlockPool::evict(int32_t block) {
@@ -153,9 +169,15 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
     for (int32_t block = goes_first(); out.size() < end && block >= 0; block = goes_after(block))
       if (source_->alone(block)) out.push_back(block);
     if (out.size() < end) out.resize(claimed);
+    std::vector<int32_t> instead;
     for (size_t i = claimed; i < out.size(); ++i) {
-      forget(out[i]);
       ++evictions;
+      if (!cached(out[i])) {  // it has gone with what it continued, to the source
+        claimed += size_t(source_->claim(1, instead));
+        if (!instead.empty()) out[claimed - 1] = instead.back(), instead.pop_back();
+        continue;
+      }
+      forget(out[i]);
       if (source_->recycle(out[i])) out[claimed++] = out[i];  // else a late taker has come in between
     }
     if (claimed < end) {
@@ -175,9 +197,9 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
   return true;
 }
 
-bool BlockPool::indexed(int32_t block) const {
+int BlockPool::indexed_tokens(int32_t block) const {
   Lock lock(mutex_);
-  return cached(block);
+  return index_ ? index_->tokens_in(block) : 0;
 }
 
 void BlockPool::sign(KvHandover& handover) {
@@ -215,36 +237,36 @@ bool BlockPool::adopt(const KvHandover& handover) {
   return true;
 }
 
-int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
+int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const {
   if (!index_) return 0;
   PrefixChain chain{.hash = salt};
-  return index_->walk(tokens, max_blocks, chain, locked(), [](std::span<const int32_t>) {});
+  return index_->walk(tokens, max_tokens, chain, locked(), [](std::span<const int32_t>) {});
 }
 
 // A hit takes blocks from those that could be evicted: no more of a prefix than leaves what is set aside.
-int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
-  if (escrowed_ == 0) return max_blocks;
+int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const {
+  if (escrowed_ == 0) return max_tokens;
   int left = 0, n = 0;
   locked()([&] { left = spare(); });
   PrefixChain chain{.hash = salt};
-  index_->walk(tokens, max_blocks, chain, locked(), [&](std::span<const int32_t> blocks) {
+  index_->walk(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
     for (int32_t block : blocks) n += left >= 0 && (at(block).users.any() || --left >= 0);
   });
-  return n;
+  return std::min(max_tokens, n * block_tokens_);
 }
 
-int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
+int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_tokens, std::vector<int32_t>& out,
                        PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
   if (!index_) return 0;
-  max_blocks = spared(tokens, salt, max_blocks);
-  return index_->walk(tokens, max_blocks, chain, locked(), [&](std::span<const int32_t> blocks) {
+  max_tokens = spared(tokens, salt, max_tokens);
+  return index_->walk(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
     add_reference(blocks);  // so the next batch's chain stays intact
     out.insert(out.end(), blocks.begin(), blocks.end());
   });
 }
 
-void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
+void BlockPool::add_to_index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
   if (index_) index_->add(tokens, blocks, chain, locked());
 }
 
@@ -285,7 +307,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     const bool used = at(b).users.any();
     held[size_t(b)] = used || cached(b);
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
-    if (cached(b)) XPYD_CHECK(filled(b) == block_tokens_, "block " + std::to_string(b));
+    if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
     if (marks_[size_t(b)] != 0) XPYD_CHECK(cached(b), "block " + std::to_string(b));
     marked += marks_[size_t(b)] != 0;
   }

@@ -1,7 +1,7 @@
 // BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the source of blocks
-// (block_source.h), or cached: the prefix index finds them, and the least recently used goes when room is wanted, those
-// that are marked after all others (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One may serve
-// several KvMemory on several threads.
+// (block_source.h), or cached: the index (block_index.h) finds them, and the least recently used goes when room is
+// wanted, those that are marked after all others (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One
+// may serve several KvMemory on several threads.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "allocator/block_source.h"
 #include "allocator/kv_pool.h"
 #include "allocator/prefix_index.h"
+#include "allocator/radix_tree.h"
 #include "base/memory.h"
 
 namespace xpyd::allocator {
@@ -17,12 +18,12 @@ namespace xpyd::allocator {
 class BlockPool final : public KvPool {
  public:
   // `share`: of all that is held here, cached blocks may be among so many: beyond, they go. `hash_mask`,
-  // `proof_tokens`: see PrefixIndex.
+  // `proof_tokens`: see PrefixIndex; `radix`: its blocks are found by a RadixTree instead.
   BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share = INT_MAX,
-            uint64_t hash_mask = ~uint64_t{0}, int proof_tokens = INT_MAX);
+            uint64_t hash_mask = ~uint64_t{0}, int proof_tokens = INT_MAX, bool radix = false);
 
   const BlockSource& source() const { return *source_; }
-  const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches
+  const BlockIndex* index() const { return index_.get(); }  // null without; unlocked: tests, benches
 
   // Appends n blocks of one reference each to `out`: free ones first, then cached ones, least recently used first; adds
   // the number of those to `evictions`. Of the n, `drawn` were set aside for the caller. False: fewer than n are
@@ -36,14 +37,15 @@ class BlockPool final : public KvPool {
   [[nodiscard]] bool adopt(const KvHandover& handover) override;
   void discard(const KvHandover& handover) override;
 
-  // Blocks of the longest indexed prefix, at most max_blocks. Does not touch the LRU order.
-  int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
-  // The same blocks with a reference each, appended to `out`; `chain` becomes the end of the match.
-  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
+  // Tokens of the longest indexed prefix, at most max_tokens. Does not touch the LRU order.
+  int match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
+  // The same, and its blocks are appended to `out` with a reference each; `chain` becomes the end of its full blocks. A
+  // last one that it fills in part may hold more than that, and be another's who writes there.
+  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_tokens, std::vector<int32_t>& out,
               PrefixChain& chain);
-  // PrefixIndex::add().
-  void index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
-  bool indexed(int32_t block) const;
+  // BlockIndex::add().
+  void add_to_index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
+  int indexed_tokens(int32_t block) const;  // BlockIndex::tokens_in()
   void tell(std::shared_ptr<CacheListener> listener) override;
   void clear_prefix_cache() override;
   void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) override;
@@ -61,7 +63,7 @@ class BlockPool final : public KvPool {
 
  private:
   struct Block {  // 32 bytes: two in a cache line, with what the index asks of it
-    PrefixIndex::Node node;
+    BlockIndex::Node node;
     Users users;
     int32_t older, newer;  // neighbours in its LRU list while cached; -1: end
   };
@@ -79,11 +81,13 @@ class BlockPool final : public KvPool {
   int32_t goes_first() const { return lists_[lists_[0].oldest < 0].oldest; }  // -1: nothing is cached
   int32_t goes_after(int32_t block) const;
   void set_marks(int32_t block, uint8_t marks);
-  void forget(int32_t block);  // a cached block is found no more
+  void unlist(int32_t block);  // a cached block is found no more
+  void forget(int32_t block);  // … and neither is what continues it in a tree
   void evict(int32_t block);
-  void shed();  // cached blocks beyond the share
+  void lost(int32_t block);  // RadixTree
+  void shed();               // cached blocks beyond the share
   int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - escrowed_; }
-  int spared(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
+  int spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   void poison(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
   auto locked() const {  // calls what it is given under the lock
@@ -96,7 +100,7 @@ class BlockPool final : public KvPool {
   Buffer blocks_;  // Block [n_blocks]
   const std::unique_ptr<BlockSource> source_;
   const int share_;
-  std::unique_ptr<PrefixIndex> index_;
+  std::unique_ptr<BlockIndex> index_;
   List lists_[2];               // LRU lists: of blocks without a mark, and of those with one
   std::vector<uint8_t> marks_;  // [n_blocks] a bit for each KvMark, of indexed blocks
   int n_marked_ = 0;

@@ -59,6 +59,7 @@ struct KvOptions {
   int block_tokens = 16;        // paged
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
   bool prefix_cache = true;     // contiguous memory has no shareable block and never hits
+  bool radix = false;           // paged, token: it finds a prefix to the token (radix_tree.h), not to the block
   int proof_tokens = INT_MAX;   // PrefixIndex; a simulation's prompts are known by the first token of each block
   int n_memories = 1;           // of this process, with such options: they share its mappings
   bool keep_idle = true;        // slots keep what they hold; off where other memories share the pool
@@ -134,9 +135,9 @@ class KvMemory {
   int n_ranks() const { return int(places_.ranks.size()); }
   const KvShards* shards() const { return places_.shards ? &*places_.shards : nullptr; }
 
-  // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full blocks with the
-  // same salt, but never the last token (its logits are wanted). Contiguous takes its slot here. Error `unavailable`:
-  // no slot now. Blocks for the uncached rest are taken by append.
+  // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix with the same salt, of full
+  // blocks where the cache knows no more, but never the last token (its logits are wanted). Contiguous takes its slot
+  // here. Error `unavailable`: no slot now. Blocks for the uncached rest are taken by append.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
   // Cached tokens that are in this memory, at this moment. Any thread may call it.

@@ -1,5 +1,6 @@
 // paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence, reference counts,
-// copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks, lazy LRU eviction).
+// copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks, lazy LRU eviction) or one by token,
+// as SGLang's (radix_tree.h).
 #include <algorithm>
 #include <utility>
 
@@ -17,7 +18,7 @@ class PagedMemory final : public PooledMemory {
       : PooledMemory(std::move(pool), options, name),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
-        caching_(options.prefix_cache && blocks_.prefix_index()) {}
+        caching_(options.prefix_cache && blocks_.index()) {}
 
   ~PagedMemory() override {
     sequences_.for_each([this](Sequence& s) { give_back(s); });
@@ -29,8 +30,10 @@ class PagedMemory final : public PooledMemory {
     if (s.table.capacity() == 0) s.table.reserve(16);  // so that an empty table has an address
     s.chain.hash = salt;
     if (caching_) {
-      int hit = blocks_.acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
-      s.written = s.room = hit * block_tokens_;
+      const int hit = blocks_.acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
+      s.written = s.room = own_tail(s, hit);
+      const int full = s.written / block_tokens_ * block_tokens_;
+      s.tail.assign(tokens.begin() + full, tokens.begin() + s.written);
       query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
       hit_tokens_.fetch_add(s.written, std::memory_order_relaxed);
     }
@@ -38,7 +41,7 @@ class PagedMemory final : public PooledMemory {
   }
 
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return caching_ ? blocks_.match(tokens, salt, longest_hit(tokens)) * block_tokens_ : 0;
+    return caching_ ? blocks_.match(tokens, salt, longest_hit(tokens)) : 0;
   }
 
   bool append(KvHandle handle, int n_tokens) override {
@@ -140,9 +143,27 @@ class PagedMemory final : public PooledMemory {
     if (s.escrow > 0) XPYD_CHECK(blocks_.escrow(-std::exchange(s.escrow, 0)));
   }
 
-  // Blocks that a hit may cover: full ones, and never the last token, whose logits are wanted.
-  int longest_hit(std::span<const int32_t> tokens) const {
-    return tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
+  // Never the last token, whose logits are wanted.
+  static int longest_hit(std::span<const int32_t> tokens) { return std::max(0, int(tokens.size()) - 1); }
+
+  // A hit that ends within a block: this sequence writes on in it where nobody else does and it holds no more; else
+  // into a copy of those rows. Returns the hit: without them, where there is no block for the copy.
+  int own_tail(Sequence& s, int hit) {
+    const int rows = hit % block_tokens_;
+    if (rows == 0) return hit;
+    const int32_t found = s.table.back();
+    if (blocks_.users(found) == 1 && blocks_.filled(found) == rows) return hit;
+    s.table.pop_back();
+    int64_t evictions = 0;
+    const bool fits = blocks_.allocate(1, s.table, evictions);
+    if (fits) {
+      copy_tokens(s.table.back(), found, rows);
+      pool_->set_written({&s.table.back(), 1}, rows);
+      evictions_.fetch_add(evictions, std::memory_order_relaxed);
+      cow_copies_.fetch_add(1, std::memory_order_relaxed);
+    }
+    pool_->release({&found, 1});  // after the copy: nobody can overwrite it under us
+    return fits ? hit : hit - rows;
   }
 
   // A full block is never written again; only a block that holds some written tokens can need a copy. Once its last
@@ -165,20 +186,22 @@ class PagedMemory final : public PooledMemory {
     cow_copies_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Tokens [before, before + tokens.size()) are in place: indexes the blocks that are full now.
+  // Tokens [before, before + tokens.size()) are in place: indexes the blocks that are full now, and what a tree takes
+  // of one that is not.
   void index_new(Sequence& s, int before, std::span<const int32_t> tokens) {
+    if (tokens.empty()) return;
     size_t bt = size_t(block_tokens_), block = size_t(before) / bt;
     std::span<const int32_t> table = s.table;
     if (!s.tail.empty()) {
       size_t n = std::min(bt - s.tail.size(), tokens.size());
       s.tail.insert(s.tail.end(), tokens.begin(), tokens.begin() + ptrdiff_t(n));
       tokens = tokens.subspan(n);
+      blocks_.add_to_index(s.tail, table.subspan(block, 1), s.chain);
       if (s.tail.size() < bt) return;
-      blocks_.index(s.tail, table.subspan(block++, 1), s.chain);
-      s.tail.clear();
+      s.tail.clear(), ++block;
     }
-    size_t full = tokens.size() / bt;
-    if (full > 0) blocks_.index(tokens.first(full * bt), table.subspan(block, full), s.chain);
+    const size_t full = tokens.size() / bt;
+    if (!tokens.empty()) blocks_.add_to_index(tokens, table.subspan(block, (tokens.size() + bt - 1) / bt), s.chain);
     tokens = tokens.subspan(full * bt);
     s.tail.assign(tokens.begin(), tokens.end());
   }
@@ -188,7 +211,8 @@ class PagedMemory final : public PooledMemory {
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
-    XPYD_CHECK(!blocks_.indexed(tail_block), "a block that will be written to is indexed");
+    XPYD_CHECK(blocks_.indexed_tokens(tail_block) <= s.written % block_tokens_,
+               "tokens that will be written are found");
     XPYD_CHECK(s.maybe_shared || blocks_.users(tail_block) == 1, "append would write into a shared block");
   }
 

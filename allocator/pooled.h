@@ -7,11 +7,11 @@
 #include <optional>
 #include <vector>
 
+#include "allocator/block_index.h"
 #include "allocator/handle_table.h"
 #include "allocator/kv_memory.h"
 #include "allocator/kv_plan.h"
 #include "allocator/kv_pool.h"
-#include "allocator/prefix_index.h"
 #include "base/device.h"
 
 namespace xpyd::allocator {

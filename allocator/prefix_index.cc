@@ -74,6 +74,51 @@ void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens,
   }
 }
 
+int PrefixIndex::walk(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
+                      const Found& found) const {
+  // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
+  const int max_blocks = max_tokens / block_tokens_;
+  const size_t stride = size_t(block_tokens_);
+  uint64_t hashes[2][kBatch];
+  int32_t blocks[kBatch];
+  int n = std::min(kFirst, max_blocks), done = 0, first = 0, matched = 0, turn = 0;
+  if (n <= 0) return 0;
+  const auto look = [&] { first = candidates(hashes[turn], n, blocks); };
+  const auto prove = [&] {
+    matched = match(chain, tokens.data() + size_t(done) * stride, first, hashes[turn], blocks);
+    found(std::span<const int32_t>(blocks, size_t(matched)));
+  };
+  hash_batch(chain.hash, true, tokens.data(), n, hashes[0]);
+  for (; n > 0; turn ^= 1) {
+    locked(std::ref(look));
+    const int n_next = first < n ? 0 : std::min(kBatch, max_blocks - done - n);
+    if (n_next > 0)
+      hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride, n_next, hashes[turn ^ 1]);
+    locked(std::ref(prove));
+    done += matched;
+    if (matched < n) break;
+    n = n_next;
+  }
+  return done * block_tokens_;
+}
+
+void PrefixIndex::add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
+                      const Locked& locked) {
+  uint64_t hashes[kBatch];
+  const size_t full = tokens.size() / size_t(block_tokens_);
+  for (size_t done = 0; done < full && !chain.broken;) {
+    const int32_t* next = tokens.data() + done * size_t(block_tokens_);
+    const int n = int(std::min<size_t>(kBatch, full - done));
+    hash_batch(chain.hash, chain.first(), next, n, hashes);
+    const auto add_all = [&] {
+      for (int i = 0; i < n && !chain.broken; ++i, next += block_tokens_)
+        add_one(chain, hashes[i], next, blocks[done + size_t(i)]);
+    };
+    locked(std::ref(add_all));
+    done += size_t(n);
+  }
+}
+
 bool PrefixIndex::is_after(int32_t block, const PrefixChain& chain) const {
   const Node& of = node(block);
   uint64_t parent = chain.first() ? chain.hash : chain.uid;
@@ -163,7 +208,7 @@ void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t*
   ++size_;
 }
 
-void PrefixIndex::add(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
+void PrefixIndex::add_one(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
   chain.broken = !intact(chain);
   if (chain.broken) return;
   int32_t indexed = find(chain, hash, tokens);

@@ -23,89 +23,30 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/prefix_log.h"
+#include "allocator/block_index.h"
 #include "base/memory.h"
 
 namespace xpyd::allocator {
 
-// The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
-// salt}.
-struct PrefixChain {
-  uint64_t hash = 0;    // seq[i-1]; the salt before the first block
-  uint64_t uid = 0;     // identity of the indexed block at the end; 0 before the first block
-  int32_t block = -1;   // that block, perhaps another sequence's with the same content
-  bool broken = false;  // that block has been evicted: what follows cannot be found, so is not indexed
-  bool first() const { return block < 0; }
-};
-
-class PrefixIndex {
+class PrefixIndex : public BlockIndex {
  public:
   static constexpr int kBatch = 64;  // blocks whose cache misses overlap
   static constexpr int kFirst = 8;   // … of a walk's first batch: most that find nothing need not hash more
 
-  // Identity of an indexed block: a number never given twice, its lowest bit set for a first block,
-  // 0 for a block that is not indexed; and the identity before it, or the salt for a first block.
-  struct Node {
-    uint64_t uid = 0;
-    uint64_t parent = 0;
-  };
-
-  // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps of a block, they
-  // share its cache line. `hash_mask` is ANDed to every key: a test narrows it to force collisions. `proof_tokens`: of
-  // a block so many of its first tokens are kept, and prove a hit; fewer than all only where they determine the others.
+  // Nodes are `node_stride` bytes apart, [n_blocks], zeroed. An identity has its lowest bit set for a first block;
+  // `parent` is the identity before it, or the salt for a first block. `hash_mask` is ANDed to every key: a test
+  // narrows it to force collisions. `proof_tokens`: of a block so many of its first tokens are kept, and prove a hit;
+  // fewer than all only where they determine the others.
   PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, int proof_tokens, Node* nodes, size_t node_stride);
 
-  // What it finds from now on, and what it loses. Before any use.
-  void tell(std::shared_ptr<CacheListener> listener) { listeners_.push_back(std::move(listener)); }
+  void tell(std::shared_ptr<CacheListener> listener) override { listeners_.push_back(std::move(listener)); }
 
-  // ---- Of several blocks. Hashes are computed unlocked: what looks at the table is given to
-  // `locked`, which calls it under the owner's lock.
+  // ---- Of several blocks; whole ones alone. Hashes are computed unlocked.
 
-  // The longest indexed prefix of `tokens` after `chain`, at most max_blocks: returns how many, and
-  // advances `chain`. found(blocks), locked, for each batch of it.
-  template <class Locked, class Found>
-  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain, Locked&& locked, Found&& found) const {
-    // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
-    const size_t stride = size_t(block_tokens_);
-    uint64_t hashes[2][kBatch];
-    int32_t blocks[kBatch];
-    int n = std::min(kFirst, max_blocks), done = 0;
-    if (n <= 0) return 0;
-    hash_batch(chain.hash, true, tokens.data(), n, hashes[0]);
-    for (int turn = 0; n > 0; turn ^= 1) {
-      int first = 0, matched = 0;
-      locked([&] { first = candidates(hashes[turn], n, blocks); });
-      const int n_next = first < n ? 0 : std::min(kBatch, max_blocks - done - n);
-      if (n_next > 0)
-        hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride, n_next, hashes[turn ^ 1]);
-      locked([&] {
-        matched = match(chain, tokens.data() + size_t(done) * stride, first, hashes[turn], blocks);
-        found(std::span<const int32_t>(blocks, size_t(matched)));
-      });
-      done += matched;
-      if (matched < n) break;
-      n = n_next;
-    }
-    return done;
-  }
-
-  // Makes the full blocks [blocks.size()] of `tokens` [blocks.size() * block_tokens] findable, each
-  // chained to the one before. No de-duplication: a block whose content is indexed already stays
-  // unindexed, and the chain goes on from the indexed one.
-  template <class Locked>
-  void add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain, Locked&& locked) {
-    uint64_t hashes[kBatch];
-    for (size_t done = 0; done < blocks.size() && !chain.broken;) {
-      const int32_t* next = tokens.data() + done * size_t(block_tokens_);
-      const int n = int(std::min<size_t>(kBatch, blocks.size() - done));
-      hash_batch(chain.hash, chain.first(), next, n, hashes);
-      locked([&] {
-        for (int i = 0; i < n && !chain.broken; ++i, next += block_tokens_)
-          add(chain, hashes[i], next, blocks[done + size_t(i)]);
-      });
-      done += size_t(n);
-    }
-  }
+  int walk(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
+           const Found& found) const override;
+  void add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
+           const Locked& locked) override;
 
   // ---- Locked.
 
@@ -126,7 +67,8 @@ class PrefixIndex {
 
   // Before: `block` is not indexed, find() is -1, and the chain is intact().
   void insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
-  void erase(int32_t block);
+  void erase(int32_t block) override;
+  int tokens_in(int32_t block) const override { return contains(block) ? block_tokens_ : 0; }
 
   // `block` is indexed after a parent that has since been evicted, and this chain ends with the
   // same prefix computed again: makes it findable there. Before: find() is -1.
@@ -148,7 +90,7 @@ class PrefixIndex {
   int32_t slot_block(uint64_t hash) const;
 
   // Recounts: every entry reachable from its home slot, every node in the table once, keys right.
-  void check_invariants() const;
+  void check_invariants() const override;
 
   static size_t metadata_bytes(int n_blocks, int block_tokens);
 
@@ -159,7 +101,7 @@ class PrefixIndex {
   };
   Entry* table() const { return table_.as<Entry>(); }
   Node& node(int32_t block) const { return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_); }
-  void add(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
+  void add_one(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
   uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
   static uint32_t tag(uint64_t key) { return uint32_t(key); }
   size_t home(uint64_t key) const { return size_t(tag(key)) & slot_mask_; }

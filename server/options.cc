@@ -34,6 +34,12 @@ constexpr double kMaxSeed = double(1ll << 53);
 
 constexpr OptionTarget kByName;  // of a row that no struct has a field for
 
+constexpr OptionTarget kPrefixCache = {
+    &kStructTag<ClusterOptions>, [](void* object, const Options& options, const char* name) {
+      KvOptions& kv = static_cast<ClusterOptions*>(object)->kv;
+      kv.prefix_cache = options.text(name) != "off", kv.radix = options.text(name) == "radix";
+    }};
+
 constexpr const char* kEngine = "serve generate worker";      // runs a model
 constexpr const char* kShape = "serve generate worker info";  // knows a model
 constexpr const char* kCluster = "serve generate";            // has a conductor
@@ -173,10 +179,11 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::guard>},
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0, "order of KV bytes in the pool",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::order>},
-      {"prefix-cache", choice, "on", "", "on|off", 0, 0,
+      {"prefix-cache", choice, "blocks", "", "off|blocks|radix|on", 0, 0,
        "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold is reused "
-       "in any case",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::prefix_cache>},
+       "in any case. blocks: whole blocks, found by their hash; radix: to the token, by a tree, the rows of a block "
+       "that is alike in part copied (paged and token, instances in one process); on: blocks",
+       kEngine, kPrefixCache},
       {"slot-prealloc", text, "all", "slots", "all, none or N", 0, 0,
        "slots: how many get memory at a time: all, at the start; one, when a sequence first needs it (none); or N",
        kEngine, sets_as<slot_chunk, &ClusterOptions::kv, &KvOptions::slot_chunk>},

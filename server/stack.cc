@@ -305,8 +305,16 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!cluster.kv_events.endpoint.empty() && !cluster.kv.tiers.on() &&
       !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     return invalid(
-        "--kv-events: no block is kept to be found again: expected --prefix-cache on and --allocator paged "
+        "--kv-events: no block is kept to be found again: expected --prefix-cache blocks and --allocator paged "
         "or token, or --host-kv-bytes");
+  if (cluster.kv.radix && !cluster.kv_scheme->prefix_index)
+    return invalid("--prefix-cache radix: --allocator " + std::string(cluster.kv_scheme->name) +
+                   " has no blocks of a prefix: expected paged or token, or --prefix-cache blocks");
+  if (cluster.kv.radix && (processes || !cluster.kv_events.endpoint.empty()))
+    return invalid(std::string("--prefix-cache radix: ") +
+                   (processes ? "who places prompts on processes" : "--kv-events") +
+                   " names what is cached by hashes of blocks: expected --prefix-cache blocks" +
+                   (processes ? ", or instances in one process" : ""));
   cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
   check_ranks(*stack);
   need(check_unread(options));

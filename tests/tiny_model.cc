@@ -52,7 +52,7 @@ std::string TinySetup::describe() const {
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
          std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") + " on the wire " + kWireKvNames[int(wire_kv)] +
-         (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
+         (!prefix_cache ? " no prefix cache" : radix ? " radix cache" : " prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
          std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
          " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + (draft_prefill ? " with P's" : "") + " host " +
@@ -120,6 +120,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.kv.block_tokens = setup.block_tokens;
   options.kv.vattention.page_group_bytes = setup.page_group_bytes;
   options.kv.prefix_cache = setup.prefix_cache;
+  options.kv.radix = setup.radix;
   options.kv.vattention.share = setup.share;
   options.kv.tiers = setup.tiers;
   options.batching = find_batch_policy(setup.batching);

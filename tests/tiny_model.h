@@ -35,7 +35,7 @@ struct TinySetup {
   bool kv_checksum = false;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
-  bool prefix_cache = true;
+  bool prefix_cache = true, radix = false;
   KvShare share = KvShare::off;
   int step_tokens = 512;
   int chunk_tokens = 24;  // layered prefill

@@ -25,11 +25,14 @@ constexpr int kPromptTokens = kPromptBlocks * kBlockTokens + 1;  // a hit leaves
 
 // 4096 prompts without common prefixes, all cached: 1,048,576 blocks.
 struct FullCache {
-  FullCache() : tokens(size_t(kPrompts) * kPromptTokens) {
+  explicit FullCache(bool radix) : tokens(size_t(kPrompts) * kPromptTokens) {
     KvOptions o;
     o.shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1, .dtype = Dtype::bf16};
     o.block_tokens = kBlockTokens;
-    o.pool_bytes = (size_t(kPrompts) * kPromptBlocks + 1) * kBlockTokens * o.shape.token_bytes();
+    o.radix = radix;
+    // Of a tree each prompt's last token has a block, too.
+    o.pool_bytes = size_t(radix ? kPrompts : 0) * kBlockTokens * o.shape.token_bytes() +
+                   (size_t(kPrompts) * kPromptBlocks + 1) * kBlockTokens * o.shape.token_bytes();
     pool = std::dynamic_pointer_cast<BlockPool>(make_block_pool("paged", o).value());
     kv = find_kv_scheme("paged")->make(pool, o);
     Random random(1);
@@ -48,6 +51,7 @@ struct FullCache {
   std::span<const int32_t> prompt(int p) const {
     return std::span<const int32_t>(tokens).subspan(size_t(p) * kPromptTokens, kPromptTokens);
   }
+  bool radix() const { return dynamic_cast<const RadixTree*>(pool->index()); }
   std::span<const int32_t> next() { return prompt(order[turn++ % kPrompts]); }
 
   std::vector<int32_t> tokens;
@@ -56,6 +60,8 @@ struct FullCache {
   std::shared_ptr<BlockPool> pool;
   std::unique_ptr<KvMemory> kv;
 };
+
+const PrefixIndex& hashes(const FullCache& cache) { return dynamic_cast<const PrefixIndex&>(*cache.pool->index()); }
 
 // What no look-up can do without: the hashes, and one slot per key.
 int bare_probe(const PrefixIndex& index, std::span<const int32_t> tokens, int32_t* blocks) {
@@ -72,10 +78,10 @@ std::string check_cache(FullCache& cache) {
   for (int p = 0; p < kPrompts; p += 37) {
     if (cache.kv->probe(cache.prompt(p), 0) != kPromptTokens - 1) return "probe misses";
     KvReservation r = cache.kv->reserve(cache.prompt(p), 0).value();
-    bool equal = true;
+    bool equal = cache.kv->blocks(r.handle).size() == kPromptBlocks;
     const int32_t* wanted = cache.prompt(p).data();
     for (int32_t block : cache.kv->blocks(r.handle)) {
-      equal = equal && std::equal(wanted, wanted + kBlockTokens, cache.pool->prefix_index()->tokens_of(block));
+      equal = equal && (cache.radix() || std::equal(wanted, wanted + kBlockTokens, hashes(cache).tokens_of(block)));
       wanted += kBlockTokens;
     }
     cache.kv->free(r.handle);
@@ -86,17 +92,18 @@ std::string check_cache(FullCache& cache) {
 }
 
 void bench_prefix(Bench& bench) {
-  FullCache cache;
+  FullCache cache(false), tree(true);
   auto check = [&] { return check_cache(cache); };
+  auto check_tree = [&] { return check_cache(tree); };
   volatile int sink = 0;
   int32_t blocks[kPromptBlocks];
-  const char* bare = "bare table probe, 256 of 1 M blocks";
+  const char *bare = "bare table probe, 256 of 1 M blocks", *probe = "probe() of a hit: tokens compared";
   std::vector<BenchCase> cases{
       {.name = bare,
-       .run = [&] { sink = bare_probe(*cache.pool->prefix_index(), cache.next(), blocks); },
+       .run = [&] { sink = bare_probe(hashes(cache), cache.next(), blocks); },
        .check = check,
        .limit = Limit::none},
-      {.name = "probe() of a hit: tokens compared",
+      {.name = probe,
        .run = [&] { sink = cache.kv->probe(cache.next(), 0); },
        .check = check,
        .limit = Limit::none,
@@ -111,14 +118,28 @@ void bench_prefix(Bench& bench) {
        .limit = Limit::none,
        .target = 0.5,
        .versus = {bare}},
+      {.name = "probe() of a hit by a radix tree",
+       .run = [&] { sink = tree.kv->probe(tree.next(), 0); },
+       .check = check_tree,
+       .limit = Limit::none,
+       .versus = {probe}},
+      {.name = "reserve() + free() by a radix tree",
+       .run =
+           [&] {
+             KvReservation r = tree.kv->reserve(tree.next(), 0).value();
+             tree.kv->free(r.handle);
+           },
+       .check = check_tree,
+       .limit = Limit::none,
+       .versus = {probe}},
   };
   size_t first = bench.rows().size();
   bench.measure(cases);
   if (bench.rows().size() == first) return;  // a wrong result was not timed
-  double millions = kPromptBlocks / bench.rows().back().seconds * 1e-6;
+  const double seconds = bench.rows()[first + 2].seconds, millions = kPromptBlocks / seconds * 1e-6;
   bench.report({.name = "look-ups with references and LRU",
                 .n_threads = 1,
-                .seconds = bench.rows().back().seconds,
+                .seconds = seconds,
                 .measure = "x 20 M blocks/s",
                 .share = millions / 20,
                 .share_p10 = millions / 20,
@@ -127,11 +148,12 @@ void bench_prefix(Bench& bench) {
 }
 
 // The memory's part of one decode step of 64 sequences: room for a token each, and it is written.
-void bench_step(Bench& bench) {
+void measure_step(Bench& bench, bool radix, const char* name) {
   constexpr int kSequences = 64, kLongest = 1024;
   KvOptions o;
   o.shape = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 4, .dtype = Dtype::bf16};
   o.pool_bytes = size_t(kSequences) * kLongest * 2 * o.shape.token_bytes();
+  o.radix = radix;
   auto pool = make_block_pool("paged", o).value();
   auto kv = find_kv_scheme("paged")->make(pool, o);
   std::vector<KvHandle> handles(kSequences, kNoKv);
@@ -153,7 +175,7 @@ void bench_step(Bench& bench) {
     }
     ++length;
   };
-  bench.measure({{.name = "64 sequences: append + written, 1 token each",
+  bench.measure({{.name = name,
                   .run = step,
                   .check =
                       [&] {
@@ -163,6 +185,11 @@ void bench_step(Bench& bench) {
                         return std::string(right ? "" : "tokens are missing");
                       },
                   .limit = Limit::none}});
+}
+
+void bench_step(Bench& bench) {
+  measure_step(bench, false, "64 sequences: append + written, 1 token each");
+  measure_step(bench, true, "… each token found in a radix tree at once");
 }
 
 // Blocks in random order into one buffer, as a transfer between two pools gathers them.

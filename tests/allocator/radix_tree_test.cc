@@ -1,0 +1,341 @@
+// The tree alone against a plain model: what each block holds, and what can be reached of it; then the memory over it:
+// hits to the token, who goes first, and what a block that is alike in part costs.
+#include "allocator/radix_tree.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/random.h"
+#include "tests/allocator/kv_fixture.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::radix_tree_test {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+bool begins(const Tokens& with, std::span<const int32_t> tokens) {
+  return with.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), with.begin());
+}
+
+// Blocks and the path of each up to its last token, the salt in front. All is found by looking at all.
+struct Model {
+  int block_tokens;
+  std::map<int32_t, Tokens> blocks = {};
+
+  int first_of(const Tokens& path) const { return (int(path.size()) - 2) / block_tokens * block_tokens; }
+  // Some block has the tokens of this path from the last multiple on.
+  bool backed(const Tokens& path) const {
+    return std::ranges::any_of(
+        blocks, [&](const auto& b) { return first_of(b.second) == first_of(path) && begins(b.second, path); });
+  }
+  int match(const Tokens& path) const {  // tokens after the salt
+    int n = 0;
+    while (n + 1 < int(path.size()) && backed(Tokens(path.begin(), path.begin() + n + 2))) ++n;
+    return n;
+  }
+  // Whether all before this block's first token is there.
+  bool reached(const Tokens& path) const {
+    return match(Tokens(path.begin(), path.begin() + first_of(path) + 1)) == first_of(path);
+  }
+};
+
+class TreeTrial {
+ public:
+  TreeTrial(int block_tokens, uint64_t seed)
+      : model_{block_tokens},
+        random_(seed),
+        nodes_(kBlocks),
+        tree_(kBlocks, block_tokens, nodes_.data(), sizeof(BlockIndex::Node), [this](int32_t block) { lost(block); }) {}
+
+  void run(int operations) {
+    for (int i = 0; i < operations; ++i) {
+      const uint64_t what = random_.below(10);
+      if (what < 4) grow(draw());
+      if (what >= 4 && what < 6 && !running_.empty()) go_on(running_[random_.below(running_.size())]);
+      if (what == 6 && !running_.empty()) running_.erase(running_.begin() + ptrdiff_t(random_.below(running_.size())));
+      if (what == 7) erase();
+      if (what > 7) compare(draw());
+      if (i % 8 == 0) check();
+    }
+    CAPTURE(hits_, within_, lost_, deep_, refused_);
+    CHECK(hits_ > operations / 50);
+    CHECK((model_.block_tokens == 1) == (within_ == 0));
+    CHECK(lost_ > operations / 200);
+    CHECK(deep_ > 10);  // what has been erased was in the middle
+  }
+
+ private:
+  static constexpr int kBlocks = 60;
+  struct Running {
+    Tokens path;  // {salt, tokens …}, of which the tree has been told
+    std::vector<int32_t> table;
+    PrefixChain chain;
+  };
+  const BlockIndex::Locked locked_ = [](const std::function<void()>& f) { f(); };
+
+  Tokens draw() {
+    Tokens path{int32_t(random_.below(2))};
+    int32_t letter = 0;
+    for (size_t n = 1 + random_.below(size_t(model_.block_tokens) * 5 + 3); n > 0; --n)
+      path.push_back(random_.below(12) == 0 ? letter = int32_t(random_.below(3)) : letter);
+    return path;
+  }
+  int rows(const Tokens& path) const { return int(path.size()) - 1; }
+  std::span<const int32_t> tokens(const Tokens& path) const { return std::span(path).subspan(1); }
+
+  // What walk() says and gives, against the model.
+  int compare(const Tokens& path, std::vector<int32_t>* out = nullptr, PrefixChain* end = nullptr) {
+    std::vector<int32_t> found;
+    PrefixChain chain{.hash = uint64_t(path[0])};
+    const int n = tree_.walk(tokens(path), rows(path), chain, locked_,
+                             [&](std::span<const int32_t> b) { found.insert(found.end(), b.begin(), b.end()); });
+    const int bt = model_.block_tokens;
+    REQUIRE(n == model_.match(path));
+    REQUIRE(int(found.size()) == (n + bt - 1) / bt);
+    for (int i = 0; i < int(found.size()); ++i) {
+      const Tokens upto(path.begin(), path.begin() + 1 + std::min(n, (i + 1) * bt));
+      REQUIRE(begins(model_.blocks.at(found[size_t(i)]), upto));
+      REQUIRE(model_.first_of(model_.blocks.at(found[size_t(i)])) == i * bt);
+    }
+    hits_ += n > 0, within_ += n % bt != 0;
+    if (out) *out = found, *end = chain;
+    return n;
+  }
+
+  bool take(std::vector<int32_t>& table, int wanted) {
+    std::set<int32_t> busy;
+    for (const Running& r : running_) busy.insert(r.table.begin(), r.table.end());
+    busy.insert(table.begin(), table.end());
+    for (int32_t b = 0; b < kBlocks && int(table.size()) < wanted; ++b)
+      if (!busy.count(b) && !model_.blocks.count(b)) table.push_back(b);
+    return int(table.size()) == wanted;
+  }
+
+  // A new sequence: what it finds, its own copy of a last block in part, and some of what it was asked.
+  void grow(const Tokens& path) {
+    Running r{{path[0]}, {}, {}};
+    const int n = compare(path, &r.table, &r.chain);
+    if (n % model_.block_tokens != 0) r.table.pop_back();
+    r.path.assign(path.begin(), path.begin() + 1 + n);
+    asked_ = Tokens(path.begin() + 1 + n, path.end());
+    go_on(r);
+    if (running_.size() < 5) running_.push_back(r);
+  }
+
+  void go_on(Running& r) {
+    const int bt = model_.block_tokens;
+    Tokens more = std::exchange(asked_, {});
+    if (more.empty())
+      for (size_t n = 1 + random_.below(4); n > 0; --n) more.push_back(int32_t(random_.below(3)));
+    Tokens path = r.path;
+    path.insert(path.end(), more.begin(), more.end());
+    if (!take(r.table, (rows(path) + bt - 1) / bt)) {
+      ++refused_;
+      r.table.resize(size_t((rows(r.path) + bt - 1) / bt), -1);
+      if (!r.table.empty() && r.table.back() < 0) r.chain.broken = true, r.table.pop_back();
+      if (int(r.table.size()) * bt < rows(r.path))
+        r.path.resize(r.table.size() * size_t(bt) + 1), r.chain.broken = true;
+      return;
+    }
+    // Whether its chain goes on: its last full block, or one alike, is where it was.
+    const int from = rows(r.path) / bt * bt;
+    if (!r.chain.first() && nodes_[size_t(r.chain.block)].uid != r.chain.uid) r.chain.broken = true;
+    const bool broken = r.chain.broken;
+    r.path = path;
+    if (!broken) {
+      // First what the tree is to become, since it may lose shorter blocks on the way.
+      const int known = model_.match(path);
+      for (int i = from / bt; i < int(r.table.size()); ++i) {
+        const Tokens upto(path.begin(), path.begin() + 1 + std::min(rows(path), (i + 1) * bt));
+        if (rows(upto) > known) model_.blocks[r.table[size_t(i)]] = upto;
+      }
+    }
+    tree_.add(tokens(path).subspan(size_t(from)), std::span(r.table).subspan(size_t(from / bt)), r.chain, locked_);
+    REQUIRE(r.chain.broken == broken);
+    if (!broken) REQUIRE(compare(path) == rows(path));
+  }
+
+  void erase() {
+    if (model_.blocks.empty()) return;
+    auto at = model_.blocks.begin();
+    std::advance(at, ptrdiff_t(random_.below(model_.blocks.size())));
+    const int32_t block = at->first;
+    const size_t before = model_.blocks.size();
+    model_.blocks.erase(at);
+    tree_.erase(block);
+    deep_ += model_.blocks.size() + 1 < before;
+  }
+
+  // Of what was after an erased block, or a longer block has it all; nothing else.
+  void lost(int32_t block) {
+    const Tokens path = model_.blocks.at(block);
+    model_.blocks.erase(block);
+    REQUIRE((!model_.reached(path) || model_.backed(path)));
+    ++lost_;
+  }
+
+  void check() {
+    tree_.check_invariants();
+    std::set<Tokens> prefixes;
+    for (const auto& [block, path] : model_.blocks) {
+      REQUIRE(tree_.tokens_in(block) == rows(path) - model_.first_of(path));
+      REQUIRE(model_.reached(path));
+      for (size_t n = 2; n <= path.size(); ++n) prefixes.emplace(path.begin(), path.begin() + ptrdiff_t(n));
+    }
+    for (int32_t b = 0; b < kBlocks; ++b) REQUIRE((tree_.tokens_in(b) > 0) == (model_.blocks.count(b) > 0));
+    REQUIRE(tree_.size() == int64_t(prefixes.size()));  // each token once, and none that no block has
+  }
+
+  Model model_;
+  Random random_;
+  std::vector<BlockIndex::Node> nodes_;
+  RadixTree tree_;
+  std::vector<Running> running_;
+  Tokens asked_;
+  int hits_ = 0, within_ = 0, lost_ = 0, deep_ = 0, refused_ = 0;
+};
+
+Tokens counting(int n, int32_t from = 1) {
+  Tokens tokens;
+  for (int i = 0; i < n; ++i) tokens.push_back(from + i);
+  return tokens;
+}
+
+Tokens joined(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+KvOptions radix_options(int block_tokens, int n_blocks) {
+  KvOptions o = tiny_options(block_tokens, n_blocks);
+  o.radix = true;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("RadixTree: random sequences and erased blocks against a plain model", "[allocator][radix]") {
+  for (int block_tokens : {1, 2, 4, 7})
+    for (uint64_t seed : {1, 2, 3}) {
+      CAPTURE(block_tokens, seed);
+      TreeTrial(block_tokens, seed).run(4'000);
+    }
+}
+
+TEST_CASE("radix: a hit ends at the token where prompts part, and its rows are copied", "[allocator][radix]") {
+  for (const char* scheme : {"paged", "token"})
+    for (int common : {1, 7, 8, 9, 15, 20}) {
+      CAPTURE(scheme, common);
+      Memory m(radix_options(8, scheme == std::string("token") ? 320 : 40), scheme);
+      const Tokens a = counting(21), b = joined(counting(common), counting(12, 500));
+      const KvHandle first = fill(*m.kv, a, 0).handle;  // runs on: what it has written is found at once
+      CHECK(m.kv->probe(b, 0) == common);
+      CHECK(m.kv->probe(b, 1) == 0);
+      const KvReservation r = fill(*m.kv, b, 0);
+      CHECK(r.cached_tokens == common);
+      CHECK(m.kv->stats().cow_copies == (m.kv->layout().block_tokens > 1 && common % 8 != 0));
+      CHECK_FALSE(m.kv->tail_shared(r.handle));
+      CHECK(wrong_rows(m.kv->view(r.handle), b, 0) == 0);
+      CHECK(wrong_rows(m.kv->view(first), a, 0) == 0);
+      CHECK(m.kv->probe(joined(b, {7}), 0) == int(b.size()));
+      m.kv->check_invariants();
+    }
+}
+
+TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on from there needs no copy",
+          "[allocator][radix]") {
+  Memory m(radix_options(8, 20));
+  const Tokens turn = counting(21);
+  m.kv->free(fill(*m.kv, turn, 0).handle);
+  CHECK(m.kv->stats().cached == 3);
+  const Tokens next = joined(turn, counting(9, 700)), other = joined(turn, counting(9, 800));
+  const KvReservation r = m.kv->reserve(next, 0).value(), s = m.kv->reserve(other, 0).value();
+  CHECK((r.cached_tokens == 21 && s.cached_tokens == 21));
+  CHECK(m.kv->stats().cow_copies == 1);  // the second one's
+  CHECK(m.kv->blocks(r.handle).back() != m.kv->blocks(s.handle).back());
+  m.kv->free(s.handle);  // nothing of its own: that copy is free, and all is found as before
+  CHECK((m.kv->stats().cached == 0 && m.kv->probe(next, 0) == 21));
+  REQUIRE(m.kv->append(r.handle, 9));
+  write_rows(m.kv->view(r.handle), next, 0, 21);
+  m.kv->written(r.handle, std::span(next).subspan(21));
+  m.kv->check_invariants();
+  CHECK(m.kv->probe(joined(turn, {800}), 0) == 21);
+  // Speculation: tokens that are refused are not written, and never found.
+  REQUIRE(m.kv->append(r.handle, 4));
+  m.kv->trim(r.handle);
+  CHECK(m.kv->probe(joined(next, {1, 2, 3}), 0) == 30);
+  m.kv->keep_private(r.handle);
+  REQUIRE(m.kv->append(r.handle, 1));
+  write_rows(m.kv->view(r.handle), joined(next, {1}), 0, 30);
+  m.kv->written(r.handle, Tokens{1});
+  CHECK(m.kv->probe(joined(next, {1, 2}), 0) == 30);
+  m.kv->free(r.handle);
+  m.kv->check_invariants();
+  // That block holds one more than is known: it is not gone on in.
+  const KvReservation t = m.kv->reserve(joined(next, {5}), 0).value();
+  CHECK((t.cached_tokens == 30 && m.kv->stats().cow_copies == 2));
+  CHECK(wrong_rows(m.kv->view(t.handle), next, 0) == 0);
+}
+
+TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing that is in use", "[allocator][radix]") {
+  Memory m(radix_options(4, 12));
+  const Tokens head = counting(6), a = joined(head, counting(6, 100)), b = joined(head, counting(6, 200)),
+               c = counting(8, 300);
+  m.kv->free(fill(*m.kv, a, 0).handle);               // 3 blocks
+  const KvHandle running = fill(*m.kv, c, 0).handle;  // 2 blocks
+  m.kv->free(fill(*m.kv, b, 0).handle);               // 2 of its own: its second has 2 rows of head, copied
+  CHECK((m.kv->stats().cached == 5 && m.kv->stats().free == 5));
+  const auto found = [&](const Tokens& t) { return m.kv->probe(joined(t, {9}), 0); };
+  std::vector<KvHandle> wants;
+  const auto want = [&](int blocks) {
+    const Tokens other = counting(4 * blocks, 1000 * int32_t(1 + wants.size()));
+    const KvHandle h = m.kv->reserve(other, 5).value().handle;
+    REQUIRE(m.kv->append(h, 4 * blocks));
+    wants.push_back(h);
+    m.kv->check_invariants();
+  };
+  want(5);
+  CHECK((found(a) == 12 && found(b) == 12 && found(c) == 8));
+  want(1);  // a's end goes: it is older than b
+  CHECK((found(a) == 8 && found(b) == 12 && found(c) == 8));
+  want(1);  // and its middle: the rows of head in it are in b's block, too
+  CHECK((found(a) == 6 && found(b) == 12 && found(c) == 8));
+  m.kv->free(m.kv->reserve(joined(Tokens(b.begin(), b.begin() + 7), {9}), 0).value().handle);  // uses b's first two
+  want(1);
+  CHECK((found(a) == 6 && found(b) == 8 && found(c) == 8));
+  want(1);  // with the last block that has rows 4 and 5 of head these go
+  CHECK((found(a) == 4 && found(b) == 4 && found(c) == 8));
+  want(1);
+  CHECK((found(a) == 0 && found(c) == 8 && m.kv->stats().evictions == 5));
+  const KvHandle more = m.kv->reserve(counting(4, 9000), 5).value().handle;
+  CHECK_FALSE(m.kv->append(more, 4));  // c runs: its blocks and its place in the tree stay
+  CHECK(found(c) == 8);
+  m.kv->free(running);
+  CHECK(m.kv->append(more, 4));
+  CHECK(found(c) == 4);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("radix: pages of 1 find what the tree finds, larger ones that much rounded down", "[allocator][radix]") {
+  // SGLang with page_size > 1 compares whole pages: the hash of blocks.
+  Random random(3);
+  for (int block_tokens : {1, 2, 4, 16}) {
+    Memory radix(radix_options(block_tokens, 4096 / block_tokens)),
+        blocks(tiny_options(block_tokens, 4096 / block_tokens));
+    int64_t tree = 0, hash = 0;
+    for (int i = 0; i < 60; ++i) {
+      Tokens prompt(5 + random.below(50));
+      int32_t letter = 0;
+      for (int32_t& t : prompt) t = random.below(20) == 0 ? letter = int32_t(random.below(3)) : letter;
+      const KvReservation r = fill(*radix.kv, prompt, 0), s = fill(*blocks.kv, prompt, 0);
+      REQUIRE(r.cached_tokens / block_tokens * block_tokens == s.cached_tokens);
+      tree += r.cached_tokens, hash += s.cached_tokens;
+      if (i % 3) radix.kv->free(r.handle), blocks.kv->free(s.handle);
+    }
+    CHECK((block_tokens == 1 ? tree == hash : tree > hash));
+  }
+}
+
+}  // namespace xpyd::testing::radix_tree_test
