@@ -124,6 +124,21 @@ def batches(table, model, size, column="tokens_per_s"):
     return table(column, figure="batch", model=model, size=size)
 
 
+def radix_hits(table, load, cache, block, room="all"):
+    """Tokens that a prefix cache found of a load."""
+    return table("hit_tokens", load=load, cache=cache, block=block, room=room)
+
+
+def radix_probe(table, cache, block):
+    """Nanoseconds a token of a look-up."""
+    return table("probe_ns_per_token", load="chats", cache=cache, block=block, room="all")
+
+
+def radix_spare(table, load, block):
+    """Of the rows that a tree keeps, those that hold nothing and those that another block has, too."""
+    return sum(table(column, load=load, cache="radix", block=block, room="all") for column in ("unfilled", "twice"))
+
+
 def drafting(table, column, how, batch=1, model="llama-mini", text="loops"):
     """One cell of --speculate: by model, text and batch, for a number of drafts."""
     return table(column, model=model, text=text, batch=batch, how=how)
@@ -847,6 +862,45 @@ CLAIMS = [
                    lambda t: t("token_reuse", trace="synthetic", min_count=2, min_length=0), .64, .67, "%", printed("66 % (Table 2)", 0.66)),
         ],
         traces=True,
+        how="counted",
+    ),
+    Claim(
+        "radix",
+        "What does a prefix cache by token find beyond one by blocks, and what does it cost, by the tokens of a block?",
+        "xPyD notes (radix and paged granularities do not match); SGLang's radix cache",
+        [
+            Expect("requests where blocks find other than SGLang's pages of that size, or the tree other than its pages of 1",
+                   lambda t: sum(int(row["differ"]) for row in t.select(room="all")), 0, 0),
+            Expect("tokens lost at each hit, chats, blocks of 16", lambda t: t("lost_per_hit", load="chats", block=16, cache="blocks", room="all"),
+                   7, 8),
+            Expect("tokens lost at each hit, chats, blocks of 128", lambda t: t("lost_per_hit", load="chats", block=128, cache="blocks", room="all"), 59, 68),
+            Expect("tokens lost at each hit by the tree, the most of all loads and block sizes", lambda t: max(float(row["lost_per_hit"]) for row in t.select(cache="radix", room="all")),
+                   0, 0),
+            Expect("hit tokens, questions, blocks of 16 / tree", lambda t: radix_hits(t, "questions", "blocks", 16) / radix_hits(t, "questions", "radix", 16),
+                   .99, .995),
+            Expect("hit tokens, questions, blocks of 128 / tree", lambda t: radix_hits(t, "questions", "blocks", 128) / radix_hits(t, "questions", "radix", 128), .92, .95),
+            Expect("hits whose last rows are copied, chats, 128", lambda t: t("copies", load="chats", block=128, cache="radix", room="all") /
+                   t("hits", load="chats", block=128, cache="radix", room="all"), .06, .09, "%"),
+            Expect("rows of the tree that are unfilled or there twice, chats, blocks of 16", lambda t: radix_spare(t, "chats", 16), .002, .005, "%"),
+            Expect("rows of the tree that are unfilled or there twice, chats, blocks of 128", lambda t: radix_spare(t, "chats", 128), .02, .035, "%"),
+            Expect("rows of the tree that are unfilled or there twice, questions, blocks of 128", lambda t: radix_spare(t, "questions", 128), .25, .35, "%"),
+            Expect("hit tokens with half the room, chats, tree over 16 / over 1", lambda t: radix_hits(t, "chats", "radix", 16, "half") /
+                   radix_hits(t, "chats", "radix", 1, "half"), .99, 1),
+            Expect("hit tokens with half the room, questions, tree over 16 / blocks of 16", lambda t: radix_hits(t, "questions", "radix", 16, "half") /
+                   radix_hits(t, "questions", "blocks", 16, "half"), .98, 1.01),
+            Expect("hit tokens with half the room, questions, tree over 128 / over 1", lambda t: radix_hits(t, "questions", "radix", 128, "half") /
+                   radix_hits(t, "questions", "radix", 1, "half"), .85, .95),
+            Expect("hit tokens with half the room, questions, tree over 128 / blocks of 128", lambda t: radix_hits(t, "questions", "radix", 128, "half") /
+                   radix_hits(t, "questions", "blocks", 128, "half"), .88, 1),
+            Expect("hit tokens, Mooncake's trace, blocks of 128 / tree", lambda t: radix_hits(t, "mooncake", "blocks", 128) /
+                   radix_hits(t, "mooncake", "radix", 128), .999, 1),
+            Expect("look-up of a token, chats, blocks of 1 / of 16", lambda t: radix_probe(t, "blocks", 1) / radix_probe(t, "blocks", 16), 5, 30, "x", how="measured"),
+            Expect("look-up of a token, chats, blocks of 128 / of 16", lambda t: radix_probe(t, "blocks", 128) / radix_probe(t, "blocks", 16), .3, 1, "x", how="measured"),
+            Expect("look-up of a token, chats, tree over 16 / blocks of 16", lambda t: radix_probe(t, "radix", 16) / radix_probe(t, "blocks", 16), .15, .8, "x", how="measured"),
+            Expect("look-up of a token, chats, tree over 128 / over 1", lambda t: radix_probe(t, "radix", 128) / radix_probe(t, "radix", 1), .5, 1.5, "x", how="measured"),
+        ],
+        traces=True,
+        repeats=3,
         how="counted",
     ),
     Claim(

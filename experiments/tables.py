@@ -40,8 +40,7 @@ ROWS = [
     Row(XPYD, "prefix repetition, R over N and L", "maximal prefixes that N conversations share, longer than L, of all: 5.9 % (9,483 of 160,000)",
         ("prefix_repetition: R_*",), lacks="their conversations (dolly-15k, LMSYS): prefix-stats reads them, and they are not here"),
     Row(XPYD, "prefixes that repeat", "the prefixes themselves, each with its count", command="xpyd prefix-stats FILE --list"),
-    Row(XPYD, "radix tree beside blocks", "their granularities do not match",
-        lacks="a radix tree by token beside the hash of blocks: hit tokens, look-up, fragmentation by block size"),
+    Row(XPYD, "radix tree beside blocks", "their granularities do not match", ("radix: *",)),
     # The xPyD notes' runs.
     Row(XPYD, "two V100: 1P1D, two colocated", "TTFT and TBT; TTFT a tenth", ("pd_notes: two V100*", "pd: *", "pd_split: *"),
         lacks="the block of each run; model and lengths, which theirs does not say"),
