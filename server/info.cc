@@ -14,6 +14,7 @@
 #include "base/utf8.h"
 #include "disagg/rank_table.h"
 #include "disagg/transfer_plan.h"
+#include "model/cost_model.h"
 #include "model/folder.h"
 #include "model/gemm.h"
 #include "model/ops.h"
@@ -250,6 +251,34 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   return out;
 }
 
+// Mooncake (FAST'25), section 2.2, by this model's widths: a prefix of p tokens is brought in bytes / B seconds, and
+// computed again in FLOPs / G. `tflops`: G, of all cards of an instance, as they reach it.
+json describe_break_even(const Subject& subject, double tflops, double link_gbps) {
+  const LoadOptions& load = subject.backend.load;
+  const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
+  std::printf("\nKV that is brought, or computed again at %g TFLOP/s\n", tflops);
+  std::vector<int> prefixes{subject.tokens};
+  for (int n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
+  std::ranges::sort(prefixes);
+  prefixes.erase(std::ranges::unique(prefixes).begin(), prefixes.end());
+  json out = json::array();
+  for (int prefix : prefixes) {
+    const double bytes = prefix * cost.kv_token_bytes(),
+                 computed_s = cost.prefill(prefix, 0, false).flops / (1e12 * tflops),
+                 least = cost.break_even_bytes_per_s(prefix, 1e12 * tflops), brought_s = 8e-9 * bytes / link_gbps;
+    std::printf(
+        "  %7d tokens: %.3g GB, computed in %.3g s: worth bringing from %.3g GB/s (%.3g Gb/s) on; %.3g s at %g "
+        "Gb/s, %.3g of it\n",
+        prefix, 1e-9 * bytes, computed_s, 1e-9 * least, 8e-9 * least, brought_s, link_gbps, brought_s / computed_s);
+    out.push_back({{"tokens", prefix},
+                   {"bytes", bytes},
+                   {"computed_s", computed_s},
+                   {"bytes_per_s", least},
+                   {"brought_s", brought_s}});
+  }
+  return out;
+}
+
 // --ranks: tp x pp of the prefill instance, a colon, those of the decode instance.
 void read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
   p = d = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
@@ -336,6 +365,8 @@ int info_main(const Options& options) try {
   std::printf("pool of --kv-bytes %s\n", mib(double(cluster.kv.pool_bytes)).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
   if (!ranks.empty()) out["ranks"] = describe_ranks(subject, prefill, decode);
+  if (const double tflops = options.number("break-even"); tflops > 0)
+    out["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));
   out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
   out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
   out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());

@@ -604,6 +604,12 @@ std::vector<OptionRow> make_rows() {
       {"ranks", text, "", "", "AxB:CxD", 0, 0,
        "who sends what to whom: from prefill ranks, tp x pp, to decode ranks, as in 2x1:4x1", "info"},
 
+      {"break-even", number, "0", "TFLOP/s", "", 0, 1e9,
+       "that a machine reaches: from what bandwidth on it takes longer to compute the KV of a prefix than to bring it; "
+       "0: not asked",
+       "info"},
+      {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6, "--break-even: of a link whose time is set beside it", "info"},
+
       // simulate.
       {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "of the trace", "simulate"},
       {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0, "of each instance: cards, or a JSON file", "simulate"},

@@ -89,6 +89,25 @@ TEST_CASE("info: KV arithmetic", "[info]") {
   CHECK(errors == 3);  // contiguous, slots, vattention
 }
 
+TEST_CASE("info: from what bandwidth on KV is worth bringing", "[info][break_even]") {
+  ModelDir model;
+  CHECK(!run_info(model.dir.path, {}).out.contains("break_even"));
+  const Info info = run_info(model.dir.path, {"--break-even", "0.001", "--link-gbps", "8", "--tokens", "100"});
+  REQUIRE(info.code == 0);
+  const json& rows = info.out["break_even"];
+  REQUIRE(rows.size() == 2);  // 256 is the model's context
+  CHECK(rows[1]["tokens"] == 256);
+  const json& row = rows[0];
+  REQUIRE(row["tokens"] == 100);
+  CHECK(row["bytes"] == 100 * 768);
+  CHECK(row["brought_s"].get<double>() == Approx(100 * 768 / 1e9));
+  // The last layer takes nothing but its K and V: two of three layers have the rest, and what a token looks at.
+  const double qkv = 64 * 2.0 * 128, rest = 64 * 2.0 * (64 + 3 * 96), looks = 4.0 * 64 * (100 * 101 / 2);
+  const double flops = 100 * (3 * qkv + 2 * rest) + 2 * looks;
+  CHECK(row["computed_s"].get<double>() == Approx(flops / 1e9));
+  CHECK(row["bytes_per_s"].get<double>() == Approx(100 * 768 / (flops / 1e9)));
+}
+
 TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
   for (bool tied : {false, true})
     for (const char* family : {"llama", "qwen2", "qwen3"}) {
