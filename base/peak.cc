@@ -210,16 +210,22 @@ std::string peak_cache_path() {
   return cache && *cache ? std::string(cache) + "/xpyd/peak.json" : "build/peak.json";
 }
 
+static Result<Peak> read_kept() {
+  auto text = read_small_file(peak_cache_path(), 1 << 16);
+  return text ? peak_from_json(text.value()) : text.error();
+}
+
+std::optional<Peak> kept_peak() {
+  const Result<Peak> kept = read_kept();
+  if (!kept || kept.value().machine != processor() || kept.value().isa != PeakProbe::isa()) return {};
+  return kept.value();
+}
+
 Peak cached_peak(ThreadTeam& team, bool anew) {
   const std::string path = peak_cache_path();
+  if (const auto kept = kept_peak(); !anew && kept && kept->all.n_threads == team.size()) return *kept;
   std::error_code error;
-  bool ours = !std::filesystem::exists(path, error);
-  if (auto text = read_small_file(path, 1 << 16); text.ok())
-    if (auto kept = peak_from_json(text.value()); kept.ok()) {
-      const Peak& p = kept.value();
-      ours = true;
-      if (!anew && p.machine == processor() && p.all.n_threads == team.size() && p.isa == PeakProbe::isa()) return p;
-    }
+  const bool ours = !std::filesystem::exists(path, error) || read_kept().ok();
   Peak peak = measure_peak(team);
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   const Status kept = ours ? replace_file(path, to_json(peak) + "\n")

@@ -4,6 +4,7 @@
 // Thread safety: each function is called by the owner of the team it is given.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "base/memory.h"
@@ -51,6 +52,7 @@ Peak measure_peak(ThreadTeam& team);
 // The peak kept from an earlier run on this machine with as many threads, else measured now and
 // kept in peak_cache_path(). For step lines; results that are published measure their own.
 Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: measured, whatever is kept
+std::optional<Peak> kept_peak();  // of this machine, of any number of threads; none: nobody has measured it
 std::string peak_cache_path();                          // $XDG_CACHE_HOME/xpyd/peak.json, else build/peak.json
 
 std::string to_text(const Peak& peak);  // a small table

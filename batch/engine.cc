@@ -30,6 +30,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
 }
 
 void Engine::submit(SequencePtr sequence) {
+  charge(clock_.now());
   if (Sequence& s = *sequence; s.wants_prompt_logprobs()) {
     s.prompt_logprobs.assign(s.tokens.size(), Sampled{});
     s.prompt_logprobs[0].chosen = {s.tokens[0], std::numeric_limits<float>::quiet_NaN()};
@@ -38,16 +39,25 @@ void Engine::submit(SequencePtr sequence) {
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
-    if (before.scheduled || before.request->priority <= sequence->request->priority) break;
+    const bool alike = before.request->flex == sequence->request->flex;
+    if (alike && (before.scheduled || before.request->priority <= sequence->request->priority)) break;
+    if (sequence->request->flex && !before.request->flex) break;
     --place;
   }
   waiting_.insert(place, std::move(sequence));
 }
 
 void Engine::adopt(SequencePtr sequence) {
+  charge(clock_.now());
   sequence->probed = sequence->scheduled = true;  // where its KV was computed
-  auto place = std::find_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->kv == kNoKv; });
-  waiting_.insert(place, std::move(sequence));
+  waiting_.insert(first_without_kv(sequence->request->flex), std::move(sequence));
+}
+
+// Of the flex sequences, or of all others: behind it no other one of these holds any.
+std::deque<SequencePtr>::iterator Engine::first_without_kv(bool flex) {
+  return std::find_if(waiting_.begin(), waiting_.end(), [flex](const SequencePtr& s) {
+    return s->request->flex > flex || (s->request->flex == flex && s->kv == kNoKv);
+  });
 }
 
 int Engine::waiting_with_kv() const {
@@ -70,7 +80,7 @@ int Engine::blocks_wanted() const {
   const int block_tokens = memory_.stats().block_tokens;
   int blocks = 0;
   for (const SequencePtr& s : waiting_)
-    if (s->kv == kNoKv) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
+    if (s->kv == kNoKv && !s->request->flex) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
   return blocks;
 }
 
@@ -87,13 +97,17 @@ bool Engine::step() {
 }
 
 bool Engine::iterate(double now) {
+  charge(now);
   const bool ended = look_at_waves();
   drop_ended(now);
   poll_loads();
   if (window_ > 1 && int(under_way_.size()) == window_) return wait();
   make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
-  while (!plan_.preempts.empty() && give_up_early()) make_plan();
+  const auto others_lose = [this] {
+    return std::ranges::any_of(plan_.preempts, [this](int i) { return !running_views_[size_t(i)].flex; });
+  };
+  while (others_lose() && give_up_early()) make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
   const bool moved = apply_plan(now);
   // A step that waits for a mate is a decision, too; one that has nothing to run is none.
@@ -157,6 +171,8 @@ void Engine::forward() {
   model_.forward(input, logits_.data());
   const double now = clock_.now();
   stats_.wait_seconds += now - start;
+  charge(now);
+  count_work(input);
   const float* hidden = hidden_.data();
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
@@ -174,6 +190,27 @@ void Engine::forward() {
   kv_in_place(*next_);
   choose(*next_, logits_.data(), now);
   tidy(*next_);
+}
+
+// What is held now has been since the last call: between two of them nobody gets memory, or gives it up, but at once
+// before or after one.
+void Engine::charge(double now) {
+  const double seconds = now - std::exchange(charged_s_, now);
+  const auto add = [&](const auto& sequences) {
+    for (const SequencePtr& s : sequences)
+      if (s && s->kv != kNoKv)
+        (s->n_output() > 0 ? stats_.decode_block_s : stats_.prompt_block_s) +=
+            seconds * double(memory_.blocks(s->kv).size());
+  };
+  add(running_), add(waiting_);
+}
+
+// Of layered prefill's groups, their share of it.
+void Engine::count_work(const StepInput& input) {
+  StepInput whole = input;
+  whole.group = {};
+  const StepShape& shape = next_->shape;
+  stats_.flops += model_.work(whole).flops * (shape.tokens + shape.decodes) / double(input.token_ids.size());
 }
 
 // For the multi-token head: what the last computed token has become.
@@ -280,6 +317,7 @@ void Engine::begin() {
     next_->logits.resize(input.logit_rows.size() * size_t(model_.config().vocab));
   }
   model_.begin(input, draws_, next_->logits.data());
+  count_work(input);
   for (const Entry& entry : next_->entries) entry.sequence->computed = entry.end();
   under_way_.push_back(std::move(next_));
   if (spare_.empty()) spare_.push_back(std::make_unique<Step>());
@@ -311,6 +349,7 @@ void Engine::finish() {
   chosen_.resize(step->entries.size());
   model_.end(chosen_.data());
   const double now = clock_.now();
+  charge(now);
   kv_in_place(*step);
   if (model_.chooses()) {
     auto chosen = chosen_.begin();

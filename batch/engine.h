@@ -30,6 +30,7 @@ struct EngineOptions {
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
   int step_tokens = 512;   // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
   int chunk_tokens = 512;  // layered prefill: of a prompt, for each group of layers
+  int flex_tokens = 16;    // of flex sequences, in a step in which others take part
   ChunkOptions chunks;     // of these, how many are whose
   bool ahead = true;       // plan the next steps while the model computes some, where the model can
   bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
@@ -47,6 +48,10 @@ struct EngineStats {
   double wait_seconds = 0;        // in forward() or waiting for a step to end
   double schedule_seconds = 0;    // everything else of step()
   StepShape work = {.steps = 0};  // of all steps
+  double flops = 0;               // … as the model counts them (Model::work)
+  // Blocks that sequences held, times the seconds: until their prompt was done, and from then on. One that several hold
+  // counts for each.
+  double prompt_block_s = 0, decode_block_s = 0;
 };
 
 // Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
@@ -116,9 +121,15 @@ class Engine final : private LayerObserver {
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
+  struct Flex {
+    int sequences = 0, blocks = 0;
+  };
+  Flex flex() const;  // what flex sequences hold that would yield it now
+  // The last of them yields. False: there is none. Between steps.
+  bool yield_one();
   int64_t waiting_tokens() const;  // to compute, of those that wait
   int64_t pending_tokens() const;  // … and of those that run
-  int blocks_wanted() const;       // by those that wait without any
+  int blocks_wanted() const;       // by those that wait without any, and would not yield it
   // f(request, handle) of each sequence that holds KV here. Between steps.
   template <class F>
   void each_holder(F&& f) const {
@@ -160,6 +171,11 @@ class Engine final : private LayerObserver {
   bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
+  size_t startable() const;
+  void charge(double now);
+  void count_work(const StepInput& input);
+  std::deque<SequencePtr>::iterator first_without_kv(bool flex);
+  bool yields(const SequencePtr& sequence) const;
   bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence);
   bool place(SequencePtr& sequence, int n_tokens, int layers, double now);
@@ -188,6 +204,8 @@ class Engine final : private LayerObserver {
   bool accept_token(Sequence& sequence, size_t at, Sampled sampled, uint64_t row_hash, double now);
   void share_kv(std::vector<SequencePtr> choices);
   void preempt(SequencePtr sequence);
+  void take_memory(Sequence& sequence);
+  void wait_again(SequencePtr sequence);
   void release(Sequence& sequence);
   void retire(SequencePtr sequence);
   void end(SequencePtr sequence, FinishReason reason, const std::string& error, double now);
@@ -207,7 +225,8 @@ class Engine final : private LayerObserver {
   EngineHooks* hooks_;
 
   std::vector<SequencePtr> running_;  // oldest first; null only inside apply_plan and finish
-  std::deque<SequencePtr> waiting_;   // those that hold KV, then preempted ones, then new ones by priority
+  // Those that hold KV, then preempted ones, then new ones by priority; flex ones behind all others, in the same order.
+  std::deque<SequencePtr> waiting_;
   std::vector<SequencePtr> arrived_;  // split off in this step, join running_ at its end
 
   // Reused from step to step.
@@ -236,6 +255,7 @@ class Engine final : private LayerObserver {
   std::vector<Draw> draws_;
   std::vector<Chosen> chosen_;
   SamplerScratch sampler_scratch_;
+  double charged_s_ = 0;  // Clock: until when KV that is held is counted
   EngineStats stats_;
 };
 

@@ -16,6 +16,7 @@ SequenceView Engine::view_of(const Sequence& s) const {
   view.choices = s.stands_for;
   view.n_layered = s.n_layered;
   view.layers_done = s.layers_done;
+  view.flex = s.request->flex;
   if (s.kv != kNoKv) {
     view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.escrowed(s.kv);
     view.tail_shared = memory_.tail_shared(s.kv);
@@ -34,7 +35,14 @@ BatchView Engine::view_of(std::span<const SequenceView> running, int available_b
           .step_tokens = step_tokens,
           .admission = admission_,
           .n_layers = model_.config().n_layers,
-          .chunk_tokens = options_.chunk_tokens};
+          .chunk_tokens = options_.chunk_tokens,
+          .flex_tokens = options_.flex_tokens};
+}
+
+// Places that are free, or that flex sequences have.
+size_t Engine::startable() const {
+  const auto stays = [](const SequencePtr& s) { return !s->request->flex; };
+  return size_t(std::max<int64_t>(0, options_.max_batch - std::ranges::count_if(running_, stays)));
 }
 
 void Engine::make_plan() {
@@ -51,8 +59,7 @@ void Engine::make_plan() {
   }
   if (in_waves()) share_decodes();
   // No policy can start more than the free places; the rest of the queue need not be looked at.
-  size_t startable = size_t(std::max(0, options_.max_batch - int(runnable_.size())));
-  for (size_t i = 0; i < waiting_.size() && i < startable; ++i) {
+  for (size_t i = 0, n = startable(); i < std::min(n, waiting_.size()); ++i) {
     Sequence& s = *waiting_[i];
     if (!s.probed) {
       const int cached = memory_.probe(s.tokens, s.salt());
@@ -69,8 +76,9 @@ void Engine::make_plan() {
   const int step_tokens = choose_chunks(kv);
   const BatchView view = view_of(running_views_, kv.available(), kv, step_tokens);
   plan_.clear();
-  options_.policy->plan(view, plan_);
-  if (watcher_ && !(plan_.runs.empty() && plan_.admits.empty() && plan_.preempts.empty())) watcher_(view, plan_);
+  plan_batch(*options_.policy, view, plan_);
+  const bool moves = !(plan_.runs.empty() && plan_.admits.empty() && plan_.preempts.empty() && plan_.yields.empty());
+  if (watcher_ && moves) watcher_(view, plan_);
 }
 
 // Sequences that decode are shared by as many waves as there are stages: in one wave, they would leave all stages but
@@ -90,6 +98,7 @@ std::vector<uint64_t> Engine::planned_requests() const {
   for (const ScheduledRun& run : plan_.admits)
     requests.push_back(waiting_[size_t(admissible_[size_t(run.index)])]->request->id);
   for (int index : plan_.preempts) requests.push_back(running_[size_t(runnable_[size_t(index)])]->request->id);
+  for (int index : plan_.yields) requests.push_back(waiting_[size_t(admissible_[size_t(index)])]->request->id);
   return requests;
 }
 
@@ -304,9 +313,15 @@ void Engine::add_drafts(int spare_rows) {
 // False: nothing runs, and nothing was changed either.
 bool Engine::apply_plan(double now) {
   next_->entries.clear();
-  std::sort(plan_.preempts.begin(), plan_.preempts.end());
-  for (auto i = plan_.preempts.rbegin(); i != plan_.preempts.rend(); ++i) {
-    preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first: the oldest waits in front
+  // Their memory may be what the plan gives to others; they wait again when the others have left the queue.
+  std::vector<SequencePtr> losers;
+  for (const auto& [lost, from] : {std::pair(&plan_.yields, &admissible_), {&plan_.preempts, &runnable_}}) {
+    std::ranges::sort(*lost, std::greater());  // youngest first: the oldest waits in front
+    for (int i : *lost) {
+      const auto at = size_t((*from)[size_t(i)]);
+      losers.push_back(std::move(lost == &plan_.yields ? waiting_[at] : running_[at]));
+      take_memory(*losers.back());
+    }
   }
   // A step has max_batch rows of logits: one for each sequence, and what is left is for prompts
   // whose logprobs are wanted, which take more steps therefore.
@@ -328,19 +343,18 @@ bool Engine::apply_plan(double now) {
   }
   std::erase(running_, nullptr);
   // A refusal stops admission: whoever comes later waits too.
-  size_t admitted = 0;
   for (const ScheduledRun& run : plan_.admits) {
     SequencePtr& s = waiting_[size_t(admissible_[size_t(run.index)])];
-    if (!plan_.preempts.empty() || !place(s, tokens_of(*s, run), run.layers, now)) break;
+    if (!place(s, tokens_of(*s, run), run.layers, now)) break;
     running_.push_back(std::move(s));
-    ++admitted;
   }
-  if (admitted > 0) std::erase(waiting_, nullptr);
+  std::erase(waiting_, nullptr);
+  for (SequencePtr& s : losers) wait_again(std::move(s));
   if (drafter_) add_drafts(spare_rows);
   if (options_.policy->layered) place_groups();
   if (options_.policy->keeps_rows) arrays_.arrange(next_->entries);
 
-  if (next_->entries.empty() && plan_.preempts.empty()) return under_way_.empty() && loading_ == 0 && make_room();
+  if (next_->entries.empty() && losers.empty()) return under_way_.empty() && loading_ == 0 && make_room();
   return true;
 }
 
@@ -350,6 +364,7 @@ bool Engine::apply_plan(double now) {
 bool Engine::make_room() {
   const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
   if ((!running_.empty() || waiting_with_kv() > 1 || head_waits) && give_up_early()) return true;
+  if (running_.size() + size_t(waiting_with_kv()) > 1 && yield_one()) return true;
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
     running_.pop_back();
@@ -365,17 +380,51 @@ bool Engine::make_room() {
 }
 
 void Engine::preempt(SequencePtr s) {
-  s->arrival.reset();
-  if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
-  s->drafts.reset();
-  s->computed = 0;
-  s->forget_layers();
-  s->early = s->probed = false;
+  take_memory(*s);
+  wait_again(std::move(s));
+}
+
+void Engine::take_memory(Sequence& s) {
+  s.arrival.reset();
+  if (s.kv != kNoKv) memory_.set_aside(std::exchange(s.kv, kNoKv));
+  s.drafts.reset();
+  s.computed = 0;
+  s.forget_layers();
+  s.early = s.probed = false;
   ++stats_.preemptions;
-  ++s->preemptions;
-  auto place = std::find_if(waiting_.begin(), waiting_.end(),
-                            [](const SequencePtr& other) { return other->kv == kNoKv; });
-  waiting_.insert(place, std::move(s));
+  ++s.preemptions;
+}
+
+void Engine::wait_again(SequencePtr s) { waiting_.insert(first_without_kv(s->request->flex), std::move(s)); }
+
+// Whether it can give up its memory now.
+bool Engine::yields(const SequencePtr& s) const {
+  return s->request->flex && s->kv != kNoKv && !s->loading && memory_.ready(s->kv);
+}
+
+Engine::Flex Engine::flex() const {
+  Flex flex;
+  if (!under_way_.empty() || options_.policy->layered) return flex;
+  const auto add = [&](const auto& sequences) {
+    for (const SequencePtr& s : sequences)
+      if (yields(s)) ++flex.sequences, flex.blocks += int(memory_.blocks(s->kv).size());
+  };
+  add(running_), add(waiting_);
+  return flex;
+}
+
+bool Engine::yield_one() {
+  const auto last = [this](auto& sequences) {
+    const auto found = std::find_if(sequences.rbegin(), sequences.rend(), [this](const auto& s) { return yields(s); });
+    SequencePtr s = found == sequences.rend() ? nullptr : std::move(*found);
+    if (s) sequences.erase(std::next(found).base());
+    return s;
+  };
+  if (flex().sequences == 0) return false;
+  SequencePtr s = last(waiting_);
+  if (!s) s = last(running_);
+  preempt(std::move(s));
+  return true;
 }
 
 }  // namespace xpyd::batch

@@ -18,12 +18,11 @@ StepRun Engine::alike(int most, bool evicts) {
   StepRun run;
   if (drafter_ || !under_way_.empty() || loading_ > 0 || memory_.copying()) return run;
   // Who has just come, or has lost its memory, is looked up in the next step.
-  const auto startable = size_t(std::max(0, options_.max_batch - int(running_.size())));
-  for (size_t i = 0; i < std::min(startable, waiting_.size()); ++i)
+  for (size_t i = 0, n = startable(); i < std::min(n, waiting_.size()); ++i)
     if (!waiting_[i]->probed) return run;
   make_plan();
   if (chunks_.decided) return run;  // prompts wait, and each step is decided anew
-  if (plan_.runs.empty() || !plan_.admits.empty() || !plan_.preempts.empty()) return run;
+  if (plan_.runs.empty() || !plan_.admits.empty() || !plan_.preempts.empty() || !plan_.yields.empty()) return run;
   const int tier_block = memory_.tier_block_tokens();
   for (const ScheduledRun& r : plan_.runs) {
     const Sequence& s = *running_[size_t(runnable_[size_t(r.index)])];
@@ -51,8 +50,10 @@ bool Engine::planned_alike(int steps, bool evicts) {
     view.n_blocks = std::max(view.n_blocks, (view.n_computed + kv.block_tokens - 1) / kv.block_tokens);
   }
   later_plan_.clear();
-  options_.policy->plan(view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens), later_plan_);
-  return later_plan_.runs == plan_.runs && later_plan_.admits.empty() && later_plan_.preempts.empty();
+  plan_batch(*options_.policy, view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens),
+             later_plan_);
+  return later_plan_.runs == plan_.runs && later_plan_.admits.empty() && later_plan_.preempts.empty() &&
+         later_plan_.yields.empty();
 }
 
 int Engine::blocks_taken(int steps) const {
@@ -80,6 +81,8 @@ std::vector<int> Engine::blocks_by_step(int steps) const {
 void Engine::repeat(const StepRun& run, double began_s, std::span<const double> ends_s) {
   const auto steps = int(ends_s.size());
   XPYD_CHECK(steps <= run.steps);
+  charge(began_s);
+  charge((began_s + ends_s.back()) / 2);  // half of the time with what is held before, half with what is held then
   for (const ScheduledRun& r : plan_.runs) {
     Sequence& s = *running_[size_t(runnable_[size_t(r.index)])];
     const auto first = size_t(s.computed), n = size_t(steps);
@@ -89,6 +92,7 @@ void Engine::repeat(const StepRun& run, double began_s, std::span<const double> 
     memory_.written(s.kv, std::span(s.tokens).subspan(first, n));
     s.sink->on_run(event_of(s, s.choice, ends_s.back()), std::span(s.tokens).last(n), ends_s);
   }
+  charge(ends_s.back());
   stats_.generated_tokens += int64_t(steps) * int64_t(plan_.runs.size());
   stats_.steps += steps;
   for (double end_s : ends_s) stats_.step_seconds += end_s - std::exchange(began_s, end_s);

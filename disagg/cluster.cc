@@ -252,7 +252,11 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   const std::shared_ptr<KvMemory> memory = own.memory;
   ranks::RemotePipeline* far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
   std::unique_ptr<Model> model = std::move(pipeline);
-  if (!model) model = need(o.make_model(model_index, *own.queue));
+  double peak_flops = 0;
+  if (!model) {
+    model = need(o.make_model(model_index, *own.queue));
+    if (o.peak_flops) peak_flops = o.peak_flops(model_index);
+  }
   std::vector<MemoryRange> regions;  // of each rank
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
     KvLayout layout = memory->layout();
@@ -279,12 +283,14 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .post_by_stage = far != nullptr,
                           .wire_kv = as.wire_kv,
                           .cache_log = own.cache_log,
-                          .log = o.log};
+                          .log = o.log,
+                          .peak_tflops = 1e-12 * peak_flops};
   options.engine = {.policy = o.batching,
                     .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
                     .chunk_tokens = o.chunk_tokens,
+                    .flex_tokens = o.flex_tokens,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .by_layer = o.kv_by_layer,

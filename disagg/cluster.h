@@ -55,6 +55,7 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
   int max_batch = 64;                   // sequences per instance
+  int flex_tokens = 16;                 // EngineOptions
   int vocab = INT_MAX;                  // token ids
   bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
   bool kv_by_layer = true;              // EngineOptions::by_layer
@@ -67,6 +68,8 @@ struct ClusterOptions : ConductorOptions {
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
   // Likewise, the one that drafts (SpeculationOptions::model); it computes on the instance's thread, with one rank.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_draft_model;
+  // FLOP/s that its threads can do, 0 where it is not known; null: of none.
+  std::function<double(int instance)> peak_flops;
 };
 
 // Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being sent away.

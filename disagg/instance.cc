@@ -179,6 +179,7 @@ bool Instance::turn() {
   for_others([this] { pins_.tick(); });
   moved |= reservations_.tick();
   update_leases();
+  charge_transfers();
   moved |= engine_.step();
   fit_cost();
   report_cache();
@@ -262,6 +263,7 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->max_tokens = 2;
   request->ignore_eos = true;
   request->priority = message.request->priority;
+  request->flex = message.request->flex;
   request->cache_salt = message.request->cache_salt;
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
@@ -467,6 +469,16 @@ void Instance::log_step(const StepShape& step, double seconds) {
                                           .wire_s_per_byte = parts_.rate.s_per_byte()});
 }
 
+// What others than the engine hold now they have until the next turn: what a step changes is at its end.
+void Instance::charge_transfers() {
+  const double now = clock_.now();
+  transfer_block_s_ += double(moving_blocks_) * (now - std::exchange(charged_s_, now));
+  moving_blocks_ = 0;
+  const auto add = [this](uint64_t, KvHandle handle) { moving_blocks_ += memory_->blocks(handle).size(); };
+  reservations_.each_holder(add), sender_.each_holder(add), receiver_.each_holder(add);
+  fetcher_.each_holder(add), lender_.each_holder(add);
+}
+
 void Instance::publish() {
   KvStats kv = memory_->stats();
   kv.hard_pinned = pins_.hard_blocks();
@@ -500,6 +512,12 @@ void Instance::publish() {
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;
   s.fetch = parts_.fetch;
+  const double block_gb = 1e-9 * options_.bytes_scale * kv.block_tokens * double(memory_->layout().shape.token_bytes());
+  s.spent = {.prefill_gb_s = block_gb * engine.prompt_block_s,
+             .decode_gb_s = block_gb * engine.decode_block_s,
+             .transfer_gb_s = block_gb * transfer_block_s_,
+             .tflop = 1e-12 * engine.flops,
+             .peak_tflops = options_.peak_tflops};
   s.heartbeat_s = clock_.now();
   s.cost = cost_.terms();
   published_count_.fetch_add(1, std::memory_order_release);

@@ -48,6 +48,7 @@ struct InstanceOptions {
   handover::Visits* visits = nullptr;    // of a test
   std::shared_ptr<EventLog> log;         // of its plans, steps and transfers; null: none
   double bytes_scale = 1;                // of what crosses (a simulation's KV is small)
+  double peak_tflops = 0;                // Spent
 };
 
 class Instance final {
@@ -148,6 +149,7 @@ class Instance final {
     f();
     computes_ = true;
   }
+  void charge_transfers();
   void publish();
   void draw_map();
 
@@ -190,6 +192,8 @@ class Instance final {
   double fitted_s_ = 0;                             // when it did, if the last turn had a step
   bool back_to_back_ = false;                       // the last turn moved, and nobody napped since
   int64_t logged_evictions_ = 0;
+  double transfer_block_s_ = 0, charged_s_ = 0;  // Spent::transfer_gb_s, until then (Clock)
+  size_t moving_blocks_ = 0;                     // … and since
   StepCost cost_;
 };
 

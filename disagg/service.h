@@ -37,6 +37,15 @@ struct FetchStats {
   double ask_s = 0;                   // from asking a holder to its answer: a moving mean
 };
 
+// What an instance's requests have cost. Cumulative, but for peak_tflops.
+struct Spent {
+  // The integral of the KV held here over time, in GB s: by prompts that are computed, by sequences that decode, and
+  // for KV that comes or goes. A block that several hold counts for each.
+  double prefill_gb_s = 0, decode_gb_s = 0, transfer_gb_s = 0;
+  double tflop = 0;        // 10^12 FLOPs of steps, as the model counts them
+  double peak_tflops = 0;  // 10^12 FLOP/s that its threads can do (base/peak.h); 0: not known
+};
+
 // One instance, as /metrics and the demo page show it. Counters are cumulative.
 struct InstanceStats {
   std::string name;  // "P0", "D0", "C0"
@@ -57,6 +66,7 @@ struct InstanceStats {
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
   FetchStats fetch;
+  Spent spent;
   double heartbeat_s = 0;      // Clock seconds of the last loop turn
   StepCost::Terms cost = {};   // of its steps (model/step_cost.h), fitted to them
   PredictionError cost_error;  // of these, before each was seen

@@ -2,6 +2,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/peak.h"
 #include "base/progress.h"
 #include "base/table.h"
 #include "server/stack.h"
@@ -56,6 +57,11 @@ class CpuBackend final : public Backend {
   }
   Result<std::unique_ptr<Model>> make_draft_model(int instance, DeviceQueue&) override {
     return make_llama(draft_weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
+  }
+  double peak_flops(int instance) const override {
+    const std::optional<Peak> peak = kept_peak();
+    if (!peak) return 0;
+    return 1e9 * peak->all.fma_gflops / peak->all.n_threads * threads_[size_t(instance)].total();
   }
 
  private:

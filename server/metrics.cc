@@ -394,6 +394,23 @@ std::string Metrics::render(const ServiceStats& service) const {
     instances("kv_tier_load_seconds_total", "Time that sequences waited for their KV to come back.",
               tier(&T::load_wait_seconds));
   }
+  text.labelled<double Spent::*>(
+      "kv_occupation_gb_seconds_total",
+      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each of "
+      "them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
+      "(transfer). Over requests ended it is the cost of one.",
+      all, "phase", &S::spent,
+      {{"prefill", &Spent::prefill_gb_s}, {"decode", &Spent::decode_gb_s}, {"transfer", &Spent::transfer_gb_s}});
+  instances("model_flops_total", "FLOPs of forward passes, as the model counts them: products and attention.",
+            [](I i) { return 1e12 * i.spent.tflop; });
+  std::vector<InstanceStats> rated = service.instances;
+  std::erase_if(rated, [](I i) { return i.spent.peak_tflops == 0 || i.step_seconds == 0; });
+  if (!rated.empty())
+    text.instances("mfu",
+                   "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
+                   "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
+                   "where nobody has measured it.",
+                   rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
   instances("engine_steps_total", "Forward passes.", &S::steps);
   instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
   instances("engine_wait_seconds_total",

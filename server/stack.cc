@@ -358,6 +358,7 @@ Status open_backend(Stack& stack) try {
   stack.options.make_draft_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
     return backend.make_draft_model(i, queue);
   };
+  stack.options.peak_flops = [&backend = *stack.backend](int i) { return backend.peak_flops(i); };
   return ok();
 } catch (const Error& error) {
   return error;

@@ -22,12 +22,12 @@ bool Receiver::no_place(const Incoming& in, int sequences) const {
   return sequences > 0 && sequences + in.request->n > parts_.max_batch;
 }
 
-bool Receiver::no_blocks(const Incoming& in, int sequences) const {
+bool Receiver::no_blocks(const Incoming& in, int sequences, int yielded) const {
   const KvStats kv = parts_.memory.stats();
   const int spare = sequences == 0 ? 0 : kv.capacity / 100;
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
                    parts_.memory.probe(in.tokens, salt_of(in)) / kv.block_tokens;
-  return need + spare > kv.available();
+  return need + spare > kv.available() + yielded;
 }
 
 // What crossed in fewer bits is the attempt's alone.
@@ -40,9 +40,9 @@ bool Receiver::may_move() const {
   if (!quarantine_.empty()) return true;
   if (remote_prefilling_.empty()) return false;
   const Incoming& next = incoming_.at(remote_prefilling_.front());
-  const int beside = sequences();
+  const int beside = sequences(next);
   if (no_place(next, beside)) return false;
-  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, beside);
+  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, beside, yielded(next).blocks);
 }
 
 // Preempted sequences take no place: they wait for memory, and with a shared pool that memory may
@@ -55,14 +55,16 @@ Receiver::Room Receiver::take_room(Incoming& in) {
   Place& place = in.place;
   const std::vector<int32_t>& tokens = in.tokens;
   const uint64_t salt = salt_of(in);
-  const int beside = sequences();
+  const int beside = sequences(in);
   bool loading = place.kv != kNoKv;
   const Room held = loading ? Room::loading : Room::none;
   if (no_place(in, beside)) return held;
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
   if (!loading) {
-    if (no_blocks(in, beside)) return Room::none;
+    if (no_blocks(in, beside, yielded(in).blocks)) return Room::none;
+    while (no_blocks(in, beside, 0))
+      if (in.request->flex || !engine_.yield_one()) return Room::none;
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;

@@ -427,6 +427,7 @@ void Simulator::arrives(size_t at) {
   request->sampling.temperature = 0;
   request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
   request->ignore_eos = true;
+  request->flex = asked.flex;
   request->arrival_s = timeline_.now();
   if (options_.deadline_s > 0) request->deadline_s = request->arrival_s + options_.deadline_s;
   if (!stored_.empty()) request->cache_salt = at + 1;  // instances keep nothing: all of it comes from the store
@@ -508,6 +509,8 @@ Simulation Simulator::run() {
     (decodes ? run_.decode_busy_s : run_.prefill_busy_s) += stats.step_seconds;
     const double block_gb = options_.block_tokens * options_.model.kv_token_bytes() * 1e-9;
     (decodes ? run_.decode_gb_s : run_.prefill_gb_s) += node->held_block_s() * block_gb;
+    run_.prompt_phase_gb_s += stats.spent.prefill_gb_s, run_.decode_phase_gb_s += stats.spent.decode_gb_s;
+    run_.transfer_phase_gb_s += stats.spent.transfer_gb_s;
     run_.cost_error.n += stats.cost_error.n;
     run_.cost_error.absolute += stats.cost_error.absolute;
     run_.cost_error.signed_sum += stats.cost_error.signed_sum;

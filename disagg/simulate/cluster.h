@@ -71,6 +71,7 @@ struct Simulation {
   double prefill_busy_s = 0,
          decode_busy_s = 0;                  // instances' steps, of those that prefill, and of those that only decode
   double prefill_gb_s = 0, decode_gb_s = 0;  // the integral of the KV that these hold
+  double prompt_phase_gb_s = 0, decode_phase_gb_s = 0, transfer_phase_gb_s = 0;  // of all, as Spent tells it
   int64_t events = 0, steps = 0, preemptions = 0;
   int64_t prefill_evictions = 0;  // blocks that prefix caches lost, of instances that prefill
   ConductorStats conductor;

@@ -195,6 +195,11 @@ TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]
   // 8 blocks in the first step, and 16 from the second to the last; then the token is on its way.
   const double block_s = 8 * cost.seconds(first) + 16 * (cost.seconds(second) + cost.seconds(decode));
   CHECK(run.value().prefill_gb_s == Approx(block_s * 64 * o.model.kv_token_bytes() * 1e-9));
+  // By phase: to the end of each step.
+  const double block_gb = 64 * o.model.kv_token_bytes() * 1e-9;
+  CHECK(run.value().prompt_phase_gb_s == Approx(block_gb * (8 * cost.seconds(first) + 16 * cost.seconds(second))));
+  CHECK(run.value().decode_phase_gb_s == Approx(block_gb * 16 * (cost.seconds(decode) + cost.seconds(last))));
+  CHECK(run.value().transfer_phase_gb_s == 0);
 }
 
 TEST_CASE("simulation: a prompt of one step sends its layers while it is computed", "[simulate]") {

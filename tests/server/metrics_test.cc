@@ -265,6 +265,30 @@ TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]")
   CHECK(near(value("request_inference_time_seconds_sum", "all"), 2.6));
 }
 
+TEST_CASE("metrics: what KV costs by phase, and the share of a peak that is known", "[server][metrics][mfu]") {
+  FakeService service;
+  ServiceStats stats = service.stats();
+  REQUIRE(stats.instances.size() == 2);
+  InstanceStats& one = stats.instances[0];
+  one.spent = {.prefill_gb_s = 1.5, .decode_gb_s = 20, .transfer_gb_s = 0.25, .tflop = 6, .peak_tflops = 3};
+  one.step_seconds = 4;
+  stats.instances[1].spent.tflop = 2, stats.instances[1].step_seconds = 1;
+  Parsed p = parse(Metrics("x", "tiny", 16).render(stats));
+  REQUIRE(p.error == "");
+  const auto key = [&](const std::string& name, int i, const std::string& more = "") {
+    return "x:" + name + "{model_name=\"tiny\",engine=\"" + stats.instances[size_t(i)].name + "\"" + more + "}";
+  };
+  CHECK(p.samples[key("kv_occupation_gb_seconds_total", 0, ",phase=\"prefill\"")] == 1.5);
+  CHECK(p.samples[key("kv_occupation_gb_seconds_total", 0, ",phase=\"decode\"")] == 20);
+  CHECK(p.samples[key("kv_occupation_gb_seconds_total", 0, ",phase=\"transfer\"")] == 0.25);
+  CHECK(p.samples[key("model_flops_total", 0)] == 6e12);
+  CHECK(p.samples[key("model_flops_total", 1)] == 2e12);
+  CHECK(p.samples[key("mfu", 0)] == 0.5);
+  CHECK(p.samples.count(key("mfu", 1)) == 0);  // no peak is known there
+  one.spent.peak_tflops = 0;
+  CHECK(parse(Metrics("x", "tiny", 16).render(stats)).types.count("x:mfu") == 0);
+}
+
 TEST_CASE("metrics: blocks of a shared pool are told once", "[server][metrics]") {
   FakeService service;
   ServiceStats stats = service.stats();
