@@ -1,61 +1,59 @@
 // The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and the blog notes about
-// it), corrected: who is in which group, under which rank and port. xpyd itself needs no groups (both sides plan from
-// their shapes, transfer_plan.h); `xpyd info --ranks` prints the table for whoever reads those notes, and
-// tests/disagg/rank_table_test.cc holds every printed mistake beside what is right.
+// it): who is in which group, under which rank and port, for any number of instances, tensor ranks and stages. xpyd
+// itself needs no groups (both sides plan from their shapes, transfer_plan.h); `xpyd info --ranks` prints the table for
+// whoever reads those notes. Their formulas, which have rows where P's tp divides D's and D's divides the heads, and
+// every printed mistake stand in tests/disagg/rank_table_test.cc.
 //
-// PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP. There are
-// PTP groups: P rank r of every P instance, and those ranks of every D instance that hold its
-// heads. `kv_rank` counts instances: P 0 .. PS-1, then D.
+// A group is who has to meet because some KV goes from one to another: ranks of one P and one D that the moves of
+// map_shards() connect, of all instances. In the notes' case that is a P rank and those D ranks that hold its heads; of
+// stages that are cut at other layers it may be everybody.
 #pragma once
 
-#include <string>
+#include <algorithm>
+#include <numeric>
+#include <vector>
 
-#include "allocator/kv_shards.h"
-#include "base/status.h"
+#include "disagg/transfer_plan.h"
 
 namespace xpyd::disagg {
 
 struct RankTable {
-  int prefill_instances = 1, decode_instances = 1;  // PS, DS
-  int prefill_tp = 1, decode_tp = 1;                // PTP, DTP
+  struct Row {
+    bool prefill = true;
+    int kv_rank = 0;  // counts instances: P from 0, then D
+    int rank = 0;     // in its instance, stage by stage
+    int group = -1;   // -1: it sends nothing, because another rank has the same heads
+    int group_rank = 0, group_size = 0;
+    int global_rank = 0;
+    int port() const { return 2 * group + 1; }  // counted from a base: data; its signals are on the next one
+  };
+  int n_groups = 0;
+  std::vector<Row> rows;  // by global_rank
 
-  bool is_prefill(int kv_rank) const { return kv_rank < prefill_instances; }
-  int tp_of(int kv_rank) const { return is_prefill(kv_rank) ? prefill_tp : decode_tp; }
-  // D ranks for each P rank ("TPM").
-  int decode_per_prefill() const { return decode_tp / prefill_tp; }
-
-  int n_groups() const { return prefill_tp; }
-  int group(int kv_rank, int tp_rank) const { return is_prefill(kv_rank) ? tp_rank : tp_rank / decode_per_prefill(); }
-  int group_rank(int kv_rank, int tp_rank) const {
-    if (is_prefill(kv_rank)) return kv_rank;
-    return prefill_instances + (kv_rank - prefill_instances) * decode_per_prefill() + tp_rank % decode_per_prefill();
-  }
-  int group_size() const { return prefill_instances + decode_instances * decode_per_prefill(); }
-  int global_rank(int kv_rank, int tp_rank) const {
-    if (is_prefill(kv_rank)) return kv_rank * prefill_tp + tp_rank;
-    return prefill_instances * prefill_tp + (kv_rank - prefill_instances) * decode_tp + tp_rank;
-  }
-  int world_size() const { return prefill_instances * prefill_tp + decode_instances * decode_tp; }
-  // Of the group, counted from a base: data; its signals are on the next one.
-  int port(int kv_rank, int tp_rank) const { return 2 * group(kv_rank, tp_rank) + 1; }
-  // Heads of D rank `tp_rank` in the P rank of its group, in that rank's own numbers.
-  KvRange slice(int tp_rank, int n_kv_heads) const {
-    const int part = tp_rank % decode_per_prefill(), heads = n_kv_heads / decode_tp;
-    return {part * heads, (part + 1) * heads};
+  RankTable(int n_prefill, int n_decode, const KvShards& p, const KvShards& d) {
+    const int p_ranks = p.n_ranks(), d_ranks = d.n_ranks();
+    std::vector<int> first(size_t(p_ranks + d_ranks));  // whose group it is in: the lowest rank, P before D
+    std::iota(first.begin(), first.end(), 0);
+    std::vector<bool> moves(first.size());
+    for (const ShardMove& move : map_shards(p, d).moves) {
+      const size_t from = size_t(move.source_rank), to = size_t(p_ranks + move.destination_rank);
+      moves[from] = moves[to] = true;
+      const auto [low, high] = std::minmax({first[from], first[to]});
+      std::ranges::replace(first, high, low);
+    }
+    std::vector<int> group(first.size(), -1), size(first.size());
+    for (size_t i = 0; i < first.size(); ++i)
+      if (moves[i]) group[i] = first[i] == int(i) ? n_groups++ : group[size_t(first[i])];
+    for (int k = 0; k < n_prefill + n_decode; ++k)
+      for (int r = 0; r < (k < n_prefill ? p_ranks : d_ranks); ++r) {
+        Row row{.prefill = k < n_prefill, .kv_rank = k, .rank = r, .global_rank = int(rows.size())};
+        row.group = group[size_t(row.prefill ? r : p_ranks + r)];
+        if (row.group >= 0) row.group_rank = size[size_t(row.group)]++;
+        rows.push_back(row);
+      }
+    for (Row& row : rows)
+      if (row.group >= 0) row.group_size = size[size_t(row.group)];
   }
 };
-
-// The table has no row for other numbers: the message says which, and that transfer_plan.h has.
-inline Status check_rank_table(const RankTable& t, int n_kv_heads) {
-  if (t.prefill_instances < 1 || t.decode_instances < 1 || t.prefill_tp < 1 || t.decode_tp < 1)
-    return invalid("rank table: expected at least one instance and one rank on each side");
-  if (t.decode_tp % t.prefill_tp != 0)
-    return invalid("rank table: decode tp " + std::to_string(t.decode_tp) + " is not a multiple of prefill tp " +
-                   std::to_string(t.prefill_tp) + ": the table has no rows for that, map_shards() has");
-  if (n_kv_heads % t.decode_tp != 0)
-    return invalid("rank table: decode tp " + std::to_string(t.decode_tp) + " does not divide " +
-                   std::to_string(n_kv_heads) + " kv heads: the table has no rows for that, map_shards() has");
-  return ok();
-}
 
 }  // namespace xpyd::disagg

@@ -279,17 +279,82 @@ json describe_break_even(const Subject& subject, double tflops, double link_gbps
   return out;
 }
 
-// --ranks: tp x pp of the prefill instance, a colon, those of the decode instance.
-void read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
-  p = d = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
+// --ranks.
+struct Ranks {
+  int n_prefill = 1, n_decode = 1;  // instances
+  KvShards p, d;                    // of one of each
+};
+
+Ranks read_ranks(const std::string& text, const ModelConfig& c) {
+  const KvShards one{.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
+  Ranks ranks{.p = one, .d = one};
+  const size_t colon = text.find(':');
+  const bool several = text.find_first_of("PD") < colon && colon != std::string::npos;
+  const std::string topology = several ? text.substr(0, colon) : "1P1D";
+  const char* shapes = text.c_str() + (several ? colon + 1 : 0);
   char more;
-  if (std::sscanf(text.c_str(), "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
-    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
+  KvShards &p = ranks.p, &d = ranks.d;
+  if (std::sscanf(shapes, "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
+    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1 or 2P3D:2x1:4x1, got '" + printable(text) +
+                  "'");
+  const auto roles = parse_topology(topology);
+  if (!roles) throw invalid("--ranks: " + roles.error().message);
+  ranks.n_prefill = int(std::ranges::count(roles.value(), Role::prefill));
+  ranks.n_decode = int(std::ranges::count(roles.value(), Role::decode));
+  if (ranks.n_prefill == 0 || ranks.n_decode == 0 || ranks.n_prefill + ranks.n_decode < int(roles.value().size()))
+    throw invalid("--ranks: expected a P and a D at least, and no C");
   need(check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"));
   need(check_model_shards(c, d, "--ranks: decode tp", "decode pp"));
+  return ranks;
 }
 
-json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d) {
+// What the xPyD notes print that is not so for these numbers (tests/disagg/rank_table_test.cc has each by itself).
+std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p, const KvShards& d) {
+  const auto n = [](auto number) { return std::to_string(number); };
+  const int heads = p.n_kv_heads, tpm = d.tp / p.tp;
+  std::vector<std::string> wrong;
+  if (p.pp > 1 || d.pp > 1) wrong.push_back("pp is asserted to be 1");
+  if (tpm == 0) wrong.push_back("D tp // P tp is 0, by which the ranks of D are then divided");
+  if (tpm > 0 && d.tp % p.tp != 0)
+    wrong.push_back("D tp // P tp drops a remainder: ranks of D are in groups that do not exist");
+  if (p.tp / d.tp != tpm)
+    wrong.push_back("P tp // D tp, in the text, is " + n(p.tp / d.tp) + ": D tp // P tp is meant");
+  if (tpm > 1)
+    wrong.push_back("2 * rank // TPM + 1 lacks its parentheses: the ports marked ! are nobody's of the group");
+  if (const int sent = heads / p.tp / d.tp; sent * d.tp < heads)
+    wrong.push_back(n(heads) + " // p_tp // d_tp is " + n(sent) + " heads for a rank of D: " + n(sent * d.tp) + " of " +
+                    n(heads) + " arrive");
+  const KvShape& shape = subject.cluster.kv.shape;
+  wrong.push_back(n(heads * shape.head_dim) +
+                  " per token are elements of K or V of one layer: " + n(shape.token_bytes()) + " bytes");
+  if (d.tp > 1 && d.tp <= heads)
+    wrong.push_back("P's copy does not go to all ranks of D: only where these hold the same head (MLA)");
+  return wrong;
+}
+
+// The notes' example: which token and heads are in row `slot` of their tensor, and which must be.
+json describe_slices(const KvShards& p, int head_dim) {
+  constexpr int kSlots = 10;
+  const int heads = p.n_kv_heads, own = heads / p.tp;
+  json out = json::array();
+  std::printf("\n[%d, %d, %d] for %d ranks, by slot: as the notes read it (! wrongly), and as it must be\n", kSlots,
+              heads, head_dim, p.tp);
+  std::printf("       row of [%d, %d, %d]          row of each rank's [%d, %d, %d]\n", kSlots * p.tp, own, head_dim,
+              kSlots, own, head_dim);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const int token = slot / p.tp, head = slot % p.tp * own;
+    std::printf("  %4d token %d, heads %3d to %-3d %c  token %d, heads", slot, token, head, head + own,
+                token == slot ? ' ' : '!', slot);
+    for (int rank = 0; rank < p.tp; ++rank)
+      std::printf("%s %d to %d", rank > 0 ? "," : "", rank * own, (rank + 1) * own);
+    std::printf("\n");
+    out.push_back({{"slot", slot}, {"printed_token", token}, {"printed_heads", {head, head + own}}});
+  }
+  return out;
+}
+
+json describe_ranks(const Subject& subject, const Ranks& ranks) {
+  const auto& [n_prefill, n_decode, p, d] = ranks;
   json out = {{"moves", json::array()}, {"table", json::array()}};
   std::printf("\nKV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
   for (const ShardMove& move : map_shards(p, d).moves) {
@@ -305,26 +370,34 @@ json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d
                             {"heads", {heads.begin, heads.end}},
                             {"bytes", part.token_bytes()}});
   }
-  const RankTable table{.prefill_tp = p.tp, .decode_tp = d.tp};
-  Status status = check_rank_table(table, subject.config.n_kv_heads);
-  if (p.pp != 1 || d.pp != 1) status = invalid("rank table: it has no rows for pipeline stages");
-  if (!status) {
-    std::printf("  %s\n", status.error().message.c_str());
-    return out;
+  const RankTable table(n_prefill, n_decode, p, d);
+  const int tpm = d.tp / p.tp;
+  std::printf(
+      "\nas %d NCCL groups, of %zu ranks of %d P and %d D (! as the notes print the port)\n"
+      "        rank  kv_rank  group  rank in it  kv_world_size  global rank  port\n",
+      table.n_groups, table.rows.size(), n_prefill, n_decode);
+  for (const RankTable::Row& row : table.rows) {
+    const KvShards& side = row.prefill ? p : d;
+    const int printed = row.prefill || tpm == 0 ? row.port() : 2 * side.tensor_rank_of(row.rank) / tpm + 1;
+    std::printf("  %7c%d.%-2d %8d", "DP"[row.prefill], row.kv_rank, row.rank, row.kv_rank);
+    if (row.group < 0)
+      std::printf("   none                           %12d\n", row.global_rank);
+    else
+      std::printf(" %6d %11d %14d %12d    +%d%s\n", row.group, row.group_rank, row.group_size, row.global_rank,
+                  row.port(), printed == row.port() ? "" : (" !+" + std::to_string(printed)).c_str());
+    out["table"].push_back({{"side", row.prefill ? "P" : "D"},
+                            {"kv_rank", row.kv_rank},
+                            {"rank", row.rank},
+                            {"group", row.group},
+                            {"group_rank", row.group_rank},
+                            {"kv_world_size", row.group_size},
+                            {"global_rank", row.global_rank},
+                            {"port", row.port()},
+                            {"printed_port", printed}});
   }
-  std::printf("as NCCL groups of %d: rank  kv_rank  group  rank in it  global rank  port\n", table.group_size());
-  for (int k = 0; k < 2; ++k)
-    for (int r = 0; r < table.tp_of(k); ++r) {
-      const int group = table.group(k, r), rank = table.group_rank(k, r), global = table.global_rank(k, r),
-                port = table.port(k, r);
-      std::printf("  %20c%-4d %7d %6d %11d %12d  +%d\n", "PD"[k], r, k, group, rank, global, port);
-      out["table"].push_back({{"side", k == 0 ? "P" : "D"},
-                              {"rank", r},
-                              {"group", group},
-                              {"group_rank", rank},
-                              {"global_rank", global},
-                              {"port", port}});
-    }
+  out["errata"] = notes_errata(subject, p, d);
+  for (const std::string wrong : out["errata"]) std::printf("  notes: %s\n", wrong.c_str());
+  if (p.tp > 1 && p.n_kv_heads % p.tp == 0) out["slices"] = describe_slices(p, subject.config.head_dim);
   return out;
 }
 
@@ -354,8 +427,8 @@ int info_main(const Options& options) try {
   need(check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp"));
 
   const std::string& ranks = options.text("ranks");
-  KvShards prefill, decode;
-  if (!ranks.empty()) read_ranks(ranks, config, prefill, decode);
+  Ranks between;
+  if (!ranks.empty()) between = read_ranks(ranks, config);
 
   json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
   out["config"] = describe_model(config);
@@ -364,9 +437,9 @@ int info_main(const Options& options) try {
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s\n", mib(double(cluster.kv.pool_bytes)).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
-  if (!ranks.empty()) out["ranks"] = describe_ranks(subject, prefill, decode);
   if (const double tflops = options.number("break-even"); tflops > 0)
     out["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));
+  if (!ranks.empty()) out["ranks"] = describe_ranks(subject, between);
   out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
   out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
   out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());

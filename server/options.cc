@@ -605,8 +605,10 @@ std::vector<OptionRow> make_rows() {
 
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},
-      {"ranks", text, "", "", "AxB:CxD", 0, 0,
-       "who sends what to whom: from prefill ranks, tp x pp, to decode ranks, as in 2x1:4x1", "info"},
+      {"ranks", text, "", "", "[xPyD:]AxB:CxD", 0, 0,
+       "who sends what to whom: from prefill ranks, tp x pp, to decode ranks, as in 2x1:4x1, or of several instances, "
+       "2P3D:2x1:4x1; the rank table of a design on NCCL groups, and what its notes print wrong",
+       "info"},
 
       {"break-even", number, "0", "TFLOP/s", "", 0, 1e9,
        "that a machine reaches: from what bandwidth on it takes longer to compute the KV of a prefix than to bring it; "

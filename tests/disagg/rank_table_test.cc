@@ -1,7 +1,8 @@
-// The rank table, and the errata of the notes it comes from (reference: scheduling 3.1 and 3.2):
-// each test says what the printed formula gives, and what is right.
+// The rank table beside the formulas of the notes that it comes from (reference: scheduling 3.1, corrected), and their
+// errata (3.2): each test says what the printed formula gives, and what is right.
 #include "disagg/rank_table.h"
 
+#include <map>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -12,59 +13,135 @@
 namespace xpyd::testing::rank_table_test {
 namespace {
 
+// PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP, which divides the heads.
+// Groups: P rank r of every P instance, and those ranks of every D instance that hold its heads. `kv_rank` counts
+// instances.
+struct Notes {
+  int ps = 1, ds = 1, ptp = 1, dtp = 1;
+  bool is_prefill(int k) const { return k < ps; }
+  int tp_of(int k) const { return is_prefill(k) ? ptp : dtp; }
+  int tpm() const { return dtp / ptp; }
+  int group(int k, int r) const { return is_prefill(k) ? r : r / tpm(); }
+  int group_rank(int k, int r) const { return is_prefill(k) ? k : ps + (k - ps) * tpm() + r % tpm(); }
+  int group_size() const { return ps + ds * tpm(); }
+  int global_rank(int k, int r) const { return is_prefill(k) ? k * ptp + r : ps * ptp + (k - ps) * dtp + r; }
+  int port(int k, int r) const { return 2 * group(k, r) + 1; }
+  // Heads of D rank r in the P rank of its group, in that rank's own numbers.
+  KvRange slice(int r, int n_kv_heads) const {
+    const int part = r % tpm(), heads = n_kv_heads / dtp;
+    return {part * heads, (part + 1) * heads};
+  }
+};
+
+KvShards shards(int tp, int pp = 1, int n_kv_heads = 8) {
+  return {.n_layers = 4, .n_kv_heads = n_kv_heads, .tp = tp, .pp = pp};
+}
+
 TEST_CASE("rank table: the worked case, PS = DS = 1, PTP 2, DTP 4", "[shards]") {
-  const RankTable t{1, 1, 2, 4};
-  struct Row {
+  const RankTable t(1, 1, shards(2), shards(4));
+  struct Expected {
     int k, r, group, group_rank, global, port;
   };
-  CHECK(t.decode_per_prefill() == 2);
-  CHECK(t.group_size() == 3);
-  CHECK(t.world_size() == 6);
-  for (Row row : {Row{0, 0, 0, 0, 0, 1}, Row{0, 1, 1, 0, 1, 3}, Row{1, 0, 0, 1, 2, 1}, Row{1, 1, 0, 2, 3, 1},
-                  Row{1, 2, 1, 1, 4, 3}, Row{1, 3, 1, 2, 5, 3}}) {
-    INFO("kv rank " << row.k << " tp rank " << row.r);
-    CHECK(t.group(row.k, row.r) == row.group);
-    CHECK(t.group_rank(row.k, row.r) == row.group_rank);
-    CHECK(t.global_rank(row.k, row.r) == row.global);
-    CHECK(t.port(row.k, row.r) == row.port);
+  constexpr Expected kRows[] = {{0, 0, 0, 0, 0, 1}, {0, 1, 1, 0, 1, 3}, {1, 0, 0, 1, 2, 1},
+                                {1, 1, 0, 2, 3, 1}, {1, 2, 1, 1, 4, 3}, {1, 3, 1, 2, 5, 3}};
+  CHECK(t.n_groups == 2);
+  REQUIRE(t.rows.size() == 6);
+  for (size_t i = 0; i < 6; ++i) {
+    const RankTable::Row& row = t.rows[i];
+    INFO("row " << i);
+    CHECK(row.prefill == (i < 2));
+    CHECK(row.kv_rank == kRows[i].k);
+    CHECK(row.rank == kRows[i].r);
+    CHECK(row.group == kRows[i].group);
+    CHECK(row.group_rank == kRows[i].group_rank);
+    CHECK(row.group_size == 3);
+    CHECK(row.global_rank == kRows[i].global);
+    CHECK(row.port() == kRows[i].port);
   }
 }
 
-TEST_CASE("rank table: ranks are a numbering, and slices are what the planner sends", "[shards]") {
+TEST_CASE("rank table: where the notes have formulas, these, and slices are what the planner sends", "[shards]") {
   for (int ps : {1, 2, 3})
     for (int ds : {1, 2, 4})
       for (int ptp : {1, 2, 4})
         for (int dtp : {1, 2, 4, 8}) {
-          const RankTable t{ps, ds, ptp, dtp};
-          if (!check_rank_table(t, 8)) continue;
-          std::set<int> global;
-          std::vector<std::set<int>> in_group(size_t(t.n_groups()));
+          if (dtp % ptp != 0) continue;
+          const Notes notes{ps, ds, ptp, dtp};
+          const KvShards from = shards(ptp), to = shards(dtp);
+          const RankTable t(ps, ds, from, to);
+          CHECK(t.n_groups == ptp);
+          REQUIRE(int(t.rows.size()) == ps * ptp + ds * dtp);
+          size_t at = 0;
           for (int k = 0; k < ps + ds; ++k)
-            for (int r = 0; r < t.tp_of(k); ++r) {
-              global.insert(t.global_rank(k, r));
-              CHECK(in_group[size_t(t.group(k, r))].insert(t.group_rank(k, r)).second);
+            for (int r = 0; r < notes.tp_of(k); ++r, ++at) {
+              const RankTable::Row& row = t.rows[at];
+              CHECK(row.kv_rank == k);
+              CHECK(row.rank == r);
+              CHECK(row.group == notes.group(k, r));
+              CHECK(row.group_rank == notes.group_rank(k, r));
+              CHECK(row.group_size == notes.group_size());
+              CHECK(row.global_rank == notes.global_rank(k, r));
+              CHECK(row.port() == notes.port(k, r));
             }
-          CHECK(int(global.size()) == t.world_size());
-          CHECK(*global.rbegin() == t.world_size() - 1);
-          for (const auto& group : in_group) {
-            CHECK(int(group.size()) == t.group_size());
-            CHECK(*group.rbegin() == t.group_size() - 1);
-          }
-          const KvShards from{.n_layers = 1, .n_kv_heads = 8, .tp = ptp}, to{.n_layers = 1, .n_kv_heads = 8, .tp = dtp};
           for (const ShardMove& m : map_shards(from, to).moves) {
-            CHECK(m.source_rank == t.group(ps, m.destination_rank));
+            CHECK(m.source_rank == notes.group(ps, m.destination_rank));
             const int origin = from.rect(m.source_rank).heads.begin;
-            const KvRange slice = t.slice(m.destination_rank, 8);
+            const KvRange slice = notes.slice(m.destination_rank, 8);
             CHECK(m.rect.heads == KvRange{origin + slice.begin, origin + slice.end});
           }
         }
 }
 
+// Fewer ranks of D than of P, stages, replicas: no formula. Who sends to whom is in one group, and nobody else is.
+TEST_CASE("rank table: any ranks and stages", "[shards]") {
+  int groups = 0, silent = 0;
+  for (int heads : {1, 2, 8})
+    for (int ptp : {1, 2, 4, 8})
+      for (int dtp : {1, 2, 4, 8})
+        for (int ppp : {1, 2, 4})
+          for (int dpp : {1, 2, 3}) {
+            const KvShards from = shards(ptp, ppp, heads), to = shards(dtp, dpp, heads);
+            const int ps = 2, ds = 3, p_ranks = from.n_ranks(), d_ranks = to.n_ranks();
+            const RankTable t(ps, ds, from, to);
+            REQUIRE(int(t.rows.size()) == ps * p_ranks + ds * d_ranks);
+            const auto row = [&](int k, int r) -> const RankTable::Row& {
+              return t.rows[size_t(k < ps ? k * p_ranks + r : ps * p_ranks + (k - ps) * d_ranks + r)];
+            };
+            // Reachable from a rank of P by moves, in as many rounds as there are ranks.
+            const std::vector<ShardMove> moves = map_shards(from, to).moves;
+            for (int start = 0; start < p_ranks; ++start) {
+              std::set<int> p = {start}, d;
+              for (int round = 0; round < p_ranks + d_ranks; ++round)
+                for (const ShardMove& m : moves) {
+                  if (p.contains(m.source_rank)) d.insert(m.destination_rank);
+                  if (d.contains(m.destination_rank)) p.insert(m.source_rank);
+                }
+              const RankTable::Row& own = row(0, start);
+              silent += d.empty();
+              REQUIRE((own.group < 0) == d.empty());
+              if (d.empty()) continue;
+              CHECK(own.group_size == ps * int(p.size()) + ds * int(d.size()));
+              for (int r = 0; r < p_ranks; ++r) CHECK((row(ps - 1, r).group == own.group) == p.contains(r));
+              for (int r = 0; r < d_ranks; ++r) CHECK((row(ps + ds - 1, r).group == own.group) == d.contains(r));
+            }
+            std::map<int, std::set<int>> in_group;
+            for (size_t i = 0; i < t.rows.size(); ++i) {
+              CHECK(t.rows[i].global_rank == int(i));
+              if (t.rows[i].group >= 0) CHECK(in_group[t.rows[i].group].insert(t.rows[i].group_rank).second);
+            }
+            CHECK(int(in_group.size()) == t.n_groups);
+            for (const auto& [group, ranks] : in_group) CHECK(*ranks.rbegin() == int(ranks.size()) - 1);
+            groups = std::max(groups, t.n_groups);
+          }
+  CHECK(groups == 24);  // of 8 heads, and layers 0, 1, and 2 with 3
+  CHECK(silent > 0);    // P ranks whose heads others send
+}
+
 TEST_CASE("erratum 1: 2 * rank // TPM + 1 without parentheses", "[shards]") {
-  const RankTable t{1, 1, 2, 4};
+  const Notes t{1, 1, 2, 4};
   std::vector<int> printed, right;
   for (int r = 0; r < 4; ++r) {
-    printed.push_back(2 * r / t.decode_per_prefill() + 1);  // (2 * r) // TPM
+    printed.push_back(2 * r / t.tpm() + 1);  // (2 * r) // TPM
     right.push_back(t.port(1, r));
   }
   CHECK(printed == std::vector{1, 2, 3, 4});  // D1 and D3 join no group and meet the signal ports
@@ -73,18 +150,18 @@ TEST_CASE("erratum 1: 2 * rank // TPM + 1 without parentheses", "[shards]") {
 }
 
 TEST_CASE("erratum 2: TPM is D tp / P tp, not P tp / D tp", "[shards]") {
-  const RankTable t{1, 1, 2, 4};
-  CHECK(t.prefill_tp / t.decode_tp == 0);  // the text
-  CHECK(t.decode_per_prefill() == 2);
+  const Notes t{1, 1, 2, 4};
+  CHECK(t.ptp / t.dtp == 0);  // the text
+  CHECK(t.tpm() == 2);
 }
 
 TEST_CASE("erratum 3: 8 // p_tp // d_tp heads per rank lose half of the KV", "[shards]") {
-  const RankTable t{1, 1, 2, 4};
-  const int printed = 8 / t.prefill_tp / t.decode_tp;
+  const Notes t{1, 1, 2, 4};
+  const int printed = 8 / t.ptp / t.dtp;
   CHECK(printed == 1);
-  CHECK(printed * t.decode_tp == 4);  // of 8 heads
+  CHECK(printed * t.dtp == 4);  // of 8 heads
   CHECK(t.slice(0, 8).size() == 2);
-  CHECK(8 / t.prefill_tp / t.decode_per_prefill() == 2);
+  CHECK(8 / t.ptp / t.tpm() == 2);
   CHECK(t.slice(1, 8) == KvRange{2, 4});  // as printed P rank 0 sends {0, 1} of {0, 1, 2, 3}
 }
 
@@ -126,23 +203,19 @@ TEST_CASE("erratum 6: P's copy goes to several D ranks only where they hold the 
 }
 
 TEST_CASE("erratum 7: kv_rank <= producers is <, and the branches agree where it matters", "[shards]") {
-  const RankTable t{2, 3, 2, 4};
-  for (int r = 0; r < t.decode_tp; ++r) {
-    const int k = t.prefill_instances;  // the first D: `<=` takes P's branch
-    CHECK(k * t.prefill_tp + r == t.global_rank(k, r));
+  const Notes t{2, 3, 2, 4};
+  for (int r = 0; r < t.dtp; ++r) {
+    const int k = t.ps;  // the first D: `<=` takes P's branch
+    CHECK(k * t.ptp + r == t.global_rank(k, r));
   }
-  const int k = t.prefill_instances + 1;
-  CHECK(k * t.prefill_tp != t.global_rank(k, 0));
+  const int k = t.ps + 1;
+  CHECK(k * t.ptp != t.global_rank(k, 0));
 }
 
 TEST_CASE("erratum 8: TPM floors to 0 for D tp < P tp, and pp is asserted away", "[shards]") {
-  const RankTable t{1, 1, 4, 2};
-  CHECK(t.decode_per_prefill() == 0);  // and the next line divides by it
-  const Status status = check_rank_table(t, 8);
-  REQUIRE_FALSE(status.ok());
-  CHECK(status.error().message.find("not a multiple") != std::string::npos);
-  CHECK_FALSE(check_rank_table({1, 1, 2, 4}, 2).ok());  // more D ranks than kv heads
-  CHECK(check_rank_table({1, 1, 2, 4}, 8).ok());
+  const Notes t{1, 1, 4, 2};
+  CHECK(t.tpm() == 0);  // and the next line divides by it
+  CHECK(RankTable(1, 1, shards(4), shards(2)).n_groups == 2);
   const KvShards p{.n_layers = 4, .n_kv_heads = 8, .tp = 4, .pp = 2}, d{.n_layers = 4, .n_kv_heads = 8, .tp = 2};
   CHECK(map_shards(p, d).moves.size() == 8);  // the planner has these
 }

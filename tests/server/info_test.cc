@@ -182,16 +182,38 @@ TEST_CASE("info: who sends what to whom between ranks", "[info]") {
     CHECK(move["bytes"] == 2 * 3 * 16 * 4);
   }
   REQUIRE(ranks["table"].size() == 6);
-  CHECK(ranks["table"][3] ==
-        json{{"side", "D"}, {"rank", 1}, {"group", 0}, {"group_rank", 2}, {"global_rank", 3}, {"port", 1}});
-  // What the notes have no rows for is planned all the same: stages, and fewer ranks than before.
+  CHECK(ranks["table"][3] == json{{"side", "D"},
+                                  {"kv_rank", 1},
+                                  {"rank", 1},
+                                  {"group", 0},
+                                  {"group_rank", 2},
+                                  {"kv_world_size", 3},
+                                  {"global_rank", 3},
+                                  {"port", 1},
+                                  {"printed_port", 2}});
+  REQUIRE(ranks["errata"].size() == 5);
+  CHECK(ranks["errata"][2] == "4 // p_tp // d_tp is 0 heads for a rank of D: 0 of 4 arrive");
+  // Their slicing example: slot 5 is read as token 2, its second half of the heads.
+  REQUIRE(ranks["slices"].size() == 10);
+  CHECK(ranks["slices"][5] == json{{"slot", 5}, {"printed_token", 2}, {"printed_heads", {2, 4}}});
+  // Several instances.
+  ranks = run_info(model.dir.path, {"--ranks", "2P3D:2x1:4x1"}).out["ranks"];
+  CHECK(ranks["moves"].size() == 4);
+  REQUIRE(ranks["table"].size() == 2 * 2 + 3 * 4);
+  CHECK(ranks["table"][15]["kv_rank"] == 4);
+  CHECK(ranks["table"][15]["group_rank"] == 7);
+  CHECK(ranks["table"][15]["kv_world_size"] == 8);
+  // What the notes have no rows for: stages, and fewer ranks than before.
   ranks = run_info(model.dir.path, {"--ranks", "4x1:2x3", "--kv-dtype", "bf16"}).out["ranks"];
   CHECK(ranks["moves"].size() == 4 * 3);
-  CHECK(ranks["table"].empty());
+  REQUIRE(ranks["table"].size() == 4 + 2 * 3);
+  CHECK(ranks["table"][9]["group"] == 1);
+  CHECK(ranks["table"][9]["kv_world_size"] == 5);
   size_t bytes = 0;
   for (const json& move : ranks["moves"]) bytes += move["bytes"].get<size_t>();
   CHECK(bytes == 2 * 3 * 4 * 16 * 2);
-  for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1"})
+  for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1",
+                          "2P:2x1:4x1", "P1D:2x1:4x1", "1P1C:2x1:4x1", "1P1D1C:2x1:4x1", "1P1D:2x1"})
     CHECK(run_info(model.dir.path, {"--ranks", bad}).code == 2);
   CHECK_FALSE(run_info(model.dir.path, {}).out.contains("ranks"));
 }
