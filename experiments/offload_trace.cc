@@ -40,7 +40,7 @@ constexpr double kLinkShare = 0.32;  // of a step: 16 ms of 50
 struct Span {
   std::string what;  // step, out, in
   double begin_s, end_s;
-  int64_t tokens;  // copied
+  int64_t tokens;  // copied; of a step, of prompts
 };
 
 // The spans of engine and copies, in the order in which they ended.
@@ -166,10 +166,11 @@ class Scene {
       for (int i = 0; i < n; ++i) engine.submit(prompt, kOutput);
       while (!engine.engine().idle()) {
         const double begin = clock_.now();
-        const int64_t before = engine.engine().stats().steps;
+        const EngineStats before = engine.engine().stats();
         engine.engine().step();
-        if (engine.engine().stats().steps > before)
-          trace_->add({"step", begin, clock_.now(), 0});
+        const EngineStats& after = engine.engine().stats();
+        if (after.steps > before.steps)
+          trace_->add({"step", begin, clock_.now(), int64_t(after.work.tokens - before.work.tokens)});
         else  // everybody waits for KV
           std::this_thread::sleep_for(std::chrono::microseconds(100));
       }

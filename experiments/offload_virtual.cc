@@ -4,8 +4,8 @@
 // wde's KV offloading, experiments 1, 4 and 5 (RTX 4090 by its other documents, Qwen2.5 in 16 bit). A step takes what
 // the cost model says at 150 TFLOP/s and 0.8 TB/s: 8,192 tokens of the 7B then take 0.91 s (published 0.84), of the 3B
 // 0.40 (0.40). A copy of a block's layer takes 2.1 us or its bytes at 12 GB/s (reference: 8 KiB in 2.17 us, 16 KiB in
-// 2.09), one after the other, out and in beside each other; a copy takes nothing from a step. Planning takes no time:
-// what an engine in Python adds (sync and async-2 differ by it) is not here.
+// 2.09), one after the other, out and in beside each other; a copy takes nothing from a step. Planning takes no time
+// (`plan` none), or what an engine in Python takes for it: before each step (sync), or under the step before (async-2).
 //
 // `hits` (experiment 4): 200 prompts of 1,000 tokens of which a share is known, 24 out, 32 at once,
 // 3B. Arithmetic. A prompt's KV is 62 blocks of 36 layers, K and V: 4,464 copies, 9.4 ms; computing
@@ -20,6 +20,23 @@
 // two steps of 19 ms shared by 2: 19 ms. Third round, requests/s: none 0.8 (published 0.91), prefix
 // cache 50 (49.96), tier alone 1 / 75 to 94 ms, 10 to 13 (9.23). Prefix cache / none 45 to 75
 // (published 55), tier / none 10 to 17 (10.1), both / prefix cache 1 (0.99), first round 1 (1).
+// Their ten rows (none once, the other three by round) for seven lengths of the answer: an answer of o tokens adds o /
+// 2 steps of 19 ms to each document. Third round, 16: none .73 to .8 (.84), prefix cache 1 / (8 x 19.5) = 6.2 to 6.7
+// (6.39), both the same (6.36), tier 4.1 to 5.5 (4.69: its copies of 75 ms are hidden by the other's decoding, in
+// part). 128: none .42 to .47 (.45), the three .77 to .84 (.81, .80, .78).
+//
+// `chunks` (experiment 3): 4 prompts of 8,192 tokens, one at a time, one out, 3B; eight sizes of a step's tokens, sync
+// and async-2, prefix cache on and off, with a tier and without: 64 cells. What planning takes is the one thing that is
+// taken from it: at 32 tokens async-2 has 1.30 times sync's requests (.39 and .30), and a step reads the weights in 7.7
+// ms: 2.5 ms. What a tier adds to it from .30 to .29, 3 % of 10 ms: .4. The rest must follow. 1,024 tokens are 50 ms:
+// sync 4 / 32 / 52.5 ms = 2.38 (published 2.48), async-2 1.05 times that (1.04); with a tier / without .99 (.99), in
+// async-2 1 (1.00), where planning is under the step whatever it takes; at 32 .95 to .97 in sync, 1 in async-2 (.98).
+// The prefix cache finds nothing in four prompts that differ: 1.
+//
+// `planned` (their GPU prefix caching): 1,000 prompts of 1,000 tokens, 24 out, 32 at once, eleven shares of hits. A
+// request has 24 / 32 of a step and its prompt's: all hits 7.7 ms and 2.5 * .78: 1.22 to 1.3 (published 124.47 / 98.84
+// = 1.26); none known 52 ms in 1.79 steps (a prompt's tokens are .98 of 1,024): 1.03 to 1.08 (20.93 / 20.62 = 1.015, of
+// which hashing is .98 by their own count).
 #include <algorithm>
 #include <cstring>
 
@@ -37,6 +54,7 @@ namespace {
 
 constexpr Rates kRates = {150e12, 0.8e12};
 constexpr double kCallS = 2.1e-6, kLinkBytesPerS = 12e9;
+constexpr double kPlanS = 2.5e-3, kPlanCopiesS = .4e-3;  // of a step; more where there is a tier
 constexpr int kBlock = 16;
 
 ModelConfig qwen(bool large) {  // Qwen2.5-7B, -3B
@@ -99,9 +117,10 @@ class TimedDevice final : public Device {
 // One engine over one memory, on its own clock.
 class Bench {
  public:
-  static Result<std::unique_ptr<Bench>> create(bool large, const std::string& cache, int max_batch, int tokens,
-                                               int documents) {
-    std::unique_ptr<Bench> b(new Bench(large));
+  static Result<std::unique_ptr<Bench>> create(bool large, const std::string& cache, const std::string& plan,
+                                               int max_batch, int tokens, int documents, int chunk) {
+    const bool tier = cache == "host" || cache == "both";
+    std::unique_ptr<Bench> b(new Bench(large, plan, tier));
     KvOptions kv{.shape = kv_shape(shape_of_nothing(), Dtype::bf16),
                  .block_tokens = kBlock,
                  .max_sequence_tokens = 2 * tokens,
@@ -118,7 +137,7 @@ class Bench {
     Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
     if (!pool) return pool.error();
     b->memory_ = find_kv_scheme("paged")->make(pool.value(), kv);
-    if (cache == "host" || cache == "both") {
+    if (tier) {
       kv.device = b->device_.get();
       kv.tiers = {.host_bytes = kv.pool_bytes, .block_tokens = kBlock};
       Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(b->memory_), kv);
@@ -128,7 +147,7 @@ class Bench {
     b->engine_ = std::make_unique<Engine>(
         b->model_, *b->memory_,
         EngineOptions{
-            .policy = find_batch_policy("chunked"), .max_batch = max_batch, .step_tokens = 1024, .by_layer = false},
+            .policy = find_batch_policy("chunked"), .max_batch = max_batch, .step_tokens = chunk, .by_layer = false},
         b->clock_, nullptr);
     return b;
   }
@@ -166,7 +185,15 @@ class Bench {
   }
 
  private:
-  explicit Bench(bool large) : model_(CostModel{.config = qwen(large)}, kRates, clock_) {}
+  Bench(bool large, const std::string& plan, bool tier)
+      : model_(
+            shape_of_nothing(),
+            [of = StepCost{CostModel{.config = qwen(large)}, kRates}, plan,
+             planning = kPlanS + (tier ? kPlanCopiesS : 0)](const StepInput& step) {
+              const double computing = of.seconds(step);
+              return plan == "sync" ? computing + planning : plan == "none" ? computing : std::max(computing, planning);
+            },
+            [this](double seconds) { clock_.seconds += seconds; }) {}
 
   VirtualClock clock_;
   TimedModel model_;
@@ -185,26 +212,43 @@ std::vector<int32_t> words(uint64_t seed, int n) {
 
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
+  const auto add = [&all](const char* scene, const char* cache, double hits, int output, int chunk, const char* plan) {
+    all.push_back(
+        {{"scene", scene}, {"cache", cache}, {"hits", hits}, {"output", output}, {"chunk", chunk}, {"plan", plan}});
+  };
   for (const char* cache : {"none", "device", "host"})
     for (double hits : {0., 0.2, 0.4, 0.6, 0.8, 1.})
-      if (hits == 0 || *cache != 'n') all.push_back({{"scene", "hits"}, {"cache", cache}, {"hits", hits}});
+      if (hits == 0 || *cache != 'n') add("hits", cache, hits, 24, 1024, "none");
   for (const char* cache : {"none", "device", "both", "host"})
-    all.push_back({{"scene", "rounds"}, {"cache", cache}, {"hits", 1.}});
+    for (int output : {2, 4, 8, 16, 32, 64, 128}) add("rounds", cache, 1, output, 1024, "none");
+  for (const char* plan : {"sync", "async-2"}) {
+    for (const char* cache : {"none", "device", "host", "both"})
+      for (int chunk : {1024, 768, 512, 384, 256, 128, 64, 32}) add("chunks", cache, 0, 1, chunk, plan);
+    add("planned", "none", 0, 24, 1024, plan);
+    for (int tenth = 0; tenth <= 10; ++tenth) add("planned", "device", tenth / 10., 24, 1024, plan);
+  }
   return all;
 }
 
+struct Scene {
+  const char* name;
+  bool large;
+  int prompts, tokens, clients, rounds;
+};
+constexpr Scene kScenes[] = {{"hits", false, 200, 1000, 32, 1},
+                             {"rounds", true, 10, 10240, 2, 3},
+                             {"chunks", false, 4, 8192, 1, 1},
+                             {"planned", false, 1000, 1000, 32, 1}};
+
 Result<Finding> run(const Values& point, const Setting& setting) {
-  const bool rounds = point["scene"] == "rounds";
-  const int n = setting.tiny ? 3
-                : rounds     ? 10
-                             : 200,
-            tokens = setting.tiny ? 64
-                     : rounds     ? 10240
-                                  : 1000,
-            output = rounds ? 2 : 24;
-  auto bench = Bench::create(rounds, point["cache"], rounds ? 2 : 32, tokens, n);
+  const std::string name = point["scene"];
+  Scene scene = *std::ranges::find(kScenes, name, &Scene::name);
+  int output = point["output"];
+  if (setting.tiny) scene.prompts = 3, scene.tokens = 64, output = std::min(output, 24);
+  const int n = scene.prompts, tokens = scene.tokens;
+  auto bench = Bench::create(scene.large, point["cache"], point["plan"], scene.clients, tokens, n, point["chunk"]);
   if (!bench) return bench.error();
-  const int known = rounds ? tokens : int(double(point["hits"]) * tokens);
+  const int known = int(double(point["hits"]) * tokens);
   std::vector<std::vector<int32_t>> prompts, beginnings;
   for (int i = 0; i < n; ++i) {
     prompts.push_back(words(setting.seed * 100000 + uint64_t(i), known));
@@ -214,17 +258,14 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     if (known > 0) beginnings.back().push_back(0);
   }
   Finding found;
-  auto ask = [&](int round) -> Status {
+  if (scene.rounds == 1 && known > 0)
+    if (auto first = bench.value()->ask(beginnings, 1); !first) return first.error();
+  for (int round = 1; round <= scene.rounds; ++round) {
     Result<Bench::Round> r = bench.value()->ask(prompts, output);
     if (!r) return r.error();
     found.rows.push_back(
         {{"round", round}, {"requests_per_s", n / r.value().seconds}, {"hit_share", r.value().hit_share}});
-    return ok();
-  };
-  if (!rounds && known > 0)
-    if (auto first = bench.value()->ask(beginnings, 1); !first) return first.error();
-  for (int round = 1; round <= (rounds ? 3 : 1); ++round)
-    if (Status status = ask(round); !status) return status.error();
+  }
   return found;
 }
 

@@ -1,6 +1,6 @@
 // pd_where: where prefill/decode disaggregation wins over as many colocated instances, and where not: goodput of the
 // best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size, by prompt, output, objective, hardware and
-// link. pd_notes: two claims of the xPyD notes, with the loads at which they hold or do not.
+// link.
 //
 // The simulator (disagg/simulate/). Goodput is the rate at which 90 % of the requests keep both objectives: ten times
 // the unloaded TTFT, and for the mean of a request's longest tenth of gaps `tbt` times c, a step's time before it does
@@ -26,16 +26,12 @@
 // (1
 // - r): with an instance cut in two its TTFT can only rise (pd_split: 2.3 and 3.2), and 4.2 is a queue near its end.
 // And `pd_ratio` has 6C ahead of every ratio because its objective of 30 ms is five steps of 6 ms: on the loose side.
-//
-// pd_notes. TTFT a tenth by 1P1D on two V100, against 2C: with chunks 2C has two instances that compute prompts, and
-// its TTFT is the lower until decodes fill its steps; where a batch that runs shuts new prompts out (static) it is 10
-// and more. 4P4D on L40: against 8C half as many compute prompts: TTFT not better (1 to 3), TBT better (.2 to .9).
 #include <algorithm>
 #include <cmath>
 #include <map>
 
-#include "base/random.h"
 #include "base/stats.h"
+#include "experiments/poisson.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::pd_where_experiment {
@@ -63,19 +59,6 @@ std::vector<Values> points(const Setting& setting) {
     for (double gbps : {5., 10., 25., 400.}) all.push_back(cell("a800x8", "llama-3-70b", 4096, 128, gbps, draw));
   }
   return all;
-}
-
-Trace poisson(double rate, int n, int prompt, int output, uint64_t seed) {
-  Random random(seed);
-  Trace trace{.block_tokens = 64};
-  const auto around = [&random](int tokens) { return std::max(2, int(tokens * (0.5 + random.uniform()))); };
-  double now = 0;
-  for (int i = 0; i < n; ++i) {
-    now += random.exponential() / rate;
-    const int tokens = around(prompt);
-    add_request(trace, now, tokens, around(output));
-  }
-  return trace;
 }
 
 struct Costs {
@@ -195,53 +178,6 @@ Measure open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("pd_where", "cpu", points, open);
-
-// ---- pd_notes.
-
-struct Note {
-  const char *name, *hardware, *model, *pd, *colocated;
-  int prompt, output;
-};
-// Which model and lengths the notes had is not known here: what fits the cards, and lengths of a chat with a document.
-constexpr Note kNotes[] = {{"two V100", "v100x1", "qwen2.5-7b", "1P1D", "2C", 1024, 128},
-                           {"eight L40", "l40x1", "llama-3-8b", "4P4D", "8C", 2048, 256}};
-
-std::vector<Values> note_points(const Setting& setting) {
-  std::vector<Values> all;
-  for (const Note& note : kNotes)
-    for (const char* system : {"pd", "chunked", "prefill_first", "static"})
-      for (double load : {0.2, 0.4, 0.6, 0.8})
-        for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
-          all.push_back({{"note", note.name}, {"system", system}, {"load", load}, {"sample", draw}});
-  return all;
-}
-
-// `load`: of what the P of the disaggregated system computes.
-Result<Finding> run_note(const Values& point, const Setting& setting) {
-  const std::string name = point["note"], system = point["system"];
-  const Note& note = *std::ranges::find(kNotes, name, &Note::name);
-  const bool pd = system == "pd";
-  const uint64_t seed = setting.seed + 47 + 1000 * uint64_t(int(point["sample"]));
-  Trace trace = poisson(1, setting.tiny ? 8 : 600, note.prompt, note.output, seed);
-  Result<SimulationOptions> options = simulated(note.hardware, note.model, pd ? note.pd : note.colocated, trace);
-  if (!options) return options.error();
-  SimulationOptions& o = options.value();
-  trace = faster(trace, double(point["load"]) * (note.pd[0] - '0') / prefill_load(o, trace));
-  o.engine.policy = find_batch_policy(pd ? "chunked" : system);
-  if (system == "chunked") set_step_tokens(o, 512);
-  o.conductor.placement = find_placement_policy("least_loaded");
-  Result<Simulation> run = simulate(o, trace);
-  if (!run) return run.error();
-  Finding found;
-  found.rows.push_back(outcome(run.value(), kNoObjectives, found.wrong));
-  return found;
-}
-
-Measure open_note(const Setting& setting) {
-  return [setting](const Values& point) { return run_note(point, setting); };
-}
-
-REGISTER_EXPERIMENT("pd_notes", "cpu", note_points, open_note);
 
 }  // namespace
 }  // namespace xpyd::experiments::pd_where_experiment

@@ -6,6 +6,7 @@
                               every table of the notes and papers (tables.py); fails where something differs for no reason given
     run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
                               to date); refuses a range that was changed after a run without an amendment
+    run.py log                offload_trace's spans as an event log (disagg/life.h), for `xpyd trace FILE`: steps, and copies as wires
     run.py list               names, devices, the minutes that their last run took, and the sum
 
 A point that is in the result file is not measured again: files are stamped with hashes of the sources that
@@ -567,9 +568,24 @@ def readme(runner, only_check):
     return good or not only_check
 
 
+def span_log(table):
+    """Lines of an event log: the first round of offload_trace's first sample, a part of it as an instance."""
+    first = table.samples()[0]
+    lines = [{"xpyd_event_log": 1, "options": {}}]
+    for number, row in enumerate(first.select(round=first.distinct("round")[0])):
+        begin, end = (float(row[column]) / 1e3 for column in ("begin_ms", "end_ms"))
+        part, of = row["part"], {"t": begin, "seconds": end - begin, "tokens": int(row["tokens"])}
+        if row["what"] == "step":
+            lines.append({"e": "step", "instance": part, "steps": 1, **of})
+        else:
+            source, destination = (part, "host") if row["what"] == "out" else ("host", part)
+            lines.append({"e": "transfer", "from": source, "to": destination, "request": number, **of})
+    return "\n".join(map(json.dumps, lines))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "check", "readme", "list", "sources"])
+    parser.add_argument("command", choices=["run", "check", "readme", "log", "list", "sources"])
     parser.add_argument("names", nargs="*", help="experiments; none: all")
     parser.add_argument("--bin", default="build/release/xpyd_experiments", help="the program")
     parser.add_argument("--results", default=os.path.join(HERE, "results"), help="folder of the CSVs")
@@ -598,6 +614,9 @@ def main():
         return 0
     if options.command == "sources":
         print(json.dumps({c.file: sources_stamp(ROOT, c) for c in CLAIMS}, indent=1))
+        return 0
+    if options.command == "log":
+        print(span_log(Table.load(os.path.join(options.results, "offload_trace.csv"))))
         return 0
     if options.command == "readme":
         return 0 if readme(runner, options.check) else 1

@@ -664,6 +664,20 @@ class ClaimsTest(unittest.TestCase):
             for e, one in found:
                 self.assertFalse(run.unexplained(e, one), f"{claim.name}: {e.label}: {run.seen(e, one)}")
 
+    def test_profiles_of_copies_are_an_event_log(self):
+        table = Table.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", "offload_trace.csv"))
+        first, *lines = map(json.loads, run.span_log(table).split("\n"))
+        self.assertEqual(first["xpyd_event_log"], 1)
+        rows = [row for row in table.rows if row["repeat"] == "0" and row["round"] == "0"]
+        self.assertEqual(len(lines), len(rows))
+        for line, row in zip(lines, rows):
+            self.assertEqual(line["e"], "step" if row["what"] == "step" else "transfer")
+            self.assertEqual(row["part"], line.get("instance") or line["to" if row["what"] == "in" else "from"])
+            self.assertAlmostEqual(1e3 * (line["t"] + line["seconds"]), float(row["end_ms"]))
+            self.assertEqual(line["tokens"], int(row["tokens"]))
+        self.assertEqual({line["from"] for line in lines if "from" in line} | {line["to"] for line in lines if "to" in line},
+                         {"computed", "swapped in", "host"})
+
     def test_readme_is_up_to_date(self):
         class Options:
             results = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
