@@ -508,6 +508,24 @@ def ordered(table, column, one, other, load=.6):
     return table(column, way=one, load=load) / table(column, way=other, load=load)
 
 
+def more_requests(table, load, system, other="vllm"):
+    """Requests/s of one of Mooncake's loads on one topology, over those on another."""
+    return table("requests_per_s", load=load, system=system) / table("requests_per_s", load=load, system=other)
+
+
+COLOCATED = "vLLM as it is simulated finds no prefix again and stops every decode for a whole prompt; theirs computed such requests one by one"
+
+
+def occupied(table, column, system, load=.5):
+    """GB s of KV a request, of a phase."""
+    return table(column, system=system, load=load)
+
+
+def jobs(table, column, system, load=.5):
+    """One cell of the runs with batch jobs."""
+    return table(column, system=system, load=load)
+
+
 def goodput(table, work, topology):
     """Requests a second up to which 90 % meet their objectives, found by bisection."""
     return table("goodput", work=work, topology=topology)
@@ -664,11 +682,128 @@ CLAIMS = [
                    18, 19.5, "GB/s", printed("19 GB/s", 19)),
             Expect("8 x A800, 8,192 tokens, the model's widths", lambda t: t("gbps", machine="8xA800", prefix=8192),
                    5.2, 6.2, "GB/s"),
+            Expect("A100 that reach 220 TFLOP/s, 8 of them, 8,192 tokens", lambda t: t("paper_gbps", machine="8xA100 at 220", prefix=8192),
+                   4, 4.3, "GB/s", amended="2026-11-26", reason="new: the constants of the author's notes"),
+            Expect("A100 that reach 220 TFLOP/s: 100 Gb/s over that", lambda t: 12.5 / t("paper_gbps", machine="8xA100 at 220", prefix=8192),
+                   2.9, 3.2, "x", amended="2026-11-26", reason="new: the constants of the author's notes"),
             Expect("the model's widths / their constants, 1M tokens",
                    lambda t: t("gbps", machine="8xA800", prefix=1 << 20) /
                    t("paper_gbps", machine="8xA800", prefix=1 << 20), 1.8, 2.1, "x"),
         ],
         how="computed",
+    ),
+    Claim(
+        "mooncake_steps",
+        "How long does a prompt take by its length, and a decode step by its batch?",
+        "Mooncake (arXiv 2407.00079), Fig. 2 (drawn there, without figures)",
+        [
+            Expect("prompt tokens/s, 128K / 4K", lambda t: t("tokens_per_s", phase="prefill", n=131072) / t("tokens_per_s", phase="prefill", n=4096),
+                   .45, .52, "x"),
+            Expect("prompt tokens/s, 4K / 256", lambda t: t("tokens_per_s", phase="prefill", n=4096) / t("tokens_per_s", phase="prefill", n=256),
+                   1.25, 1.4, "x"),
+            Expect("decode tokens/s, batch 64 / 1", lambda t: t("tokens_per_s", phase="decode", n=64) / t("tokens_per_s", phase="decode", n=1),
+                   26, 32, "x"),
+            Expect("a decode step, batch 64 / 1", lambda t: t("step_s", phase="decode", n=64) / t("step_s", phase="decode", n=1), 2, 2.4, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "mooncake_traces",
+        "How long are the prompts and answers of the released traces, and how often is a block asked for?",
+        "Mooncake (arXiv 2407.00079), Figs. 5 and 6; FAST'25, Table 2",
+        [
+            Expect("conversation: requests", lambda t: t("n", trace="conversation", what="prompt"), 12031, 12031, "", printed("12,031", 12031, 12031, read="memory")),
+            Expect("conversation: mean prompt", lambda t: t("mean", trace="conversation", what="prompt"), 12034, 12036, "", printed("12,035", 12035, read="memory")),
+            Expect("conversation: mean answer", lambda t: t("mean", trace="conversation", what="output"), 342, 344, "", printed("343", 343, read="memory")),
+            Expect("synthetic: requests", lambda t: t("n", trace="synthetic", what="prompt"), 3993, 3993, "", printed("3,993", 3993, 3993, read="memory")),
+            Expect("synthetic: mean prompt", lambda t: t("mean", trace="synthetic", what="prompt"), 15324, 15326, "", printed("15,325", 15325, read="memory")),
+            Expect("synthetic: mean answer", lambda t: t("mean", trace="synthetic", what="output"), 148, 150, "", printed("149", 149, read="memory")),
+            Expect("lengths: conversation, P90 / median of prompts", lambda t: t("p90", trace="conversation", what="prompt") /
+                   t("p50", trace="conversation", what="prompt"), 3.9, 4.1, "x"),
+            Expect("uses: conversation, blocks never asked for again", lambda t: t("ones", trace="conversation", what="uses"), .74, .78, "%",
+                   printed("over 50 %", .5, 1, read="memory")),
+            Expect("uses: synthetic, blocks never asked for again", lambda t: t("ones", trace="synthetic", what="uses"), .57, .6, "%",
+                   printed("over 50 %", .5, 1, read="memory")),
+            Expect("uses: of the hottest block, conversation", lambda t: t("max", trace="conversation", what="uses"), 12031, 12031, "",
+                   printed("tens of thousands", 1e4, 1e5, read="memory")),
+        ],
+        how="counted",
+        traces=True,
+    ),
+    Claim(
+        "mooncake_store",
+        "What does storing the KV of a prompt add to it, by request and layer by layer?",
+        "Mooncake (arXiv 2407.00079), Fig. 7",
+        [
+            Expect("128K at 128 GB/s, by request", lambda t: t("store_s", prompt=131072, gb_per_s=128., grain="request"), .33, .345, "s",
+                   printed("0.87 s", .87, read="memory"),
+                   differs="42.9 GB over the 128 GB/s that FAST'25 gives a host; theirs are 49 GB/s"),
+            Expect("128K at 49 GB/s, by request", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="request"), .86, .89, "s"),
+            Expect("128K at 49 GB/s, by layer", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="layer"), .0105, .0125, "s",
+                   printed("0.10 s", .1, read="memory"),
+                   differs="the last layer of 80 is left; theirs are nine layers, of stores that disturb the step itself"),
+            Expect("by request / by layer, 128K", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="request") /
+                   t("store_s", prompt=131072, gb_per_s=49., grain="layer"), 70, 82, "x", printed("8.7 (0.87 / 0.10)", 8.7, read="memory"),
+                   differs="as above: one layer of 80 is left"),
+            Expect("by layer, 8K / 128K: it is a layer of the prompt", lambda t: t("store_s", prompt=8192, gb_per_s=49., grain="layer") /
+                   t("store_s", prompt=131072, gb_per_s=49., grain="layer"), .055, .07, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "mooncake_loads",
+        "How many requests a second of long prompts do P and D apart get within the objectives, and four colocated instances?",
+        "Mooncake (arXiv 2407.00079), Table 2, Figs. 11, 12 and 13",
+        [
+            Expect("ArXiv-Summarization, 3P1D / four colocated", lambda t: more_requests(t, "arxiv", "3P1D"), 1.5, 10, "x",
+                   printed("1.2", 1.2, read="memory"), differs=COLOCATED),
+            Expect("ArXiv-Summarization, 2P2D / 3P1D", lambda t: more_requests(t, "arxiv", "2P2D", "3P1D"), .55, .8, "x"),
+            Expect("L-Eval, 3P1D / four colocated", lambda t: more_requests(t, "l_eval", "3P1D"), 2, 40, "x",
+                   printed("1.4", 1.4, read="memory"), differs=COLOCATED),
+            Expect("L-Eval: tokens found again, 3P1D", lambda t: t("hit_share", load="l_eval", system="3P1D"), .55, .8, "%"),
+            Expect("16K, 3P1D / four colocated", lambda t: more_requests(t, "16k", "3P1D"), 1.5, 20, "x", printed("1.5", 1.5, read="memory"), differs=COLOCATED),
+            Expect("128K, 3P1D / four colocated", lambda t: more_requests(t, "128k", "3P1D"), 3, 60, "x", printed("6.25", 6.25, read="memory"), differs=COLOCATED),
+            Expect("trace on 10P10D: within 30 s", lambda t: t("within_ttft", load="trace", system="10P10D"), .98, 1, "%", printed("100 %", .98, 1, read="memory")),
+            Expect("trace on 20 colocated: within 30 s", lambda t: t("within_ttft", load="trace", system="vllm"), .98, 1, "%", printed("100 %", .98, 1, read="memory")),
+            Expect("trace on 10P10D: within 100 ms", lambda t: t("within_tbt", load="trace", system="10P10D"), .97, 1, "%", printed("100 %", .98, 1, read="memory")),
+            Expect("trace on 20 colocated: within 100 ms", lambda t: t("within_tbt", load="trace", system="vllm"), .4, .75, "%", printed("57 %", .57, read="memory")),
+            Expect("trace: within both, 10P10D / 20 colocated", lambda t: t("within_both", load="trace", system="10P10D") /
+                   t("within_both", load="trace", system="vllm"), 1.3, 2.5, "x", printed("1.75", 1.75, read="memory")),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "occupation",
+        "What does KV cost in GB s a request where prompts are cut into chunks beside decodes, and where P and D are apart?",
+        "Mooncake (arXiv 2407.00079), section 5.2, and its author's notes: VRAM occupation cost (argued there, without figures)",
+        [
+            Expect("load .5: prefill, chunks of 512 / P", lambda t: occupied(t, "prefill_gb_s", "chunks of 512") / occupied(t, "prefill_gb_s", "P and D"), .9, 1.5, "x"),
+            Expect("load .5: decode, chunks of 512 / D", lambda t: occupied(t, "decode_gb_s", "chunks of 512") / occupied(t, "decode_gb_s", "P and D"), 1.5, 5, "x"),
+            Expect("load .5: decode, chunks of 2,048 / D", lambda t: occupied(t, "decode_gb_s", "chunks of 2048") / occupied(t, "decode_gb_s", "P and D"), 1.3, 5, "x"),
+            Expect("load .5: prefill, whole prompts / chunks of 2,048, on P", lambda t: occupied(t, "prefill_gb_s", "P and D, whole") /
+                   occupied(t, "prefill_gb_s", "P and D"), 2.2, 4, "x", amended="2026-11-26", was=(1.3, 1.7),
+                   reason="a step of 32,768 tokens takes up to four prompts that wait, which all hold their KV until it ends: at load .5 two or three of them"),
+            Expect("load .5: transfer, D's room held by push / pull", lambda t: occupied(t, "transfer_gb_s", "P and D") / occupied(t, "transfer_gb_s", "P and D, pull"), 2, 8, "x"),
+            Expect("load .5: all phases, chunks of 512 / P and D, pull", lambda t: occupied(t, "gb_s", "chunks of 512") / occupied(t, "gb_s", "P and D, pull"), 1.2, 4, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "flex_jobs",
+        "What do batch jobs in spare memory do to the others, and what is done of them?",
+        "Mooncake's author's notes: batch jobs in spare memory (argued there, without figures)",
+        [
+            Expect("load .5: mean TTFT, flex 0 / without jobs", lambda t: jobs(t, "ttft_mean_s", "flex 0") / jobs(t, "ttft_mean_s", "none"), 1, 1.06, "x"),
+            Expect("load .5: mean TTFT, flex 16 / without jobs", lambda t: jobs(t, "ttft_mean_s", "flex 16") / jobs(t, "ttft_mean_s", "none"), 1, 1.1, "x"),
+            Expect("load .5: mean gap, flex 0 / without jobs", lambda t: jobs(t, "gap_mean_s", "flex 0") / jobs(t, "gap_mean_s", "none"), .99, 1.01, "x"),
+            Expect("load .5: mean gap, flex 16 / without jobs", lambda t: jobs(t, "gap_mean_s", "flex 16") / jobs(t, "gap_mean_s", "none"), 1.02, 1.2, "x"),
+            Expect("load .2: jobs' tokens/s, flex 0", lambda t: jobs(t, "job_tokens_per_s", "flex 0", .2), 1500, 3500, ""),
+            Expect("load .5: jobs' tokens/s, flex 16 / flex 0", lambda t: jobs(t, "job_tokens_per_s", "flex 16") / jobs(t, "job_tokens_per_s", "flex 0"), 1.2, 4, "x"),
+            Expect("load .5: jobs preempted in a small pool", lambda t: jobs(t, "preemptions", "small"), 5, 5000, ""),
+            Expect("load .5: mean TTFT in a small pool, flex 16 / without jobs", lambda t: jobs(t, "ttft_mean_s", "small") / jobs(t, "ttft_mean_s", "small, none"), 1, 1.1, "x"),
+            Expect("load .5: mean TTFT, jobs as any other request / without jobs", lambda t: jobs(t, "ttft_mean_s", "alike") / jobs(t, "ttft_mean_s", "none"), 20, 1000, "x"),
+        ],
+        how="virtual",
     ),
     Claim(
         "batching",
