@@ -23,7 +23,7 @@
 // answers, 800 tokens, in one pass; its logits at every position against those over f32 KV. A row of 32 normal elements
 // has a range of 4 of their deviations: a code of int8 is off by 4 / 255 / sqrt 12 = 0.0045 of one, a code of int4 by
 // 0.077. A number of e4m3 is off by at most 1/16 of itself and 0.026 on average, one of e5m2 by twice as much: 6 times
-// int8's error and a third of int4's; e5m2 lies nearer to int4.
+// int8's error and a third of int4's; e5m2 lies nearer to int4. (Found: e4m3 8 to 10 times int8, e5m2 as much as int4.)
 #include <algorithm>
 #include <cmath>
 

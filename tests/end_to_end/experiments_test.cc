@@ -85,7 +85,8 @@ TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, no
   for (const Experiment& e : all_experiments()) {
     if (e.name != std::string("waste") && e.name != std::string("admission") &&
         e.name != std::string("block_latency") && e.name != std::string("kv_dtype") &&
-        e.name != std::string("kv_dtype_logits") && e.name != std::string("max_batch"))
+        e.name != std::string("kv_dtype_logits") && e.name != std::string("max_batch") &&
+        e.name != std::string("slots_time"))
       continue;
     std::set<int> draws;
     for (const Values& point : e.points(setting)) draws.insert(int(point["sample"]));
