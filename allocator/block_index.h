@@ -36,6 +36,7 @@ class BlockIndex {
   using Found = std::function<void(std::span<const int32_t>)>;
 
   virtual ~BlockIndex() = default;
+  const int grain;  // tokens by which a prefix may be longer than another: those of a block, or 1
 
   // The longest indexed prefix of `tokens`, at most max_tokens: returns how many, and advances `chain`, {hash: salt},
   // over its full blocks. found(blocks), locked, for parts of it in order; where it ends within a block that one, whose
@@ -56,6 +57,9 @@ class BlockIndex {
   // What it finds from now on, and what it loses. Before any use.
   virtual void tell(std::shared_ptr<CacheListener>) {}
   virtual void check_invariants() const = 0;
+
+ protected:
+  explicit BlockIndex(int tokens) : grain(tokens) {}
 };
 
 }  // namespace xpyd::allocator

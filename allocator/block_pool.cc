@@ -97,20 +97,23 @@ int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
     while (end < blocks.size() && at(blocks[end - 1]).older == blocks[end]) ++end;
     lru_remove(blocks[i], blocks[end - 1]);
     n_cached_ -= int(end - i);
-    for (size_t j = i; j < end; ++j) tokens += filled(blocks[j]);
+    // Only a sequence's last block may not be full (RadixTree): filled_ of the others need not be looked at.
+    tokens += int64_t(end - i - 1) * block_tokens_ + filled(blocks[end - 1]);
   }
   return tokens;
 }
 
 int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
   int64_t tokens = 0;
+  bool last = true;  // that is cached, of a sequence's
   for (int32_t block : blocks) {
-    tokens += filled(block);
     if (cached(block)) {
       ++n_cached_;
       lru_append(block);
+      tokens += std::exchange(last, false) ? filled(block) : block_tokens_;
     } else {
       source_->release(block);
+      tokens += filled(block);
     }
   }
   shed();
@@ -267,7 +270,7 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_t
 }
 
 void BlockPool::add_to_index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
-  if (index_) index_->add(tokens, blocks, chain, locked());
+  if (index_ && int(tokens.size()) >= index_->grain) index_->add(tokens, blocks, chain, locked());
 }
 
 void BlockPool::tell(std::shared_ptr<CacheListener> listener) {

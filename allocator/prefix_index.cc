@@ -49,7 +49,8 @@ std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_t
 
 PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, int proof_tokens, Node* nodes,
                          size_t node_stride)
-    : n_blocks_(n_blocks),
+    : BlockIndex(block_tokens),
+      n_blocks_(n_blocks),
       block_tokens_(block_tokens),
       proof_tokens_(std::min(proof_tokens, block_tokens)),
       hash_mask_(hash_mask),

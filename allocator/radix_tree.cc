@@ -21,7 +21,8 @@ int tokens_alike(const int32_t* a, const int32_t* b, int n) {
 }  // namespace
 
 RadixTree::RadixTree(int n_blocks, int block_tokens, Node* nodes, size_t node_stride, std::function<void(int32_t)> lost)
-    : n_blocks_(n_blocks),
+    : BlockIndex(1),
+      n_blocks_(n_blocks),
       block_tokens_(block_tokens),
       nodes_(reinterpret_cast<std::byte*>(nodes)),
       node_stride_(node_stride),

@@ -334,9 +334,8 @@ class Gemm {
       case Dtype::int8: return kernels.int8;
       case Dtype::int4: return kernels.int4;
       case Dtype::fp8: return kernels.fp8;
-      case Dtype::f32: break;
+      default: return kernels.f32;  // (KV's own are no matrix's)
     }
-    return kernels.f32;
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {

@@ -42,10 +42,11 @@ struct FullCache {
     std::iota(order.begin(), order.end(), 0);
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
     for (int p = 0; p < kPrompts; ++p) {
-      KvHandle h = kv->reserve(prompt(p), 0).value().handle;
-      XPYD_CHECK(kv->append(h, kPromptTokens));
-      kv->written(h, prompt(p));
-      kv->free(h);
+      const KvReservation r = kv->reserve(prompt(p), 0).value();  // a tree has some first tokens already
+      const std::span<const int32_t> rest = prompt(p).subspan(size_t(r.cached_tokens));
+      XPYD_CHECK(kv->append(r.handle, int(rest.size())));
+      kv->written(r.handle, rest);
+      kv->free(r.handle);
     }
   }
   std::span<const int32_t> prompt(int p) const {

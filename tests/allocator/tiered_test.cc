@@ -43,10 +43,12 @@ struct Setup {
   Clock* clock = nullptr;          // null: the machine's
   std::shared_ptr<CacheListener> listener = {};
   std::string keep_in = {};  // the folder whose disk tier outlives it
+  bool radix = false;        // prefix_cache finds to the token
 };
 
 KvOptions kv_options(const Setup& s) {
   KvOptions o = tiny_options(4, s.pool_tokens / 4, s.prefix_cache, s.order, s.max_tokens);
+  o.radix = s.radix;
   o.vattention.max_sequences = 12;
   o.vattention.page_group_bytes = 4096;
   if (s.scheme == "vattention") {  // a row of 4096-byte groups is 64 or 256 tokens of this shape
@@ -1156,6 +1158,10 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
           Trial(c, 2 * seed + by_layer).run(totals);
         }
       }
+  // The pool's own hits end within its blocks, and within those of the tiers.
+  for (int disk : {0, 24})
+    Trial({{.prefix_cache = true, .host_blocks = 16, .disk_blocks = disk, .radix = true}, false, disk == 0, 6'000}, 50)
+        .run(totals);
   // Rows of 64 tokens, which sequences share by a second mapping.
   Config c{{.scheme = "vattention",
             .order = KvOrder::token_major,
