@@ -52,7 +52,7 @@ class WrongDrafter final : public Drafter {
  public:
   void draft(std::span<DraftWish> wishes) override {
     for (DraftWish& wish : wishes)
-      while (int(wish.drafts.size()) < wish.most) wish.drafts.push_back(int32_t(++turn_ * 7919 % 251));
+      while (int(wish.drafts.size()) < wish.most) wish.drafts.push_back(int32_t(++turn_ * 7919 % 97));
   }
 
  private:
