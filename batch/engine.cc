@@ -39,9 +39,9 @@ void Engine::submit(SequencePtr sequence) {
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
-    const bool alike = before.request->flex == sequence->request->flex;
+    const bool alike = before.flex() == sequence->flex();
     if (alike && (before.scheduled || before.request->priority <= sequence->request->priority)) break;
-    if (sequence->request->flex && !before.request->flex) break;
+    if (sequence->flex() && !before.flex()) break;
     --place;
   }
   waiting_.insert(place, std::move(sequence));
@@ -50,13 +50,13 @@ void Engine::submit(SequencePtr sequence) {
 void Engine::adopt(SequencePtr sequence) {
   charge(clock_.now());
   sequence->probed = sequence->scheduled = true;  // where its KV was computed
-  waiting_.insert(first_without_kv(sequence->request->flex), std::move(sequence));
+  waiting_.insert(first_without_kv(sequence->flex()), std::move(sequence));
 }
 
 // Of the flex sequences, or of all others: behind it no other one of these holds any.
 std::deque<SequencePtr>::iterator Engine::first_without_kv(bool flex) {
   return std::find_if(waiting_.begin(), waiting_.end(), [flex](const SequencePtr& s) {
-    return s->request->flex > flex || (s->request->flex == flex && s->kv == kNoKv);
+    return s->flex() > flex || (s->flex() == flex && s->kv == kNoKv);
   });
 }
 
@@ -80,7 +80,7 @@ int Engine::blocks_wanted() const {
   const int block_tokens = memory_.stats().block_tokens;
   int blocks = 0;
   for (const SequencePtr& s : waiting_)
-    if (s->kv == kNoKv && !s->request->flex) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
+    if (s->kv == kNoKv && !s->flex()) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
   return blocks;
 }
 

@@ -16,7 +16,7 @@ SequenceView Engine::view_of(const Sequence& s) const {
   view.choices = s.stands_for;
   view.n_layered = s.n_layered;
   view.layers_done = s.layers_done;
-  view.flex = s.request->flex;
+  view.flex = s.flex();
   if (s.kv != kNoKv) {
     view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.escrowed(s.kv);
     view.tail_shared = memory_.tail_shared(s.kv);
@@ -41,7 +41,7 @@ BatchView Engine::view_of(std::span<const SequenceView> running, int available_b
 
 // Places that are free, or that flex sequences have.
 size_t Engine::startable() const {
-  const auto stays = [](const SequencePtr& s) { return !s->request->flex; };
+  const auto stays = [](const SequencePtr& s) { return !s->flex(); };
   return size_t(std::max<int64_t>(0, options_.max_batch - std::ranges::count_if(running_, stays)));
 }
 
@@ -395,11 +395,11 @@ void Engine::take_memory(Sequence& s) {
   ++s.preemptions;
 }
 
-void Engine::wait_again(SequencePtr s) { waiting_.insert(first_without_kv(s->request->flex), std::move(s)); }
+void Engine::wait_again(SequencePtr s) { waiting_.insert(first_without_kv(s->flex()), std::move(s)); }
 
 // Whether it can give up its memory now.
 bool Engine::yields(const SequencePtr& s) const {
-  return s->request->flex && s->kv != kNoKv && !s->loading && memory_.ready(s->kv);
+  return s->flex() && s->kv != kNoKv && !s->loading && memory_.ready(s->kv);
 }
 
 Engine::Flex Engine::flex() const {

@@ -24,7 +24,6 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments::block_work_experiment {
@@ -183,9 +182,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (size_t k = 0; k < std::size(kKernels); ++k) {
     if (outs[k] != outs[0]) return Finding{{}, std::string(kKernels[k].name) + ": other bits than plain"};
     std::ranges::sort(ms[k]);
-    const double median = percentile_seen(ms[k], 50);
-    if (k == 0) plain = median;
-    found.rows.push_back({{"asks", kKernels[k].name}, {"ms", median}, {"times_plain", median / plain}});
+    const double quickest = ms[k].front();  // others use the machine, too
+    if (k == 0) plain = quickest;
+    found.rows.push_back({{"asks", kKernels[k].name}, {"ms", quickest}, {"times_plain", quickest / plain}});
   }
   return found;
 }

@@ -62,8 +62,7 @@ bool Receiver::tidy() {
 // ---- What comes in.
 
 void Receiver::expect(Incoming in) {
-  const auto behind = [&](AttemptId other) { return incoming_.at(other).request->flex > in.request->flex; };
-  remote_prefilling_.insert(std::ranges::find_if(remote_prefilling_, behind), in.attempt);
+  remote_prefilling_.push_back(in.attempt);
   incoming_.emplace(in.attempt, std::move(in));
 }
 

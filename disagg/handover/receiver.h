@@ -158,7 +158,7 @@ class Receiver {
   Attempts& attempts_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
-  std::deque<AttemptId> remote_prefilling_;   // want room, in turn; flex ones behind all others
+  std::deque<AttemptId> remote_prefilling_;   // want room, in turn, flex or not: P has begun them in this order
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
   int gone_ = 0;                              // of incoming_, until the next tidy()
   std::vector<Place> quarantine_;             // not wanted any more, and somebody may be inside
