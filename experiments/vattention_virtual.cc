@@ -100,7 +100,7 @@ double median_latency_s(const Simulation& run) {
   std::vector<double> all;
   for (const SimulatedRecord& r : run.records) all.push_back(r.last_s - r.arrival_s);
   std::ranges::sort(all);
-  return percentile_seen(all, 50);
+  return percentile(all, 50);
 }
 
 Result<Finding> costs(const Values& point) {
