@@ -54,7 +54,7 @@ std::vector<Values> points(const Setting& setting) {
   for (const Served& served : kServed)
     for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
       for (double load : {0., .6, .8, 1.0})  // 0: all at once
-        all.push_back({{"model", served.model}, {"load", load}, {"sample", draw}});
+        if (load == 0 || &served == kServed) all.push_back({{"model", served.model}, {"load", load}, {"sample", draw}});
   return all;
 }
 
