@@ -1549,7 +1549,7 @@ CLAIMS = [
     ),
     Claim(
         "vattention_costs",
-        "vAttention's cards: what does a batch need of memory a second, and how much slower is the kernel whose prompts it gains on?",
+        "vAttention's cards: what does a batch need of memory a second, and how much slower is the paged kernel, if its prompts of 192K take so much longer?",
         "vAttention (ASPLOS'25) Figs 4, 7",
         [
             *(Expect(f"{name}: tokens/s, batch of 320 / of 256", lambda t, name=name: batches(t, name, 320) / batches(t, name, 256), 1, 1.1, "x",

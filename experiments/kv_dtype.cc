@@ -29,12 +29,10 @@
 
 #include "batch/engine.h"
 #include "experiments/demo_facts.h"
+#include "experiments/demo_model.h"
 #include "experiments/lengths.h"
 #include "experiments/tally.h"
 #include "experiments/timed_model.h"
-#include "model/folder.h"
-#include "model/tokenizer.h"
-#include "model/weights.h"
 
 namespace xpyd::experiments::kv_dtype_experiment {
 namespace {
@@ -129,11 +127,7 @@ REGISTER_EXPERIMENT("kv_dtype", "cpu", points, open);
 
 // --- kv_dtype_logits ---
 
-struct Demo {
-  ModelConfig config;
-  std::unique_ptr<const Tokenizer> tokenizer;
-  ThreadTeam team{1};
-  std::shared_ptr<const Weights> weights;
+struct Demo : DemoModel {
   int draw = -1;  // of the text
   std::vector<int32_t> text;
   std::vector<float> plain;  // logits over f32 KV, [position][vocab]
@@ -163,17 +157,7 @@ std::vector<Values> dtype_points(const Setting&) {
 Measure open_logits(const Setting& setting) {
   auto demo = std::make_shared<Demo>();
   return [demo, setting](const Values& point) -> Result<Finding> {
-    if (!demo->weights) {
-      auto config = load_model_config(kDemoModel);
-      if (!config) return config.error();
-      demo->config = config.value();
-      auto tokenizer = Tokenizer::load(kDemoModel);
-      if (!tokenizer) return tokenizer.error();
-      demo->tokenizer = std::move(tokenizer).value();
-      auto weights = load_weights(kDemoModel, demo->config, {}, demo->team);
-      if (!weights) return weights.error();
-      demo->weights = weights.value();
-    }
+    if (Status loaded = demo->load(); !loaded) return loaded.error();
     if (const int draw = point["sample"]; demo->draw != draw) {
       demo->draw = draw;
       Random random(seed_of(setting, draw) + 1);

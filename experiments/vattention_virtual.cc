@@ -8,7 +8,7 @@
 //             the one with which a prompt of 192K gains what Fig. 7 says (1.24, 1.26, 1.24); it is the only number that
 //             is fitted. What the other lengths gain follows.
 //   offline   427 requests at once of the long summaries' lengths: requests a minute, with the factor and without
-//   online    400 requests that arrive at random, prompts of 22.9K to 45.8K, 428 tokens out: median latency with the
+//   online    Yi-6B: 400 requests that arrive at random, prompts of 22.9K to 45.8K, 428 tokens out: median latency with the
 //             factor and without, by `load`, the share of the time for which the slower one is busy with prompts alone
 //
 // Arithmetic. Yi-6B: 12.1 GB of weights, 9 ms a step; a token computes 12.1 GFLOP, 88 us at .44 of 312 TFLOP/s, and reads

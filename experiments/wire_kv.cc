@@ -30,11 +30,9 @@
 
 #include "disagg/cluster.h"
 #include "experiments/demo_facts.h"
+#include "experiments/demo_model.h"
 #include "experiments/lengths.h"
 #include "experiments/simulated.h"
-#include "model/folder.h"
-#include "model/tokenizer.h"
-#include "model/weights.h"
 
 namespace xpyd::experiments::wire_kv_experiment {
 namespace {
@@ -137,11 +135,7 @@ class Answers final : public EventSink {
   int ended = 0;
 };
 
-struct Demo {
-  ModelConfig config;
-  std::unique_ptr<const Tokenizer> tokenizer;
-  ThreadTeam team{1};
-  std::shared_ptr<const Weights> weights;
+struct Demo : DemoModel {
   int draw = -1;
   DemoFacts facts;
   std::vector<size_t> asked;
@@ -200,17 +194,7 @@ std::vector<Values> logits_points(const Setting&) {
 Measure open_logits(const Setting& setting) {
   auto demo = std::make_shared<Demo>();
   return [demo, setting](const Values& point) -> Result<Finding> {
-    if (!demo->weights) {
-      auto config = load_model_config(kDemoModel);
-      if (!config) return config.error();
-      demo->config = config.value();
-      auto tokenizer = Tokenizer::load(kDemoModel);
-      if (!tokenizer) return tokenizer.error();
-      demo->tokenizer = std::move(tokenizer).value();
-      auto weights = load_weights(kDemoModel, demo->config, {}, demo->team);
-      if (!weights) return weights.error();
-      demo->weights = weights.value();
-    }
+    if (Status loaded = demo->load(); !loaded) return loaded.error();
     ServiceStats stats;
     if (const int draw = point["sample"]; demo->draw != draw) {
       demo->draw = draw;
