@@ -96,11 +96,11 @@ Result<Simulation> serve(const Bed& bed, const StepCost& cost, const Trace& trac
   return simulate(options, trace);
 }
 
-double median_latency_s(const Simulation& run) {
+Value median_latency_s(const Simulation& run) {
   std::vector<double> all;
   for (const SimulatedRecord& r : run.records) all.push_back(r.last_s - r.arrival_s);
   std::ranges::sort(all);
-  return percentile(all, 50);
+  return percentile_seen(all, 50);
 }
 
 Result<Finding> costs(const Values& point) {
@@ -163,13 +163,14 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Finding found;
   for (const Simulation* each : {&paged.value(), &plain.value()})
     if (found.wrong = unserved(*each, trace); !found.wrong.empty()) return found;
-  const double slow_s = median_latency_s(paged.value()), quick_s = median_latency_s(plain.value());
+  const Value slow_s = median_latency_s(paged.value()), quick_s = median_latency_s(plain.value());
+  const bool seen = slow_s.is_number() && quick_s.is_number();
   found.rows.push_back({{"paged_end_s", paged.value().end_s},
                         {"plain_end_s", plain.value().end_s},
                         {"gain", paged.value().end_s / plain.value().end_s},
                         {"paged_median_s", slow_s},
                         {"plain_median_s", quick_s},
-                        {"less_latency", 1 - quick_s / slow_s}});
+                        {"less_latency", seen ? Value(1 - double(quick_s) / double(slow_s)) : Value("")}});
   return found;
 }
 
