@@ -110,7 +110,7 @@ test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN) $(FAULTS_LIB)
 	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN) && $(if $(KERNELS),tools/check-kernels $(BIN) $(KERNELS) $(EMULATED)))
-	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) $(BUILD)/xpyd_tests $(TESTS)
+	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) tools/run-tests $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests

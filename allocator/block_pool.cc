@@ -105,7 +105,7 @@ int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
 
 int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
   int64_t tokens = 0;
-  bool last = true;  // that is cached, of a sequence's
+  bool last = true;  // only the first that is cached, a sequence's last block, may not be full
   for (int32_t block : blocks) {
     if (cached(block)) {
       ++n_cached_;

@@ -81,11 +81,11 @@ class BlockPool final : public KvPool {
   int32_t goes_first() const { return lists_[lists_[0].oldest < 0].oldest; }  // -1: nothing is cached
   int32_t goes_after(int32_t block) const;
   void set_marks(int32_t block, uint8_t marks);
-  void unlist(int32_t block);  // a cached block is found no more
-  void forget(int32_t block);  // … and neither is what continues it in a tree
-  void evict(int32_t block);
-  void lost(int32_t block);  // RadixTree
-  void shed();               // cached blocks beyond the share
+  void unlist(int32_t block);  // out of the LRU list, without marks
+  void forget(int32_t block);  // … and out of the index, with what continues it in a tree
+  void evict(int32_t block);   // … and given back
+  void lost(int32_t block);    // the index has dropped it already
+  void shed();                 // cached blocks beyond the share
   int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - escrowed_; }
   int spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   void poison(int32_t block);

@@ -76,6 +76,11 @@ int KvPool::users(int32_t block) const {
   return of(block).references + of(block).handovers;
 }
 
+bool KvPool::alone(int32_t block) const {
+  Lock lock(mutex_);
+  return of(block).references + of(block).handovers == 1 && of(block).leases == 0;
+}
+
 void KvPool::hold(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
   for (int32_t block : blocks) change(block, [](Users& users) { return users.any() && users.leases++ < INT16_MAX; });

@@ -43,6 +43,8 @@ class KvPool {
   void release(std::span<const int32_t> blocks);
   // Sequences that may write after the tokens of this block: references and hand-overs, leases not.
   int users(int32_t block) const;
+  // One, and no lease: also who has given a sequence up may hold one, under which a peer still writes.
+  bool alone(int32_t block) const;
   // A lease's hold: beyond references. Before: they are in use.
   void hold(std::span<const int32_t> blocks);
   void unhold(std::span<const int32_t> blocks);

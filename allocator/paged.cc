@@ -146,13 +146,13 @@ class PagedMemory final : public PooledMemory {
   // Never the last token, whose logits are wanted.
   static int longest_hit(std::span<const int32_t> tokens) { return std::max(0, int(tokens.size()) - 1); }
 
-  // A hit that ends within a block: this sequence writes on in it where nobody else does and it holds no more; else
+  // A hit that ends within a block: this sequence writes on in it where nobody else may and it holds no more; else
   // into a copy of those rows. Returns the hit: without them, where there is no block for the copy.
   int own_tail(Sequence& s, int hit) {
     const int rows = hit % block_tokens_;
     if (rows == 0) return hit;
     const int32_t found = s.table.back();
-    if (blocks_.users(found) == 1 && blocks_.filled(found) == rows) return hit;
+    if (blocks_.alone(found) && blocks_.filled(found) == rows) return hit;
     s.table.pop_back();
     int64_t evictions = 0;
     const bool fits = blocks_.allocate(1, s.table, evictions);

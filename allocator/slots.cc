@@ -206,9 +206,9 @@ Result<std::shared_ptr<std::byte>> reserve_addresses(size_t bytes) {
 
 Status check_chunks(const KvOptions& o) {
   if (o.slot_chunk <= 0) return ok();
-  const char* why = o.device && o.device != &cpu_device()        ? "a card's pool is allocated as a whole"
+  const char* why = o.device && o.device != &cpu_device()        ? "the pool is allocated as a whole, by its device or its transport"
                     : !o.rank_memory.empty() || o.pool_in_groups ? "the pool's memory is made elsewhere"
-                    : !o.prefix_cache || !o.keep_idle ? "it needs --prefix-cache on and a pool of the instance's own"
+                    : !o.prefix_cache || !o.keep_idle ? "it needs --prefix-cache blocks and a pool of the instance's own"
                                                       : nullptr;
   if (why) return invalid(std::string("--slot-prealloc: ") + why + ": expected all");
   return ok();

@@ -19,6 +19,7 @@ namespace xpyd {
 // (model/quantised.h). fp8_e4m3 and fp8_e5m2 are numbers of 8 bits as they stand, of KV only; fp8 is e4m3 with a scale,
 // of weights only.
 enum class Dtype : uint8_t { f32, bf16, f16, int8, int4, fp8_e4m3, fp8_e5m2, fp8 };
+inline constexpr Dtype kLastKvDtype = Dtype::fp8_e5m2, kLastDtype = Dtype::fp8;
 
 XPYD_HD constexpr int dtype_bits(Dtype dtype) {
   return dtype == Dtype::f32 ? 32 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 16 : dtype == Dtype::int4 ? 4 : 8;

@@ -39,9 +39,8 @@ void Engine::submit(SequencePtr sequence) {
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
-    const bool alike = before.flex() == sequence->flex();
-    if (alike && (before.scheduled || before.request->priority <= sequence->request->priority)) break;
-    if (sequence->flex() && !before.flex()) break;
+    const int priority = before.scheduled ? INT_MIN : before.request->priority;
+    if (std::pair(before.flex(), priority) <= std::pair(sequence->flex(), sequence->request->priority)) break;
     --place;
   }
   waiting_.insert(place, std::move(sequence));

@@ -124,7 +124,7 @@ class Engine final : private LayerObserver {
   struct Flex {
     int sequences = 0, blocks = 0;
   };
-  Flex flex() const;  // what flex sequences hold that would yield it now
+  Flex flex();  // what flex sequences alone hold that would yield it now
   // The last of them yields. False: there is none. Between steps.
   bool yield_one();
   int64_t waiting_tokens() const;  // to compute, of those that wait
@@ -167,6 +167,7 @@ class Engine final : private LayerObserver {
   int choose_chunks(const KvStats& kv);
   void keep_chunks();
   void charge_shared_blocks();
+  int newly_charged(const Sequence& s);
   void share_decodes();
   bool needs_settling() const;
   bool apply_plan(double now);

@@ -77,8 +77,7 @@ void Engine::make_plan() {
   const BatchView view = view_of(running_views_, kv.available(), kv, step_tokens);
   plan_.clear();
   plan_batch(*options_.policy, view, plan_);
-  const bool moves = !(plan_.runs.empty() && plan_.admits.empty() && plan_.preempts.empty() && plan_.yields.empty());
-  if (watcher_ && moves) watcher_(view, plan_);
+  if (watcher_ && !(plan_.runs.empty() && plan_.keeps_batch())) watcher_(view, plan_);
 }
 
 // Sequences that decode are shared by as many waves as there are stages: in one wave, they would leave all stages but
@@ -113,12 +112,20 @@ void Engine::charge_shared_blocks() {
   std::stable_sort(by_output_left_.begin(), by_output_left_.end(), [&](int a, int b) { return left(a) > left(b); });
   ++charge_;
   for (int i : by_output_left_) {
+    const Sequence& s = *running_[size_t(runnable_[size_t(i)])];
     SequenceView& view = running_views_[size_t(i)];
-    for (int32_t block : memory_.blocks(running_[size_t(runnable_[size_t(i)])]->kv)) {
-      if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
-      view.n_shared_blocks += std::exchange(charged_[size_t(block)], charge_) == charge_;
-    }
+    view.n_shared_blocks += int(memory_.blocks(s.kv).size()) - newly_charged(s);
   }
+}
+
+// Blocks of a sequence that nobody was charged for since charge_ was counted up.
+int Engine::newly_charged(const Sequence& s) {
+  int n = 0;
+  for (int32_t block : memory_.blocks(s.kv)) {
+    if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
+    n += std::exchange(charged_[size_t(block)], charge_) != charge_;
+  }
+  return n;
 }
 
 // Whether the plan does what may not be done to sequences that are under way: preempt, or, where the model chooses,
@@ -250,7 +257,7 @@ void Engine::place_groups() {
 }
 
 // Those who decode compute drafts beside their next token, as far as the step has tokens and rows of logits for them
-// and free blocks: nobody is preempted for a draft, and no prefix is forgotten.
+// and free blocks: nobody is preempted for a draft, and no prefix is forgotten. Flex sequences do where they are alone.
 void Engine::add_drafts(int spare_rows) {
   const KvStats kv = memory_.stats();
   const int block_tokens = kv.block_tokens;
@@ -264,12 +271,13 @@ void Engine::add_drafts(int spare_rows) {
     rate.tokens += entry.wants_logits;
   }
   rate.seconds = seconds(cost, shape);
+  const bool others = std::ranges::any_of(next_->entries, [](const Entry& e) { return !e.sequence->flex(); });
   std::vector<Entry*> entries;
   wishes_.clear();
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
     const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves &&
-                         s.request->most_drafts != 0;
+                         s.request->most_drafts != 0 && !(s.flex() && others);
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
     const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
     int most = std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens,
@@ -402,14 +410,24 @@ bool Engine::yields(const SequencePtr& s) const {
   return s->flex() && s->kv != kNoKv && !s->loading && memory_.ready(s->kv);
 }
 
-Engine::Flex Engine::flex() const {
+// What another sequence holds, too, is free when that one has ended.
+Engine::Flex Engine::flex() {
   Flex flex;
   if (!under_way_.empty() || options_.policy->layered) return flex;
+  std::vector<const Sequence*> all;
   const auto add = [&](const auto& sequences) {
     for (const SequencePtr& s : sequences)
-      if (yields(s)) ++flex.sequences, flex.blocks += int(memory_.blocks(s->kv).size());
+      if (yields(s)) all.push_back(s.get());
   };
   add(running_), add(waiting_);
+  if (all.empty()) return flex;
+  ++charge_;
+  const auto keep = [&](const auto& sequences) {
+    for (const SequencePtr& s : sequences)
+      if (s->kv != kNoKv && !yields(s)) newly_charged(*s);
+  };
+  keep(running_), keep(waiting_);
+  for (const Sequence* s : all) ++flex.sequences, flex.blocks += newly_charged(*s);
   return flex;
 }
 

@@ -22,7 +22,7 @@ StepRun Engine::alike(int most, bool evicts) {
     if (!waiting_[i]->probed) return run;
   make_plan();
   if (chunks_.decided) return run;  // prompts wait, and each step is decided anew
-  if (plan_.runs.empty() || !plan_.admits.empty() || !plan_.preempts.empty() || !plan_.yields.empty()) return run;
+  if (plan_.runs.empty() || !plan_.keeps_batch()) return run;
   const int tier_block = memory_.tier_block_tokens();
   for (const ScheduledRun& r : plan_.runs) {
     const Sequence& s = *running_[size_t(runnable_[size_t(r.index)])];
@@ -52,8 +52,7 @@ bool Engine::planned_alike(int steps, bool evicts) {
   later_plan_.clear();
   plan_batch(*options_.policy, view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens),
              later_plan_);
-  return later_plan_.runs == plan_.runs && later_plan_.admits.empty() && later_plan_.preempts.empty() &&
-         later_plan_.yields.empty();
+  return later_plan_.runs == plan_.runs && later_plan_.keeps_batch();
 }
 
 int Engine::blocks_taken(int steps) const {

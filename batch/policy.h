@@ -56,6 +56,7 @@ struct BatchPlan {
   std::vector<ScheduledRun> admits;  // of waiting, ascending
   std::vector<int> preempts;         // of running: their blocks are freed and they wait again
   std::vector<int> yields;           // of waiting flex ones: the same
+  bool keeps_batch() const { return admits.empty() && preempts.empty() && yields.empty(); }
   void clear() {
     runs.clear();
     admits.clear();

@@ -294,14 +294,14 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .by_layer = o.kv_by_layer,
-                    .speculation = o.speculation,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
   const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
+  std::shared_ptr<DraftModel> drafts;
   if (o.speculation.on() && o.speculation.drafter->own_model && (!leaves || o.draft_prefill))
-    options.engine.speculation.model = need(make_draft_parts(o, shards, model_index, *own.queue, clock));
-  if (o.draft_prefill) options.drafts = options.engine.speculation.model;
-  if (leaves) options.engine.speculation = {};
+    drafts = need(make_draft_parts(o, shards, model_index, *own.queue, clock));
+  if (o.draft_prefill) options.drafts = drafts;
+  if (!leaves) options.engine.speculation = o.speculation, options.engine.speculation.model = drafts;
   options.engine.chunks.ttft_s = o.objectives.ttft_s;
   options.engine.chunks.tbt_s = o.objectives.tbt_s;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,

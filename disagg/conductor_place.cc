@@ -111,7 +111,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     return order;
   };
   DisaggOrder order = DisaggOrder::push;
-  bool ordered = false;  // the order is known already
+  bool ordered = false;  // the order is known already (one optional for both makes g++ 12 warn)
   if (options_.disagg->appends_at && placed.decode != placed.prefill) {
     const int at = options_.disagg->appends_at(seen);
     if (log) log->decided(clock_.now(), "append", options_.disagg->name, id, seen, NoOptions{}, at);

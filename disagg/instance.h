@@ -40,15 +40,15 @@ struct InstanceOptions {
   bool cost_known = false;  // steps take just that (a simulation's)
   double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
-  bool post_by_stage = false;            // InstanceParts
-  WireKv wire_kv = WireKv::off;          // …
-  std::shared_ptr<DraftModel> drafts;    // …
+  bool post_by_stage = false;            // as InstanceParts have them, and the next two
+  WireKv wire_kv = WireKv::off;
+  std::shared_ptr<DraftModel> drafts;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
   std::shared_ptr<EventLog> log;         // of its plans, steps and transfers; null: none
   double bytes_scale = 1;                // of what crosses (a simulation's KV is small)
-  double peak_tflops = 0;                // Spent
+  double peak_tflops = 0;                // 10^12 FLOP/s that its threads can do; 0: not known
 };
 
 class Instance final {

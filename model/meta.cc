@@ -32,8 +32,15 @@ std::string meta_name(std::string name) {
   return name;
 }
 
-bool meta_turns(std::string_view name) {
+bool meta_reorders(std::string_view name) {
   return name.ends_with(".self_attn.q_proj.weight") || name.ends_with(".self_attn.k_proj.weight");
+}
+
+std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer) {
+  std::vector<int> tokens;
+  for (const char* name : {"</s>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"})
+    if (const int32_t token = tokenizer.token_id(name); token >= 0) tokens.push_back(token);
+  return tokens;
 }
 
 // What params.json does not say is what Meta's code assumes. The width of the MLP is its formula.

@@ -12,8 +12,10 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
+#include "model/tokenizer.h"
 
 namespace xpyd::model {
 
@@ -24,10 +26,13 @@ inline constexpr std::string_view kMetaEmbedding = "tok_embeddings.weight";  // 
 // Meta's name of a tensor of Hugging Face's.
 std::string meta_name(std::string name);
 // Whether the tensor of this name has rows in another order, and where its row is.
-bool meta_turns(std::string_view name);
+bool meta_reorders(std::string_view name);
 constexpr int meta_row(int row, int head_dim) {
   const int d = row % head_dim, half = head_dim / 2;
   return row - d + 2 * (d % half) + d / half;
 }
+
+// Meta's folders name no tokens that end a text; its code takes those that its tokenizers have for that.
+std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer);
 
 }  // namespace xpyd::model

@@ -70,7 +70,7 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
                                               : dense_source(checkpoint, name, {spec.cols}, spec.cols, errors, used);
     if (!source) return source.error();
     WeightSource& found = sources[spec.name] = std::move(source).value();
-    if (!meta || !meta_turns(spec.name)) continue;
+    if (!meta || !meta_reorders(spec.name)) continue;
     found.rows = [rows = found.rows, d = config.head_dim](int row, float* out) { rows(meta_row(row, d), out); };
     found.elements = [elements = found.elements, d = config.head_dim](int row, std::byte* out) {
       elements(meta_row(row, d), out);

@@ -90,7 +90,7 @@ std::span<const DeviceRow> devices() { return kDevices; }
 const DeviceRow* find_device(const std::string& name) { return find_row(kDevices, name); }
 
 Dtype find_dtype(const std::string& name) {
-  for (int i = 0; i <= int(Dtype::fp8); ++i)
+  for (int i = 0; i <= int(kLastDtype); ++i)
     if (name == dtype_name(Dtype(i))) return Dtype(i);
   XPYD_CHECK(false, name);  // the options' table has no other
   return {};

@@ -1,4 +1,4 @@
-// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json.
+// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json (or params.json).
 #include <sched.h>
 
 #include <algorithm>
@@ -258,7 +258,7 @@ json describe_break_even(const Subject& subject, double tflops, double link_gbps
   const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
   std::printf("\nKV that is brought, or computed again at %g TFLOP/s\n", tflops);
   std::vector<int> prefixes{subject.tokens};
-  for (int n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
+  for (int64_t n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
   std::ranges::sort(prefixes);
   prefixes.erase(std::ranges::unique(prefixes).begin(), prefixes.end());
   json out = json::array();

@@ -269,7 +269,7 @@ std::string Metrics::render(const ServiceStats& service) const {
                  "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
                  "of one pool hold is there twice.",
                  pools, kv(&KvStats::capacity_bytes));
-  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention; else all).", pools,
+  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).", pools,
                  kv(&KvStats::mapped_bytes));
   instances("kv_mappings",
             "Mappings of the system that this takes (vattention; else one for each rank, or 1 "

@@ -73,14 +73,14 @@ auto row_named(const std::string& name) {
 }
 
 // 0: the word; -1: neither that nor a number from 1 to `most`.
-int number_or(const char* word, const std::string& text, int most) {
+int word_or_number(const char* word, const std::string& text, int most) {
   if (text == word) return 0;
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   return error == std::errc() && end == text.data() + text.size() && n >= 1 && n <= most ? n : -1;
 }
-int draft_tokens(const std::string& text) { return number_or("turbo", text, kMostDrafts); }
-int slot_chunk(const std::string& text) { return text == "none" ? 1 : number_or("all", text, INT_MAX); }
+int draft_tokens(const std::string& text) { return word_or_number("turbo", text, kMostDrafts); }
+int slot_chunk(const std::string& text) { return text == "none" ? 1 : word_or_number("all", text, INT_MAX); }
 
 std::vector<std::string> one_or_none(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : std::vector{text};
@@ -143,7 +143,7 @@ std::vector<OptionRow> make_rows() {
       {"exact", flag, "off", "", "", 0, 0,
        "products of activations as they are, not rounded to what a faster row of --gemm auto multiplies", kShape},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
-       "dummy: only config.json is read and the weights are seeded random numbers", kEngine,
+       "dummy: only config.json (or params.json) is read and the weights are seeded random numbers", kEngine,
        sets_as<is<"dummy">, &BackendOptions::load, &LoadOptions::dummy>},
       {"max-model-len", integer, "0", "tokens", "", 0, kMaxTokens,
        "longest sequence, prompt and output; 0: the model's own context length", kShape,
@@ -184,7 +184,7 @@ std::vector<OptionRow> make_rows() {
        "in any case. blocks: whole blocks, found by their hash; radix: to the token, by a tree, the rows of a block "
        "that is alike in part copied (paged and token, instances in one process); on: blocks",
        kEngine, kPrefixCache},
-      {"slot-prealloc", text, "all", "slots", "all, none or N", 0, 0,
+      {"slot-prealloc", text, "all", "slots", "all|none|N", 0, 0,
        "slots: how many get memory at a time: all, at the start; one, when a sequence first needs it (none); or N",
        kEngine, sets_as<slot_chunk, &ClusterOptions::kv, &KvOptions::slot_chunk>},
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
@@ -260,7 +260,7 @@ std::vector<OptionRow> make_rows() {
        "followed where a sequence's last tokens have stood in it before; draft: of a smaller model; mtp: of the model's "
        "own multi-token head",
        kEngine, sets_as<find_drafter, &ClusterOptions::speculation, &SpeculationOptions::drafter>},
-      {"speculate-tokens", text, "turbo", "tokens", "turbo or 1 to 64", 0, 0,
+      {"speculate-tokens", text, "turbo", "tokens", "turbo|1..64", 0, 0,
        "--speculate: drafts of a sequence in a step at most; turbo: as many as pay, by how many of its last ones were "
        "right and by what steps take",
        kEngine, sets_as<draft_tokens, &ClusterOptions::speculation, &SpeculationOptions::tokens>},
@@ -273,13 +273,14 @@ std::vector<OptionRow> make_rows() {
        "last 87,381 tokens (of --ngram-min 2, --ngram-max 4) of all sequences of the instance that have the same "
        "cache_salt",
        kEngine, sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_scope>},
-      {"draft-model", text, "", "folder", "", 0, 0,
+      {"draft-model", text, "", "folder", "DIR", 0, 0,
        "--speculate draft: the smaller model, with the same vocabulary; it has KV of its own, as many tokens as "
        "--kv-bytes holds",
        kEngine},
       {"draft-prefill", choice, "decode", "", "decode|prefill", 0, 0,
        "--speculate draft: who computes its KV of a prompt; decode: the instance that drafts, when it first does; "
-       "prefill: the one that computes the prompt, which sends it in control messages (not with --disagg of order pull)",
+       "prefill: the one that computes the prompt, which sends it in control messages, of prompts of a step's tokens and "
+       "16 MiB at most (not with --disagg of order pull)",
        kEngine, sets_as<is<"prefill">, &ClusterOptions::draft_prefill>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
@@ -611,8 +612,8 @@ std::vector<OptionRow> make_rows() {
        "info"},
 
       {"break-even", number, "0", "TFLOP/s", "", 0, 1e9,
-       "that a machine reaches: from what bandwidth on it takes longer to compute the KV of a prefix than to bring it; "
-       "0: not asked",
+       "from what bandwidth on the KV of a prefix is brought in less time than a machine that reaches so many TFLOP/s "
+       "computes it; 0: not asked",
        "info"},
       {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6, "--break-even: of a link whose time is set beside it", "info"},
 

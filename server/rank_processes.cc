@@ -65,6 +65,8 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
     if (cluster.kv.tiers.on() || !cluster.kv.tiers.disk_dir.empty())
       return invalid(what + "--host-kv-bytes: the KV of other hosts' ranks goes to no tier here");
   }
+  if (cluster.kv.slot_chunk > 0)
+    return invalid(what + "--slot-prealloc: the memory of their slots is theirs from the start: expected all");
   if (cluster.kv_scheme->page_groups)
     return invalid(what + "--allocator " + cluster.kv_scheme->name +
                    ": its page groups are mapped by one process: expected paged, token, contiguous or slots");

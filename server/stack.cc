@@ -229,6 +229,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     if (stack->tokenizer->vocab_size() > stack->config.vocab)
       return invalid(dir + "/tokenizer.json has ids up to " + std::to_string(stack->tokenizer->vocab_size() - 1) +
                      ", config.json's vocab_size is " + std::to_string(stack->config.vocab));
+    if (stack->config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
+      stack->config.eos_tokens = meta_eos_tokens(*stack->tokenizer);
     if (const std::string& name = options.text("chat-template"); name != "none")
       stack->chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
   }

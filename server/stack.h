@@ -57,7 +57,7 @@ class Backend {
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
   virtual Result<std::unique_ptr<Model>> make_draft_model(int instance, DeviceQueue& queue) = 0;  // of Stack::draft_dir
   // FLOP/s that an instance's threads can do, where it has been measured (xpyd peak); 0: it has not.
-  virtual double peak_flops(int instance) const { return (void)instance, 0; }
+  virtual double peak_flops(int /*instance*/) const { return 0; }
   // What instance 0's model, which must still be there, has chosen by now: lines, or "".
   virtual std::string describe() const { return ""; }
 };

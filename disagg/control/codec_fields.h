@@ -17,7 +17,7 @@ namespace xpyd::disagg {
 template <>
 inline constexpr FinishReason kLast<FinishReason> = FinishReason::refused;
 template <>
-inline constexpr Dtype kLast<Dtype> = Dtype::fp8_e5m2;
+inline constexpr Dtype kLast<Dtype> = kLastKvDtype;
 template <>
 inline constexpr KvOrder kLast<KvOrder> = KvOrder::token_major;
 template <>

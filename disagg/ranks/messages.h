@@ -53,7 +53,7 @@ void fields(A& a, typename A::template Ref<Start> s) {
   a.number("step_tokens", step_tokens, 1, 1 << 20);
   a.number("max_logits", max_logits, 0, 1 << 20);
   XPYD_EACH(a, dtype);
-  a.number("kv_dtype", kv_dtype, 0, uint8_t(Dtype::fp8_e5m2));
+  a.number("kv_dtype", kv_dtype, 0, uint8_t(kLastKvDtype));
   a.number("kv_order", kv_order, 0, uint8_t(KvOrder::token_major));
   a.number("block_tokens", block_tokens, 1, 1 << 30);
   a.number("n_blocks", n_blocks, 1, 1 << 30);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/random.h"
@@ -277,6 +278,43 @@ TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on fr
   const KvReservation t = m.kv->reserve(joined(next, {5}), 0).value();
   CHECK((t.cached_tokens == 30 && m.kv->stats().cow_copies == 2));
   CHECK(wrong_rows(m.kv->view(t.handle), next, 0) == 0);
+}
+
+TEST_CASE("radix: a block under whose lease a peer may still write is not gone on with", "[allocator][radix]") {
+  KvOptions options = tiny_options(8, 20);
+  options.radix = true;
+  const auto kv = find_kv_scheme("paged")->make(make_block_pool("paged", options).value(), options);
+  Tokens turn(21), late, next;
+  std::iota(turn.begin(), turn.end(), 1);
+  late = next = turn;
+  for (int i = 0; i < 9; ++i) late.push_back(700 + i), next.push_back(800 + i);
+  const auto room = [&](const Tokens& tokens) {
+    const KvReservation reserved = kv->reserve(tokens, 0).value();
+    REQUIRE(kv->append(reserved.handle, int(tokens.size()) - reserved.cached_tokens));
+    return reserved;
+  };
+  const KvReservation before = room(turn);
+  write_rows(kv->view(before.handle), turn, 0, 0);
+  kv->written(before.handle, turn);
+  kv->free(before.handle);
+
+  // A handover that is given up while its peer's posts are under way: the lease stays.
+  const KvReservation given_up = room(late);
+  CHECK(given_up.cached_tokens == 21);
+  const KvLease lease = kv->pin(given_up.handle);
+  KvView place = kv->view(given_up.handle);
+  const std::vector<int32_t> table(kv->blocks(given_up.handle).begin(), kv->blocks(given_up.handle).end());
+  place.block_table = table.data();
+  kv->free(given_up.handle);
+
+  const KvReservation owner = room(next);
+  CHECK(owner.cached_tokens == 21);
+  write_rows(kv->view(owner.handle), next, 0, 21);
+  kv->written(owner.handle, std::span(next).subspan(21));
+  write_rows(place, late, 0, 21);
+  CHECK(wrong_rows(kv->view(owner.handle), next, 0) == 0);
+  kv->unpin(lease);
+  kv->free(owner.handle);
 }
 
 TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing that is in use", "[allocator][radix]") {

@@ -308,7 +308,7 @@ TEST_CASE("slots: memory comes in chunks, when a sequence needs a slot, and stay
     }
   KvOptions o = tiny_options(1, 3 * 200, false, KvOrder::layer_major, 200);
   o.slot_chunk = 1;
-  CHECK(plan_pool("slots", o).error().message.starts_with("--slot-prealloc: it needs --prefix-cache on"));
+  CHECK(plan_pool("slots", o).error().message.starts_with("--slot-prealloc: it needs --prefix-cache blocks"));
 }
 
 TEST_CASE("slots: what is in use or leased is not taken", "[allocator][sharing]") {

@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "batch/admission.h"
+#include "batch/engine.h"
 #include "batch/policy.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
@@ -225,6 +226,52 @@ TEST_CASE("flex: others take as many steps as without, every text is its own, an
         }
         if (!slots) CHECK(busy.preemptions > quiet.preemptions);
       }
+}
+
+TEST_CASE("flex: beside others jobs have no drafts, and take none from them", "[flex]") {
+  const auto drafted = [](bool job) {
+    TinySetup setup{.topology = "1C", .max_batch = 20};
+    setup.speculation = {find_drafter("ngram"), 16};
+    TinyCluster tiny(setup);
+    const auto ask = [&](uint64_t id, bool flex) {
+      auto made = tiny_request(id, std::vector<int32_t>(30, 7), 40);
+      made->ignore_eos = true, made->flex = flex;
+      REQUIRE(tiny.submit(made).ok());
+    };
+    if (job) ask(1, true);
+    ask(2, false);
+    while (tiny.recorder->choice(2).ends == 0) tiny.cluster->turn();
+    return tiny.cluster->stats().instances[0].draft_tokens;
+  };
+  const int64_t alone = drafted(false);
+  CHECK(alone > 0);
+  CHECK(drafted(true) == alone);
+}
+
+TEST_CASE("flex: what jobs share is counted once, and what others hold, too, not at all", "[flex]") {
+  ThreadTeam team(1);
+  RealClock clock;
+  const KvOptions kv{.shape = kv_shape(tiny_config(), Dtype::f32), .pool_bytes = 1 << 20, .max_sequence_tokens = 256};
+  const auto memory = find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv);
+  const auto model = make_llama(tiny_weights(), team, 64, 8);
+  Engine engine(*model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 8, .step_tokens = 64}, clock,
+                nullptr);
+  const auto recorder = std::make_shared<Recorder>();
+  const auto start = [&](uint64_t id, bool flex) {
+    std::vector<int32_t> prompt(64, 7);  // 4 blocks in common, and one of its own
+    prompt.push_back(int32_t(id));
+    auto request = tiny_request(id, prompt, 10);
+    request->ignore_eos = true, request->flex = flex;
+    engine.submit(make_sequence(request, {}, recorder, nullptr, nullptr));
+    while (recorder->choice(id).tokens.size() < 1) REQUIRE(engine.step());
+  };
+  for (uint64_t id = 1; id <= 4; ++id) start(id, true);
+  CHECK(engine.flex().sequences == 4);
+  CHECK(engine.flex().blocks == 4 + 4);
+  start(5, false);
+  CHECK(engine.flex().sequences == 4);
+  CHECK(engine.flex().blocks == 4);
+  while (engine.step()) continue;
 }
 
 TEST_CASE("flex: a decode instance's room is given up for a prompt that comes", "[flex]") {

@@ -247,12 +247,12 @@ TEST_CASE("speculate: P computes the prompt for the model that drafts, and D doe
   for (const char* transport : {"local", "handoff"})
     for (const char* disagg : {"prefill_first", "decode_first"}) {
       CAPTURE(transport, disagg);
-      const auto computed = [&](bool at_p) {
+      const auto computed = [&](bool at_p, int step_tokens) {
         TinySetup setup{.topology = "1P1D", .transport = transport, .disagg = disagg};
         setup.prefix_cache = false;
         setup.speculation = {find_drafter("draft"), 3};
         setup.draft_prefill = at_p;
-        setup.step_tokens = 40;  // the longest prompts take several steps
+        setup.step_tokens = step_tokens;
         TinyCluster tiny(setup);
         uint64_t id = 0;
         for (const auto& prompt : ragged_prompts()) REQUIRE(tiny.submit(tiny_request(id++, prompt, 9)).ok());
@@ -260,13 +260,15 @@ TEST_CASE("speculate: P computes the prompt for the model that drafts, and D doe
         REQUIRE(tiny.recorder->ended() == int(id));
         return tiny.draft_model_tokens;
       };
-      int64_t prompts = 0;
-      for (const auto& prompt : ragged_prompts())
-        prompts += int64_t(prompt.size()) - (std::string(disagg) == "decode_first");
-      const auto at_d = computed(false), at_p = computed(true);
-      CHECK(at_d[0] == 0);
-      CHECK(at_p[0] == prompts);
-      CHECK(at_d[1] - at_p[1] > prompts * 9 / 10);  // a step that is not full has room for some drafts more
+      for (int step_tokens : {40, 100}) {  // D computes what is longer than a step
+        int64_t prompts = 0;
+        for (const auto& prompt : ragged_prompts())
+          if (const int n = int(prompt.size()) - (std::string(disagg) == "decode_first"); n <= step_tokens) prompts += n;
+        const auto at_d = computed(false, step_tokens), at_p = computed(true, step_tokens);
+        CHECK(at_d[0] == 0);
+        CHECK(at_p[0] == prompts);
+        CHECK(at_d[1] - at_p[1] > prompts * 9 / 10);  // a step that is not full has room for some drafts more
+      }
     }
 }
 

@@ -70,7 +70,8 @@ TEST_CASE("lost posts in one process: computed again within the request's time, 
   for (const char* name : {"local", "shm", "tcp"})
     for (const Order& order : kOrders)
       for (const StreamKv stream : {StreamKv::layer, StreamKv::request}) {
-        if (order.pull && stream == StreamKv::layer) continue;
+        // Each waits for its deadline; what the grain is does not depend on the wire.
+        if (stream == StreamKv::layer && (order.pull || name != std::string("local"))) continue;
         INFO(name << " " << order.disagg << " pull " << order.pull << " " << int(stream));
         wire = name;
         faults = {.seed = 3, .drop = 1};

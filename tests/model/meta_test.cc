@@ -98,6 +98,17 @@ TEST_CASE("meta: params.json says what config.json says", "[model][meta]") {
   CHECK(c.intermediate == 28672);
 }
 
+TEST_CASE("meta: a text ends at what its tokenizer has for that, as no file says", "[model][meta]") {
+  const auto names = [](const char* fixture) {
+    const auto tokenizer = Tokenizer::load(data_path(std::string("tokenizers/") + fixture)).value();
+    std::vector<std::string> found;
+    for (int token : meta_eos_tokens(*tokenizer)) found.push_back(tokenizer->piece(token));
+    return found;
+  };
+  CHECK(names("llama2") == std::vector<std::string>{"</s>"});
+  CHECK(names("llama3") == std::vector<std::string>{"<|end_of_text|>", "<|eot_id|>"});
+}
+
 TEST_CASE("meta: what cannot be meant is refused by its field or tensor", "[model][meta]") {
   const auto error = [](const std::string& text) { return config_of_params(text, "params.json").error().message; };
   CHECK(error("[1]") == "params.json: expected an object");
