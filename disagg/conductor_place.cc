@@ -165,8 +165,8 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   if (placed.prefill != placed.decode) {
     attempt.order = ordered ? order : order_at(placed.decode);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
-    // There P says nothing of the logits that it sees.
-    if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;
+    // There P says nothing of the logits that it sees. (Not pushed: a P that waits for D's room, which waits for P's.)
+    if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::local;
     if (attempt.order == DisaggOrder::local) cached = d.held_tokens();
     if (attempt.order == DisaggOrder::local || attempt.order == DisaggOrder::decode_first) fetches = false;
   }

@@ -71,7 +71,8 @@ Result<std::string> config_of_params(const std::string& json_text, const std::st
                               {"low_freq_factor", 1},
                               {"high_freq_factor", fields.number_or("rope_high_freq_factor", 1e-6, 1e6, 4)},
                               {"original_max_position_embeddings", 8192}};
-  for (const char* key : {"moe_args", "vision_chunk_size", "quantization_args", "lora_args"})
+  if (const int64_t head_dim = fields.integer_or("head_dim", 1, 1 << 16, 0)) config["head_dim"] = head_dim;
+  for (const char* key : {"moe", "moe_args", "sliding_window", "vision_chunk_size", "quantization_args", "lora_args"})
     if (fields.find(key)) return invalid(file_name + ": " + key + ": is not supported");
   return config.dump();
 } catch (const Error& error) {

@@ -355,7 +355,7 @@ void refuse_unsupported(Fields& fields, bool chat) {
     fields.unsupported(name, value != nullptr && !((*value == harmless) || ...));
   };
   for (const char* name : {"prompt_embeds", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                           "structured_outputs", "logits_processors"})
+                           "structured_outputs", "logits_processors", "truncate_prompt_tokens"})
     refuse(name);
   fields.unsupported("use_beam_search", fields.boolean("use_beam_search", false));
   fields.unsupported("detokenize", !fields.boolean("detokenize", true));

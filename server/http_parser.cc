@@ -324,6 +324,8 @@ bool HttpParser::framing_ok() {
   if (target.starts_with("http://") || target.starts_with("https://")) {  // absolute form
     target.remove_prefix(target.find("//") + 2);
     size_t slash = target.find('/');
+    if (n_hosts == 1 && host_name(target.substr(0, slash)) != host_name(request_.header("host")))
+      return fail(400, "the request target names another host than the Host header");
     target = slash == target.npos ? std::string_view("/") : target.substr(slash);
   }
   if (!target.starts_with('/') && target != "*") return fail(400, "request target is not a path");

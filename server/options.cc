@@ -714,7 +714,7 @@ std::vector<OptionRow> make_rows() {
       {"unit", choice, "file", "", "file|tokens|blocks", 0, 0,
        "what texts are compared by; file: bytes of texts, the blocks of a trace", "prefix-stats"},
       {"block-tokens", integer, "16", "tokens", "", 2, 4096, "--unit blocks: of one", "prefix-stats"},
-      {"tokenizer", text, "", "", "DIR", 0, 0, "--unit tokens and blocks: the model folder it is of; empty: the demo model's",
+      {"tokenizer", text, "", "", "DIR", 0, 0, "the model folder whose --unit tokens and blocks are; empty: the demo model's",
        "prefix-stats"},
       {"list", flag, "off", "", "", 0, 0,
        "all such prefixes, with what they are: of blocks, the number of a prompt that has it", "prefix-stats"},

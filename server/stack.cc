@@ -279,6 +279,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (processes && !cluster.transport->leaves_process)
     return invalid("--transport " + wire + " stays within one process: expected, with processes, " +
                    "one of those that leave it");
+  if (cluster.kv.slot_chunk > 0 && cluster.transport->pool_device)
+    return invalid("--slot-prealloc: --transport " + wire + " makes the pool as a whole: expected all" +
+                   (processes ? ", or --transport tcp" : ""));
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))

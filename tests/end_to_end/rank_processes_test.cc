@@ -287,6 +287,7 @@ TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[
        {Case{{"--transport", "handoff"}, "--transport handoff does not carry activations: expected shm or tcp"},
         Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped by one process"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1"}, "--slot-prealloc: the memory of their slots is theirs"},
+        Case{{"--speculate", "draft", "--draft-model", "model/demo"}, "--speculate draft: an instance that drafts computes"},
         Case{{"--prefill-pp", "1"}, "no instance has several stages: expected --prefill-pp or --decode-pp"},
         Case{{"--transport", "local"}, "--transport local stays within one process"}}) {
     Words words = {"--ranks", "processes"};

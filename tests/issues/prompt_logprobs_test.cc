@@ -155,6 +155,17 @@ TEST_CASE("prompt logprobs come from P, in every order and over every wire", "[e
       }
 }
 
+// One order for these and another for all others: P's KV waited for D's room, and that for P's.
+TEST_CASE("prompt logprobs beside D's room taken first, with little memory, stopped both instances",
+          "[issues][prompt_logprobs]") {
+  for (int blocks : {10, 14, 20}) {
+    TinySetup setup{.topology = "1P1D", .disagg = "decode_first"};
+    setup.pool_bytes = size_t(blocks) * 16 * 256;
+    setup.max_batch = 8;
+    check_setup(setup);
+  }
+}
+
 TEST_CASE("prompt logprobs where the model chooses the tokens itself", "[engine][prompt_logprobs]") {
   ThreadTeam team(1);
   const long begun = LateModel::begun;

@@ -51,6 +51,7 @@ TEST_CASE("http parser: requests, in pieces of any size", "[server][http]") {
       {"\r\n" + kGet, "done GET /health "},
       {"GET /a?b=c HTTP/1.0\r\n\r\n", "done GET /a "},
       {"GET http://host:80/x?y HTTP/1.1\r\nHost: host\r\n\r\n", "done GET /x "},
+      {"GET http://evil/x HTTP/1.1\r\nHost: host\r\n\r\n", "400"},
       {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "done POST /p hello"},
       {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", "done POST /p "},
       {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "done POST /p "},
