@@ -218,7 +218,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     if (leaving_ && !retire_ && lost_) outcome = Outcome::done;
   }
   instance.shut_down(FinishReason::abort, "the worker ended");
-  if (outcome == Outcome::again) leave_memory(std::move(built).value(), as.lease_s);
+  // (Without leases, what is being copied to a tier still has its time.)
+  if (outcome == Outcome::again) leave_memory(std::move(built).value(), std::max(as.lease_s, 1.0));
   return outcome;
 }
 
