@@ -628,6 +628,8 @@ HARDER = ("the first task was saturated: 160 of 160 right over each KV, of which
 
 FP8 = "new here; written down before the first run"
 
+POWERS = ("what becomes of outputs above 1,024 tokens is not said: here nobody's room exceeds the model's 2,048; where their power of two is taken whole, "
+          "pieces of 4,096 leave 22.8 % useful, and theirs is between the two")
 WAVERS = "tried first while others used the two cores: two runs of the same differ by up to a third"
 WHEN_TURNS = "what an instance has when a turn comes hangs on when the turn before it was done, and six conversations are few"
 
@@ -657,6 +659,33 @@ CLAIMS = [
             Expect("useful, slots, Mooncake", lambda t: t("useful_share", dataset="mooncake", allocator="contiguous", block=0, lengths="trace"), .06, .14, "%"),
             Expect("useful, blocks of 16, Mooncake", lambda t: t("useful_share", dataset="mooncake", block=16, lengths="trace"),
                    .95, .99, "%"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "orca_slots",
+        "What does contiguous memory of a buddy allocator hold, if a sequence's is reserved when it comes: the most, a power of two, or what it will need?",
+        "PagedAttention (SOSP'23) Fig. 2, Fig. 13a, section 6.1",
+        [
+            *(Expect(f"{name}: {what}", lambda t, reserves=reserves, what=what: t(f"{what}_share", dataset="sharegpt", reserves=reserves), low, high, "%",
+                     printed(f"{100 * figure:.3g} %", figure, read="memory"), differs=POWERS if reserves == "pow2" else "")
+              for name, reserves, rows in (
+                  ("2,048 tokens (Max)", "max", (("useful", .15, .25, .204), ("reserved", .1, .18, .133), ("internal", .5, .65, .573), ("external", .08, .1, .089))),
+                  ("a power of two (Pow2)", "pow2", (("useful", .21, .32, .268), ("reserved", .13, .23, .179), ("internal", .09, .19, .136), ("external", .33, .47, .416))),
+                  ("what it needs (Oracle)", "oracle", (("useful", .32, .44, .382), ("reserved", .2, .33, .252), ("external", .28, .4, .366))))
+              for what, low, high, figure in rows),
+            Expect("a power of two, more than 2,048 of both where it comes to that: useful", lambda t: t("useful_share", dataset="sharegpt", reserves="pow2_whole"), .2, .26, "%",
+                   amended="2026-11-26", reason="new, to see what the bound of 2,048 does to Pow2: an output of more than 1,024 tokens then needs a piece of 4,096"),
+            Expect("blocks of 16: useful", lambda t: t("useful_share", dataset="sharegpt", reserves="blocks"), .95, .99, "%", printed("96.3 %", .963, read="memory")),
+            *(Expect(f"batch, {dataset}, {one} / {other}", lambda t, dataset=dataset, one=one, other=other: t("batch_mean", dataset=dataset, reserves=one) /
+                     t("batch_mean", dataset=dataset, reserves=other), low, high, "x", printed(text, figure, read="memory"),
+                     differs="the pool is always full here; theirs is at a rate that vLLM keeps up with" if one == "blocks" else "")
+              for dataset, one, other, low, high, text, figure in (
+                  ("sharegpt", "pow2", "max", 1.2, 1.6, "1.40 (9.81 and 7.00)", 1.4),
+                  ("sharegpt", "oracle", "max", 1.6, 2.2, "1.95 (13.62 and 7.00)", 1.95),
+                  ("sharegpt", "blocks", "oracle", 2.1, 2.8, "2.2 (30.42 and 13.62)", 2.2),
+                  ("alpaca", "pow2", "max", 5, 9, "6.2 (43.24 and 7.00)", 6.2),
+                  ("alpaca", "oracle", "max", 8, 14, "10.4 (72.75 and 7.00)", 10.4))),
         ],
         how="virtual",
     ),
