@@ -199,7 +199,7 @@ ROWS = [
     Row(PA, "Fig. 19", "recompute and swap by block size", ("offload_preempt: *",)),
     Row("Orca (OSDI'22)", "section 6", "iteration-level batching: throughput and latency", ("batching: *",), lacks="their models; a figure to compare"),
     Row("Sarathi-Serve (OSDI'24)", "section 4.3", "gaps by token budget", ("chunk*: *",)),
-    Row("Sarathi-Serve (OSDI'24)", "capacity", "2.6, 3.7 and 5.6 times vLLM's", lacks="Mistral-7B, Yi-34B, Falcon-180B on A100: a virtual run within their TBT"),
+    Row("Sarathi-Serve (OSDI'24)", "capacity", "2.6, 3.7 and 5.6 times vLLM's", ("sarathi_capacity: *",), lacks="Falcon-180B's 5.6, which has stages"),
     Row("DistServe (OSDI'24)", "goodput", "7.4 times the requests at 90 % attainment",
         lacks="OPT-13B to 175B beside instances that do not cut prompts, within their objectives (pd_where has the best chunk size)"),
     Row("Splitwise (ISCA'24)", "section 4.2", "KV's transfer by layer, hidden", ("transfer_exposed: *",),
