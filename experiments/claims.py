@@ -639,6 +639,8 @@ def capacity_gain(table, model, data="", objective=""):
                table("requests_per_s", model=model, data=d, objective=o, system="prefill_first") for d, o in cells)
 
 
+RUNS = ("a block of 16 is 8 KiB of K in one piece here, as long as paged_attention's blocks of 4, which take 1.33 times memory in one piece: behind each "
+        "the processor's prefetching starts anew, and attention is a third of such a step")
 POWERS = ("what becomes of outputs above 1,024 tokens is not said: here nobody's room exceeds the model's 2,048; where their power of two is taken whole, "
           "pieces of 4,096 leave 22.8 % useful, and theirs is between the two")
 WAVERS = "tried first while others used the two cores: two runs of the same differ by up to a third"
@@ -1251,6 +1253,24 @@ CLAIMS = [
             Expect("4 MiB of blocks, of 128 tokens / of 16", lambda t: held(t, "cached", 128) / held(t, "cached", 16), .88, 1.12, "x"),
         ],
         repeats=3,
+    ),
+    Claim(
+        "block_speed",
+        "What do requests a second of a whole model make of the size of a block, where the pool has room?",
+        "wde's KV offloading, block sizes",
+        [
+            *(Expect(f"{name}: requests/s, blocks of {block} / of 16", lambda t, load=load, block=block: t("requests_per_s", load=load, block=block) /
+                     t("requests_per_s", load=load, block=16), low, high, "x", printed(f"1 ({theirs[block]} and {theirs[16]} requests/s)", .95, 1.05, read="summary"),
+                     differs=f"a CPU, not a card: {RUNS}" if load == "decode" else "", amended="2026-11-26" if load == "decode" else "",
+                     was=(1, 1.06) if load == "decode" else (), reason=RUNS if load == "decode" else "")
+              for load, name, low, high, theirs in (("prompts", "prompts of 512", .97, 1.03, {16: .911, 32: .906, 64: .910, 128: .908}),
+                                                    ("decode", "decoding, 8 with 1,024", 1, 1.12, {16: .305, 32: .305, 64: .305, 128: .305}))
+              for block in (32, 64, 128)),
+            Expect("340 of 512 tokens known: found, blocks of 16", lambda t: t("found_tokens", load="known", block=16), 336, 336, how="counted"),
+            Expect("340 of 512 tokens known: found, blocks of 128", lambda t: t("found_tokens", load="known", block=128), 256, 256, how="counted"),
+            Expect("340 of 512 tokens known: requests/s, blocks of 128 / of 16", lambda t: t("requests_per_s", load="known", block=128) /
+                   t("requests_per_s", load="known", block=16), .67, .77, "x"),
+        ],
     ),
     Claim(
         "vmm_calls",

@@ -27,6 +27,7 @@ IMPLEMENTED = {
     "base/wait_word.h": ["base/thread_team.cc"],
     "disagg/simulate/cluster.h": ["disagg/simulate/result.cc"],
     "disagg/simulate/traces.h": ["disagg/simulate/generate.cc"],
+    "experiments/block_speed.cc": LLAMA,
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
