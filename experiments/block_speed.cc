@@ -9,15 +9,13 @@
 //   known     1 prompt of 512 tokens that has its first 340 in common with one that was there before
 //
 // Arithmetic. Of a prompt attention is 8 layers * 4 * 512 * 256 = 4 of 54 MFLOP a token; of a step of decodes it reads
-// 64 MiB beside 108 MB of weights. A kernel that asks the table once a block has no more instructions (0.1 %), but a
-// block of 16 is 32 KB, behind which the processor's prefetching starts anew: 1.08 times the time of a decode's
-// attention in memory in one piece (paged_attention), a third of which is 1.03; blocks of 128 have an eighth of it.
-// Hashing a token takes nanoseconds of 360 us. So .97 to 1.03 of prompts, and 1 to 1.06 of decoding. A block is found
-// whole or not at all: of 340 tokens blocks of 16 find 336 and those of 128 find 256, so that 176 and 256 are left to
-// compute: 176 / 256 = .69, of which what any step takes, some ms of 70, is the same for both: .67 to .77. (Decoding
-// came higher: two heads of 64 in f32 are 512 bytes of K a token, so that a block of 16 is 8 KiB in one piece, as long
-// as paged_attention's blocks of 4, which take 1.33 times as long, and not as its blocks of 16. A third of that
-// is 1.1.)
+// 64 MiB beside 108 MB of weights, a third. A kernel that asks the table once a block has no more instructions, and
+// differs by 0 to 3 % between blocks of 16 and of 128 (block_work); hashing a token takes nanoseconds of 360 us: .97 to
+// 1.03 of prompts and of decoding. A block is found whole or not at all: of 340 tokens blocks of 16 find 336 and those
+// of 128 find 256, so that 176 and 256 are left to compute: 176 / 256 = .69, of which what any step takes, some ms of
+// 70, is the same for both: .67 to .77. (Decoding came higher: two heads of 64 in f32 are 512 bytes of K a token, so
+// that a block of 16 is 8 KiB in one piece, as long as paged_attention's blocks of 4, which take 1.33 times as long as
+// memory in one piece: behind each the processor's prefetching starts anew. A third of that is 1.1.)
 #include <cstring>
 #include <thread>
 
