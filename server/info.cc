@@ -1,4 +1,5 @@
-// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json (or params.json).
+// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json
+// (or params.json).
 #include <sched.h>
 
 #include <algorithm>

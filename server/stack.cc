@@ -20,8 +20,8 @@
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
 #include "model/folder.h"
-#include "model/meta.h"
 #include "model/gemm.h"
+#include "model/meta.h"
 #include "server/local_workers.h"
 #include "server/rank_processes.h"
 

@@ -141,7 +141,7 @@ TEST_CASE("prompt logprobs under every batching policy, with preemptions and on 
   check_setup(one);
 }
 
-TEST_CASE("prompt logprobs come from P, in every order and over every wire", "[engine][prompt_logprobs]") {
+TEST_CASE("prompt logprobs come from P, or from D where it is first, over every wire", "[engine][prompt_logprobs]") {
   for (const char* wire : {"local", "handoff"})
     for (const char* disagg :
          {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost", "append_cost"})
