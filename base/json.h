@@ -114,7 +114,8 @@ class JsonText {
       if constexpr (std::is_floating_point_v<T>)
         if (!std::isfinite(x)) return raw("null");
       char digits[40];
-      return raw({digits, std::to_chars(digits, digits + sizeof digits, x).ptr});
+      const char* end = std::to_chars(digits, digits + sizeof digits, x).ptr;
+      return raw(std::string_view(digits, size_t(end - digits)));
     } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
       return text(x);
     } else {

@@ -353,18 +353,48 @@ void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
 
 }  // namespace
 
-void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
+namespace {
+
+// Rows of others' times, and our `cases`, which took `ours`, beside the fastest of `who` whose K and V lie in one piece.
+void beside_yardsticks(Rounds& rounds, const std::vector<Yardstick>& others, const char* who, double target,
+                       const std::vector<Case>& cases, const std::vector<double>& ours) {
+  const Yardstick* best = nullptr;
+  for (const Yardstick& y : others)
+    if (y.name.starts_with(who) && y.name.find("page groups") == std::string::npos &&
+        (!best || y.seconds < best->seconds))
+      best = &y;
+  for (size_t i = 0; best && i < cases.size(); ++i) {
+    if (!(ours[i] > 0) || !cases[i].reported) continue;
+    const double share = best->seconds / ours[i];
+    rounds.bench().report({.name = cases[i].name,
+                           .measure = std::string("x ") + who + "'s best",
+                           .share = share,
+                           .share_p10 = share,
+                           .share_p90 = share,
+                           .target = target});
+  }
+}
+std::vector<Yardstick> report_yardsticks(Rounds& rounds, const std::string& file, const std::string& shape) {
+  std::vector<Yardstick> others = read_yardsticks(file, shape);
+  for (const Yardstick& y : others) rounds.bench().report({.name = y.name, .seconds = y.seconds, .gflops = y.gflops});
+  return others;
+}
+
+}  // namespace
+
+void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks) {
   const Problem p = tiny ? Problem{2, 80, 1, 8, 1} : Problem{64, 8192, 1, 64, 8};
   const Queries queries(p, rounds.stream());
   const auto coded = coded_queries(p, rounds.stream());
   const Cache contiguous(queries, kContiguous);
   const std::string shape = shape_name(p, "decode");
+  const std::vector<Yardstick> others = report_yardsticks(rounds, yardsticks, shape);
   for (const Variant& v : cuda_attention_variants()) {
     if (v.phase != Variant::decode || !takes(v, contiguous.args(), card, shape)) continue;
     const bool contestant = v.name == std::string("split_mma");
     std::vector<Case> first = {contiguous.make_case(v, v.name + (" " + shape) + " contiguous", Limit::copy)};
     if (contestant) first[0].target = 0.85;
-    rounds.measure(first);
+    beside_yardsticks(rounds, others, "FLASH", 0, first, rounds.measure(first));
     {
       const Cache groups(queries, kPageGroups);
       rounds.measure(beside_slots(v, contiguous, groups, shape, "vattention"));
@@ -381,18 +411,13 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
   }
 }
 
-void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks) {
-  const Problem p = tiny ? Problem{1, 96, 96, 2, 1} : Problem{1, 16384, 16384, 32, 8};
+namespace {
+
+void prefill_attention(Rounds& rounds, const cuda::Card& card, const Problem& p, const std::string& yardsticks) {
   const Queries queries(p, rounds.stream());
   const Cache contiguous(queries, kContiguous), groups(queries, kPageGroups), paged(queries, 16);
   const std::string shape = shape_name(p, "prefill");
-  const std::vector<Yardstick> others = read_yardsticks(yardsticks, shape);
-  const Yardstick* cudnn = nullptr;
-  for (const Yardstick& y : others) {
-    rounds.bench().report({.name = y.name, .seconds = y.seconds, .gflops = y.gflops});
-    const bool plain = y.name.find("page groups") == std::string::npos;
-    if (plain && y.name.starts_with("CUDNN") && (!cudnn || y.seconds < cudnn->seconds)) cudnn = &y;
-  }
+  const std::vector<Yardstick> others = report_yardsticks(rounds, yardsticks, shape);
   const auto coded = coded_queries(p, rounds.stream());
   for (const Variant& v : cuda_attention_variants()) {
     if (v.phase != Variant::prefill || !takes(v, paged.args(), card, shape)) continue;
@@ -406,21 +431,21 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const 
         paged.make_case(v, name + " paged 16", Limit::gemm),
         groups.make_case(v, name + " vattention", Limit::gemm),
     };
+    if (v.name == std::string("flash_wgmma")) cases[0].target = cases[1].target = 0.65;
     cases[1].versus = cases[2].versus = cases[0].name;
     const std::vector<double> ours = rounds.measure(cases);
-    for (size_t i = 0; i < cases.size(); ++i)
-      if (cudnn && ours[i] > 0) {
-        const double share = cudnn->seconds / ours[i];
-        rounds.bench().report({.name = cases[i].name,
-                               .measure = "x cuDNN's best",
-                               .share = share,
-                               .share_p10 = share,
-                               .share_p90 = share,
-                               .target = 0.75});
-      }
+    beside_yardsticks(rounds, others, "CUDNN", 0.75, cases, ours);
+    beside_yardsticks(rounds, others, "FLASH", 1, cases, ours);
     coded_attention(rounds, card, v, coded, paged, 16, shape + " paged 16", Limit::gemm);
   }
   rounds.bench().write_files();
+}
+
+}  // namespace
+
+void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks) {
+  for (int length : tiny ? std::vector{96} : std::vector{8192, 16384})
+    prefill_attention(rounds, card, tiny ? Problem{1, 96, 96, 2, 1} : Problem{1, length, length, 32, 8}, yardsticks);
 }
 
 }  // namespace xpyd::experiments::gpu

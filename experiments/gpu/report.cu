@@ -48,15 +48,15 @@ int run(int argc, char** argv) {
       tiny = true;
     else if (word == "--yardsticks" && i + 1 < argc)
       yardsticks = argv[++i];
-    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "codes" || word == "model" ||
-             word == "vmm")
+    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "products" || word == "model" ||
+             word == "vmm" || word == "transfer")
       parts.push_back(word);
     else
       rest.push_back(argv[i]);
   }
   auto options = parse_bench_options(int(rest.size()), rest.data());
   if (!options.ok()) {
-    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, codes, model, vmm; %s\n", options.error().message.c_str());
+    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, products, model, transfer, vmm; %s\n", options.error().message.c_str());
     return 2;
   }
   auto wanted = [&](const char* name) {
@@ -77,10 +77,11 @@ int run(int argc, char** argv) {
     sizes = {.peak = {.copy_bytes = 1 << 16, .gemm_n = 32, .link_bytes = 1 << 16}, .rounds = 2, .sample_seconds = 1e-9};
   Rounds rounds(bench, sizes);
   if (wanted("peaks")) peaks(rounds, c, tiny);
-  if (wanted("decode")) decode_attention(rounds, c, tiny);
+  if (wanted("decode")) decode_attention(rounds, c, tiny, yardsticks);
   if (wanted("prefill")) prefill_attention(rounds, c, tiny, yardsticks);
-  if (wanted("codes")) coded_products(rounds, c, tiny);
+  if (wanted("products")) products(rounds, c, tiny);
   if (wanted("model")) whole_model(rounds, c, tiny);
+  if (wanted("transfer")) kv_transfer(rounds, tiny);
   if (wanted("vmm")) virtual_memory(rounds, c, tiny);
   return rounds.all_right() ? 0 : 1;
 }

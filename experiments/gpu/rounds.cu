@@ -70,7 +70,8 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
     row.gbps = 1e-9 * c.work.bytes / row.seconds;
     row.measure = c.limit == Limit::copy   ? "of copy bandwidth"
                   : c.limit == Limit::gemm ? "of the GEMM peak"
-                                           : "of the roofline";
+                  : c.limit == Limit::roofline ? "of the roofline"
+                                               : "";
     row.target = c.target;
     if (c.reported) shared(std::move(row), t.shares);
     for (const Timed& other : timed) {

@@ -56,14 +56,15 @@ class Rounds {
 
 // The parts of the report. tiny: the shapes stay, the sizes shrink.
 void peaks(Rounds& rounds, const cuda::Card& card, bool tiny);
-void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny);
 // yardsticks: a CSV of other implementations' times on this card (experiments/gpu/sdpa.py), or "".
+void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks);
 void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks);
-void coded_products(Rounds& rounds, const cuda::Card& card, bool tiny);
+void products(Rounds& rounds, const cuda::Card& card, bool tiny);
 void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny);
+void kv_transfer(Rounds& rounds, bool tiny);
 void virtual_memory(Rounds& rounds, const cuda::Card& card, bool tiny);
 
-// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [codes] [model] [vmm]
+// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [products] [model] [transfer] [vmm]
 // [bench options]`;
 // --tiny lets the interpreter run it. 0: every result was right; 1: a wrong one, or no card; 2: bad
 // arguments.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Yardsticks: PyTorch's scaled_dot_product_attention, one backend at a time, on the shapes of the
-prefill rows of xpyd_gpu_report (experiments/gpu/attention.cu). CUDNN_ATTENTION is cuDNN's own kernel.
+attention rows of xpyd_gpu_report (experiments/gpu/attention.cu). CUDNN_ATTENTION is cuDNN's own kernel.
 
 Each backend that runs, runs once more over page groups: K and V as a slot of vAttention's memory has them
 (token, head, dim), at addresses behind which physical groups are mapped in random order. The kernels are
@@ -18,7 +18,8 @@ import ctypes
 import random
 import sys
 
-SHAPES = [(1, 16384, 32, 8, 128)]  # sequences, tokens, query heads, KV heads, head_dim; causal, bf16
+# sequences, query tokens of each (all that it has: causal), tokens, query heads, KV heads, head_dim; bf16
+SHAPES = [(1, 8192, 8192, 32, 8, 128), (1, 16384, 16384, 32, 8, 128), (64, 1, 8192, 64, 8, 128)]
 BACKENDS = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"]
 
 
@@ -28,14 +29,15 @@ def fail(why):
 
 
 def wrong(torch, out, q, k, v):
-    """Some tokens against double precision; "" when all are right."""
+    """Some tokens of the last sequence against double precision; "" when all are right."""
     n, heads, dim = q.shape[2], q.shape[1], q.shape[3]
     for token in (0, n // 3, n - 1):
+        seen = k.shape[2] - n + token + 1
         for head in (0, heads - 1):
             at = head * k.shape[1] // heads
-            scores = k[0, at, : token + 1].double() @ q[0, head, token].double() / dim**0.5
-            want = torch.softmax(scores, 0) @ v[0, at, : token + 1].double()
-            error = (out[0, head, token].double() - want).abs().max().item()
+            scores = k[-1, at, :seen].double() @ q[-1, head, token].double() / dim**0.5
+            want = torch.softmax(scores, 0) @ v[-1, at, :seen].double()
+            error = (out[-1, head, token].double() - want).abs().max().item()
             if not error < 0.02:
                 return f"token {token}, head {head}: off by {error:.3g}"
     return ""
@@ -88,9 +90,9 @@ class PageGroups:
 
 
 def over_page_groups(torch, x):
-    """A copy of [1, heads, tokens, dim] laid out [token, head, dim] over page groups."""
+    """A copy of [sequences, heads, tokens, dim] laid out [sequence, token, head, dim] over page groups."""
     flat = torch.as_tensor(PageGroups(x.numel()), device="cuda").view(torch.bfloat16)
-    slot = flat.view(1, x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+    slot = flat.view(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
     slot.copy_(x)
     return slot
 
@@ -98,7 +100,7 @@ def over_page_groups(torch, x):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--tokens", type=int, default=0, help="instead of the report's 16384")
+    parser.add_argument("--tokens", type=int, default=0, help="instead of the report's")
     options = parser.parse_args()
     try:
         import torch
@@ -112,25 +114,28 @@ def main():
 
     print("yardstick,backend,shape,ms,tflops,versions")
     all_right, ran = True, 0
-    for n_seqs, tokens, heads, kv_heads, dim in SHAPES:
+    for n_seqs, asking, tokens, heads, kv_heads, dim in SHAPES:
+        prefill = asking > 1
         tokens = options.tokens or tokens
-        shape = f"prefill {tokens} causal bf16 heads {heads}/{kv_heads} dim {dim}"
+        asking = tokens if prefill else 1
+        what = f"prefill {tokens} causal" if prefill else f"decode {n_seqs} x {tokens}"
+        shape = f"{what} bf16 heads {heads}/{kv_heads} dim {dim}"
         torch.manual_seed(1)
 
-        def uniform(n_heads):
-            x = torch.empty(n_seqs, n_heads, tokens, dim, device="cuda", dtype=torch.bfloat16)
+        def uniform(n_heads, n):
+            x = torch.empty(n_seqs, n_heads, n, dim, device="cuda", dtype=torch.bfloat16)
             return x.uniform_(-1, 1)
 
-        q, k, v = uniform(heads), uniform(kv_heads), uniform(kv_heads)
+        q, k, v = uniform(heads, asking), uniform(kv_heads, tokens), uniform(kv_heads, tokens)
         timed = []
         for name in BACKENDS:
             # Grouped heads where the backend knows them; else KV is repeated, before the time is taken.
             for grouped in (True, False):
                 keys, values = (k, v) if grouped else (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
 
-                def run(keys=keys, values=values, name=name, grouped=grouped):
+                def run(keys=keys, values=values, q=q, name=name, grouped=grouped, causal=prefill):
                     with sdpa_kernel(getattr(SDPBackend, name)):
-                        return attend(q, keys, values, is_causal=True, enable_gqa=grouped)
+                        return attend(q, keys, values, is_causal=causal, enable_gqa=grouped)
 
                 try:
                     out = run()
@@ -168,7 +173,7 @@ def main():
                 end.synchronize()
                 if run_number >= 2:
                     times.append(begin.elapsed_time(end))
-        flops = 4 * n_seqs * heads * dim * tokens * (tokens + 1) / 2
+        flops = 4 * n_seqs * heads * dim * (tokens * (tokens + 1) / 2 if prefill else tokens)
         for name, what, _, times in timed:
             ms = sorted(times)[len(times) // 2]
             print(f"sdpa,{name},{what},{ms:.4f},{1e-9 * flops / ms:.1f},{versions}")

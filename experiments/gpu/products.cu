@@ -1,4 +1,5 @@
-// Products of codes beside the bf16 product that they stand in for, at the shapes of an 8-billion-parameter Llama.
+// Products at the shapes of an 8-billion-parameter Llama: bf16 as models multiply, beside cuBLASLt's fastest and our
+// kernel for few rows; and products of codes beside the bf16 product that they stand in for.
 //
 // The arithmetic, on an H200 (4.3 TB/s of copies, 700 of 790 TFLOP/s): W of gate and up, 28,672 x 4,096, is 235 MB in
 // bf16, 55 us; 117 in int8 and fp8, 27 us; 62 in int4 with its scales, 14 us, but 16 at the 3.9 TB/s that its
@@ -83,7 +84,7 @@ OnCard make(const Codes& form, int n, int k, ThreadTeam& team, cuda::Stream& str
 
 }  // namespace
 
-void coded_products(Rounds& rounds, const cuda::Card&, bool tiny) {
+void products(Rounds& rounds, const cuda::Card&, bool tiny) {
   cuda::Stream& stream = rounds.stream();
   ThreadTeam team(tiny ? 1 : 16);
   const int most = tiny ? 70 : 2048;
@@ -95,15 +96,17 @@ void coded_products(Rounds& rounds, const cuda::Card&, bool tiny) {
     fill_random(x.data(), size_t(most) * size_t(k), kInputs, 1, stream);
     std::vector<OnCard> coded;
     for (const Codes& form : kForms) coded.push_back(make(form, n, k, team, stream));
-    CudaGemm gemm(stream);
+    CudaGemm gemm(stream), any_order(stream, false);
     CudaGemmArgs args{.x = x.data(),
                       .w = {w.data(), n, k, k},
                       .x_dtype = Dtype::bf16,
                       .y_dtype = Dtype::bf16,
                       .x_stride = k,
                       .y_stride = n};
-    const Status prepared = gemm.prepare(args, most);
-    XPYD_CHECK(prepared.ok(), prepared.ok() ? "" : prepared.error().message);
+    for (CudaGemm* each : {&gemm, &any_order}) {
+      const Status prepared = each->prepare(args, most);
+      XPYD_CHECK(prepared.ok(), prepared.ok() ? "" : prepared.error().message);
+    }
     for (int m : {1, 8, 16, 64, most}) {
       const std::string shape = std::string("8B ") + name + ", " + std::to_string(m) + " rows";
       cuda::Memory y = cuda::Memory::device(size_t(m) * size_t(n) * sizeof(bf16)).value();
@@ -123,6 +126,14 @@ void coded_products(Rounds& rounds, const cuda::Card&, bool tiny) {
                },
            .work = {.bytes = double(w.size()) + around, .flops = flops},
            .limit = Limit::roofline}};
+      // What the promise of one order costs, and what our kernel for few rows gains.
+      const auto dense = [&](const char* name, std::function<void()> run) {
+        Case beside = cases[0];
+        beside.name = shape + ", " + name, beside.run = std::move(run), beside.versus = cases[0].name;
+        cases.push_back(std::move(beside));
+      };
+      dense("bf16, cuBLASLt's fastest", [&any_order, args] { any_order.run(args); });
+      if (cuda_gemv_takes(args)) dense("bf16, gemv", [&stream, args] { cuda_gemv(args, stream); });
       for (size_t i = 0; i < coded.size(); ++i) {
         CudaGemmArgs of_codes = args;
         of_codes.w = coded[i].matrix;
