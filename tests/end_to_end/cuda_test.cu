@@ -84,7 +84,7 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
   for (std::string& word : words) argv.push_back(word.data());
   CHECK(gpu::run(int(argv.size()), argv.data()) == 0);
   std::ifstream in(dir.path + "/report.csv");
-  int of_cudnn = 0, yardsticks = 0, shares = 0, published = 0, over_groups = 0, coded = 0, products = 0;
+  int of_cudnn = 0, of_flash = 0, yardsticks = 0, moved = 0, shares = 0, published = 0, over_groups = 0, coded = 0, products = 0;
   for (std::string line; std::getline(in, line);) {
     yardsticks += line.find("torch 2.9") != std::string::npos;
     shares += line.find("of copy bandwidth") != std::string::npos;
@@ -93,7 +93,9 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
     coded += line.find(" paged 16 int8") != std::string::npos || line.find(" paged 16 int4") != std::string::npos;
     products += line.find(" rows, int8") != std::string::npos || line.find(" rows, int4") != std::string::npos ||
                 line.find(" rows, fp8") != std::string::npos;
-    if (line.find("x cuDNN's best") == std::string::npos) continue;
+    of_flash += line.find("x FLASH's best") != std::string::npos;
+    moved += line.find("KV of 64 tokens") != std::string::npos;
+    if (line.find("x CUDNN's best") == std::string::npos) continue;
     ++of_cudnn;
     // Of the columns met, taken, set_aside: faster than 1e9 ms, the target is met.
     const size_t set_aside = line.rfind(','), taken = line.rfind(',', set_aside - 1);
@@ -101,6 +103,8 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
   }
   CHECK(yardsticks == 3);
   CHECK(of_cudnn >= 6);  // two variants at least, contiguous, paged and over page groups
+  CHECK(of_flash == of_cudnn);
+  CHECK(moved == 3 * (1 + 2 * 4));  // each way: one copy, and four lists beside it
   CHECK(published >= 2 * 7);
   CHECK(over_groups >= 10);
   CHECK(shares >= 6);
