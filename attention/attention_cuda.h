@@ -72,11 +72,11 @@ struct CudaAttentionVariant {
   void (*run)(const CudaAttentionArgs& args, cuda::Stream& stream);
   // Null: it can run these arguments on this card; else why not ("needs bf16 KV", "needs sm_90").
   const char* (*refuses)(const CudaAttentionArgs& args, const cuda::Card& card);
-  bool verified;  // its results were checked on hardware (experiments/results/): may be a default
   const char* source;
 };
 std::span<const CudaAttentionVariant> cuda_attention_variants();
-// The last verified row of that phase that takes these arguments; a naive row always does.
+// The last row of that phase that takes these arguments, which is the fastest (experiments/results/). For f32 KV the
+// naive row: it serves both phases, so that logits keep their bits however a prompt is cut.
 const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase, const CudaAttentionArgs& args,
                                                    const cuda::Card& card);
 

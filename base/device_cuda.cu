@@ -17,24 +17,29 @@ namespace {
 constexpr size_t kCopyThreads = 256;
 constexpr size_t kPieceBytes = 64 << 10;  // of one block: a long copy is cut, so that many blocks share it
 constexpr size_t kListCopies = 4096;      // of one launch
+constexpr size_t kWarpBytes = 8 << 10;    // mean of a launch up to which a warp moves a piece, not a block of threads
 constexpr int kLists = 4;                 // launches under way before the host waits for the oldest
 // Across the bus: 64 GB/s * 3 us are 192 KiB under way; a warp has 2 KiB, a block 16.
 constexpr size_t kBusBlocks = 16;
 constexpr size_t kEngineBytes = 256 << 10;  // mean of a list from which on the engines are as fast
 
-// By `n_threads` threads, of which this is number `thread`.
+// By `n_threads` threads, of which this is number `thread`. Each has several loads under way before the first is stored:
+// little else hides their latency.
 template <class T>
 __device__ void copy_as(const Copy& copy, size_t thread, size_t n_threads) {
+  constexpr size_t kUnderWay = 8;
   T* __restrict__ to = reinterpret_cast<T*>(copy.destination);
   const T* __restrict__ from = reinterpret_cast<const T*>(copy.source);
   const size_t n = copy.bytes / sizeof(T);
-  size_t i = thread;
-  // Several loads under way before the first is stored: little else hides their latency.
-  for (; i + 3 * n_threads < n; i += 4 * n_threads) {
-    const T a = from[i], b = from[i + n_threads], c = from[i + 2 * n_threads], d = from[i + 3 * n_threads];
-    to[i] = a, to[i + n_threads] = b, to[i + 2 * n_threads] = c, to[i + 3 * n_threads] = d;
+  for (size_t first = thread; first < n; first += kUnderWay * n_threads) {
+    T held[kUnderWay];
+#pragma unroll
+    for (size_t i = 0; i < kUnderWay; ++i)
+      if (first + i * n_threads < n) held[i] = from[first + i * n_threads];
+#pragma unroll
+    for (size_t i = 0; i < kUnderWay; ++i)
+      if (first + i * n_threads < n) to[first + i * n_threads] = held[i];
   }
-  for (; i < n; i += n_threads) to[i] = from[i];
 }
 
 // `together` threads of a block move one piece: all of them, or a warp.
@@ -72,8 +77,9 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
       for (size_t done = 0; done < whole.bytes; done += kPieceBytes) {
         if (n_ == kListCopies) send();
         if (n_ == 0) lists_[turn_].free.wait();
-        lists_[turn_].host.as<Copy>()[n_++] = {whole.source + done, whole.destination + done,
-                                               std::min(kPieceBytes, whole.bytes - done)};
+        const size_t piece = std::min(kPieceBytes, whole.bytes - done);
+        lists_[turn_].host.as<Copy>()[n_++] = {whole.source + done, whole.destination + done, piece};
+        bytes_ += piece;
       }
     if (n_ > 0) send();
   }
@@ -122,21 +128,21 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     List& list = lists_[turn_];
     const cuda::Memory& read = list.device.size() > 0 ? list.device : list.host;
     if (&read == &list.device) cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
-    const size_t together = bus_ ? 32 : kCopyThreads, teams = kCopyThreads / together;
+    const size_t together = bus_ || bytes_ <= n_ * kWarpBytes ? 32 : kCopyThreads, teams = kCopyThreads / together;
     const size_t blocks = (n_ + teams - 1) / teams;
     cuda::launch(copy_list, "copy_list",
                  {.grid = unsigned(bus_ ? std::min(blocks, kBusBlocks) : blocks), .block = unsigned(kCopyThreads)},
                  stream_, read.as<const Copy>(), n_, unsigned(together));
     list.free.record(stream_);
     turn_ = (turn_ + 1) % kLists;
-    n_ = 0;
+    n_ = bytes_ = 0;
   }
 
   cuda::Stream stream_;
   const bool bus_ = false;
   std::vector<List> lists_;
   int turn_ = 0;
-  size_t n_ = 0;                                    // copies in lists_[turn_]
+  size_t n_ = 0, bytes_ = 0;                        // copies in lists_[turn_]
   std::deque<std::unique_ptr<cuda::Event>> marks_;  // the last ones given out, not known to be done
   std::vector<std::unique_ptr<cuda::Event>> spare_;
   int64_t last_mark_ = 0;

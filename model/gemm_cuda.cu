@@ -89,7 +89,7 @@ bool splits_k(const cublasLtMatmulAlgo_t& algo) {
 
 struct Algo {
   cublasLtMatmulAlgo_t value;
-  bool own = false;  // model/gemv_cuda.cu, not the library's
+  bool own = false;  // model/gemv_sm90.cu, not the library's
 };
 
 std::string name_of(const Algo& chosen) {

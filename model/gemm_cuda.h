@@ -1,4 +1,4 @@
-// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_cuda.cu), where there is a GPU
+// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_sm90.cu), where there is a GPU
 // (model/gemm_cuda.cu), plain loops where the interpreter stands in for one (tests/simt/gemm_simt.cc). A bias belongs
 // to the operation that follows, which adds it in f32 before anything is rounded.
 //
@@ -50,12 +50,12 @@ class CudaGemm {
   std::unique_ptr<Impl> impl_;
 };
 
-// y = x W^T for up to 16 rows of bf16, limited by reading W (gemv_cuda.cu): a candidate beside cuBLASLt's, which is
+// y = x W^T for up to 32 rows of bf16, limited by reading W (gemv_sm90.cu): a candidate beside cuBLASLt's, which is
 // taken where its rows have the same bits. One addition order: one accumulator per element and k ascending by 16, as in
 // large products whose K is not split (model/README.md).
-constexpr int kGemvRows = 16;
+constexpr int kGemvRows = 32;
 
-// bf16, at most kGemvRows rows, K and strides in multiples of 16 bytes.
+// A card of sm_90, bf16, at most kGemvRows rows, K and strides in multiples of 16 bytes.
 bool cuda_gemv_takes(const CudaGemmArgs& args);
 // Before: cuda_gemv_takes(). Allocates nothing and may be captured.
 void cuda_gemv(const CudaGemmArgs& args, const cuda::On& on);

@@ -92,6 +92,7 @@ class CudaLlama final : public CudaModel {
   const ModelConfig& config() const override { return c_; }
   void forward(const StepInput& step, float* logits) override;
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
+  bool wait() override;
   void end(Chosen* chosen) override;
   bool chooses() const override { return true; }
   int window() const override { return 2; }
@@ -448,10 +449,15 @@ void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float*
   begun.done.record(stream_);
 }
 
-void CudaLlama::end(Chosen* chosen) {
+bool CudaLlama::wait() {
   XPYD_CHECK(ended_ < begun_, "no step is under way");
+  steps_[size_t(ended_) % steps_.size()].done.wait();
+  return true;
+}
+
+void CudaLlama::end(Chosen* chosen) {
+  wait();
   Begun& begun = steps_[size_t(ended_++) % steps_.size()];
-  begun.done.wait();
   const uint64_t* hashes = begun.pinned.as<uint64_t>();
   const int32_t* tokens = reinterpret_cast<const int32_t*>(hashes + options_.max_logits);
   const int32_t* nans = tokens + options_.max_logits;

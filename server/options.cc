@@ -470,7 +470,7 @@ std::vector<OptionRow> make_rows() {
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
        kShape, sets_as<row_named<attention_variants>, &BackendOptions::kernels, &Kernels::attention>},
       {"cuda-prefill-attention", text, "auto", "", "VARIANT", 0, 0,
-       "--device cuda: attention of steps with several query tokens; auto: the best verified one", kEngine,
+       "--device cuda: attention of steps with several query tokens; auto: the fastest that takes the KV; naive for f32", kEngine,
        sets<&BackendOptions::cuda_prefill_attention>},
       {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
        "--device cuda: attention of steps with one query token per sequence", kEngine,

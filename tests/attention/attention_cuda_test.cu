@@ -510,18 +510,25 @@ TEST_CASE("cuda attention: tiles in shared memory have no bank conflicts", "[cud
   check_banks<128>();
 }
 
-TEST_CASE("cuda attention: what is not verified is never a default, and refusals say why", "[cuda][attention]") {
+TEST_CASE("cuda attention: the default is the newest row that takes the arguments, and refusals say why", "[cuda][attention]") {
   CudaAttentionArgs args;
   args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
   args.layout.block_tokens = 16;
-  for (auto phase : {Variant::prefill, Variant::decode}) {
-    const Variant& chosen = default_cuda_attention(phase, args, card());
-    CHECK(chosen.phase == phase);
-    CHECK(chosen.verified);
-    CHECK(chosen.refuses(args, card()) == nullptr);
-  }
   cuda::Card ampere, hopper;
   ampere.major = 8, hopper.major = 9;
+  auto chosen = [](auto phase, const CudaAttentionArgs& a, const cuda::Card& on) {
+    return std::string(default_cuda_attention(phase, a, on).name);
+  };
+  CHECK(chosen(Variant::prefill, args, hopper) == "flash_wgmma");
+  CHECK(chosen(Variant::prefill, args, ampere) == "flash_mma");
+  CHECK(chosen(Variant::decode, args, ampere) == "split_mma");
+  CudaAttentionArgs wide = args, exact = args;
+  wide.layout.shape.head_dim = 96;
+  hopper.max_shared_bytes = 227 << 10;
+  CHECK(chosen(Variant::prefill, wide, hopper) == "naive");
+  CHECK(chosen(Variant::decode, wide, hopper) == "split_kv");
+  exact.dtype = exact.layout.shape.dtype = Dtype::f32;
+  for (auto phase : {Variant::prefill, Variant::decode}) CHECK(chosen(phase, exact, hopper) == "naive");
   for (const Variant& variant : cuda_attention_variants()) {
     if (!needs_mma(variant)) continue;
     auto why = [&](const CudaAttentionArgs& a, const cuda::Card& on) {

@@ -582,9 +582,9 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
 TEST_CASE("cuda gemv: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
   cuda::Stream stream;
   Random random(10);
-  // Columns beyond a block of 16, K beyond a stage of 128 and beyond the ring of six of them.
+  // Outputs beyond a block of 16, K beyond a stage of 256 and beyond the ring of five of them.
   for (Dtype y_dtype : {Dtype::f32, Dtype::bf16})
-    for (auto [n, k] : {std::pair(48, 128), std::pair(37, 904), std::pair(5, 8)}) {
+    for (auto [n, k] : {std::pair(48, 128), std::pair(37, 1800), std::pair(5, 8)}) {
       CAPTURE(dtype_name(y_dtype), n, k);
       const int k_stride = k + 8, y_stride = n + 3;
       const auto w = random_floats(size_t(n * k_stride), random, Dtype::bf16),
@@ -599,7 +599,7 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
                         .y_stride = y_stride};
       REQUIRE(cuda_gemv_takes(args));
       std::vector<float> whole;
-      for (int m : {kGemvRows, 0, 1, 2, 7, 8, 9}) {
+      for (int m : {kGemvRows, 0, 1, 2, 7, 8, 9, 16, 17}) {
         CAPTURE(m);
         const size_t size = size_t(kGemvRows * y_stride);
         cuda::Memory y = floats_to_card(std::vector<float>(size, -7), y_dtype, stream);
@@ -628,9 +628,9 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
           }
       }
     }
-  CudaGemmArgs more{.w = {nullptr, 8, 64, 64}, .x_dtype = Dtype::bf16, .m = 17, .x_stride = 64};
+  CudaGemmArgs more{.w = {nullptr, 8, 64, 64}, .x_dtype = Dtype::bf16, .m = kGemvRows + 1, .x_stride = 64};
   CHECK_FALSE(cuda_gemv_takes(more));
-  more.m = 16;
+  more.m = kGemvRows;
   CHECK(cuda_gemv_takes(more));
   more.w.k = 60;
   CHECK_FALSE(cuda_gemv_takes(more));

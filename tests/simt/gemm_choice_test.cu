@@ -212,12 +212,12 @@ TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's or
 TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, and only there",
           "[cuda][model][gemm]") {
   cuda::Stream stream;
-  // K ends in half a group of 16. What the library has cannot run fewer than 17 rows.
-  Choice c({{1, Order::sixteens, 1, 1 << 20, 0, false, 17}}, 56, stream);
+  // K ends in half a group of 16. What the library has runs more rows than ours only.
+  Choice c({{1, Order::sixteens, 1, 1 << 20, 0, false, kGemvRows + 1}}, 56, stream);
   REQUIRE(c.gemm.prepare(c.args, kMost).ok());
   CHECK(c.gemm.describe().find("gemv") != std::string::npos);
   const std::vector<float> whole = c.run(0, kMost);
-  for (int m : {1, 2, 7, 8, 9, 16, 17}) {
+  for (int m : {1, 2, 7, 8, 9, 16, 32, 33}) {
     CAPTURE(m);
     const int first = 300;
     cublas::ran.clear();
@@ -227,7 +227,7 @@ TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, 
   }
   // Of another order, or where so few sums of bf16 do not tell: nobody takes few rows.
   for (auto [order, only_bf16, k] : {std::tuple(Order::ascending, false, 40), std::tuple(Order::sixteens, true, 72)}) {
-    Choice other({{1, order, 1, 1 << 20, 0, only_bf16, 17}}, k, stream);
+    Choice other({{1, order, 1, 1 << 20, 0, only_bf16, kGemvRows + 1}}, k, stream);
     const Status refused = other.gemm.prepare(other.args, kMost);
     REQUIRE_FALSE(refused.ok());
     CHECK(refused.error().message.find("best: 0 of 11 sizes") != std::string::npos);
@@ -246,7 +246,7 @@ TEST_CASE("cuda gemm: the process ended where no algorithm of the chosen order s
   CHECK(c.chosen(4) == 2);  // of the same order
   cublas::broken = {1, 2};
   CHECK(c.chosen(40) == 3);
-  cublas::broken = {1, 2, 3};  // our kernel is left, for 16 rows at a time
+  cublas::broken = {1, 2, 3};  // our kernel is left, for 32 rows at a time
   cublas::ran.clear();
   const std::vector<float> ours = c.run(0, 40);
   CHECK(cublas::ran.empty());
