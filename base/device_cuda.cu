@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kCopyThreads = 256;
 constexpr size_t kPieceBytes = 64 << 10;  // of one block: a long copy is cut, so that many blocks share it
-constexpr size_t kListCopies = 4096;      // of one launch
+constexpr size_t kListCopies = 16384;     // of one launch: the card stands still for some 10 us between two
 constexpr size_t kWarpBytes = 8 << 10;    // mean of a launch up to which a warp moves a piece, not a block of threads
 constexpr int kLists = 4;                 // launches under way before the host waits for the oldest
 // Across the bus: 64 GB/s * 3 us are 192 KiB under way; a warp has 2 KiB, a block 16.

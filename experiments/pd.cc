@@ -32,7 +32,7 @@ Sizes sizes_of(const Setting& setting) {
   if (setting.tiny) return {3, {0.5}, {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"}};
   if (setting.device == "cuda")
     return {64,
-            {0.3, 0.6, 0.9},
+            {0.6},
             {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes", "24GiB",
              "--max-model-len", "8192", "--max-batch", "64", "--chunk-tokens", "2048"}};
   return {20,
@@ -51,8 +51,7 @@ std::vector<Shape> shapes_of(const Setting& setting) {
   if (setting.device == "cuda")
     return {{"1C", "local", "off", "2048"},          {"1C", "local", "off", "512"},
             {"1P1D", "local", "off", "2048"},        {"1P1D", "local", "priority", "2048"},
-            {"1P1D", "handoff", "priority", "2048"}, {"1P1D", "local", "112", "2048"},
-            {"1P1D", "local", "96", "2048"},         {"1P1D", "local", "80", "2048"},
+            {"1P1D", "handoff", "priority", "2048"}, {"1P1D", "local", "96", "2048"},
             {"1P1D", "local", "64", "2048"}};
   return {{"1C", "local", "off", "512"},
           {"2C", "local", "off", "512"},

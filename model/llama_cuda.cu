@@ -470,8 +470,7 @@ std::string CudaLlama::describe() const {
     lines += std::string("products of ") + dtype_name(weights_->matrix_dtype) + " codes: made numbers where they are multiplied\n";
   lines += std::string("attention: prefill ") + (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) +
            ", decode " + (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
-  lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +
-           (options_.early_start ? ", kernels start early\n" : "\n");
+  lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) + "\n";
   return lines;
 }
 

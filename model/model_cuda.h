@@ -30,8 +30,8 @@ struct CudaModelOptions {
   // row, others the prefill row. Where decode_attention names a prefill row, one kernel does both,
   // and a token's bits are the same whether it came in a prompt's chunk or alone.
   std::string prefill_attention = "auto", decode_attention = "auto";
-  bool graphs = true;        // steps of one token per sequence are captured and replayed
-  bool early_start = false;  // kernels start while those before end (base/cuda.h)
+  bool graphs = true;       // steps of one token per sequence are captured and replayed
+  bool early_start = true;  // kernels start while those before end, where the card can (base/cuda.h)
 };
 
 // Whether these rows exist and take this model and KV on this card; the error names the option.

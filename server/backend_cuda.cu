@@ -77,8 +77,7 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
                          .max_table_entries = 1,
                          .prefill_attention = b.cuda_prefill_attention,
                          .decode_attention = b.cuda_decode_attention,
-                         .graphs = b.cuda_graphs != "off",
-                         .early_start = b.cuda_graphs == "early"};
+                         .graphs = b.cuda_graphs == "on"};
   const int block_tokens = contiguous ? o.max_model_len : o.kv_scheme->block_tokens(o.kv);
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
   if (o.kv.shape.dtype == Dtype::int4 && stack.config.head_dim % 4 != 0)

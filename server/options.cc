@@ -481,10 +481,8 @@ std::vector<OptionRow> make_rows() {
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
        "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine,
        sets<&ClusterOptions::ahead>},
-      {"cuda-graphs", choice, "on", "", "on|off|early", 0, 0,
-       "--device cuda: replay decode steps as captured graphs; early: kernels also start while those before them end "
-       "(sm_90)",
-       kEngine, sets<&BackendOptions::cuda_graphs>},
+      {"cuda-graphs", choice, "on", "", "on|off", 0, 0,
+       "--device cuda: replay decode steps as captured graphs", kEngine, sets<&BackendOptions::cuda_graphs>},
 
       // The front end.
       {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve", sets<&HttpListenOptions::port>,

@@ -80,7 +80,9 @@ void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, con
     std::vector<Chosen> chosen(size_t(shape.n_seqs));
     // Decoding: the next step is enqueued, with the tokens that this one will choose, before this one is waited for.
     const bool ahead = shape.n_q == 1;
-    int under_way = 0, n_nans = 0;
+    int under_way = 0, n_nans = 0, n_begun = 0;
+    double begin_seconds = 0;
+    RealClock clock;
     auto end = [&] {
       llama.end(chosen.data());
       for (const Chosen& c : chosen) n_nans += c.nan_logits;
@@ -89,7 +91,9 @@ void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, con
     auto next = [&] {
       if (ahead && under_way > 0)
         for (int i = 0; i < shape.n_seqs; ++i) step.ids[size_t(i)] = -1 - i;
+      const double before = clock.now();
       llama.begin(step.input(), greedy, nullptr);
+      begin_seconds += clock.now() - before, ++n_begun;
       if (++under_way > (ahead ? 1 : 0)) end();
     };
     auto wrong = [&] {
@@ -103,6 +107,7 @@ void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, con
                      .limit = shape.limit,
                      .target = shape.target}});
     if (!wrong().empty()) rounds.found_wrong(shape.name, wrong());
+    if (ahead) rounds.bench().report({.name = shape.name + ": begin() on the CPU", .seconds = begin_seconds / n_begun});
   }
 }
 
@@ -200,13 +205,13 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
       const char* name;
       bool graphs, early;
     };
-    for (const Launches& how : {Launches{", kernel by kernel", false, false}, {"", true, false},
-                                {", kernels start early", true, true}}) {
+    for (const Launches& how : {Launches{", kernel by kernel", false, false}, {", graph", true, false},
+                                {"", true, true}}) {
       CudaModelOptions options = setting.options(batch, batch, context);
       options.graphs = how.graphs, options.early_start = how.early;
       auto llama = make_model(setting, rounds.stream(), options);
       // Batch 1 streams the weights; the target of a full batch is 1.15 times the roofline's time.
-      const bool served = how.graphs && !how.early;
+      const bool served = how.graphs && how.early;
       const std::string full = "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context);
       measure_steps(rounds, setting, *llama,
                     {{1, 1, context, Limit::copy, served ? 0.80 : 0, std::string("8B decode, batch 1") + how.name},
