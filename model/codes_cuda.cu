@@ -123,16 +123,16 @@ struct Sums {
 // x; of few, all take the same tiles and each a part of K: more of W is under way, and no warp's chain of sums is long.
 template <class Form, class T, int kTokens>
 struct Codes {
-  static constexpr bool kFew = kTokens <= 16;
+  static constexpr bool kFew = kTokens <= 32;
   static constexpr int kTiles = sizeof(T) == 4 ? 1 : 2, kWarps = kParts, kThreads = 32 * kWarps,
                        kBlockTiles = kFew ? kTiles : kTiles * kWarps;
   static constexpr int kBits = dtype_bits(Form::kDtype),
                        kUnits = kStep * kBits * 2 / kUnitBytes;  // of a tile in a stage
-  // As many as two blocks of an SM have room for: of few rows 6 to 12 KB of codes under way for each warp.
+  // As many as two blocks of an SM have room for (one, of 32 rows): of few rows 6 to 12 KB of codes under way for each warp.
   static constexpr int stages() {
     if (sizeof(T) == 4) return 3;
     if (kTokens == 8) return kBits == 4 ? 6 : 4;
-    return (kFew ? 3 : 2) + (kBits == 4 ? 1 : 0);
+    return (kTokens == 16 ? 3 : 2) + (kBits == 4 ? 1 : 0);
   }
   static constexpr int kStages = stages();
   static constexpr int kScales = kStep / kQuarter * kCodesOutputs;  // of a tile in a stage
@@ -308,6 +308,8 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
 
 // ---- which of them takes a product
 
+constexpr int kIdle = -1;  // as many as give the form for many rows fewer blocks than half of the SMs
+
 struct Row {
   Dtype codes, x;
   int most;             // rows of x that it is for; 0: any number
@@ -326,9 +328,18 @@ Row row(int most) {
           {dim3(1), dim3(unsigned(C::kThreads)), C::shared()},
           codes_kernel<Form, T, kTokens>};
 }
-const Row kRows[] = {row<Int4, bf16, 8>(8), row<Int4, bf16, 16>(16), row<Int4, bf16, 64>(0), row<Int4, float, 8>(0),
-                     row<Int8, bf16, 8>(8), row<Int8, bf16, 16>(16), row<Int8, bf16, 64>(0), row<Int8, float, 8>(0),
-                     row<Fp8, bf16, 8>(8),  row<Fp8, bf16, 16>(16),  row<Fp8, bf16, 64>(0),  row<Fp8, float, 8>(0)};
+const Row kRows[] = {row<Int4, bf16, 8>(8),       row<Int4, bf16, 16>(16), row<Int4, bf16, 32>(kIdle),
+                     row<Int4, bf16, 64>(0),      row<Int4, float, 8>(0),  row<Int8, bf16, 8>(8),
+                     row<Int8, bf16, 16>(16),     row<Int8, bf16, 32>(kIdle), row<Int8, bf16, 64>(0),
+                     row<Int8, float, 8>(0),      row<Fp8, bf16, 8>(8),    row<Fp8, bf16, 16>(16),
+                     row<Fp8, bf16, 32>(kIdle), row<Fp8, bf16, 64>(0),   row<Fp8, float, 8>(0)};
+
+bool leaves_idle(const CudaGemmArgs& a) {
+  static const int n_sms = cuda::open().value().n_sms;
+  using Many = Codes<Int8, bf16, 64>;
+  const int outputs = Many::kBlockTiles * kCodesOutputs;
+  return 2 * ((a.w.n + outputs - 1) / outputs) * ((a.m + 63) / 64) < n_sms;
+}
 
 }  // namespace
 
@@ -336,6 +347,7 @@ void cuda_codes(const CudaGemmArgs& a, const cuda::On& on) {
   if (a.m == 0) return;
   for (const Row& row : kRows) {
     if (row.codes != a.w.codes.dtype || row.x != a.x_dtype || (row.most > 0 && a.m > row.most)) continue;
+    if (row.most == kIdle && !leaves_idle(a)) continue;
     cuda::Shape shape = row.shape;
     shape.grid = dim3(unsigned((a.w.n + row.outputs - 1) / row.outputs * ((a.m + row.tokens - 1) / row.tokens)));
     return cuda::launch(row.kernel, "codes", shape, on, a);

@@ -68,46 +68,74 @@ struct Shape {
   std::string name;
 };
 
-void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, const std::vector<Shape>& shapes) {
+// Steps of one shape, one after the other, by one model.
+class Steps {
+ public:
+  Steps(const Setting& setting, const KvLayout& layout, std::byte* pool, CudaModel& llama, const Shape& shape)
+      : llama_(llama),
+        shape_(shape),
+        step_(setting.config, layout, pool, shape.n_seqs, shape.n_q, shape.length),
+        greedy_(size_t(shape.n_seqs)),
+        chosen_(size_t(shape.n_seqs)) {}
+  Case make_case() {
+    return {.name = shape_.name,
+            .run = [this] { next(); },
+            .check = [this] { return wrong(); },
+            .work = llama_.work(step_.input()),
+            .limit = shape_.limit,
+            .target = shape_.target};
+  }
+  std::string wrong() {
+    while (under_way_ > 0) end();
+    return n_nans_ ? std::to_string(n_nans_) + " NaN among the logits" : std::string();
+  }
+  BenchRow begin_row() const { return {.name = shape_.name + ": begin() on the CPU", .seconds = begin_seconds_ / n_begun_}; }
+
+ private:
+  // Decoding: the next step is enqueued, with the tokens that this one will choose, before this one is waited for.
+  bool ahead() const { return shape_.n_q == 1; }
+  void end() {
+    llama_.end(chosen_.data());
+    for (const Chosen& c : chosen_) n_nans_ += c.nan_logits;
+    --under_way_;
+  }
+  void next() {
+    if (ahead() && under_way_ > 0)
+      for (int i = 0; i < shape_.n_seqs; ++i) step_.ids[size_t(i)] = -1 - i;
+    const double before = clock_.now();
+    llama_.begin(step_.input(), greedy_, nullptr);
+    begin_seconds_ += clock_.now() - before, ++n_begun_;
+    if (++under_way_ > (ahead() ? 1 : 0)) end();
+  }
+
+  CudaModel& llama_;
+  const Shape shape_;
+  Step step_;
+  const std::vector<Draw> greedy_;
+  std::vector<Chosen> chosen_;
+  RealClock clock_;
+  int under_way_ = 0, n_nans_ = 0, n_begun_ = 0;
+  double begin_seconds_ = 0;
+};
+
+// The same shape by several models, in the same rounds: all but the first also as multiples of the first one's speed.
+void measure_steps(Rounds& rounds, const Setting& setting, const std::vector<std::pair<CudaModel*, Shape>>& all) {
   int blocks = 0;
-  for (const Shape& s : shapes) blocks = std::max(blocks, s.n_seqs * ((s.length + kBlock - 1) / kBlock));
+  for (const auto& [llama, s] : all) blocks = std::max(blocks, s.n_seqs * ((s.length + kBlock - 1) / kBlock));
   const KvLayout layout{kv_shape(setting.config, Dtype::bf16), KvOrder::layer_major, kBlock, blocks};
   cuda::Memory pool = cuda::Memory::device(layout.pool_bytes()).value();
   fill_random(pool.data(), layout.pool_bytes() / sizeof(bf16), 5, 1, rounds.stream());
-  for (const Shape& shape : shapes) {
-    Step step(setting.config, layout, pool.data(), shape.n_seqs, shape.n_q, shape.length);
-    const std::vector<Draw> greedy(size_t(shape.n_seqs));
-    std::vector<Chosen> chosen(size_t(shape.n_seqs));
-    // Decoding: the next step is enqueued, with the tokens that this one will choose, before this one is waited for.
-    const bool ahead = shape.n_q == 1;
-    int under_way = 0, n_nans = 0, n_begun = 0;
-    double begin_seconds = 0;
-    RealClock clock;
-    auto end = [&] {
-      llama.end(chosen.data());
-      for (const Chosen& c : chosen) n_nans += c.nan_logits;
-      --under_way;
-    };
-    auto next = [&] {
-      if (ahead && under_way > 0)
-        for (int i = 0; i < shape.n_seqs; ++i) step.ids[size_t(i)] = -1 - i;
-      const double before = clock.now();
-      llama.begin(step.input(), greedy, nullptr);
-      begin_seconds += clock.now() - before, ++n_begun;
-      if (++under_way > (ahead ? 1 : 0)) end();
-    };
-    auto wrong = [&] {
-      while (under_way > 0) end();
-      return n_nans ? std::to_string(n_nans) + " NaN among the logits" : std::string();
-    };
-    rounds.measure({{.name = shape.name,
-                     .run = next,
-                     .check = wrong,
-                     .work = llama.work(step.input()),
-                     .limit = shape.limit,
-                     .target = shape.target}});
-    if (!wrong().empty()) rounds.found_wrong(shape.name, wrong());
-    if (ahead) rounds.bench().report({.name = shape.name + ": begin() on the CPU", .seconds = begin_seconds / n_begun});
+  std::vector<std::unique_ptr<Steps>> steps;
+  std::vector<Case> cases;
+  for (const auto& [llama, shape] : all) {
+    steps.push_back(std::make_unique<Steps>(setting, layout, pool.data(), *llama, shape));
+    cases.push_back(steps.back()->make_case());
+    if (cases.size() > 1) cases.back().versus = cases[0].name;
+  }
+  rounds.measure(cases);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (const std::string wrong = steps[i]->wrong(); !wrong.empty()) rounds.found_wrong(cases[i].name, wrong);
+    if (all[i].second.n_q == 1) rounds.bench().report(steps[i]->begin_row());
   }
 }
 
@@ -205,19 +233,23 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
       const char* name;
       bool graphs, early;
     };
-    for (const Launches& how : {Launches{", kernel by kernel", false, false}, {", graph", true, false},
-                                {"", true, true}}) {
+    std::vector<std::unique_ptr<CudaModel>> models;
+    std::vector<std::pair<CudaModel*, Shape>> one, full;
+    for (const Launches& how : {Launches{"", true, true}, {", not early", true, false}, {", kernel by kernel", false, false}}) {
       CudaModelOptions options = setting.options(batch, batch, context);
       options.graphs = how.graphs, options.early_start = how.early;
-      auto llama = make_model(setting, rounds.stream(), options);
+      models.push_back(make_model(setting, rounds.stream(), options));
       // Batch 1 streams the weights; the target of a full batch is 1.15 times the roofline's time.
-      const bool served = how.graphs && how.early;
-      const std::string full = "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context);
-      measure_steps(rounds, setting, *llama,
-                    {{1, 1, context, Limit::copy, served ? 0.80 : 0, std::string("8B decode, batch 1") + how.name},
-                     {batch, 1, context, Limit::roofline, served ? 1 / 1.15 : 0, full + how.name}});
-      if (served) std::printf("%s", llama->describe().c_str());
+      const bool served = models.size() == 1;
+      one.push_back({models.back().get(),
+                     {1, 1, context, Limit::copy, served ? 0.80 : 0, std::string("8B decode, batch 1") + how.name}});
+      full.push_back({models.back().get(),
+                      {batch, 1, context, Limit::roofline, served ? 1 / 1.15 : 0,
+                       "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context) + how.name}});
     }
+    measure_steps(rounds, setting, one);
+    measure_steps(rounds, setting, full);
+    std::printf("%s", models[0]->describe().c_str());
   }
   measure_engine(rounds, setting);
   // The newest last: a fault of one leaves the others' rows.
@@ -230,8 +262,9 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
       continue;
     }
     auto llama = make_model(setting, rounds.stream(), options);
-    measure_steps(rounds, setting, *llama,
-                  {{1, prompt, prompt, Limit::gemm, 0.60, "8B prefill of " + std::to_string(prompt) + ", " + v.name}});
+    measure_steps(rounds, setting,
+                  {{llama.get(),
+                    {1, prompt, prompt, Limit::gemm, 0.60, "8B prefill of " + std::to_string(prompt) + ", " + v.name}}});
     std::printf("%s", llama->describe().c_str());
   }
 }
