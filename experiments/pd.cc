@@ -1,7 +1,7 @@
 // pd: one pool of hardware, shared by both phases or split between prefill and decode instances.
 //
 // Real steps, all instances on the same cores (CPU: llama-mini, f32, each instance the cores
-// divided by the instances, at least one) or on the same card (llama-8b, bf16, `split` as
+// divided by the instances, at least one) or on the same card (llama-1b, bf16, `split` as
 // --gpu-split: streams of one priority, decode first, or so many SMs for prefill). `load` is a
 // share of what 1C ends per second when all requests are there at once. The columns are those of
 // vLLM's benchmark, whose table the xPyD notes print; paper_figures/pd.py prints it too.
@@ -31,9 +31,9 @@ struct Sizes {
 Sizes sizes_of(const Setting& setting) {
   if (setting.tiny) return {3, {0.5}, {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"}};
   if (setting.device == "cuda")
-    return {64,
+    return {192,
             {0.6},
-            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes", "24GiB",
+            {"experiments/models/llama-1b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes", "24GiB",
              "--max-model-len", "8192", "--max-batch", "64", "--chunk-tokens", "2048"}};
   return {20,
           {0.2, 0.4, 0.6},
