@@ -95,7 +95,7 @@ std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* what : {"gemm", "copy"})
     for (const char* beside : {"nothing", "gemm", "copy"})
-      for (int sms : setting.tiny ? std::vector{2} : std::vector{8, 16, 24, 32, 48, 64, 80, 96, 112, 124})
+      for (int sms : setting.tiny ? std::vector{2} : std::vector{16, 32, 64, 96, 124})
         all.push_back({{"what", what}, {"beside", beside}, {"sms", sms}});
   return all;
 }
