@@ -52,11 +52,22 @@ void Engine::adopt(SequencePtr sequence) {
   waiting_.insert(first_without_kv(sequence->flex()), std::move(sequence));
 }
 
-// Of the flex sequences, or of all others: behind it no other one of these holds any.
+// Of the flex sequences, or of all others: behind it no other one of these holds any to keep.
 std::deque<SequencePtr>::iterator Engine::first_without_kv(bool flex) {
   return std::find_if(waiting_.begin(), waiting_.end(), [flex](const SequencePtr& s) {
-    return s->flex() > flex || (s->flex() == flex && s->kv == kNoKv);
+    return s->flex() > flex || (s->flex() == flex && !s->keeps_kv());
   });
+}
+
+void Engine::check_invariants() const {
+  for (bool flex : {false, true}) {
+    bool without = false;
+    for (const SequencePtr& s : waiting_) {
+      if (s->flex() != flex) continue;
+      XPYD_CHECK(!(without && s->keeps_kv()), "who waits without KV stands before who holds some");
+      without |= !s->keeps_kv();
+    }
+  }
 }
 
 int Engine::waiting_with_kv() const {

@@ -146,6 +146,7 @@ class Engine final : private LayerObserver {
   // The time of its steps is that of stages, of waves that have ended.
   bool in_waves() const { return window_ > 1 && !model_.chooses(); }
   const EngineStats& stats() const { return stats_; }
+  void check_invariants() const;  // the order of those that wait
 
  private:
   using Entry = StepEntry;
@@ -226,7 +227,14 @@ class Engine final : private LayerObserver {
   EngineHooks* hooks_;
 
   std::vector<SequencePtr> running_;  // oldest first; null only inside apply_plan and finish
-  // Those that hold KV, then preempted ones, then new ones by priority; flex ones behind all others, in the same order.
+  // Those that keep KV, then preempted ones, then new ones by priority; flex ones behind all others, in the same order.
+  // Some of those that keep none hold memory before their turn (Sequence::early).
+  //
+  // Something can always move. Memory is held by those that run, by those that keep KV, by those that hold some early,
+  // and by rooms of the hand-over, which end by themselves (receiver.h). Where nothing runs and the first one does not
+  // fit, the early ones give theirs up, the last of them first; then the last one that keeps KV is preempted, as long
+  // as two hold some. One that is alone fits, since no request is taken that does not. So nobody who keeps KV may stand
+  // behind one who has none: that one would wait for memory which nobody is asked for.
   std::deque<SequencePtr> waiting_;
   std::vector<SequencePtr> arrived_;  // split off in this step, join running_ at its end
 

@@ -276,7 +276,8 @@ void Engine::add_drafts(int spare_rows) {
   wishes_.clear();
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
-    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves &&
+    // (Nothing is trimmed while KV comes: a draft that turns out wrong would be.)
+    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves && !s.arrival &&
                          s.request->most_drafts != 0 && !(s.flex() && others);
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
     const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
@@ -366,21 +367,22 @@ bool Engine::apply_plan(double now) {
   return true;
 }
 
-// Nothing fits: the youngest of those who hold memory gives it up. One alone fits, because no
-// request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that
-// others hold have arrived here, too). False: there is nobody to ask.
+// Nothing fits: the youngest of those who hold memory gives it up, as long as somebody else wants it. One alone fits,
+// because no request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that others hold
+// have arrived here, too). False: there is nobody to ask.
 bool Engine::make_room() {
   const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
-  if ((!running_.empty() || waiting_with_kv() > 1 || head_waits) && give_up_early()) return true;
-  if (running_.size() + size_t(waiting_with_kv()) > 1 && yield_one()) return true;
+  const int rivals = int(running_.size()) + waiting_with_kv() + head_waits;
+  if (rivals < 2) return false;
+  if (give_up_early() || yield_one()) return true;
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
     running_.pop_back();
     preempt(std::move(victim));
     return true;
   }
-  if (int(running_.size()) + waiting_with_kv() < 2) return false;
-  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->kv != kNoKv; });
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->keeps_kv(); });
+  if (last == waiting_.rend()) return false;
   SequencePtr victim = std::move(*last);
   waiting_.erase(std::next(last).base());
   preempt(std::move(victim));

@@ -85,6 +85,8 @@ struct Sequence {
   void forget_layers() { n_layered = layers_done = kept_row = 0; }
   int pending() const { return int(tokens.size()) - computed; }
   uint64_t salt() const { return kv_salt(*request, attempt); }
+  // It holds memory that nobody but preemption takes from it.
+  bool keeps_kv() const { return kv != kNoKv && !early; }
   // A batch job that gives way (flex.cc). Of one that leaves, and has begun, D may hold room by now, behind which others
   // wait there: here it has its turn as any other.
   bool flex() const { return request->flex && !(leaves && scheduled); }

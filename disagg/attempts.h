@@ -64,7 +64,6 @@ struct InstanceParts {
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
   std::optional<KvShards> post_by_stage = {};  // each post is of rows of one of these stages; nothing: of any
-  int max_batch = 0;
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses
   std::shared_ptr<DraftModel> drafts = {};  // whose KV of a prompt P computes, too; null: D does, or nobody

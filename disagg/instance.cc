@@ -24,7 +24,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .tokenizer = options_.engine.tokenizer,
              .n_layers = model_->config().n_layers,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
-             .max_batch = options_.engine.max_batch,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
              .drafts = options_.drafts,

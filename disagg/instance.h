@@ -92,6 +92,11 @@ class Instance final {
   void shut_down(FinishReason reason, const std::string& error);
 
   const InstanceOptions& options() const { return options_; }
+  // Of its memory (`complete`: as KvMemory's), and of who waits in its engine.
+  void check_invariants(bool complete = true) const {
+    memory_->check_invariants(complete);
+    engine_.check_invariants();
+  }
   const KvMemory& memory() const { return *memory_; }
   KvMemory& memory() { return *memory_; }
   InstanceStats stats() const;

@@ -224,7 +224,7 @@ RaggedRun run_ragged(const TinySetup& setup) {
     REQUIRE((!alone && tiny.clock.now() < until));
 
   for (const auto& instance : tiny.cluster->instances())
-    instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
+    instance->check_invariants(tiny.cluster->stats().shared_pool == false);
   RaggedRun run{.hash = tiny.cluster->logits_hash(), .tokens = {}};
   for (const auto& instance : tiny.cluster->instances()) {
     run.hit_tokens += instance->memory().stats().prefix_hit_tokens;

@@ -131,7 +131,6 @@ class Receiver {
   void end(Incoming& in);
   // Room, and the KV that comes there (receiver_kv.cc).
   enum class Room { none, loading, all };
-  bool no_place(const Incoming& in, int sequences) const;
   bool no_blocks(const Incoming& in, int sequences, int yielded) const;
   // What flex sequences would yield to it.
   Engine::Flex yielded(const Incoming& in) const { return in.request->flex ? Engine::Flex{} : engine_.flex(); }

@@ -10,7 +10,7 @@ namespace xpyd::disagg::handover {
 
 // ---- Room.
 
-// In the batch, for the choices of those who have it.
+// Sequences of those who have it.
 int Receiver::promised() const {
   int n = 0;
   for (const auto& [attempt, in] : incoming_)
@@ -18,13 +18,10 @@ int Receiver::promised() const {
   return n;
 }
 
-bool Receiver::no_place(const Incoming& in, int sequences) const {
-  return sequences > 0 && sequences + in.request->n > parts_.max_batch;
-}
-
 bool Receiver::no_blocks(const Incoming& in, int sequences, int yielded) const {
   const KvStats kv = parts_.memory.stats();
-  const int spare = sequences == 0 ? 0 : kv.capacity / 100;
+  // Each of the others soon wants a block more.
+  const int spare = sequences == 0 ? 0 : std::max(kv.capacity / 100, sequences);
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
                    parts_.memory.probe(in.tokens, salt_of(in)) / kv.block_tokens;
   return need + spare > kv.available() + yielded;
@@ -40,28 +37,21 @@ bool Receiver::may_move() const {
   if (!quarantine_.empty()) return true;
   if (remote_prefilling_.empty()) return false;
   const Incoming& next = incoming_.at(remote_prefilling_.front());
-  const int beside = sequences(next);
-  if (no_place(next, beside)) return false;
-  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, beside, yielded(next).blocks);
+  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, sequences(next), yielded(next).blocks);
 }
 
-// Preempted sequences take no place: they wait for memory, and with a shared pool that memory may
-// be what the prompts to be handed over hold.
-//
-// A place in the batch for all choices beside those of the engine and what is promised, and where bytes are to be
-// copied blocks for all tokens, less what is cached. `loading`: what a tier has of it comes meanwhile, and no more is
-// held; to be asked again.
+// Room is memory, never a place in the batch: KV that has come waits here for its turn. Where bytes are to be copied it
+// is blocks for all tokens, less what is cached. `loading`: what a tier has of it comes meanwhile, and no more is held;
+// to be asked again. Room that is not whole when that has come is given back at once, for those who wait for its memory
+// could wait for ever: what came stays cached while nobody wants its blocks.
 Receiver::Room Receiver::take_room(Incoming& in) {
   Place& place = in.place;
   const std::vector<int32_t>& tokens = in.tokens;
   const uint64_t salt = salt_of(in);
-  const int beside = sequences(in);
-  bool loading = place.kv != kNoKv;
-  const Room held = loading ? Room::loading : Room::none;
-  if (no_place(in, beside)) return held;
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
-  if (!loading) {
+  if (place.kv == kNoKv) {
+    const int beside = sequences(in);
     if (no_blocks(in, beside, yielded(in).blocks)) return Room::none;
     while (no_blocks(in, beside, 0))
       if (in.request->flex || !engine_.yield_one()) return Room::none;
@@ -69,14 +59,12 @@ Receiver::Room Receiver::take_room(Incoming& in) {
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;
     if (in.form != WireKv::off) memory.keep_private(place.kv);
-    loading = reserved.value().loading;
   }
   // What a tier of this instance has need not cross: it is loaded while the other one computes.
   // Until it is there those who came later wait, too.
   if (!memory.ready(place.kv)) return Room::loading;
   place.cached_tokens = memory.written_tokens(place.kv);
   if (!memory.append(place.kv, int(tokens.size()) - place.cached_tokens)) {
-    if (loading) return Room::loading;
     memory.free(std::exchange(place.kv, kNoKv));
     return Room::none;
   }

@@ -1,7 +1,6 @@
 // A prompt begins with the first layer of KV that comes from a tier, and each layer waits for its own: in virtual time,
 // where a link and a model take what they are said to take.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "allocator/kv_plan.h"
@@ -9,48 +8,13 @@
 #include "batch/engine.h"
 #include "experiments/paced_layers.h"
 #include "tests/catch.h"
+#include "tests/link_device.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::arrival_test {
 namespace {
 
 constexpr int kLayers = 8, kBlock = 16, kPrefix = 16 * kBlock;
-
-// Copies that are over when a link of that rate would have made them.
-class Link final : public Device {
- public:
-  Link(VirtualClock& clock, double byte_s) : clock_(clock), byte_s_(byte_s) {}
-  const char* name() const override { return "cpu"; }
-  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return cpu_device().allocate(bytes); }
-  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
-  std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<Queue>(*this); }
-
- private:
-  class Queue final : public DeviceQueue {
-   public:
-    explicit Queue(Link& link) : link_(link) {}
-    void copy(std::span<const Copy> copies, bool) override {
-      free_s_ = std::max(free_s_, link_.clock_.seconds);
-      for (const Copy& c : copies) {
-        std::memcpy(c.destination, c.source, c.bytes);
-        free_s_ += double(c.bytes) * link_.byte_s_;
-      }
-    }
-    int64_t mark() override {
-      ends_s_.push_back(free_s_);
-      return int64_t(ends_s_.size()) - 1;
-    }
-    bool reached(int64_t mark) override { return mark < 0 || ends_s_[size_t(mark)] <= link_.clock_.seconds; }
-    void wait() override { link_.clock_.seconds = std::max(link_.clock_.seconds, free_s_); }
-
-   private:
-    Link& link_;
-    double free_s_ = 0;
-    std::vector<double> ends_s_;
-  };
-  VirtualClock& clock_;
-  const double byte_s_;
-};
 
 struct Stand {
   // Seconds of one layer of kPrefix tokens on the link and of a step in the model.
@@ -95,7 +59,7 @@ struct Stand {
   }
 
   VirtualClock clock;
-  Link link;
+  LinkDevice link;
   experiments::PacedLayers model;
   std::unique_ptr<KvMemory> memory;
   std::unique_ptr<Engine> engine;

@@ -137,7 +137,7 @@ class FaultyWire final : public WrappedTransport {
 
 class Sim final : public SimCluster {
  public:
-  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), form_(Random(seed).uniform()) {}
+  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), form_(Random(seed).uniform()), tiers_(seed * 31 + 5) {}
   // What went wrong; empty: nothing.
   std::string run();
   uint64_t transcript() const { return transcript_; }
@@ -180,6 +180,7 @@ class Sim final : public SimCluster {
 
   Random random_;
   const double form_;  // draws whether KV is narrower on the wire
+  Random tiers_;       // draws the host tier
   TempDir log_dir_;
   WireFaults wire_;
   FetchStats fetches_;
@@ -190,6 +191,7 @@ class Sim final : public SimCluster {
   double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0,
          abort_rate_ = 0;  // per s
   int max_batch_ = 4;
+  double submit_rate_ = 0.05;  // requests a tick
   std::vector<Role> wanted_;
   std::map<std::pair<InstanceId, InstanceId>, double> cut_until_s_;
   std::shared_ptr<Client> client_ = std::make_shared<Client>(*this);
@@ -315,8 +317,18 @@ void Sim::configure() {
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
   options.escrow = chance(0.5);
-  tell("%dP%dD%dC %s, %s on the wire, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
-       p, d, c, sim.scheme.c_str(), kWireKvNames[int(options.wire_kv)], kv.block_tokens,
+  if (const double host = tiers_.uniform(); host < 0.5 && kv.prefix_cache && !slots) {
+    kv.tiers = {.host_bytes = size_t(double(kv.pool_bytes) * (0.3 + 4 * host)),
+                .block_tokens = kv.block_tokens,
+                .keep_arrivals = tiers_.uniform() < 0.5};
+    // A whole pool takes 0 to 0.2 s.
+    sim.tier_byte_s = 0.2 * tiers_.uniform() * tiers_.uniform() / double(kv.pool_bytes);
+    // Many requests at once that want the memory of few.
+    if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
+    if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
+  }
+  tell("%dP%dD%dC %s, host tier %zu, %s on the wire, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
+       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kWireKvNames[int(options.wire_kv)], kv.block_tokens,
        kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.path->name, options.placement->name,
        options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
        int(sim.stream_kv), max_batch_, sim.step_tokens);
@@ -463,7 +475,7 @@ std::string Sim::run() {
   double at_rest_s = -1;
   for (; wrong_.empty() && clock.seconds < kMost; ++n) {
     const bool calm = to_submit_ == 0 && clock.seconds > 1.5;
-    if (to_submit_ > 0 && chance(0.05)) submit();
+    if (to_submit_ > 0 && chance(submit_rate_)) submit();
     if (!calm) disturb();
     notice_gone();
     if (n % 50 == 0) keep_staffed();
@@ -479,6 +491,12 @@ std::string Sim::run() {
     });
     if (restless) at_rest_s = clock.seconds;
     if (clock.seconds > at_rest_s + 1.5 * lease_s_ + 4 * late_s_) break;
+  }
+  for (const auto& [id, node] : nodes) {
+    const InstanceStats s = node->instance->stats();
+    tell("%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d escrowed, %d in transfer",
+         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending, int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free,
+         int(s.kv.escrowed), int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");

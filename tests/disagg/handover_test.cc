@@ -267,7 +267,6 @@ struct Side {
                                                           .clock = clock,
                                                           .post = post,
                                                           .n_layers = model->config().n_layers,
-                                                          .max_batch = 4,
                                                           .lease_s = kLease,
                                                           .checksum = random.uniform() < 0.5,
                                                           .visits = &visits});

@@ -7,7 +7,8 @@
 namespace xpyd::testing::reservation_test {
 namespace {
 
-// A batch of four at D; pools of 640 tokens in blocks of 16; steps of 16 tokens.
+// Pools of 640 tokens in blocks of 16, of which four sequences of 48 and 100 tokens leave D less and less; steps of 16
+// tokens. Where such four decode for 60 ticks, D has no room for a prompt of 150.
 SimOptions in(bool escrow) {
   SimOptions options;
   options.conductor.escrow = escrow;
@@ -46,20 +47,20 @@ TEST_CASE("reservation: no prompt is computed that D has no room for", "[disagg]
     INFO(escrow);
     Scene scene("1P1D", in(escrow));
     Watch watch(scene);
-    for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));  // D's batch
+    for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
     scene.ticks(60);
     CHECK(watch.early == (escrow ? 0 : 4));
-    for (uint64_t id = 5; id <= 10; ++id) scene.ask(id, 60, 4, int(id));
-    scene.ticks(30);
+    for (uint64_t id = 5; id <= 7; ++id) scene.ask(id, 150, 4, int(id));
+    scene.ticks(34);
     CHECK(scene.n_tokens(4) < 100);
-    CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 6 * 60));
-    CHECK(watch.early == (escrow ? 0 : 10));
-    CHECK(scene.stats("P0").waiting == (escrow ? 6 : 0));
+    CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
+    CHECK(watch.early == (escrow ? 0 : 7));
+    CHECK(scene.stats("P0").waiting == (escrow ? 3 : 0));
     // D is asked for what can begin soon: two steps and one prompt.
-    CHECK(watch.asked.size() == (escrow ? 5 : 10));
-    CHECK(at(scene, "P0").escrowed == (escrow ? 4 : 0));
+    CHECK(watch.asked.size() == (escrow ? 5 : 7));
+    CHECK(at(scene, "P0").escrowed == (escrow ? 10 : 0));
     scene.settle();
-    CHECK(watch.early == (escrow ? 0 : 10));
+    CHECK(watch.early == (escrow ? 0 : 7));
   }
 }
 
@@ -70,16 +71,16 @@ TEST_CASE("reservation: clients who leave while D is full cost no computation", 
     Watch watch(scene);
     for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
     scene.ticks(60);
-    for (uint64_t id = 5; id <= 10; ++id) scene.ask(id, 60, 4, int(id));
-    scene.ticks(35);
-    for (uint64_t id = 5; id <= 10; ++id) scene.conductor().abort(id);
+    for (uint64_t id = 5; id <= 7; ++id) scene.ask(id, 150, 4, int(id));
+    scene.ticks(34);
+    for (uint64_t id = 5; id <= 7; ++id) scene.conductor().abort(id);
     rest(scene);
-    for (uint64_t id = 5; id <= 10; ++id) {
+    for (uint64_t id = 5; id <= 7; ++id) {
       const Recorder::Choice choice = scene.recorder->choice(id);
       CHECK((choice.ends == 1 && choice.finish == FinishReason::abort));
       CHECK(choice.tokens.size() == (escrow ? 0 : 1));
     }
-    CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 6 * 60));
+    CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
   }
 }
 
@@ -88,11 +89,11 @@ TEST_CASE("reservation: what is pinned is hit, and what is set aside is there", 
   scene.ask(1, 60, 4, 9);
   scene.settle();
   for (uint64_t id = 2; id <= 5; ++id) scene.ask(id, 48, 100, int(id));
-  scene.ticks(60);
-  scene.ask(6, 100, 4, 9);  // 48 tokens are cached, and D has no place
+  scene.ticks(80);
+  scene.ask(6, 150, 4, 9);  // 48 tokens are cached, and D has no room for the others
   scene.ticks(5);
   KvMemory& memory = scene.find("P0")->instance->memory();
-  CHECK(memory.stats().escrowed == 4);
+  CHECK(memory.stats().escrowed == 7);
   CHECK(memory.stats().active == 3);
   CHECK(memory.stats().evictions == 0);  // for nobody yet
   // Somebody else takes all that he can.
@@ -103,7 +104,7 @@ TEST_CASE("reservation: what is pinned is hit, and what is set aside is there", 
     REQUIRE(memory.append(taken.back(), std::min(9, available) * 16));
   }
   CHECK_FALSE(memory.append(taken.back(), memory.written_tokens(taken.back()) + 160));
-  CHECK(memory.stats().cached + memory.stats().free == 4);
+  CHECK(memory.stats().cached + memory.stats().free == 7);
   for (int i = 0; i < 400 && scene.n_tokens(6) < 4; ++i) scene.tick();
   CHECK(scene.n_tokens(6) == 4);
   CHECK(scene.recorder->choice(6).cached_tokens == 48);
@@ -118,9 +119,9 @@ void hold_one(Scene& scene, Watch& watch, bool granted) {
   else
     for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
   scene.ticks(60);
-  scene.ask(5, 30, 4, 5);
+  scene.ask(5, 150, 4, 5);
   scene.ticks(5);
-  REQUIRE(at(scene, "P0").escrowed == 2);
+  REQUIRE(at(scene, "P0").escrowed == 10);
   REQUIRE(scene.n_tokens(5) == 0);
   REQUIRE(watch.granted.size() == (granted ? 1 : 4));
   REQUIRE(watch.asked.size() == (granted ? 1 : 5));
@@ -169,17 +170,19 @@ TEST_CASE("reservation: an abort and a deadline end it on both sides", "[disagg]
   for (const bool granted : {false, true})
     for (const bool late : {false, true}) {
       INFO(granted << late);
-      Scene scene("1P1D", in(true));
+      SimOptions options = in(true);
+      options.step_tokens = 80;  // D is asked for both prompts
+      Scene scene("1P1D", options);
       Watch watch(scene);
       hold_one(scene, watch, granted);
       auto request = tiny_request(6, std::vector<int32_t>(70, 3), 4);
       request->deadline_s = late ? scene.clock.seconds + 0.02 : 0;
       REQUIRE(scene.conductor().submit(request, scene.recorder).ok());
       scene.ticks(5);
-      CHECK(at(scene, "P0").escrowed == 2 + 5);
+      CHECK(at(scene, "P0").escrowed == 10 + 5);
       if (!late) scene.conductor().abort(6);
       scene.ticks(30);
-      CHECK(at(scene, "P0").escrowed == 2);
+      CHECK(at(scene, "P0").escrowed == 10);
       CHECK(scene.recorder->choice(6).finish == (late ? FinishReason::timeout : FinishReason::abort));
       watch.granted_late_s = 0;
       rest(scene);

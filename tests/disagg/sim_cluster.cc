@@ -4,6 +4,7 @@
 
 #include "allocator/kv_pool.h"
 #include "allocator/prefix_log.h"
+#include "allocator/tiered.h"
 
 namespace xpyd::testing {
 
@@ -39,6 +40,7 @@ void SimCluster::open(SimOptions options) {
   if (!o.conductor.disagg) o.conductor.disagg = find_disagg_policy("prefill_first");
   o.conductor.max_model_len = o.kv.max_sequence_tokens;
   o.conductor.lease_s = o.lease_s;
+  if (o.kv.tiers.on()) link_ = std::make_unique<LinkDevice>(clock, o.tier_byte_s);
   if (!o.wire) o.wire = [](const TransportOptions& wire) { return find_transport("local")->make(wire).value(); };
   conductor_ = std::make_unique<Conductor>(o.conductor, clock, *this);
 }
@@ -55,6 +57,11 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   KvOptions kv = o.kv;
   kv.queue = node->queue.get();
   auto memory = scheme_->make(pool.value(), kv);
+  if (kv.tiers.on()) {
+    kv.device = link_.get();
+    kv.clock = &clock;
+    memory = make_tiered(std::move(memory), kv).value();
+  }
   const TransportOptions wire{.regions = {{memory->base(), memory->layout().pool_bytes()}},
                               .queue = node->queue.get(),
                               .clock = &clock,
@@ -155,7 +162,7 @@ SimCluster::Node* SimCluster::find(const std::string& name) {
 
 std::string SimCluster::check_memory(bool at_rest) const {
   for (const auto& [id, node] : nodes) {
-    node->instance->memory().check_invariants(true);
+    node->instance->check_invariants();
     if (!at_rest) continue;
     const KvStats kv = node->instance->memory().stats();
     const int pinned = node->instance->stats().kv.hard_pinned;

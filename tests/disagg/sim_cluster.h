@@ -14,6 +14,7 @@
 #include "disagg/conductor.h"
 #include "disagg/messages.h"
 #include "tests/disagg/checksum_model.h"
+#include "tests/link_device.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing {
@@ -25,6 +26,7 @@ struct SimOptions {
   int step_tokens = 16, max_batch = 4;
   SpeculationOptions speculation;
   bool checksum = false;
+  double tier_byte_s = 0;   // kv.tiers: of the link to the host
   bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;
   ConductorOptions conductor;
@@ -99,6 +101,7 @@ class SimCluster : public Post {
 
   SimOptions options_;
   const KvScheme* scheme_ = nullptr;
+  std::unique_ptr<LinkDevice> link_;
   std::unique_ptr<Conductor> conductor_;
   std::set<Letter> letters_;
   std::map<std::pair<InstanceId, InstanceId>, double> last_due_s_;
