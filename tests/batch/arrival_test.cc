@@ -18,7 +18,8 @@ constexpr int kLayers = 8, kBlock = 16, kPrefix = 16 * kBlock;
 
 struct Stand {
   // Seconds of one layer of kPrefix tokens on the link and of a step in the model.
-  Stand(double load_s, double compute_s, bool by_layer, const char* policy = "chunked")
+  Stand(double load_s, double compute_s, bool by_layer, const char* policy = "chunked",
+        const DrafterRow* drafter = nullptr)
       : link(clock, load_s / double(size_t(kPrefix) * shape().token_bytes() / kLayers)),
         model(config(), compute_s, clock) {
     KvOptions kv{.shape = shape(), .block_tokens = kBlock, .max_sequence_tokens = 2 * kPrefix, .prefix_cache = false};
@@ -30,7 +31,11 @@ struct Stand {
     engine = std::make_unique<Engine>(
         model, *memory,
         EngineOptions{
-            .policy = find_batch_policy(policy), .max_batch = 4, .step_tokens = 2 * kPrefix, .by_layer = by_layer},
+            .policy = find_batch_policy(policy),
+            .max_batch = 4,
+            .step_tokens = 2 * kPrefix,
+            .by_layer = by_layer,
+            .speculation = {.drafter = drafter, .tokens = 3}},
         clock, nullptr);
   }
   static ModelConfig config() {
@@ -177,6 +182,43 @@ TEST_CASE("arrival: whose steps cannot wait between layers waits for all", "[eng
   stand.submit(2, 0, kPrefix + 1);
   CHECK(stand.run(2) >= 2 * kLayers * 10e-3);
   CHECK(stand.recorder->choice(2).cached_tokens == kPrefix);
+  stand.settle();
+}
+
+// A drafter that writes beside the sequence's KV, and finds nothing: what it had room for is trimmed. The process ended
+// where that was a sequence which goes on decoding while its KV still comes.
+TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that still comes", "[engine][tier_layers]") {
+  struct Silent final : Drafter {
+    void draft(std::span<DraftWish> wishes) override { asked += int(wishes.size()); }
+    bool in_place() const override { return true; }
+    int asked = 0;
+  };
+  static Silent* drafter = nullptr;
+  static constexpr DrafterRow kSilent = {
+      "silent", [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+        auto made = std::make_unique<Silent>();
+        drafter = made.get();
+        return made;
+      }, ""};
+  Stand stand(10e-3, 1e-3, true, "chunked", &kSilent);
+  stand.submit(1, 0, kPrefix + 1);
+  stand.run(1);
+  stand.settle();
+  std::vector<int32_t> prompt;
+  for (int i = 0; i <= kPrefix; ++i) prompt.push_back(i % 96);
+  auto request = tiny_request(2, prompt, 4);
+  request->ignore_eos = true;
+  SequencePtr sequence = make_sequence(request, {.output = {7}}, stand.recorder, nullptr, nullptr);  // one of four is out
+  stand.engine->submit(std::move(sequence));
+  bool came_late = false;
+  while (stand.recorder->choice(2).ends == 0) {
+    const int before = drafter->asked;
+    const size_t tokens = stand.recorder->choice(2).tokens.size();
+    stand.engine->step();
+    if (tokens == 0 && stand.recorder->choice(2).tokens.size() == 1) came_late = drafter->asked == before;
+  }
+  CHECK(came_late);
+  CHECK(drafter->asked > 0);  // later there are some
   stand.settle();
 }
 

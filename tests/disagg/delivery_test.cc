@@ -33,6 +33,25 @@ TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has c
   }
 }
 
+// Its places were counted instead: the KV stayed at P, whose memory it filled, and nobody was said to wait at D.
+TEST_CASE("delivery: KV comes while D's batch is full, and waits there", "[disagg][delivery]") {
+  for (const char* order : {"prefill_first", "decode_first"}) {
+    SimOptions options = in(order);
+    options.max_batch = 2;
+    Scene scene("1P1D", options);
+    for (uint64_t id : {1, 2}) scene.ask(id, 40, 100, int(id));
+    scene.ticks(30);
+    for (uint64_t id : {3, 4}) scene.ask(id, 40, 4, int(id));
+    scene.ticks(30);
+    CHECK(scene.stats("D1").running == 2);
+    CHECK(scene.stats("D1").waiting == 2);
+    CHECK(scene.stats("P0").queue_prefill_sending == 0);
+    CHECK(scene.find("P0")->instance->memory().stats().active == 0);
+    CHECK(scene.n_tokens(2) < 100);
+    scene.settle();
+  }
+}
+
 TEST_CASE("delivery: a post that fails behind it is a recompute, at once", "[disagg][delivery]") {
   for (const char* order : {"prefill_first", "decode_first"}) {
     Scene scene("1P1D", in(order));
