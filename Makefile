@@ -88,7 +88,7 @@ SIMT_OBJ  := $(if $(SIMT),$(patsubst %.cc,%.o,$(shell tools/units $(BUILD)/simt/
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build tour serve test chaos waves-parity faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-netns test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
+.PHONY: help deps build tour serve test chaos storm waves-parity faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-netns test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -115,6 +115,10 @@ test: deps  ## run every test (TESTS='[tag]' narrows)
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
 	@tools/chaos $(BUILD)/xpyd_tests $(SEEDS)
+
+MINUTES ?= 20
+storm: build  ## storms of requests against servers with little memory, every answer compared (MINUTES=20, SEED=1)
+	@$(PYTHON) tests/storm/storm.py $(BIN) --minutes $(MINUTES) --seed $(or $(SEED),1)
 
 # Sanitizers have an allocator of their own: nothing is preloaded before it.
 FAULTS_LIB = $(if $(filter release,$(MODE)),$(BUILD)/libfaults.so)
