@@ -202,7 +202,7 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
     if (i == here.row) continue;
     const Member& other = *rows_[i].member;
     const int has = views_[i].held_tokens();
-    fetch.replicas += has > f.cached_tokens;
+    fetch.replicas += has > f.cached_tokens && other.info.role != Role::decode;
     if (has > best) best = has, fetch.holders.clear();
     if (has == best && has > f.cached_tokens && fetch.holders.size() < kMostHolders)
       fetch.holders.push_back(other.info.id);

@@ -119,7 +119,7 @@ class Scoreboard {
   struct Fetch {
     FetchView view;
     std::vector<InstanceId> holders;  // kMostHolders of those that have most
-    int replicas = 0;                 // instances that have more than there is here
+    int replicas = 0;                 // instances with more than there is here that compute prompts
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
   double fetch_s(const Member& to, InstanceId from, int tokens) const;  // their KV on the wire
