@@ -181,7 +181,8 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
   if (mark(entry, &RequestLife::placed)) {
     RequestLife& life = entry.life;
-    life.started = life.prompt_done = life.joined = 0;  // of an attempt before
+    life.started = life.prompt_done = life.granted = life.joined = 0;  // of an attempt before
+    life.kv_token_bytes = options_.kv_bytes_scale * double(decode.info.layout.shape.token_bytes());
     life.prefill = "", life.decode = decode.info.name;
   }
   if (attempt.order == DisaggOrder::decode_first) {
