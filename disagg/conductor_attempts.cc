@@ -268,6 +268,7 @@ void Conductor::forget(AttemptId number) {
   uncharge_prompt(attempt);
   if (Member* member = find(attempt.decode)) {
     board_.decodes(*member, -attempt.count, -attempt.context);
+    member->load.ended_s = clock_.now();
     member->decoding.erase(number);
     if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(clock_.now() - attempt.joins_s);
   }

@@ -149,7 +149,12 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   const double prompt_s = fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;
   const double ttft_s = p.queue_s + (fetches ? fetch_s : 0) + prompt_s;
   if (entry.tries == 0 && options_.admission->arrives) {
-    ClusterAdmission asked = admission(entry, attempt.decode, ttft_s);
+    const int held = fetches ? fetch.view.holder_tokens : p.held_tokens();
+    ClusterAdmission asked = admission(entry, attempt.decode, 0);
+    asked.ttft_s = board_.ttft_s(prefill, int(tokens.size()), held, p.queue_s + prompt_s, asked.now_s);
+    if (fetches) asked.ttft_s += fetch_s;
+    asked.queue_s = p.queue_s;
+    asked.idle = prefill.load.prompting.steps == 0 && jobs_.empty();
     asked.instances = seen.instances;
     const Refusal refusal = options_.admission->arrives(asked, options_.admission_options);
     if (log)
