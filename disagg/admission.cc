@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/table.h"
 
@@ -10,23 +11,56 @@ namespace {
 
 // What a decode batch is: so many sequences, with so many tokens of KV.
 struct Batch {
-  double sequences = 0, context = 0;
-  void add(const DecodeView& s) { sequences += 1, context += double(s.context); }
+  double sequences = 0, context = 0, at_longest = 0;
+  std::vector<const DecodeView*> all;
+  void add(const DecodeView& s) {
+    count(s, 1);
+    all.push_back(&s);
+  }
+  void count(const DecodeView& s, double times) {
+    sequences += times, context += times * double(s.context), at_longest += times * double(s.at_longest);
+  }
 };
 
+// An idle one would take it now; else the queue before it gets shorter by a second each second.
 Refusal prefill_load(const ClusterAdmission& view) {
-  if (view.ttft_s <= view.objectives.ttft_s) return {};
-  return {Refusal::ttft, view.ttft_s, view.objectives.ttft_s, view.ttft_s - view.objectives.ttft_s};
+  if (view.ttft_s <= view.objectives.ttft_s || view.idle) return {};
+  return {Refusal::ttft, view.ttft_s, view.objectives.ttft_s,
+          std::min(view.ttft_s - view.objectives.ttft_s, view.queue_s)};
 }
 
-// With this request in the batch: first whether its KV has room, then its steps.
-Refusal decode_load(const ClusterAdmission& view, Batch batch) {
-  batch.add({.context = view.prompt_tokens});
-  if (batch.context > double(view.capacity_tokens))
-    return {Refusal::room, batch.context, double(view.capacity_tokens), view.mean_s};
-  const double tbt_s = view.cost->seconds({.decodes = batch.sequences, .decode_context = batch.context});
-  if (tbt_s <= view.objectives.tbt_s) return {};
-  return {Refusal::tbt, tbt_s, view.objectives.tbt_s, view.mean_s};
+// Seconds until so many of the batch have ended that the rest `fits`: each when it is known to end, or as late as those
+// that ended before.
+template <class Fits>
+double seconds_until(const ClusterAdmission& view, Batch batch, const Fits& fits) {
+  const auto ends_s = [&](const DecodeView* s) { return s->ends_s >= 0 ? s->ends_s : s->joins_s + view.mean_s; };
+  std::ranges::sort(batch.all, {}, ends_s);
+  double until_s = view.now_s;
+  for (const DecodeView* s : batch.all) {
+    if (fits(batch)) break;
+    batch.count(*s, -1);
+    until_s = std::max(until_s, ends_s(s));
+  }
+  return until_s - view.now_s;
+}
+
+// With this request in the batch: first whether its KV has room, then its steps, unless it has them to itself.
+Refusal decode_load(const ClusterAdmission& view, const Batch& others) {
+  const DecodeView own{.context = view.prompt_tokens};
+  const double room = double(view.capacity_tokens), tbt_s = view.objectives.tbt_s;
+  const auto step_s = [&](Batch batch) {
+    batch.count(own, 1);
+    return view.cost->seconds({.decodes = batch.sequences, .decode_context = batch.context});
+  };
+  const auto fits = [&](const Batch& batch) {
+    return batch.context + double(own.context) <= room && (batch.sequences < 1 || step_s(batch) <= tbt_s);
+  };
+  if (others.context + double(own.context) > room)
+    return {Refusal::room, others.context + double(own.context), room, seconds_until(view, others, fits)};
+  const bool idle = view.decoding.empty() && view.coming.empty();
+  if (const double predicted_s = step_s(others); predicted_s > tbt_s && !idle)
+    return {Refusal::tbt, predicted_s, tbt_s, seconds_until(view, others, fits)};
+  return {};
 }
 
 Batch decoding_now(const ClusterAdmission& view) {
@@ -93,11 +127,12 @@ Refusal probabilistic(const ClusterAdmission& view, const AdmissionOptions&) {
 // wasted, and nothing is predicted but the time of a step.
 Refusal reserve(const ClusterAdmission& view, const AdmissionOptions&) {
   if (const Refusal p = prefill_load(view)) return p;
-  double held = double(view.prompt_tokens + view.max_tokens);
+  const double own = double(view.prompt_tokens + view.max_tokens), room = double(view.capacity_tokens);
   Batch batch;
   for (auto sequences : {view.decoding, view.coming})
-    for (const DecodeView& s : sequences) batch.add(s), held += double(s.at_longest);
-  if (held > double(view.capacity_tokens)) return {Refusal::room, held, double(view.capacity_tokens), view.mean_s};
+    for (const DecodeView& s : sequences) batch.add(s);
+  const auto fits = [&](const Batch& b) { return b.at_longest + own <= room; };
+  if (!fits(batch)) return {Refusal::room, batch.at_longest + own, room, seconds_until(view, batch, fits)};
   return decode_load(view, batch);
 }
 

@@ -3,7 +3,8 @@
 // is computed for it, and when its prompt is done and it would join a decode batch.
 //
 // Load is relative to the objectives: predicted TTFT / --slo-ttft of prefill, predicted TBT / --slo-tbt of decode;
-// above 1 a request is refused (HTTP 429).
+// above 1 a request is refused (HTTP 429), unless nobody else is there: what is predicted comes from steps, so who is
+// idle and refuses would never learn that it is faster than it was. Who is refused hears when it would be taken.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -35,8 +36,10 @@ struct AdmissionOptions {
 };
 
 struct ClusterAdmission {
-  double now_s = 0;   // Clock
-  double ttft_s = 0;  // predicted, at the chosen prefill instance
+  double now_s = 0;         // Clock
+  double ttft_s = 0;        // predicted, at the chosen prefill instance
+  double queue_s = kNever;  // … of it, until no other prompt is there
+  bool idle = false;        // no other prompt is there
   Objectives objectives = kNoObjectives;
   int64_t prompt_tokens = 0, max_tokens = 0;
   std::span<const DecodeView> decoding;   // on the chosen decode instance

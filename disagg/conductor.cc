@@ -11,7 +11,7 @@ Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
       clock_(clock),
       post_(post),
       random_(options.seed),
-      board_(options.step_tokens, first_cost(options.prior), options.fetch_s_per_token) {}
+      board_(options.step_tokens, first_cost(options.prior), options.fetch_s_per_token, options.prior.has_value()) {}
 
 Conductor::~Conductor() = default;
 

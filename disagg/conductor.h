@@ -78,6 +78,7 @@ struct ConductorOptions {
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
   const PathPolicy* path = find_path_policy("direct");
+  double kv_bytes_scale = 1;     // of KV in the event log (a simulation's is small)
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
   std::function<double(const Request&)> answer_tokens = {};  // that it will have; empty: nobody knows

@@ -29,7 +29,7 @@ ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, dou
                         .quantile_s = member.decodes.quantile(options_.admission_options.quantile),
                         .sheddable = request.priority > 0,
                         .random = random_.uniform()};
-  decode_cost_ = board_.cost(member.probe->stats());
+  decode_cost_ = board_.cost_now(member, view.now_s);
   view.cost = &decode_cost_;
   if (member.info.role == Role::prefill) return view;  // one token is wanted: nobody decodes there
   decoding_.clear();

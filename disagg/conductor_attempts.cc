@@ -16,11 +16,14 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
   auto found = attempts_.find(message.attempt);
   if (found == attempts_.end()) return;
   Attempt& attempt = found->second;
-  const bool at_decode = message.stage == AttemptProgress::joined;
+  const bool grants = message.stage == AttemptProgress::granted;
+  const bool at_decode = grants || message.stage == AttemptProgress::joined;
   if (from != (at_decode ? attempt.decode : attempt.prefill)) return;
   const double now = clock_.now();
   Entry& entry = requests_.at(attempt.request);
-  if (at_decode) {
+  if (grants) {
+    mark(entry, &RequestLife::granted);
+  } else if (at_decode) {
     attempt.joins_s = now;
     mark(entry, &RequestLife::joined);
   } else if (message.stage == AttemptProgress::prompt_done) {
@@ -265,6 +268,7 @@ void Conductor::forget(AttemptId number) {
   uncharge_prompt(attempt);
   if (Member* member = find(attempt.decode)) {
     board_.decodes(*member, -attempt.count, -attempt.context);
+    member->load.ended_s = clock_.now();
     member->decoding.erase(number);
     if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(clock_.now() - attempt.joins_s);
   }

@@ -149,7 +149,12 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   const double prompt_s = fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;
   const double ttft_s = p.queue_s + (fetches ? fetch_s : 0) + prompt_s;
   if (entry.tries == 0 && options_.admission->arrives) {
-    ClusterAdmission asked = admission(entry, attempt.decode, ttft_s);
+    const int held = fetches ? fetch.view.holder_tokens : p.held_tokens();
+    ClusterAdmission asked = admission(entry, attempt.decode, 0);
+    asked.ttft_s = board_.ttft_s(prefill, int(tokens.size()), held, p.queue_s + prompt_s, asked.now_s);
+    if (fetches) asked.ttft_s += fetch_s;
+    asked.queue_s = p.queue_s;
+    asked.idle = prefill.load.prompting.steps == 0 && jobs_.empty();
     asked.instances = seen.instances;
     const Refusal refusal = options_.admission->arrives(asked, options_.admission_options);
     if (log)
@@ -181,7 +186,8 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
   if (mark(entry, &RequestLife::placed)) {
     RequestLife& life = entry.life;
-    life.started = life.prompt_done = life.joined = 0;  // of an attempt before
+    life.started = life.prompt_done = life.granted = life.joined = 0;  // of an attempt before
+    life.kv_token_bytes = options_.kv_bytes_scale * double(decode.info.layout.shape.token_bytes());
     life.prefill = "", life.decode = decode.info.name;
   }
   if (attempt.order == DisaggOrder::decode_first) {

@@ -60,8 +60,8 @@ XPYD_COLUMNS(ReplicationView, reads_s, replicas)
 XPYD_COLUMNS(DecodeView, joins_s, ends_s, context, at_longest)
 XPYD_COLUMNS(AdmissionOptions, decode, fixed_s, quantile, factor)
 // Without `cost`, whose terms are beside it.
-XPYD_COLUMNS(ClusterAdmission, now_s, ttft_s, objectives, prompt_tokens, max_tokens, decoding, coming, capacity_tokens,
-             mean_s, quantile_s, instances, sheddable, random)
+XPYD_COLUMNS(ClusterAdmission, now_s, ttft_s, queue_s, idle, objectives, prompt_tokens, max_tokens, decoding, coming,
+             capacity_tokens, mean_s, quantile_s, instances, sheddable, random)
 XPYD_COLUMNS(Refusal, why, predicted, objective, retry_s)
 
 XPYD_COLUMNS(DisaggOptions, pull, max_local_prefill_tokens, max_prefill_queue, min_remote_tokens, min_remote_ratio,

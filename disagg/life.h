@@ -58,23 +58,27 @@ struct RequestLife {
   std::string prefill, decode;
   double started = 0;  // P's first step with it begins
   double prompt_done = 0;
-  double joined = 0;  // its KV is at D
-  double first = 0;   // the client's first token
+  double granted = 0;  // D has room for its KV
+  double joined = 0;   // its KV is at D
+  double first = 0;    // the client's first token
   double second = 0;
   double ended = 0;
   int prompt = 0, cached = 0, output = 0, attempts = 0;  // tokens; tries
+  double kv_token_bytes = 0;                             // of KV memory
   std::string finish;
   std::vector<float> gaps;  // between tokens, from the first on
   // By lines of its instances (trace_view.cc).
   double fetching = 0, fetched = 0;  // P gets what a tier, or another instance, has of it
   double decoding = 0;               // D's first step with it begins
 };
-XPYD_COLUMNS(RequestLife, request, t, placed, prefill, decode, started, prompt_done, joined, first, second, ended,
-             prompt, cached, output, attempts, finish, gaps)
+XPYD_COLUMNS(RequestLife, request, t, placed, prefill, decode, started, prompt_done, granted, joined, first, second,
+             ended, prompt, cached, output, attempts, kv_token_bytes, finish, gaps)
 
-// Where the time until a request's second token went: P brings the first one, and D's part shows in the second. Of a
+// Where the time until a request's second token went. `grant` is the wait for D's room after the prompt is computed,
+// and `transfer` what is left of the bytes' time then. P brings the first one, and D's part shows in the second. Of a
 // request that has one token, until that.
-inline constexpr std::array kPhases = {"schedule", "queue", "fetch", "prefill", "transfer", "wait", "first_decode"};
+inline constexpr std::array kPhases = {"schedule", "queue",    "fetch", "prefill",
+                                       "grant",    "transfer", "wait",  "first_decode"};
 struct Phase {
   size_t kind;  // into kPhases
   double begin_s, end_s;
@@ -82,6 +86,14 @@ struct Phase {
 // In order, without a gap; none is empty.
 std::vector<Phase> phases(const RequestLife& life);
 std::array<double, kPhases.size()> attribute(const RequestLife& life);  // seconds of each
+
+// KV memory that a request held, in byte seconds, its cached prefix counted: on P from its first step until its KV was
+// at D, on D from the grant until its end. Tokens are taken to come evenly between two marks. One instance for both is
+// D.
+struct HeldKv {
+  double prefill = 0, decode = 0;
+};
+HeldKv held_kv(const RequestLife& life);
 // A row's names, one request's row (Mooncake, FAST '25 figure 14), and the same in words.
 std::string attribution_header();
 std::string attribution_row(const RequestLife& life);

@@ -109,7 +109,7 @@ struct TokensOf {  // of one choice, none of them its last: what a simulated ins
   std::vector<double> times_s;  // Clock: of each
 };
 struct AttemptProgress {
-  enum Stage : uint8_t { started, prompt_done, joined };  // joined: its KV is at D
+  enum Stage : uint8_t { started, prompt_done, joined, granted };  // D's: its KV is there; there is room for it
   AttemptId attempt = 0;
   Stage stage = started;
 };
@@ -208,11 +208,11 @@ struct FetchOver {  // nobody reads, or will
   AttemptId attempt = 0;
 };
 
-using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
-                             Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
-                             KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
-                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint,
-                             DraftRows>;
+using Message =
+    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
+                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
+                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport,
+                 TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint, DraftRows>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -45,6 +45,7 @@ ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
       clock_(clock),
       door_{kToConductor, options_.conductor.limits},
       id_("conductor." + hex(random_secret())),
+      takes_workers_(!options_.stands_by),
       conductor_(options_.conductor, clock, *this) {}
 
 Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options, Clock& clock) {
@@ -83,6 +84,10 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   if (peer.fingerprint != options_.fingerprint) {
     log_line(LogLevel::warning, "xpyd: a worker with another model, dtype or layout was refused");
     channel->close("model, dtype or layout differ from the conductor's");
+    return {};
+  }
+  if (!takes_workers_) {
+    channel->close("it stands by: another conductor serves");
     return {};
   }
   const InstanceId id = conductor_.new_id();

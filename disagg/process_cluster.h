@@ -4,6 +4,7 @@
 // Thread safety: any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@ struct ProcessClusterOptions {
   ClusterKey key;
   uint64_t fingerprint = 0;           // of what workers must agree on; others are refused
   std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
+  bool stands_by = false;             // no worker is taken before take_workers(true)
   bool by_events = false;             // what their caches hold is heard as KV events, not as CacheReports
 };
 
@@ -40,6 +42,7 @@ class ProcessCluster final : public Runtime, public Post {
 
   const std::string& address() const { return address_; }  // where workers join
   const std::string& id() const { return id_; }            // "conductor.1f…": no other one has it
+  void take_workers(bool yes) { takes_workers_ = yes; }    // those that come from now on
   bool wait_members(int n, double seconds);                // true: so many instances serve
   Presence presence(const std::string& process) const;     // by the name that process_name() gave it
   bool was_retired(const std::string& process) const;      // retire() told it to leave
@@ -85,6 +88,7 @@ class ProcessCluster final : public Runtime, public Post {
   Clock& clock_;
   const Door door_;
   const std::string id_;
+  std::atomic<bool> takes_workers_;
   std::string address_;
   Conductor conductor_;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -147,6 +148,11 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
   const Unsaid unsaid = member.probe->unsaid();
   const InstanceStats stats = member.probe->stats();
   const KvStats kv = member.probe->kv();
+  if (row.steps != stats.steps) {
+    const bool busy = load.prompting.steps > 0 || load.sequences > 0;
+    row.steps = stats.steps;
+    row.confirmed_s = busy ? now_s : std::max({row.confirmed_s, load.moved_s, load.ended_s});
+  }
   row.stale = false;
   row.until_s = member.recent.empty() ? unsaid.until_s
                                       : std::min(unsaid.until_s, member.recent.front().first + kRecentSeconds);
@@ -172,6 +178,28 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
   if (load.queued_tokens > 0) step.add_prompt(double(std::min<int64_t>(chunk_tokens_, load.queued_tokens)), 0);
   step.add_decodes(view.sequences, double(view.context_tokens));
   row.step_s = seconds(row.terms, step);
+}
+
+double Scoreboard::trust(const Row& row, double now_s) const {
+  constexpr double kConfirmedSeconds = 5, kHalfSeconds = 5;
+  const double alone_s = now_s - row.confirmed_s - kConfirmedSeconds;
+  return fades_ && alone_s > 0 ? std::exp2(-alone_s / kHalfSeconds) : 1;
+}
+
+StepCost Scoreboard::cost_now(const Member& member, double now_s) const {
+  const double measured = trust(rows_[member.row], now_s);
+  StepCost::Terms mixed = terms(member.probe->stats());
+  for (size_t i = 0; i < mixed.size(); ++i) mixed[i] = measured * mixed[i] + (1 - measured) * prior_[i];
+  return StepCost(mixed);
+}
+
+double Scoreboard::ttft_s(const Member& member, int prompt_tokens, int cached, double measured_s, double now_s) const {
+  const double measured = trust(rows_[member.row], now_s);
+  if (measured >= 1) return measured_s;
+  StepShape work = member.load.prompting;
+  work.add(prompt(prompt_tokens, cached).work);
+  const double prior_s = seconds(prior_, among_decodes(work, views_[member.row]));
+  return measured * measured_s + (1 - measured) * prior_s;
 }
 
 void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, double now_s) const {
@@ -202,7 +230,7 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
     if (i == here.row) continue;
     const Member& other = *rows_[i].member;
     const int has = views_[i].held_tokens();
-    fetch.replicas += has > f.cached_tokens;
+    fetch.replicas += has > f.cached_tokens && other.info.role != Role::decode;
     if (has > best) best = has, fetch.holders.clear();
     if (has == best && has > f.cached_tokens && fetch.holders.size() < kMostHolders)
       fetch.holders.push_back(other.info.id);

@@ -61,6 +61,7 @@ struct PlacedLoad {
   double lends_s = 0, gets_s = 0;                             // predicted, of prefixes from it, and to it
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started, and not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
+  double ended_s = 0;                                         // Clock: when a decode last ended
 };
 
 // How long the last decodes of an instance took, in seconds.
@@ -97,8 +98,9 @@ class Scoreboard {
  public:
   // `chunk_tokens` of a step. `prior`: of instances that have not said what their steps take. `fetch_s_per_token`: of
   // KV between two instances whose links nobody sees, until it is measured; 0: they do not fetch.
-  Scoreboard(int chunk_tokens, const StepCost& prior, double fetch_s_per_token = 0)
-      : chunk_tokens_(chunk_tokens), prior_(prior.terms()), fetch_s_per_token_(fetch_s_per_token) {}
+  // `fades`: the prior is of this model and machine, and what no step confirms decays to it (cost_now()).
+  Scoreboard(int chunk_tokens, const StepCost& prior, double fetch_s_per_token = 0, bool fades = false)
+      : chunk_tokens_(chunk_tokens), prior_(prior.terms()), fetch_s_per_token_(fetch_s_per_token), fades_(fades) {}
 
   void joined(Member& member);  // it stays where it is
   void left(Member& member);
@@ -119,11 +121,16 @@ class Scoreboard {
   struct Fetch {
     FetchView view;
     std::vector<InstanceId> holders;  // kMostHolders of those that have most
-    int replicas = 0;                 // instances that have more than there is here
+    int replicas = 0;                 // instances with more than there is here that compute prompts
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
   double fetch_s(const Member& to, InstanceId from, int tokens) const;  // their KV on the wire
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
+  // Whom admission asks: 5 s after its last step what an instance's steps were fitted to begins to decay, by half each
+  // 5 s, to the prior. Steps of a cold start, or of a busy machine, are no reason to refuse for ever. By the last look.
+  StepCost cost_now(const Member& member, double now_s) const;
+  // Until a prompt's first token, of which `measured_s` is what was predicted without decay.
+  double ttft_s(const Member& member, int prompt_tokens, int cached, double measured_s, double now_s) const;
 
   PlacedPrompt prompt(int tokens, int cached) const {
     return {tokens - cached, prompt_steps(tokens - cached, cached, chunk_tokens_)};
@@ -142,7 +149,9 @@ class Scoreboard {
     const std::atomic<uint64_t>* version;
     uint64_t seen = 0;
     bool stale = true;
-    double until_s = 0;  // Clock: … or later
+    double until_s = 0;      // Clock: … or later
+    int64_t steps = 0;       // that it has done, and
+    double confirmed_s = 0;  // Clock: when it did the last of them, or later
     int in_directory, block_tokens;
     StepCost::Terms terms = {};
     double queued_s = 0, prompting_s = 0, moved_s = 0, step_s = 0;
@@ -155,11 +164,13 @@ class Scoreboard {
   const StepCost::Terms& terms(const InstanceStats& stats) const {
     return stats.cost == StepCost::Terms{} ? prior_ : stats.cost;
   }
+  double trust(const Row& row, double now_s) const;  // of what was fitted, 0 to 1
   const StepCost::Terms& like_others(Role role, const InstanceStats& stats);
 
   const int chunk_tokens_;
   const StepCost::Terms prior_;
   const double fetch_s_per_token_;
+  const bool fades_;
   CacheDirectory directory_;
   std::vector<Row> rows_;
   std::vector<InstanceView> views_, staying_;

@@ -108,17 +108,24 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     retire_.reset();
     early_.clear();
   }
-  const std::string conductor = options_.find_conductor ? options_.find_conductor() : options_.join;
-  if (conductor.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
+  const NamedConductor conductor = options_.find_conductor ? options_.find_conductor()
+                                                           : NamedConductor{.address = options_.join};
+  if (conductor.address.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
+  const auto is_another = [&](const ChannelPtr& c) { return options_.find_conductor && c->peer().id != conductor.id; };
   // Of one that has died the registry tells for a while yet: whose place it has is not to be waited for.
   const double patience_s = options_.find_conductor ? 2 : 5;
-  Result<ChannelPtr> channel = loop.connect({conductor, options_.key, identity(-1)}, patience_s,
-                                            [this](ChannelPtr c) { return on_conductor(std::move(c)); });
+  Result<ChannelPtr> channel = loop.connect(
+      {conductor.address, options_.key, identity(-1)}, patience_s,
+      [&](ChannelPtr c) { return is_another(c) ? ChannelEvents{} : on_conductor(std::move(c)); });
   if (!channel) {
     // A wrong address of the command line stays wrong; the registry may have another one later.
     const bool wrong = channel.error().code == ErrorCode::invalid_argument;
     return Error{wrong && !options_.find_conductor ? ErrorCode::invalid_argument : ErrorCode::unavailable,
                  channel.error().message};
+  }
+  if (is_another(channel.value())) {  // it stands by where the one that holds the name was
+    channel.value()->close("the registry names another conductor");
+    return Error{ErrorCode::unavailable, "the conductor at " + conductor.address + " does not hold the name"};
   }
   {
     std::lock_guard lock(mutex_);
@@ -187,10 +194,15 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
            info.control.c_str());
   send(as.id, kConductor, Joined{info});
   std::thread thread([&] { instance.run(stop); });
+  // Who was asleep hears first of what is over: another holder of the name is believed after a while. Then this
+  // instance takes nothing new, and has so long to finish what it has begun.
+  constexpr double kBelievedSeconds = 0.5, kFinishSeconds = 30;
+  double replaced_s = kNever;  // Clock: since then another conductor holds the name
+  bool goes = false;
   {
     std::unique_lock lock(mutex_);
     while (!stopped_ && !lost_ && !retire_) {
-      if (leaving_ && !leave_said_) {
+      if ((leaving_ || goes) && !leave_said_) {
         leave_said_ = true;
         lock.unlock();
         send(as.id, kConductor, LeaveRequest{});
@@ -200,7 +212,14 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
       lock.unlock();
       dial_missing(loop);
       instance.renew_leases();
+      const std::string holder = options_.find_conductor ? options_.find_conductor().id : "";
+      replaced_s = holder.empty() || holder == conductor.id ? kNever : std::min(replaced_s, clock_.now());
+      const bool believed = clock_.now() >= replaced_s + kBelievedSeconds;
+      if (believed && !std::exchange(goes, true))
+        log_line(LogLevel::warning, "xpyd worker: the registry names another conductor; the instance goes there");
       lock.lock();
+      if (clock_.now() >= replaced_s + kBelievedSeconds + kFinishSeconds) lost_ = true;
+      if (goes && !leave_said_) continue;
       changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
     }
   }
@@ -213,7 +232,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     instance_ = nullptr;
     conductor_.reset();  // nobody hears the rest
     peers_.clear();
-    if (stopped_ || (retire_ && !retire_->rejoin)) outcome = Outcome::done;
+    if (stopped_ || (retire_ && !retire_->rejoin && (leaving_ || !goes))) outcome = Outcome::done;
     if (retire_ && retire_->rejoin) options_.role = retire_->role;
     if (leaving_ && !retire_ && lost_) outcome = Outcome::done;
   }

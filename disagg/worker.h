@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "disagg/cluster.h"
+#include "disagg/control/registry.h"
 #include "disagg/net/channel.h"
 
 namespace xpyd::disagg {
@@ -21,9 +22,11 @@ namespace xpyd::disagg {
 struct WorkerOptions {
   ClusterOptions cluster;  // topology is not looked at
   Role role = Role::colocated;
-  std::string join;                             // the conductor's control address
-  std::function<std::string()> find_conductor;  // instead, asked each time; "": nobody knows
-  std::string listen = "127.0.0.1:0";           // for peers
+  std::string join;  // the conductor's control address
+  // Instead: which conductor holds the name, by the registry. It is asked each time, and while an instance serves. No
+  // other one is joined, and one that loses the name to another is left.
+  std::function<NamedConductor()> find_conductor;
+  std::string listen = "127.0.0.1:0";  // for peers
   ClusterKey key;
   uint64_t fingerprint = 0;  // NodeIdentity
   double retry_s = 0.2;      // between attempts to reach the conductor, or a peer

@@ -131,7 +131,7 @@ int worker_main(const Options& options) {
   const bool is_stage = options.integer("rank") >= 0;
   struct Found {
     std::mutex mutex;
-    std::string address;
+    std::string value;
   } found;  // by the registry, below
   const std::unique_ptr<Registry> registry = cluster.open_registry(stack.clock);
   if (registry) {
@@ -139,11 +139,11 @@ int worker_main(const Options& options) {
     registry->watch(name, [&found, name](const Registry::Entries& entries) {
       auto entry = entries.find(name);
       std::lock_guard lock(found.mutex);
-      found.address = entry == entries.end() ? "" : entry->second;
+      found.value = entry == entries.end() ? "" : entry->second;
     });
     worker_options.find_conductor = [&found] {
       std::lock_guard lock(found.mutex);
-      return found.address;
+      return NamedConductor::of(found.value);
     };
   }
   stack.options.ranks = head_options(options, stack, worker_options.key, registry.get());
@@ -207,7 +207,8 @@ int generate_main(const Options& options) {
       stack.runtime->drain();
       stack.runtime->abort(request->id);
     });
-  const Status started = stack.runtime->start();
+  const Status elected = stack.runtime->stand_by();
+  const Status started = elected ? stack.runtime->start() : elected;
   const Status taken = started ? stack.runtime->submit(request, printer) : started;
   if (taken) printer->wait();
   signals.finish();

@@ -16,6 +16,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/log.h"
+
 namespace xpyd::server {
 namespace {
 
@@ -124,13 +126,14 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   void drain();
   void end_drain();
   void leave(const std::shared_ptr<Connection>& connection);
-  size_t waiting_room() const { return 64 + static_cast<size_t>(options.max_connections) / 2; }
   void charge(const std::string& address, int n_places, ptrdiff_t bytes);
   bool is_at_limit(const std::string& address) const;
   bool make_place(const std::string& address);
   bool has_room();
   void let_in();
   void shed_bodies();
+  bool free_descriptor();
+  double said_s = -kNever;  // when it last said that there are no descriptors
 };
 
 class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
@@ -548,6 +551,13 @@ void HttpListener::Connection::linger() {
 
 // ---- the listener
 
+int connections_within(int wanted, size_t descriptors) {
+  constexpr size_t kReserve = 64;  // files, channels, wires, pipes of workers
+  const size_t spared = kReserve + waiting_room(0);
+  const size_t most = descriptors > spared ? (descriptors - spared) / 3 * 2 : 0;  // half as many more wait
+  return static_cast<int>(std::clamp(most, size_t(1), static_cast<size_t>(wanted)));
+}
+
 void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdiff_t bytes) {
   Use& held = use[address];
   held.places += n_places;
@@ -608,7 +618,8 @@ void HttpListener::Loop::shed_bodies() {
 // said nothing, or the latest that waits.
 bool HttpListener::Loop::has_room() {
   const size_t without_place = connections.size() - static_cast<size_t>(places);
-  if (without_place < waiting_room()) return true;
+  const size_t room = waiting_room(options.max_connections);
+  if (without_place < room) return true;
   std::shared_ptr<Connection> oldest;
   size_t answered = 0;
   for (const auto& c : connections) {
@@ -616,7 +627,7 @@ bool HttpListener::Loop::has_room() {
     answered += c->is_answered();
     if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
   }
-  if (without_place - answered < waiting_room() && answered < waiting_room()) return true;
+  if (without_place - answered < room && answered < room) return true;
   if (oldest)
     oldest->close();
   else if (!waiting.empty())
@@ -624,6 +635,22 @@ bool HttpListener::Loop::has_room() {
   else
     return false;
   return true;
+}
+
+// True: the connection that has been without a request for longest is closed, and its descriptor is there for another.
+bool HttpListener::Loop::free_descriptor() {
+  constexpr double kQuietSeconds = 10;
+  if (now_s() >= said_s + kQuietSeconds) {
+    said_s = now_s();
+    log_line(LogLevel::warning,
+             "xpyd: no file descriptor is left for a connection, with %zu open; idle ones are closed",
+             connections.size());
+  }
+  std::shared_ptr<Connection> oldest;
+  for (const auto& c : connections)
+    if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
+  if (oldest) oldest->close();
+  return oldest != nullptr;
 }
 
 void HttpListener::Loop::accept() {
@@ -640,6 +667,8 @@ void HttpListener::Loop::accept() {
   acceptor.async_accept([this, later](error_code failed, tcp::socket socket) {
     accepting = false;
     if (!acceptor.is_open()) return;
+    const bool none_left = failed == asio::error::no_descriptors || failed == std::errc::too_many_files_open_in_system;
+    if (none_left && free_descriptor()) return accept();
     if (failed) return later();
     auto connection = std::make_shared<Connection>(*this, std::move(socket));
     connections.insert(connection);

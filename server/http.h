@@ -5,9 +5,10 @@
 // all, bytes waiting for a slow reader, and the time for each phase of a connection.
 //
 // Where there is not enough for everybody, the one that has least to lose gives way. For a new connection: the one that
-// has been without a request for longest. Where all have one, the new one has a place in the waiting room: what it asks
-// is heard, probes are answered at once, the rest waits for a place. For a body: of the address that holds most bytes,
-// the body that has been coming for longest. A request is judged at the end of its header, before its body is read.
+// has been without a request for longest, also where the system has no descriptor left. Where all have one, the new one
+// has a place in the waiting room: what it asks is heard, probes are answered at once, the rest waits for a place. For
+// a body: of the address that holds most bytes, the body that has been coming for longest. A request is judged at the
+// end of its header, before its body is read.
 //
 // Thread safety: handler and exchanges are used on the thread in run() only. begin_drain(), stop()
 // and an HttpPost may be called from any thread (not from a signal handler).
@@ -174,6 +175,13 @@ struct HttpListenOptions {
   double place_s = 1;                         // without a request: then others may have its place
   double write_timeout_s = 30;                // without a byte taken by the client
 };
+
+// Who is heard without a place, beside so many that have one.
+constexpr size_t waiting_room(int max_connections) { return 64 + static_cast<size_t>(max_connections) / 2; }
+
+// `wanted` connections, or as many as so many descriptors are enough for, with those that wait and all else that a
+// process opens. At least one.
+int connections_within(int wanted, size_t descriptors);
 
 // The answer to one request. After the client has gone every call is ignored.
 class HttpExchange {

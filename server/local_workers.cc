@@ -222,10 +222,11 @@ class LocalWorkers final : public Runtime {
       : folder_(std::move(folder)),
         n_(int(commands.size())),
         cluster_(std::move(cluster)),
+        named_{cluster_->address(), cluster_->id()},
         registry_(std::move(registry)),
         children_(std::move(commands), options, *cluster_, clock) {
     if (!registry_) return;
-    registry_->announce(kConductorName, cluster_->address());
+    registry_->announce(kConductorName, named_.value());
     registry_->watch(kConductorName, [this](const Registry::Entries& names) { look_at(names); });
   }
   ~LocalWorkers() override { stop(); }
@@ -242,6 +243,7 @@ class LocalWorkers final : public Runtime {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     elected_ = true;
+    open_or_shut();
     return ok();
   }
   Status start() override {
@@ -274,14 +276,21 @@ class LocalWorkers final : public Runtime {
   std::string trouble() const override { return cluster_->trouble(); }
 
  private:
+  // Workers belong to the conductor that holds the name: one that stands by, or is replaced, takes none.
+  void open_or_shut() {
+    std::lock_guard lock(door_);
+    cluster_->take_workers(elected_ && !replaced_);
+  }
+
   // Whose lease has ended behind a cut cable may find that another conductor has been elected. Its workers are the
   // other's, or will be when it ends; so it does, in order, and whoever started it may start it again, to stand by.
   // Unless the other one is gone by then: who was asleep hears first of what is over.
   void look_at(const Registry::Entries& names) {
     const auto holder = names.find(kConductorName);
-    replaced_ = holder != names.end() && holder->second != cluster_->address();
+    replaced_ = holder != names.end() && holder->second != named_.value();
+    open_or_shut();
     if (!replaced_ || !elected_ || draining_ || looks_.exchange(true)) return;
-    leaves_ = std::jthread([this, by = holder->second] {
+    leaves_ = std::jthread([this, by = NamedConductor::of(holder->second).address] {
       for (int turn = 0; turn < 10; ++turn)
         if (std::this_thread::sleep_for(std::chrono::milliseconds(50)); !replaced_ || draining_) {
           looks_ = false;
@@ -293,10 +302,12 @@ class LocalWorkers final : public Runtime {
   }
 
   std::atomic<bool> draining_ = false, elected_ = false, replaced_ = false, looks_ = false;
+  std::mutex door_;
   std::jthread leaves_;
   std::unique_ptr<PrivateFolder> folder_;
   const int n_;
   std::unique_ptr<ProcessCluster> cluster_;
+  const NamedConductor named_;
   std::unique_ptr<Registry> registry_;  // null: none
   Children children_;
 };
@@ -365,6 +376,7 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   cluster.conductor.lease_s = own.lease_s;
   cluster.pool = need(make_handoff_pool(stack.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
+  cluster.stands_by = !own.registry_url.empty();
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
   std::unique_ptr<Registry> registry = own.open_registry(stack.clock);

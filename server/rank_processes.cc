@@ -70,7 +70,8 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   const auto drafts = [&](Role role) {
     return cluster.shards(role).pp > 1 && (role != Role::prefill || cluster.draft_prefill);
   };
-  if (cluster.speculation.on() && cluster.speculation.drafter->own_model && std::ranges::any_of(cluster.topology, drafts))
+  if (cluster.speculation.on() && cluster.speculation.drafter->own_model &&
+      std::ranges::any_of(cluster.topology, drafts))
     return invalid(what + "--speculate " + cluster.speculation.drafter->name +
                    ": an instance that drafts computes in one process: expected --ranks threads");
   if (cluster.kv_scheme->page_groups)
@@ -86,9 +87,9 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
   const ClusterOptions& cluster = stack.options;
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
-  ranks::HeadOptions head{
-      .fingerprint = fingerprint(stack), .config = stack.config,
-      .dtype = matrix_dtype(stack.config, stack.backend_options.load)};
+  ranks::HeadOptions head{.fingerprint = fingerprint(stack),
+                          .config = stack.config,
+                          .dtype = matrix_dtype(stack.config, stack.backend_options.load)};
   if (options.text("ranks") == "remote") {
     head.listen = options.text("rank-bind");
     head.key = key;
@@ -122,7 +123,6 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
   const BackendOptions& backend = stack.backend_options;
   ranks::StageOptions stage{.stage = int(options.integer("rank")),
                             .join = worker.join,
-                            .find_head = worker.find_conductor,
                             .key = worker.key,
                             .fingerprint = worker.fingerprint,
                             .retry_s = worker.retry_s,
@@ -131,6 +131,7 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
                             .dtype = matrix_dtype(stack.config, backend.load),
                             .wire_host = worker.cluster.wire_host,
                             .faults = stack.options.faults};
+  if (worker.find_conductor) stage.find_head = [find = worker.find_conductor] { return find().address; };
   stage.make_ranks = [&](const KvShards& shards, int own, int step_tokens) -> Result<ranks::StageOptions::Built> {
     const int cores = std::max(1, int(std::thread::hardware_concurrency()));
     const int threads = std::max(1, (backend.threads > 0 ? backend.threads : cores) / shards.n_ranks());

@@ -102,12 +102,23 @@ std::string switches_json(const Options& options, const Stack& stack) {
   return out.close(']').take();
 }
 
+size_t descriptor_limit() {  // of this process, now
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
+}
+
 // What is wrong with it is thrown.
 ServerOptions http_options(const Options& options, Stack& stack) {
   ServerOptions http;
   options.fill<HttpListenOptions>(http);
   options.fill<ServedModel>(http);
   options.fill(http);
+  const int wanted = http.max_connections;
+  http.max_connections = connections_within(wanted, descriptor_limit());
+  if (http.max_connections < wanted)
+    log_line(LogLevel::warning,
+             "xpyd serve: this process may have %zu file descriptors: %d connections at once, not --max-connections %d",
+             descriptor_limit(), http.max_connections, wanted);
   http.name = http.names.empty() ? stack.config.name : http.names.front();
   http.model_root = stack.model_dir;
   if (!is_embedded(stack.model_dir)) {

@@ -27,12 +27,13 @@ void add_life(JsonText& out, RequestLife life, double now) {
   const bool over = life.ended > 0;
   if (!over) {
     const bool crosses = life.prefill != life.decode;
-    double& mark = life.placed == 0                              ? life.placed
-                   : life.started == 0                           ? life.started
-                   : life.prompt_done == 0 && life.first == 0    ? life.prompt_done
-                   : crosses && life.joined == 0 && !life.second ? life.joined
-                   : life.second == 0                            ? life.second
-                                                                 : life.ended;
+    double& mark = life.placed == 0                                                   ? life.placed
+                   : life.started == 0                                                ? life.started
+                   : life.prompt_done == 0 && life.first == 0                         ? life.prompt_done
+                   : crosses && life.granted == 0 && life.joined == 0 && !life.second ? life.granted
+                   : crosses && life.joined == 0 && !life.second                      ? life.joined
+                   : life.second == 0                                                 ? life.second
+                                                                                      : life.ended;
     mark = life.ended = now;
     if (life.first > 0 && life.second == 0) life.second = now;
   }

@@ -29,7 +29,7 @@ inline constexpr WireKv kLast<WireKv> = WireKv::automatic;
 template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
-inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::joined;
+inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::granted;
 template <>
 inline constexpr AttemptFailure kLast<AttemptFailure> = AttemptFailure::refused;
 

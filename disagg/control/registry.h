@@ -16,7 +16,22 @@
 
 namespace xpyd::disagg {
 
-inline constexpr const char* kConductorName = "conductor";  // its value: its control address
+inline constexpr const char* kConductorName = "conductor";  // its value: a NamedConductor
+
+// Where the conductor is that holds the name, and which one it is: the id that it proves in the hello of each channel
+// (net/hello.h). The address alone does not say it: a conductor that died and was started again at its address finds
+// its predecessor's entry there until that lease ends.
+struct NamedConductor {
+  std::string address;  // "": nobody holds the name
+  std::string id;       // without blanks; "": not said, and then nobody is that one
+
+  std::string value() const { return address + " " + id; }
+  static NamedConductor of(const std::string& value) {
+    const size_t blank = value.rfind(' ');
+    return blank == std::string::npos ? NamedConductor{value, ""}
+                                      : NamedConductor{value.substr(0, blank), value.substr(blank + 1)};
+  }
+};
 
 struct RegistryState {
   bool reachable = false;

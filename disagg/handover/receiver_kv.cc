@@ -76,6 +76,7 @@ bool Receiver::grant(Incoming& in) {
   const Room room = take_room(in);
   if (room == Room::loading && in.state == State::remote_prefilling) on(in, Event::loads);
   if (room != Room::all) return false;
+  parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::granted});
   const bool elsewhere = in.place.cached_tokens < in.n_computed();  // or all of its KV is here
   switch (in.order) {
     case DisaggOrder::push: on(in, Event::room_to_write); break;

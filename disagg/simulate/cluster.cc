@@ -186,6 +186,7 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
       layer_share_(options.conductor.stream_kv == StreamKv::layer ? 1.0 / options.model.n_layers : 1),
       bytes_scale_(options.model.kv_token_bytes() / double(small_kv(n_layers_).token_bytes())) {
   ConductorOptions conductor = options.conductor;
+  conductor.kv_bytes_scale = bytes_scale_;
   if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
   if (conductor.admission_options.decode == DecodeSeconds::oracle)
     conductor.answer_tokens = [error = options.oracle_error, seed = options.oracle_seed](const Request& request) {

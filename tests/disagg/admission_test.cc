@@ -1,8 +1,12 @@
 #include "disagg/admission.h"
 
+#include <map>
 #include <vector>
 
+#include "disagg/conductor.h"
+#include "disagg/messages.h"
 #include "tests/catch.h"
+#include "tests/tiny_model.h"
 
 namespace xpyd::testing::admission_test {
 namespace {
@@ -44,6 +48,129 @@ TEST_CASE("admission: none takes all; a TTFT beyond its objective is refused by 
   }
   c.view.ttft_s = 2.0;
   for (const AdmissionPolicy& policy : admission_policies()) CHECK_FALSE(c.arrives(policy.name));
+}
+
+TEST_CASE("admission: who is idle refuses nobody for its queue or its steps", "[admission]") {
+  Case c;
+  c.view.ttft_s = 60, c.view.queue_s = 0, c.view.idle = true;
+  c.view.objectives.tbt_s = 0.001;
+  for (const char* policy : {"late", "early", "early_in_flight", "predicted", "reserve"}) {
+    INFO(policy);
+    CHECK_FALSE(c.arrives(policy));
+    CHECK_FALSE(c.joins(policy));
+  }
+  c.view.capacity_tokens = 4000;  // what does not fit does not fit
+  CHECK(c.arrives("early").why == Refusal::room);
+}
+
+TEST_CASE("admission: Retry-After is when it would be taken", "[admission]") {
+  Case c;
+  c.view.ttft_s = 2.5;
+  for (const auto& [queue_s, retry_s] : {std::pair{2.0, 0.5}, {0.25, 0.25}}) {  // then nobody is there
+    c.view.queue_s = queue_s;
+    CHECK(c.arrives("early").retry_s == retry_s);
+  }
+  c.view.ttft_s = 1;
+  // Steps of 10 + n + K / 1000 ms, at most 50: of seven with 5000 each and this one, two must have ended.
+  for (int i = 0; i < 7; ++i) c.decoding.push_back({.joins_s = 90.0 + i, .context = 5000});
+  CHECK(c.arrives("early").why == Refusal::tbt);
+  CHECK(c.arrives("early").retry_s == 11);  // 91 + 20 s of its like, from 100 on
+  c.decoding[6].ends_s = 103;
+  CHECK(c.arrives("early").retry_s == 10);
+  c.view.capacity_tokens = 35000;
+  CHECK(c.arrives("early").why == Refusal::room);
+  CHECK(c.arrives("early").retry_s == 10);
+  for (DecodeView& s : c.decoding) s.joins_s = 10;  // overdue: at any moment
+  CHECK(c.arrives("early").retry_s <= 3);
+}
+
+// Steps ten times as slow as its prior: a cold start on a busy machine.
+struct SlowProbe final : InstanceProbe {
+  InstanceStats said;
+  SlowProbe() { said.steps = 40; }
+  InstanceStats stats() const override { return said; }
+  KvStats kv() const override { return {.capacity = 1000, .free = 1000, .block_tokens = 16}; }
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return 0; }
+};
+
+struct Starts final : Post {
+  void send(InstanceId, InstanceId to, Message message) override {
+    if (auto* start = std::get_if<StartRequest>(&message)) started.emplace_back(start->attempt, to);
+  }
+  std::vector<std::pair<AttemptId, InstanceId>> started;
+};
+
+struct Ends final : EventSink {
+  void on_event(TokenEvent event) override {
+    if (event.finish != FinishReason::none) last = event;
+  }
+  TokenEvent last;
+};
+
+TEST_CASE("admission: after a slow start an idle server refused everybody", "[admission]") {
+  VirtualClock clock;
+  clock.seconds = 100;
+  Starts post;
+  ConductorOptions options;
+  options.placement = find_placement_policy("round_robin");
+  options.admission = find_admission_policy("early");
+  options.prior = CostPrior{{tiny_config(), Dtype::f32, Dtype::f32, Dtype::f32}, {1e10, 1e10}};
+  options.max_model_len = 4000;
+  const StepCost prior = first_cost(options.prior);
+  const double prompt_s = prior.seconds(prompt_steps(400, 0, 512));
+  options.objectives.ttft_s = 3.5 * prompt_s;
+  Conductor conductor(options, clock, post);
+  auto probe = std::make_shared<SlowProbe>();
+  probe->said.cost = prior.terms();
+  for (double& term : probe->said.cost) term *= 10;
+  InstanceInfo info{.id = conductor.new_id(), .name = "C0", .role = Role::colocated};
+  info.capacity_blocks = 1000, info.block_tokens = 16, info.max_batch = 64;
+  conductor.joined(info, probe);
+  uint64_t id = 0;
+  // Refused: the event says so. Else: it is placed.
+  const auto ask = [&] {
+    auto sink = std::make_shared<Ends>();
+    auto request = std::make_shared<Request>();
+    request->id = ++id;
+    request->prompt.assign(400, 7);
+    request->max_tokens = 2;
+    request->arrival_s = clock.seconds;
+    REQUIRE(conductor.submit(request, sink).ok());
+    return sink->last;
+  };
+  const auto end = [&](size_t i) {
+    const auto [attempt, to] = post.started.at(i);
+    conductor.receive(to, AttemptProgress{attempt, AttemptProgress::started});
+    conductor.receive(to, AttemptProgress{attempt, AttemptProgress::prompt_done});
+    TokenEvent last;
+    last.request_id = i + 1;
+    last.finish = FinishReason::stop;
+    conductor.receive(to, TokenOf{attempt, 0, last});
+    ++probe->said.steps;
+  };
+  // Nobody is there: taken, ten times, though each is said to take too long.
+  for (size_t i = 0; i < 10; ++i) {
+    CHECK(ask().finish == FinishReason::none);
+    REQUIRE(post.started.size() == i + 1);
+    end(i);
+    clock.seconds += 0.1;
+  }
+  // Behind another one, while steps are fresh, it is refused, and told when nobody will be there.
+  CHECK(ask().finish == FinishReason::none);
+  const TokenEvent refused = ask();
+  CHECK(refused.finish == FinishReason::refused);
+  CHECK(refused.retry_s >= 10 * prompt_s);
+  CHECK(refused.retry_s < 12 * prompt_s);
+  end(10);
+  // Without a step for a minute the prediction is the prior's: three are within the objective, and four are not.
+  clock.seconds += 60;
+  CHECK(ask().finish == FinishReason::none);
+  CHECK(ask().finish == FinishReason::none);
+  ++probe->said.steps;  // it confirms what was fitted
+  CHECK(ask().finish == FinishReason::refused);
+  clock.seconds += 60;
+  CHECK(ask().finish == FinishReason::none);
+  CHECK(ask().finish == FinishReason::refused);
 }
 
 TEST_CASE("admission: late wastes the prefill, early looks at D now, in flight at who is on the way", "[admission]") {

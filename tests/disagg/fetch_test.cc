@@ -77,6 +77,19 @@ TEST_CASE("fetch: what was fetched stays by the row of --replication", "[disagg]
   }
 }
 
+// What D kept of its answers was the second replica: nothing was ever hot enough for a copy.
+TEST_CASE("fetch: --replication heat did nothing where D had answered", "[disagg][fetch][replication]") {
+  SimOptions options = in("always");
+  options.conductor.replication = find_replication_policy("heat");
+  Scene scene("2P1D", options);
+  for (uint64_t id = 1; id <= 24; ++id) {
+    scene.ask(id, 60, 4, 1);
+    scene.settle();
+    CHECK(cached(scene, id) == (id == 1 ? 0 : 48));
+  }
+  CHECK(scene.stats("P1").fetch.fetches == 5);  // it was 12: each of its prompts
+}
+
 TEST_CASE("heat: reads a second of the last window, whatever else is read", "[disagg][fetch][replication]") {
   PrefixHeat heat;
   Random random(7);

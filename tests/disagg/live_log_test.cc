@@ -12,6 +12,7 @@
 #include "disagg/simulate/cluster.h"
 #include "disagg/trace_view.h"
 #include "tests/catch.h"
+#include "tests/disagg/scene.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::live_log_test {
@@ -200,44 +201,95 @@ TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
     return all;
   };
   RequestLife life{.request = 7, .t = 100, .placed = 100.5, .prefill = "P0", .decode = "D1"};
-  life.started = 102, life.prompt_done = 105, life.first = 105.001, life.joined = 105.2, life.decoding = 105.3,
+  life.started = 102, life.prompt_done = 105, life.first = 105.001, life.granted = 105.15, life.joined = 105.2,
+  life.decoding = 105.3, life.kv_token_bytes = 1e6, life.prompt = 1000, life.cached = 200, life.output = 100;
   life.second = 105.4, life.ended = 109;
-  //                            schedule queue fetch prefill transfer wait first_decode
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0.2, 0.1, 0.1});
+  //                            schedule queue fetch prefill grant transfer wait first_decode
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0.15, 0.05, 0.1, 0.1});
+  // P: 3 s of 200 to 1000 tokens, .2 s of 1000; D: .05 s of 1000, 3.8 s of 1000 to 1100. A token has 1 MB.
+  CHECK(held_kv(life).prefill == Approx(2e9));
+  CHECK(held_kv(life).decode == Approx(4.04e9));
   CHECK(attribution_line(life) ==
         "request 7: first token after 5.001000 s, second after 5.400000 s: schedule 0.500000 queue 1.500000 prefill "
-        "3.000000 transfer 0.200000 wait 0.100000 first_decode 0.100000");
+        "3.000000 grant 0.150000 transfer 0.050000 wait 0.100000 first_decode 0.100000; KV on P 2 GB s, KV on D 4.04 "
+        "GB s");
   CHECK(attribution_row(life) ==
-        "7,0,0,0.500000,1.500000,0.000000,3.000000,0.200000,0.100000,0.100000,5.001000,5.400000,P0,D1");
+        "7,1000,200,0.500000,1.500000,0.000000,3.000000,0.150000,0.050000,0.100000,0.100000,5.001000,5.400000,P0,D1,"
+        "2,4.04");
   CHECK(attribution_header() ==
-        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,transfer_s,wait_s,first_decode_s,ttft_s,"
-        "second_token_s,prefill,decode");
+        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,grant_s,transfer_s,wait_s,first_decode_s,"
+        "ttft_s,second_token_s,prefill,decode,kv_prefill_gb_s,kv_decode_gb_s");
+  life.granted = 104;  // while the prompt was computed
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0.1, 0.1});
   life.fetching = 100.7, life.fetched = 101.5;  // while it waited
-  CHECK(seconds(life) == std::vector<double>{0.5, 0.7, 0.8, 3, 0.2, 0.1, 0.1});
+  CHECK(seconds(life) == std::vector<double>{0.5, 0.7, 0.8, 3, 0, 0.2, 0.1, 0.1});
   life.fetched = 103;  // beyond its turn: none of it is counted twice
-  CHECK(seconds(life) == std::vector<double>{0.5, 0.2, 1.3, 3, 0.2, 0.1, 0.1});
+  CHECK(seconds(life) == std::vector<double>{0.5, 0.2, 1.3, 3, 0, 0.2, 0.1, 0.1});
   life.fetching = life.fetched = life.decoding = 0;  // D's log is not there
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0.2, 0, 0.2});
-  life.joined = 0;  // one instance for both
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0.4});
-  life.second = 0;  // it had one token
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0.001});
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0, 0.2});
+  life.joined = life.granted = 0, life.prefill = life.decode;  // one instance for both
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.4});
+  CHECK(held_kv(life).prefill == 0);
+  CHECK(held_kv(life).decode == Approx(6e9));  // 3 s of 200 to 1000 tokens, 4 s of 1000 to 1100
+  life.second = 0;                             // it had one token
+  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.001});
   // decode_first: KV is there before the first token.
   life = {.t = 10, .placed = 11, .started = 12, .prompt_done = 14, .joined = 15, .first = 17, .second = 18};
   life.decoding = 16;
-  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 2, 1, 1, 2});
+  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 2, 0, 1, 1, 2});
   // Refused, and aborted in the queue.
   life = {.t = 10, .ended = 10.5};
-  CHECK(seconds(life) == std::vector<double>{0, 0, 0, 0, 0, 0, 0});
+  CHECK(seconds(life) == std::vector<double>{0, 0, 0, 0, 0, 0, 0, 0});
   life = {.t = 10, .placed = 11, .started = 12, .ended = 13};
-  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 0, 0, 0, 0});
+  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 0, 0, 0, 0, 0});
+}
+
+// 21.4 s were "transfer" where the bytes took 0.13 ms.
+TEST_CASE("explain: the wait for D's room was called transfer", "[event_log][explain]") {
+  Logged logged;
+  {
+    SimOptions options;
+    options.conductor.log = logged.log;
+    Scene scene("1P1D", options);
+    KvMemory& memory = scene.find("D1")->instance->memory();
+    std::vector<KvHandle> others;  // 38 of 40 blocks
+    for (const int tokens : {160, 160, 160, 128}) {
+      const std::vector<int32_t> other(size_t(tokens), 7);
+      others.push_back(memory.reserve(other, others.size() + 9).value().handle);
+      REQUIRE(memory.append(others.back(), tokens));
+    }
+    scene.ask(1, 60, 4, 1);
+    scene.ticks(2000);
+    CHECK(scene.n_tokens(1) == 1);  // P's
+    for (const KvHandle other : others) memory.free(other);
+    scene.settle();
+    scene.close();
+    scene.forget_log();
+  }
+  logged.log.reset();
+  const auto lives = read_lives({&logged.path, 1});
+  REQUIRE(lives.ok());
+  const RequestLife& life = lives.value().at(0);
+  INFO(attribution_line(life));
+  const auto seconds = attribute(life);
+  CHECK(seconds[4] > 1.9);                                        // grant
+  CHECK(seconds[5] < 0.1);                                        // transfer
+  CHECK(held_kv(life).prefill > 1.9 * 60 * life.kv_token_bytes);  // P held it for that long
+  CHECK(held_kv(life).decode < held_kv(life).prefill);
+  // Each of both has a colour of its own in a trace.
+  std::map<std::string, std::string> colours;
+  const json trace = logged.trace();
+  for (const json& event : trace["traceEvents"])
+    if (event.contains("cname")) colours[event["name"]] = event["cname"];
+  CHECK(colours.contains("grant"));
+  CHECK(colours["grant"] != colours["transfer"]);
 }
 
 TEST_CASE("explain: what instances say of their first steps counts, not when the conductor heard of it",
           "[event_log][explain]") {
   Logged logged;
   RequestLife life{.request = 7, .t = 1, .placed = 1.5, .prefill = "P0", .decode = "D1", .started = 2.25};
-  life.prompt_done = life.first = 3, life.joined = 5.75, life.second = 6, life.ended = 9;
+  life.prompt_done = life.first = 3, life.granted = 4, life.joined = 5.75, life.second = 6, life.ended = 9;
   logged.log->happened("request", life);
   const auto admits = [&](double t, const char* instance, std::vector<uint64_t> requests) {
     BatchPlan plan{.runs = {{0, 1}}, .admits = {{0, 16}}};
@@ -253,7 +305,7 @@ TEST_CASE("explain: what instances say of their first steps counts, not when the
   logged.log.reset();
   const auto lives = read_lives({&logged.path, 1});
   REQUIRE(lives.ok());
-  const std::array<double, 7> expected = {0.5, 0.375, 0.125, 1, 2, 0, 1};
+  const std::array<double, 8> expected = {0.5, 0.375, 0.125, 1, 1, 1, 0, 1};
   CHECK(attribute(lives.value().at(0)) == expected);
 }
 
@@ -279,8 +331,12 @@ TEST_CASE("explain: of a run, the phases of each request are its time to the sec
       CHECK(seconds[3] > 0);
       CHECK(life.joined > 0);
       CHECK(life.decoding > 0);
-      CHECK(seconds[6] > 0);
-      waited += seconds[5] > 0;
+      CHECK(life.granted > 0);
+      CHECK(life.granted <= life.joined);
+      CHECK(seconds[7] > 0);
+      CHECK(held_kv(life).prefill > 0);
+      CHECK(held_kv(life).decode > 0);
+      waited += seconds[6] > 0;
     }
     CHECK(waited > 0);
   }

@@ -224,7 +224,7 @@ TEST_CASE("ranks: stages find their instance by the registry, wherever it listen
   std::filesystem::permissions(key, std::filesystem::perms::owner_read);
   Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key}, kLongLease, "1C");
   auto registry = open_etcd(etcd.url(), 2, bed.clock()).value();
-  registry->announce(kConductorName, bed.cluster().address());
+  registry->announce(kConductorName, NamedConductor{bed.cluster().address(), bed.cluster().id()}.value());
   const auto start = [&](Words words) {
     words.insert(words.end(), {"--registry", etcd.url(), "--rank-group", "a", "--give-up", "60"});
     return bed.start_worker(words, {}, {});

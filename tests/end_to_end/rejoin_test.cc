@@ -9,10 +9,12 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
 #include "disagg/process_cluster.h"
+#include "disagg/worker.h"
 #include "server/local_workers.h"
 #include "server/stack.h"
 #include "tests/json.h"
@@ -69,9 +71,10 @@ struct WorkerProcess : Process {
 // A conductor without workers of its own, one of several that stand for election.
 class ServeProcess : public Process {
  public:
-  ServeProcess(const char* program, const std::string& registry, const std::string& key, const std::string& log)
-      : Process({program, "serve", "--processes", "--topology", "1C", "--start-workers", "off", "--cluster-bind",
-                 "127.0.0.1:0", "--cluster-key-file", key, "--registry", registry, "--port", "0", "--lease", "1"},
+  ServeProcess(const char* program, const std::string& registry, const std::string& key, const std::string& log,
+               const std::string& bind = "127.0.0.1:0")
+      : Process({program, "serve", "--processes", "--topology", "1C", "--start-workers", "off", "--cluster-bind", bind,
+                 "--cluster-key-file", key, "--registry", registry, "--port", "0", "--lease", "1"},
                 log),
         log_(log) {}
   std::string said() const {
@@ -93,8 +96,8 @@ class ServeProcess : public Process {
   }
   // Once somebody is there to answer. A conductor that wakes up may count a worker for a moment that has left it.
   json ask(const std::string& prompt) const {
-    const std::string request =
-        request_text("POST", "/v1/completions", as_text({{"prompt", prompt}, {"max_tokens", 12}, {"temperature", 0}}));
+    const std::string request = request_text("POST", "/v1/completions",
+                                             as_text({{"prompt", prompt}, {"max_tokens", 12}, {"temperature", 0}}));
     const auto call = [&] {
       Client client(port());
       client.send(request);
@@ -124,10 +127,12 @@ struct Conductors {
     REQUIRE(prepared.ok());
     stack = std::move(prepared).value();
   }
-  std::unique_ptr<ProcessCluster> open(const std::string& listen) {
-    auto conductor = ProcessCluster::create(
-        {.conductor = conductor_options(stack->options), .listen = listen, .fingerprint = fingerprint(*stack)},
-        stack->clock);
+  std::unique_ptr<ProcessCluster> open(const std::string& listen, bool stands_by = false) {
+    auto conductor = ProcessCluster::create({.conductor = conductor_options(stack->options),
+                                             .listen = listen,
+                                             .fingerprint = fingerprint(*stack),
+                                             .stands_by = stands_by},
+                                            stack->clock);
     REQUIRE(conductor.ok());
     return std::move(conductor).value();
   }
@@ -163,7 +168,7 @@ TEST_CASE("a worker outlives its conductor and joins the next by the registry", 
     last_address = conductor->address();
     auto registry = open_etcd(etcd.url(), 2, conductors.stack->clock);
     REQUIRE(registry.ok());
-    registry.value()->announce(kConductorName, last_address);
+    registry.value()->announce(kConductorName, NamedConductor{last_address, conductor->id()}.value());
     CHECK(conductor->wait_members(1, 60));
     registry.value().reset();
     conductor->stop();
@@ -207,6 +212,106 @@ TEST_CASE("the next conductor's worker had lost its prefix cache", "[end_to_end]
     conductor->stop();
   }
   worker.leave();
+}
+
+// A worker of this process that finds its conductor by a name which the test holds.
+class NamedWorker {
+ public:
+  NamedWorker(Stack& stack, const std::string& listen) {
+    WorkerOptions options{.cluster = stack.options,
+                          .role = Role::colocated,
+                          .find_conductor =
+                              [this] {
+                                std::lock_guard lock(mutex_);
+                                return named_;
+                              },
+                          .listen = listen,
+                          .fingerprint = fingerprint(stack),
+                          .retry_s = 0.01};
+    worker_ = std::make_unique<Worker>(std::move(options), stack.clock);
+    thread_ = std::thread([this] { (void)worker_->run(); });
+  }
+  ~NamedWorker() {
+    worker_->stop();
+    thread_.join();
+  }
+  void name(const std::string& address, const std::string& id) {
+    std::lock_guard lock(mutex_);
+    named_ = {address, id};
+  }
+
+ private:
+  std::mutex mutex_;
+  NamedConductor named_;
+  std::unique_ptr<Worker> worker_;
+  std::thread thread_;
+};
+
+TEST_CASE("workers joined a conductor that stood by at the address of the one that had died",
+          "[end_to_end][processes]") {
+  CHECK(NamedConductor::of("unix:/a folder/c conductor.1f").address == "unix:/a folder/c");
+  CHECK(NamedConductor::of("unix:/a folder/c conductor.1f").id == "conductor.1f");
+  TempDir dir;
+  Conductors conductors;
+  REQUIRE(open_backend(*conductors.stack).ok());
+  auto first = conductors.open("unix:" + dir.path + "/first");
+  auto second = conductors.open("unix:" + dir.path + "/second");
+  auto third = conductors.open("unix:" + dir.path + "/third", true);
+  NamedWorker worker(*conductors.stack, "unix:" + dir.path + "/peer");
+
+  // The registry has the name under the lease of the incarnation before, at the same address.
+  worker.name(first->address(), "conductor.dead");
+  CHECK_FALSE(first->wait_members(1, 1));
+  worker.name(first->address(), "");
+  CHECK_FALSE(first->wait_members(1, 0.5));
+  worker.name(first->address(), first->id());
+  REQUIRE(first->wait_members(1, 60));
+
+  // Another one holds the name: the worker ends what it has begun, and goes there.
+  auto recorder = std::make_shared<Recorder>();
+  auto request = tiny_request(1, {7, 8, 9, 10}, 300);
+  request->ignore_eos = true;
+  REQUIRE(first->submit(request, recorder).ok());
+  worker.name(second->address(), second->id());
+  REQUIRE(second->wait_members(1, 60));
+  REQUIRE(first->wait_idle(60));
+  CHECK(recorder->choice(1).tokens.size() == 300);
+  CHECK(recorder->choice(1).finish == FinishReason::length);
+
+  // A registry that says nothing moves nobody.
+  worker.name("", "");
+  std::this_thread::sleep_for(std::chrono::milliseconds(800));
+  CHECK(second->wait_members(1, 0));
+
+  // Whoever stands by takes nobody, even where the name says so, until it is elected.
+  worker.name(third->address(), third->id());
+  CHECK_FALSE(third->wait_members(1, 2));
+  third->take_workers(true);
+  CHECK(third->wait_members(1, 60));
+}
+
+TEST_CASE("a conductor that died and started again at its address within its lease had the workers, and stood by",
+          "[end_to_end][etcd]") {
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
+  const char* program = std::getenv("XPYD_BIN");
+  if (!program) SKIP_TEST("XPYD_BIN is not set");
+  TempDir dir;
+  Etcd etcd;
+  const std::string key = dir.path + "/key", bind = "127.0.0.1:" + std::to_string(free_port());
+  std::ofstream(key) << "a secret of sixteen bytes or more";
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  WorkerProcess worker(program, {"--registry", etcd.url(), "--cluster-key-file", key});
+  ServeProcess first(program, etcd.url(), key, dir.path + "/first", bind);
+  first.ask("one");
+  ServeProcess second(program, etcd.url(), key, dir.path + "/second");
+  second.wait_said("stands by");
+  first.end(SIGKILL);
+  ServeProcess again(program, etcd.url(), key, dir.path + "/again", bind);
+  for (int i = 0; i < 600 && !second.serves() && !again.serves(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const ServeProcess& elected = second.serves() ? second : again;
+  elected.ask("two");  // within its patience
+  CHECK(second.serves() + again.serves() == 1);
 }
 
 TEST_CASE("of several conductors one serves, and the next takes its place with its workers and their caches",

@@ -85,9 +85,9 @@ TEST_CASE("trace and explain: what they print of one request", "[event_log]") {
   CHECK(one.out ==
         "request 7: first token after 2.000000 s, second after 2.250000 s: schedule 0.500000 queue 0.500000 prefill "
         "1.000000 first_decode 0.250000\n"
-        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,transfer_s,wait_s,first_decode_s,ttft_s,"
-        "second_token_s,prefill,decode\n"
-        "7,0,0,0.500000,0.500000,0.000000,1.000000,0.000000,0.000000,0.250000,2.000000,2.250000,C0,C0\n");
+        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,grant_s,transfer_s,wait_s,first_decode_s,ttft_s,"
+        "second_token_s,prefill,decode,kv_prefill_gb_s,kv_decode_gb_s\n"
+        "7,0,0,0.500000,0.500000,0.000000,1.000000,0.000000,0.000000,0.000000,0.250000,2.000000,2.250000,C0,C0,0,0\n");
   CHECK(one.out.ends_with(run(explain_main, "explain", {path}).out));
   CHECK(run(explain_main, "explain", {path, "--request", "8"}).code != 0);
   CHECK(run(trace_main, "trace", {}).out == "");

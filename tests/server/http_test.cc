@@ -359,6 +359,52 @@ TEST_CASE("http: without file descriptors the server waits, and does not spin", 
   }
 }
 
+// 293 connections that said nothing more kept /health silent, without a line in the log.
+TEST_CASE("http: where descriptors ran out before --max-connections, idle connections locked everybody out",
+          "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.place_s = 0.1; });
+  std::vector<std::unique_ptr<Client>> idle;
+  for (int i = 0; i < 8; ++i) {
+    idle.push_back(std::make_unique<Client>(server.port()));
+    idle.back()->send(kGet);
+    REQUIRE(idle.back()->read().status == 200);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit low = before;
+  low.rlim_cur = 256;
+  setrlimit(RLIMIT_NOFILE, &low);
+  // The client's socket has the last descriptor of this process: there is none for the server's side.
+  std::vector<int> taken;
+  for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
+  ::close(taken.back());
+  taken.pop_back();
+  const auto start = std::chrono::steady_clock::now();
+  Client late(server.port());
+  late.send(kGet);
+  const int status = late.read().status;
+  const double waited_s = seconds_since(start);
+  for (int fd : taken) ::close(fd);
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(status == 200);
+  CHECK(waited_s < 5);
+  int closed = 0;
+  for (auto& client : idle) closed += !client->quiet();
+  CHECK(closed >= 1);
+  CHECK(closed < 8);
+  CHECK_FALSE(idle[0]->quiet());  // the idlest first
+}
+
+TEST_CASE("http: the bound of connections knows how many descriptors there are", "[server][http]") {
+  for (const auto& [wanted, descriptors, within] :
+       {std::tuple{2048, 1 << 20, 2048}, {2048, 300, 114}, {100, 300, 100}, {2048, 128, 1}, {2048, 0, 1}}) {
+    INFO(wanted << " " << descriptors);
+    CHECK(connections_within(wanted, size_t(descriptors)) == within);
+    if (within > 1) CHECK(size_t(within) + waiting_room(within) <= size_t(descriptors));
+  }
+}
+
 TEST_CASE("http: a port in use is an error that names it", "[server][http]") {
   TestServer server;
   ServerOptions options;
