@@ -440,7 +440,7 @@ struct Matching::State {
     pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
     pcre2_set_callout(context.get(), callout, &deadline);
     // Going back from the end of a long run of spaces is a step for each.
-    pcre2_set_match_limit(context.get(), uint32_t(std::min<size_t>(100'000 + 4 * bytes, UINT32_MAX)));
+    pcre2_set_match_limit(context.get(), uint32_t(std::min<size_t>(1'000'000 + 4 * bytes, UINT32_MAX)));
     pcre2_set_heap_limit(context.get(), 64 << 10);  // KiB, of the interpreter
   }
   Deadline deadline;
