@@ -13,7 +13,7 @@ TESTS   ?=
 SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev \
+            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libpcre2-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev \
             libzmq3-dev libmsgpack-cxx-dev libsimde-dev libssl-dev openssl
 
 # One addition order everywhere (README, Decisions): no contraction, no reassociation.
@@ -39,7 +39,7 @@ comma     := ,
 SYSROOT  ?=
 AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
 LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu:$(SYSROOT)/lib/$(ARCH)-linux-gnu)
-LDLIBS    = -lssl -lcrypto -l:liburing.a -l:libnettle.a -l:libutf8proc.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -lssl -lcrypto -l:liburing.a -l:libnettle.a -l:libutf8proc.a -l:libpcre2-8.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/*/*.cc))
@@ -217,7 +217,7 @@ test-netns: build  ## four hosts as network namespaces, under load: hosts, links
 # The rooms in which something is compiled differently there; the server as a whole answers a question.
 AARCH64_ROOMS ?= base allocator attention model
 AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
-AARCH64_LIBS   = liburing-dev nettle-dev libutf8proc-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libzmq3-dev libmsgpack-cxx-dev libssl-dev libssl3 \
+AARCH64_LIBS   = liburing-dev nettle-dev libutf8proc-dev libpcre2-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libzmq3-dev libmsgpack-cxx-dev libssl-dev libssl3 \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
 test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user

@@ -62,7 +62,8 @@ void ChatTemplate::set(const std::string& source, const std::string& where, bool
   auto made = jinja::Template::parse(source);
   if (!made.ok())
     throw invalid(where + ": chat template, " + made.error().message + " (--chat-template names another)");
-  (tool_use ? tool_use_ : default_) = std::make_unique<const jinja::Template>(std::move(made).value());
+  (tool_use ? tool_use_ : default_) = std::make_unique<Source>(Source{std::move(made).value()});
+  look_at_contents(*(tool_use ? tool_use_ : default_));
 }
 
 void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
@@ -110,7 +111,6 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
     chat->set(file.value(), wanted, false);
   }
   if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
-  chat->look_at_contents();
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 } catch (const Error& error) {
   return error;
@@ -120,40 +120,40 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
   chat->set(std::string(jinja), "text", false);
-  chat->look_at_contents();
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 } catch (const Error& error) {
   return error;
 }
 
-// By trial: a list of one text part should print what its text alone prints.
-void ChatTemplate::look_at_contents() {
+// A content is text but for a template that iterates over it. Which of those read text, too, is found by trial: a list
+// of one text part should print what its text alone prints.
+void ChatTemplate::look_at_contents(Source& source) {
+  if (!source.jinja.iterates_over_content()) return;
   const std::string words = "what a user says";
-  auto prints = [&](bool text, bool parts) {
-    reads_text_ = text;
-    reads_parts_ = parts;
-    auto out = run(
-        {{"user", words,
-          parts ? jinja::dict_value({{Value(jinja::text_value({"role"})), jinja::text_value({"user"})},
-                                     {Value(jinja::text_value({"content"})), parts_of(model::text(words, true))}})
-                : Value()}},
-        {});
+  auto prints = [&](bool reads_text, bool reads_parts) {
+    source.reads_text = reads_text;
+    source.reads_parts = reads_parts;
+    auto out = run(source,
+                   {{"user", words,
+                     reads_parts ? jinja::dict_value({{text("role", false), text("user", false)},
+                                                      {text("content", false), parts_of(text(words, true))}})
+                                 : Value()}},
+                   {});
     return out.ok() ? out.value().bytes : "";
   };
   const std::string of_text = prints(true, false), of_parts = prints(false, true);
-  reads_text_ = of_text.find(words) != of_text.npos || of_parts.find(words) == of_parts.npos;
-  reads_parts_ = of_text == of_parts || !reads_text_;
+  source.reads_text = of_text.find(words) != of_text.npos || of_parts.find(words) == of_parts.npos;
+  source.reads_parts = of_text == of_parts || !source.reads_text;
 }
 
-Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages, const Request& request) const try {
-  const bool has_tools = request.tools.list() != nullptr;
-  const jinja::Template& chosen = has_tools && tool_use_ ? *tool_use_ : *default_;
-  const bool knows_developer = chosen.mentions("developer");
+Result<jinja::Text> ChatTemplate::run(const Source& source, const std::vector<ChatMessage>& messages,
+                                      const Request& request) const try {
+  const bool knows_developer = source.jinja.mentions("developer");
   std::vector<Value> list;
   for (const ChatMessage& message : messages) {
     const std::string& role = message.role == "developer" && !knows_developer ? "system" : message.role;
     Value content = text(message.content, true);
-    if (!reads_text_) content = parts_of(std::move(content));
+    if (!source.reads_text) content = parts_of(std::move(content));
     std::vector<std::pair<Value, Value>> items;
     // Nothing but calls is none, which templates look for; else it would print as "None".
     const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
@@ -164,7 +164,7 @@ Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages, 
     for (auto& [key, value] : items) {
       if (key.text()->bytes == "role") value = text(role, false);
       if (key.text()->bytes != "content" || (value.is_none() && has_calls)) continue;
-      if (!value.list() || !reads_parts_) value = content;
+      if (!value.list() || !source.reads_parts) value = content;
     }
     list.push_back(jinja::dict_value(std::move(items)));
   }
@@ -176,7 +176,7 @@ Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages, 
   if (const jinja::Dict* more = request.kwargs.dict())
     for (const auto& [name, value] : more->items) variables.emplace_back(name.text()->bytes, value);
   variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
-  return chosen.render(std::move(variables), clock_());
+  return source.jinja.render(std::move(variables), clock_());
 } catch (const jinja::Fault& fault) {  // the messages are too large or too deep for a value
   return invalid("messages: " + fault.what);
 }
@@ -184,7 +184,8 @@ Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages, 
 Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMessage>& messages,
                                                       const Request& request) const {
   if (messages.empty()) return invalid("messages: expected at least one message");
-  auto made = run(messages, request);
+  const bool has_tools = request.tools.list() != nullptr;
+  auto made = run(has_tools && tool_use_ ? *tool_use_ : *default_, messages, request);
   if (!made.ok()) return invalid("the model's chat template, " + made.error().message);
   std::vector<PromptPiece> pieces;
   size_t begin = 0;

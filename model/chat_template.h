@@ -57,7 +57,7 @@ class ChatTemplate {
   Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
     return render(messages, Request{add_generation_prompt, jinja::None(), {}});
   }
-  bool takes_tools() const { return tool_use_ || default_->mentions("tools"); }
+  bool takes_tools() const { return tool_use_ || default_->jinja.mentions("tools"); }
 
   // Ids equal to those of the whole text at once (so that merges reach across pieces). BOS is where
   // the template has it; "plain" gets what the tokenizer adds to text.
@@ -68,15 +68,18 @@ class ChatTemplate {
   // Both throw the Error of what is wrong.
   void set(const std::string& text, const std::string& where, bool tool_use);
   void read_folder(const std::string& dir, bool with_template);
-  Result<jinja::Text> run(const std::vector<ChatMessage>& messages, const Request& request) const;
-  void look_at_contents();
+  struct Source {
+    jinja::Template jinja;
+    // What it does with a content: text, a list of parts, or either.
+    bool reads_text = true, reads_parts = false;
+  };
+  Result<jinja::Text> run(const Source& source, const std::vector<ChatMessage>& messages, const Request& request) const;
+  void look_at_contents(Source& source);
 
   WallClock clock_;
-  std::unique_ptr<const jinja::Template> default_, tool_use_;
+  std::unique_ptr<Source> default_, tool_use_;
   std::vector<std::pair<std::string, jinja::Value>> special_tokens_;
   bool plain_ = false;
-  // What the template does with a content: text, a list of parts, or either.
-  bool reads_text_ = true, reads_parts_ = false;
 };
 
 }  // namespace xpyd::model

@@ -43,6 +43,9 @@ class Template {
   // Text from the variables is a client's where its Text says so.
   Result<Text> render(std::vector<std::pair<std::string, Value>> variables, int64_t now_unix_s,
                       const Limits& limits = {}) const;
+  // Whether it takes the contents of `messages` apart as lists: a loop, map or selectattr over `message.content`, by
+  // whatever names. vLLM decides so between "string" and "openai" contents (_detect_content_format).
+  bool iterates_over_content() const;
   // Whether a name, attribute or string with this text stands in it.
   bool mentions(std::string_view word) const;
 

@@ -21,7 +21,7 @@ Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between) 
   Text out;
   for (size_t i = 0; i < items.size(); ++i) {
     const Text part = e.shown(items[i]);
-    e.charge(2 + (part.bytes.size() + between.bytes.size()) / 16);
+    e.charge(2 + weight_of(part) + weight_of(between));
     if (i > 0) out.append(between);
     out.append(part);
   }
@@ -67,7 +67,7 @@ bool at_word(uint32_t before) {
 template <bool (*is_upper)(uint32_t before)>
 Value change_case(Evaluator& e, const Value& self, const Arguments&) {
   const Text& text = text_of(self);
-  e.charge(text.bytes.size() / 4);
+  e.charge(text.bytes.size() / 2);
   Text out;
   auto run = text.runs.begin();
   uint32_t before = 0;
@@ -85,7 +85,7 @@ Value change_case(Evaluator& e, const Value& self, const Arguments&) {
 }
 
 template <bool left, bool right>
-Value strip(Evaluator&, const Value& self, const Arguments& a) {
+Value strip(Evaluator& e, const Value& self, const Arguments& a) {
   const std::string_view text = text_of(self).bytes;
   size_t begin = 0, end = text.size();
   if (!a[0].given()) {
@@ -94,16 +94,20 @@ Value strip(Evaluator&, const Value& self, const Arguments& a) {
   } else {
     const std::string& set = text_of(a[0]).bytes;
     if (count_code_points(set) != set.size()) throw Fault{"strip of characters beyond ASCII"};
-    if (left) begin = std::min(text.find_first_not_of(set), end);
-    if (right) end = std::max(begin, text.find_last_not_of(set) + 1);
+    e.charge(set.size() / 4);
+    bool strips[256] = {};
+    for (const char c : set) strips[uint8_t(c)] = true;
+    while (left && begin < end && strips[uint8_t(text[begin])]) ++begin;
+    while (right && begin < end && strips[uint8_t(text[end - 1])]) --end;
   }
+  e.charge((text.size() - (end - begin)) / 4);
   return text_value(text_of(self).substr(begin, end));
 }
 
 // Calls found(begin, end) for up to `most` places where `part` stands.
 template <class Found>
 void search(Evaluator& e, const std::string& text, const std::string& part, int64_t most, Found found) {
-  e.charge(1 + text.size() / 16 * (1 + part.size() / 64));
+  e.charge(1 + text.size() / 8 * (1 + part.size() / 32));
   if (part.empty()) throw Fault{"an empty string to look for"};
   size_t begin = 0;
   for (; most != 0 && (begin = text.find(part, begin)) != text.npos; --most) {
@@ -132,7 +136,7 @@ Value replace(Evaluator& e, const Value& self, const Arguments& a) {
   Text out;
   size_t begin = 0;
   search(e, text.bytes, e.shown(a[0]).bytes, -1, [&](size_t at, size_t end) {
-    e.charge((at - begin + fresh.bytes.size()) / 16);
+    e.charge((at - begin) / 16 + weight_of(fresh));
     out.append(text, begin, at);
     out.append(fresh);
     begin = end;
@@ -162,7 +166,7 @@ Value fill(Evaluator& e, const Value& self, const Arguments& a, const std::strin
     keep(at);
     if (next >= a.positional.size()) throw Fault{"not enough values for the format"};
     const Text part = e.shown(a[next++]);
-    e.charge(part.bytes.size() / 16);
+    e.charge(weight_of(part));
     out.append(part);
     begin = end;
   });
@@ -239,13 +243,14 @@ Value end_of(E& e, V v, A) {
   return last ? items.back() : items.front();
 }
 
-Value int_(E&, V v, A) {
+Value int_(E& e, V v, A) {
   if (!v.text()) {
     if (v.real() && std::abs(*v.real()) > 9e18) throw Fault{"an integer beyond 64 bits"};
     if (v.real()) return int64_t(*v.real());
     return v.is_number() ? v.integer() : int64_t{0};
   }
   const std::string& text = v.text()->bytes;
+  e.charge(text.size() / 4);
   int64_t out = 0;
   if (read_number(text, out)) return out;
   if (text.find_first_of("0123456789") == text.npos && count_code_points(text) == text.size())
@@ -277,7 +282,7 @@ Value sort(E& e, const std::vector<Value>& items, V path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (V item : items) keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    e.charge(1 + std::min(weight_of(a.first), weight_of(b.first)));
+    e.charge_comparison(a.first, b.first);
     return less(a.first, b.first);
   });
   std::vector<Value> out;
@@ -294,7 +299,7 @@ Value unique(E& e, V v, A) {
   std::vector<Value> out, keys;
   for (Value& item : e.iterate(v)) {
     Value key = lower_case(e, item);
-    e.charge((keys.size() + 1) * weight_of(key));
+    for (V known : keys) e.charge_comparison(known, key);
     if (std::any_of(keys.begin(), keys.end(), [&](V known) { return equal(known, key); })) continue;
     keys.push_back(std::move(key));
     out.push_back(item);
@@ -388,7 +393,11 @@ Value strftime_now(E& e, V, A a) {
   return text_value({std::string_view(buffer, strftime(buffer, sizeof buffer, format.c_str(), &local))});
 }
 
-Value is_equal(E&, V v, A a) { return equal(v, a[0]); }
+template <bool wanted>
+Value is_equal(E& e, V v, A a) {
+  e.charge_comparison(v, a[0]);
+  return equal(v, a[0]) == wanted;
+}
 
 constexpr Builtin kBuiltins[] = {
     {"filter", "count", "", length},
@@ -416,8 +425,8 @@ constexpr Builtin kBuiltins[] = {
 
     {"test", "boolean", "", [](E&, V v, A) { return Value(v.is_bool()); }},
     {"test", "defined", "", [](E&, V v, A) { return Value(!v.is_undefined()); }},
-    {"test", "eq", "other", is_equal},
-    {"test", "equalto", "other", is_equal},
+    {"test", "eq", "other", is_equal<true>},
+    {"test", "equalto", "other", is_equal<true>},
     {"test", "false", "", [](E&, V v, A) { return Value(v.is_bool() && !v.truth()); }},
     {"test", "float", "", [](E&, V v, A) { return Value(v.real() != nullptr); }},
     {"test", "in", "seq", [](E& e, V v, A a) { return Value(e.contains(a[0], v)); }},
@@ -425,7 +434,7 @@ constexpr Builtin kBuiltins[] = {
     {"test", "iterable", "",
      [](E&, V v, A) { return Value(v.is_undefined() || v.text() || v.list() || v.dict() || v.get<Loop>()); }},
     {"test", "mapping", "", [](E&, V v, A) { return Value(v.dict() != nullptr); }},
-    {"test", "ne", "other", [](E&, V v, A a) { return Value(!equal(v, a[0])); }},
+    {"test", "ne", "other", is_equal<false>},
     {"test", "none", "", [](E&, V v, A) { return Value(v.is_none()); }},
     {"test", "number", "", [](E&, V v, A) { return Value(v.is_number()); }},
     {"test", "sequence", "",

@@ -46,6 +46,11 @@ void Evaluator::charge(size_t units) {
   if (work_ > bounds_.work) throw Fault{"rendering takes too long or too much memory"};
 }
 
+// Comparing two dicts makes a table of one.
+void Evaluator::charge_comparison(const Value& a, const Value& b) {
+  charge(1 + std::min(weight_of(a), weight_of(b)) * (a.list() || a.dict() ? 8 : 1));
+}
+
 Value Evaluator::make_namespace(Named attributes) {
   charge(8 + attributes.size());
   namespaces_.push_back(std::make_shared<Namespace>(Namespace{std::move(attributes)}));
@@ -58,7 +63,7 @@ Text Evaluator::shown(const Value& value) {
 }
 
 void Evaluator::print(const Text& text) {
-  charge(1 + text.bytes.size() / 16);
+  charge(1 + weight_of(text));
   if (out_->bytes.size() + text.bytes.size() > bounds_.output_bytes)
     throw Fault{"the output has more than " + std::to_string(bounds_.output_bytes) + " bytes"};
   out_->append(text);
@@ -217,7 +222,8 @@ bool takes(const Builtin& builtin, std::string_view parameter) {
 
 Value Evaluator::call(const Builtin& builtin, Value self, Arguments given) {
   charge(2 + weight_of(self) / 4);
-  if (builtin.parameters != std::string_view("*")) place(words(builtin.parameters), builtin.name, given);
+  if (builtin.parameters != std::string_view("*"))
+    charge(given.named.size()), place(words(builtin.parameters), builtin.name, given);
   if (builtin.of == std::string_view("text filter")) self = text_value(shown(self));
   return builtin.run(*this, self, given);
 }
@@ -232,6 +238,7 @@ Value Evaluator::call(const Value& callee, Arguments given) {
 
 Value Evaluator::call_macro(const Node& macro, Arguments given) {
   const size_t n = macro.names.size(), first_default = n - (macro.kids.size() - 1);
+  charge(n * (n + given.named.size()) / 8);  // each is looked for among the others
   place(macro.names, "the macro '" + macro.name + "'", given);
   const Inside inside(*this, root_);
   for (size_t i = 0; i < n; ++i) {
@@ -323,7 +330,7 @@ Value Evaluator::binary(const Node& node) {
   const Value a = eval(*node.kids[0]);
   if (op == "and" || op == "or") return a.truth() == (op == "and") ? eval(*node.kids[1]) : a;
   const Value b = eval(*node.kids[1]);
-  charge(std::min(weight_of(a), weight_of(b)));
+  charge_comparison(a, b);
   if (op == "==") return equal(a, b);
   if (op == "!=") return !equal(a, b);
   if (op == "in") return contains(b, a);
@@ -341,12 +348,12 @@ Value Evaluator::binary(const Node& node) {
 bool Evaluator::contains(const Value& container, const Value& value) {
   if (container.text()) {
     const std::string &text = container.text()->bytes, &part = text_of(value).bytes;
-    charge(1 + text.size() / 16 * (1 + part.size() / 64));
+    charge(1 + text.size() / 8 * (1 + part.size() / 32));
     return text.find(part) != text.npos;
   }
   bool found = false;
   for (const Value& each : iterate(container)) {
-    charge(std::min(weight_of(value), weight_of(each)));
+    charge_comparison(value, each);
     found = found || equal(value, each);
   }
   return found;
@@ -358,7 +365,7 @@ Value Evaluator::arithmetic(const std::string& op, const Value& a, const Value& 
     Text sum = y.safe && !x.safe ? escaped(x) : x;
     sum.append(x.safe && !y.safe ? escaped(y) : y);
     sum.safe = x.safe || y.safe;
-    charge(1 + sum.bytes.size() / 16);
+    charge(1 + weight_of(sum));
     return text_value(std::move(sum));
   }
   if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form && a.list()->is_sequence()) {
@@ -371,7 +378,7 @@ Value Evaluator::arithmetic(const std::string& op, const Value& a, const Value& 
     const Text& unit = a.text() ? *a.text() : *b.text();
     Text text;
     for (int64_t i = (a.text() ? b : a).integer(); i > 0; --i) {
-      charge(1 + unit.bytes.size() / 16);
+      charge(1 + weight_of(unit));
       text.append(unit);
     }
     return text_value(std::move(text));
@@ -467,6 +474,7 @@ Value Evaluator::attribute(const Value& object, const std::string& name) {
   if (object.is_undefined()) fail_undefined(object);
   if (const Loop* loop = object.get<Loop>()) return loop_attribute(*loop, name);
   if (const Namespace* space = object.get<Namespace>()) {
+    charge(space->attributes.size() / 8);
     for (const auto& [known, value] : space->attributes)
       if (known == name) return value;
     return Undefined{name};
@@ -536,6 +544,8 @@ Result<Text> Template::render(std::vector<std::pair<std::string, Value>> variabl
 } catch (const Fault& fault) {
   return error_of(fault);
 }
+
+bool Template::iterates_over_content() const { return jinja::iterates_over_content(*block_); }
 
 bool Template::mentions(std::string_view word) const {
   return std::find(words_.begin(), words_.end(), word) != words_.end();

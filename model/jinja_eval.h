@@ -66,6 +66,9 @@ using NodePtr = std::unique_ptr<Node>;
 // Throws a Fault with its line for what is not Jinja or not supported.
 NodePtr parse(std::vector<Token> tokens);
 
+// See Template::iterates_over_content().
+bool iterates_over_content(const Node& block);
+
 // ---- rendering
 
 using Named = std::vector<std::pair<std::string, Value>>;
@@ -99,6 +102,7 @@ class Evaluator {
   // Counts as much work; a Fault beyond the bound. A unit is a node, a value made or 16 bytes of
   // text: some 50 ns and at most 80 bytes of memory.
   void charge(size_t units);
+  void charge_comparison(const Value& a, const Value& b);
   Text shown(const Value& value);  // str(), once its work is counted
   // The items that iteration yields.
   std::vector<Value> iterate(const Value& value);

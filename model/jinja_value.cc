@@ -207,8 +207,10 @@ Value json_value(std::string_view json) {
   return std::move(builder.root);
 }
 
+size_t weight_of(const Text& text) { return text.bytes.size() / 16 + text.runs.size() / 2; }
+
 size_t weight_of(const Value& value) {
-  if (auto* t = value.text()) return 1 + t->bytes.size() / 16;
+  if (auto* t = value.text()) return 1 + weight_of(*t);
   const Extent* extent = extent_of(value);
   return extent ? extent->weight : 1;
 }
@@ -377,11 +379,12 @@ Text str(const Value& value) {
 // Python's json.dumps().
 Value tojson(Evaluator& e, const Value& v, const Arguments& a) {
   Style style{.json = true, .ensure_ascii = a[0].truth()};
+  e.charge(4 * weight_of(v));
   if (a[1].given()) {
     style.indent = a[1].integer();
     style.item_separator = ',';
     if (style.indent < 0 || style.indent > 16) throw Fault{"tojson: expected an indent of 0 to 16"};
-    e.charge(weight_of(v) * size_t(1 + 4 * style.indent));
+    e.charge(weight_of(v) * size_t(4 * style.indent));
   }
   if (a[2].given()) {
     if (!a[2].list() || a[2].list()->items.size() != 2) throw Fault{"tojson: expected two separators"};

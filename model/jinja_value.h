@@ -52,7 +52,7 @@ struct None {};
 // what is in it twice as often as it is there.
 struct Extent {
   int depth = 1;      // of lists and dicts inside each other
-  size_t weight = 1;  // values in it, and 16 bytes of text count as one more
+  size_t weight = 1;  // values in it; 16 bytes of text, or two of its runs, count as one more
 };
 struct List {
   enum class Form { list, tuple, view, lazy };  // view: of a dict, or a range; lazy: a generator
@@ -126,6 +126,7 @@ Value dict_value(std::vector<std::pair<Value, Value>> items);
 // JSON that parse_json() has accepted; objects keep their order. Its text is a client's.
 Value json_value(std::string_view json);
 size_t weight_of(const Value& value);
+size_t weight_of(const Text& text);  // without the one of a value; a run is half of one
 
 bool equal(const Value& a, const Value& b);
 bool less(const Value& a, const Value& b);  // of numbers and of texts; else a Fault

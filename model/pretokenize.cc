@@ -1,117 +1,55 @@
 #include "model/pretokenize.h"
 
-#include "base/utf8.h"
+#include <algorithm>
+#include <utility>
+
 #include "model/unicode.h"
 
 namespace xpyd::model {
 namespace {
 
-enum class Class { end, letter, number, newline, space, other };  // newline: \r or \n
-
-struct Char {
-  Class kind;
-  uint32_t code_point;
-  size_t bytes;
+constexpr std::pair<const char*, SplitBehavior> kBehaviors[] = {
+    {"Isolated", SplitBehavior::isolated},
+    {"Removed", SplitBehavior::removed},
+    {"MergedWithPrevious", SplitBehavior::merged_with_previous},
+    {"MergedWithNext", SplitBehavior::merged_with_next},
+    {"Contiguous", SplitBehavior::contiguous},
 };
 
-// One regex, alternative by alternative, at a position in the text. The comments name the alternative.
-class Scanner {
- public:
-  Scanner(SplitPattern pattern, std::string_view text) : pattern_(pattern), text_(text) {}
-
-  // End of the match that begins at `begin`, which is before the end of the text.
-  size_t match_end(size_t begin) const {
-    Char first = at(begin);
-    if (size_t end = contraction(begin)) return end;
-    return pattern_ == SplitPattern::gpt2 ? gpt2(begin, first) : modern(begin, first);
-  }
-
- private:
-  Char at(size_t i) const {
-    if (i >= text_.size()) return {Class::end, 0, 0};
-    CodePoint c = next_code_point(text_.substr(i));
-    Class kind = c.value == '\r' || c.value == '\n' ? Class::newline
-                 : unicode::is_letter(c.value)      ? Class::letter
-                 : unicode::is_space(c.value)       ? Class::space
-                 : unicode::is_number(c.value)      ? Class::number
-                                                    : Class::other;
-    return {kind, c.value, static_cast<size_t>(c.bytes)};
-  }
-  // End of the run of `kind` from i on, of at most `most` characters.
-  size_t run(size_t i, Class kind, size_t most = SIZE_MAX) const {
-    for (Char c = at(i); most > 0 && c.kind == kind; --most, c = at(i)) i += c.bytes;
-    return i;
-  }
-
-  // (?i:'s|'t|'re|'ve|'m|'ll|'d), for gpt2 without (?i: ; U+017F is an s when case is ignored.
-  size_t contraction(size_t i) const {
-    if (text_[i] != '\'') return 0;
-    bool any_case = pattern_ != SplitPattern::gpt2;
-    auto letter = [&](size_t at) -> char {
-      if (at >= text_.size()) return 0;
-      char c = text_[at];
-      if (any_case && text_.substr(at, 2) == "\xc5\xbf") return 's';
-      return any_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c;
-    };
-    char a = letter(i + 1), b = letter(i + 2);
-    if (a == 's') return i + 1 + at(i + 1).bytes;
-    if (a == 't' || a == 'm' || a == 'd') return i + 2;
-    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return i + 3;
-    return 0;
-  }
-
-  //  ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-  size_t gpt2(size_t begin, Char first) const {
-    size_t i = first.code_point == ' ' ? begin + 1 : begin;
-    Class kind = at(i).kind;
-    if (kind == Class::letter || kind == Class::number || kind == Class::other) return run(i, kind);
-    return spaces(begin);
-  }
-
-  size_t modern(size_t begin, Char first) const {
-    // [^\r\n\p{L}\p{N}]?\p{L}+
-    if (first.kind == Class::letter) return run(begin, Class::letter);
-    Char second = at(begin + first.bytes);
-    if ((first.kind == Class::space || first.kind == Class::other) && second.kind == Class::letter)
-      return run(begin + first.bytes, Class::letter);
-    // \p{N}{1,3}, for qwen2 \p{N}
-    if (first.kind == Class::number) return run(begin, Class::number, pattern_ == SplitPattern::llama3 ? 3 : 1);
-    //  ?[^\s\p{L}\p{N}]+[\r\n]*
-    size_t i = first.code_point == ' ' ? begin + 1 : begin;
-    if (at(i).kind == Class::other) return run(run(i, Class::other), Class::newline);
-    // \s*[\r\n]+|\s+(?!\S)|\s+
-    return spaces(begin);
-  }
-
-  // `begin` is at a white space character.
-  size_t spaces(size_t begin) const {
-    size_t end = begin, last = begin, after_newline = 0;  // last: begin of the run's last character
-    for (Char c = at(end); c.kind == Class::space || c.kind == Class::newline; c = at(end)) {
-      last = end;
-      end += c.bytes;
-      if (c.kind == Class::newline) after_newline = end;
+// As Hugging Face's NormalizedString::split has it: an empty match is a piece, too, while pieces are joined.
+void split(const PreTokenizerStep& step, std::string_view text, Matching& matching, std::vector<Regex::Piece>& pieces,
+           std::vector<std::string_view>& out) {
+  step.regex->cut(text, matching, pieces);
+  if (step.invert)
+    for (Regex::Piece& piece : pieces) piece.match = !piece.match;
+  const bool forward = step.behavior != SplitBehavior::merged_with_next;
+  if (!forward) std::reverse(pieces.begin(), pieces.end());
+  size_t n = 0;  // words, at the vector's begin
+  bool before = false;
+  for (const Regex::Piece piece : pieces) {
+    bool join = false;
+    switch (step.behavior) {
+      case SplitBehavior::isolated: break;
+      case SplitBehavior::removed:
+        if (piece.match) continue;
+        break;
+      case SplitBehavior::merged_with_previous:
+      case SplitBehavior::merged_with_next: join = piece.match && !before; break;
+      case SplitBehavior::contiguous: join = piece.match == before; break;
     }
-    // \s* gives back until a line break follows: the match ends after the run's last one.
-    if (pattern_ != SplitPattern::gpt2 && after_newline != 0) return after_newline;
-    // \s+(?!\S) leaves the last one to the word that follows; alone, it is \s+.
-    return end == text_.size() || last == begin ? end : last;
+    before = piece.match;
+    if (!join || n == 0)
+      pieces[n++] = piece;
+    else if (forward)
+      pieces[n - 1].end = piece.end;
+    else
+      pieces[n - 1].begin = piece.begin;
   }
-
-  SplitPattern pattern_;
-  std::string_view text_;
-};
-
-struct Known {
-  SplitPattern pattern;
-  const char* regex;
-};
-const Known kKnown[] = {
-    {SplitPattern::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
-    {SplitPattern::llama3,
-     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-    {SplitPattern::qwen2,
-     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-};
+  pieces.resize(n);
+  if (!forward) std::reverse(pieces.begin(), pieces.end());
+  for (const Regex::Piece& piece : pieces)
+    if (piece.begin < piece.end) out.push_back(text.substr(piece.begin, piece.end - piece.begin));
+}
 
 void metaspace(const PreTokenizerStep& step, std::string_view text, bool at_start, Words& out) {
   std::string& word = out.owned.emplace_back(text);
@@ -131,33 +69,24 @@ void metaspace(const PreTokenizerStep& step, std::string_view text, bool at_star
 
 }  // namespace
 
-const char* const kKnownSplitPatterns = "GPT-2, Llama 3, Qwen 2";
-
-std::optional<SplitPattern> find_split_pattern(std::string_view regex) {
-  for (const Known& known : kKnown)
-    if (regex == known.regex) return known.pattern;
+std::optional<SplitBehavior> find_split_behavior(std::string_view name) {
+  for (const auto& [known, behavior] : kBehaviors)
+    if (name == known) return behavior;
   return std::nullopt;
 }
 
-void split_text(SplitPattern pattern, std::string_view text, std::vector<std::string_view>& out) {
-  Scanner scanner(pattern, text);
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = scanner.match_end(begin);
-    out.push_back(text.substr(begin, end - begin));
-    begin = end;
-  }
-}
-
-void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Words& out) {
+void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Matching& matching,
+                  Words& out) {
   out.views.assign(1, text);
   out.owned.clear();
   std::vector<std::string_view> before;
+  std::vector<Regex::Piece> pieces;
   for (const PreTokenizerStep& step : steps) {
     before.swap(out.views);
     out.views.clear();
     for (std::string_view word : before) {
       switch (step.kind) {
-        case PreTokenizerStep::Kind::split: split_text(step.pattern, word, out.views); break;
+        case PreTokenizerStep::Kind::split: split(step, word, matching, pieces, out.views); break;
         case PreTokenizerStep::Kind::add_space:
           if (!word.starts_with(' ')) word = out.owned.emplace_back(" " + std::string(word));
           out.views.push_back(word);

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "model/regex.h"
 
 namespace xpyd::model {
 
@@ -19,20 +22,19 @@ struct NormalizerStep {
 // Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be prepended to.
 std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text, bool begins = true);
 
-// The regexes that real models split by, recognised by their exact text. A hand-written scanner
-// stands in for each: it is linear, and std::regex knows neither \p nor bounded recursion.
-enum class SplitPattern { gpt2, llama3, qwen2 };
-std::optional<SplitPattern> find_split_pattern(std::string_view regex);
-extern const char* const kKnownSplitPatterns;  // their names, for messages
-
-// Cuts all of `text` (valid UTF-8) into the regex's matches; appends to `out`.
-void split_text(SplitPattern pattern, std::string_view text, std::vector<std::string_view>& out);
+// What becomes of a split's matches, by Hugging Face's names (SplitDelimiterBehavior): each a word of its own; left
+// out; an end of the word before it; a begin of the one after it; with matches beside it one word.
+enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
+std::optional<SplitBehavior> find_split_behavior(std::string_view name);  // "MergedWithNext"
 
 struct PreTokenizerStep {
   enum class Kind { split, add_space, metaspace } kind;
-  SplitPattern pattern = SplitPattern::gpt2;  // split
+  // split
+  std::shared_ptr<const Regex> regex = nullptr;
+  SplitBehavior behavior = SplitBehavior::isolated;
+  bool invert = false;  // what stands between matches is the match
   // metaspace: what spaces become, and whether it is put before a text that does not begin with it.
-  std::string replacement;
+  std::string replacement = {};
   enum class Prepend { always, first, never } prepend = Prepend::always;
   bool split_words = true;  // cut before each replacement
 };
@@ -42,8 +44,9 @@ struct Words {
   std::vector<std::string_view> views;
   std::deque<std::string> owned;
 };
-// at_start: no text and no token comes before this one.
-void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Words& out);
+// at_start: no text and no token comes before this one. Throws an Error where a regex takes more than `matching` has.
+void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Matching& matching,
+                  Words& out);
 
 void replace_all(std::string& text, std::string_view pattern, std::string_view content);
 

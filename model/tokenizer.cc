@@ -47,6 +47,7 @@ std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text, const std::v
                                              bool add_special_tokens) const {
   std::vector<int32_t> ids;
   Bpe::Workspace space;
+  Matching matching(text.size());
   if (add_special_tokens) ids = prefix;
   std::vector<AddedTokens::Piece> pieces;
   added.split(text, parts, pieces);
@@ -61,14 +62,14 @@ std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text, const std::v
     std::vector<AddedTokens::Part> inside;
     for (auto at = part; inside.empty() || inside.back().end < piece.end - piece.begin; ++at)
       inside.push_back({std::min(at->end, piece.end) - piece.begin, at->parse_special});
-    encode_segment(text.substr(piece.begin, piece.end - piece.begin), inside, piece.begin == 0, space, ids);
+    encode_segment(text.substr(piece.begin, piece.end - piece.begin), inside, piece.begin == 0, matching, space, ids);
   }
   if (add_special_tokens) ids.insert(ids.end(), suffix.begin(), suffix.end());
   return ids;
 }
 
 void Tokenizer::Impl::encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
-                                     Bpe::Workspace& space, std::vector<int32_t>& out) const {
+                                     Matching& matching, Bpe::Workspace& space, std::vector<int32_t>& out) const {
   const std::string_view original = text;
   std::string normalized;
   if (!normalizer.empty()) {
@@ -79,7 +80,7 @@ void Tokenizer::Impl::encode_segment(std::string_view text, const std::vector<Ad
                                    [](const AddedTokens::Part& p) { return p.parse_special; });
   Words words;
   auto encode_words = [&](std::string_view stretch, bool first) {
-    pre_tokenize(pre_tokenizer, stretch, first, words);
+    pre_tokenize(pre_tokenizer, stretch, first, matching, words);
     for (std::string_view word : words.views) bpe.encode(word, parse_special, space, out);
   };
   if (added_normalized.empty()) return encode_words(text, at_start);

@@ -157,7 +157,7 @@ struct Tokenizer::Impl {
                               bool add_special_tokens) const;
   // Text between added tokens. `parts` covers it.
   void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
-                      Bpe::Workspace& space, std::vector<int32_t>& out) const;
+                      Matching& matching, Bpe::Workspace& space, std::vector<int32_t>& out) const;
 };
 
 // Fills `out` from a tokenizer.json; messages begin with `file`.

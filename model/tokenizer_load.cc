@@ -3,6 +3,7 @@
 //
 // "truncation" and "padding" are not read: Hugging Face's transformers overrides them in every call, too.
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
@@ -18,6 +19,21 @@ namespace xpyd::model {
 namespace {
 
 using nlohmann::json;
+
+// GPT-2's, which ByteLevel has inside.
+constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+// Punctuation: ASCII's, which Unicode calls symbols in part, and Unicode's \p{P} but for what is newer than the table
+// of the crate that tokenizers asks (unicode_categories 0.1), and with two characters that are no longer in \p{P}.
+constexpr const char* kPunctuation =
+    R"((?![)"
+    R"(\x{61d}\x{9fd}\x{a76}\x{c77}\x{c84}\x{1b4e}-\x{1b4f}\x{1b7d}-\x{1b7f}\x{2e43}-\x{2e4f})"
+    R"(\x{2e52}-\x{2e5d}\x{10d6e}\x{10ead}\x{10f55}-\x{10f59}\x{10f86}-\x{10f89}\x{113d4}-\x{113d5})"
+    R"(\x{113d7}-\x{113d8}\x{1144b}-\x{1144f}\x{1145a}-\x{1145b}\x{1145d}\x{11660}-\x{1166c}\x{116b9})"
+    R"(\x{1183b}\x{11944}-\x{11946}\x{119e2}\x{11a3f}-\x{11a46}\x{11a9a}-\x{11a9c}\x{11a9e}-\x{11aa2})"
+    R"(\x{11b00}-\x{11b09}\x{11be1}\x{11c41}-\x{11c45}\x{11c70}-\x{11c71}\x{11ef7}-\x{11ef8})"
+    R"(\x{11f43}-\x{11f4f}\x{11fff}\x{12ff1}-\x{12ff2}\x{16d6d}-\x{16d6f}\x{16e97}-\x{16e9a}\x{16fe2})"
+    R"(\x{1e5ff}\x{1e95e}-\x{1e95f})"
+    R"(])[!-/:-@\[-`{-~\p{P}]|[\x{166d}\x{111c9}])";
 
 // For messages: JSON's quotes and escapes, shortened.
 std::string in_quotes(std::string_view text) {
@@ -129,19 +145,29 @@ class TokenizerLoader {
     return {std::move(from), std::move(to)};
   }
 
+  PreTokenizerStep split_by(const Step& step, std::string_view regex, SplitBehavior behavior) const {
+    return {.kind = PreTokenizerStep::Kind::split,
+            .regex = std::make_shared<const Regex>(regex, file_ + ": field \"" + step.name + "\""),
+            .behavior = behavior};
+  }
+  SplitBehavior behavior(const Step& step, const std::string& name) const {
+    const auto found = find_split_behavior(name);
+    if (!found)
+      fail(step.name + ".behavior",
+           "expected Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous, got " + in_quotes(name));
+    return *found;
+  }
+
   PreTokenizerStep split(const Step& step) const {
     const json& pattern = *need(get_object(step.value, "pattern", at(step.name)));
-    const std::string regex = need(get_string(pattern, "Regex", at(step.name + ".pattern")));
+    const bool literal = find_field(pattern, "String") != nullptr;
+    const std::string text = need(get_string(pattern, literal ? "String" : "Regex", at(step.name + ".pattern")));
+    if (text.empty()) fail(step.name + ".pattern", "is empty");
     JsonFields fields(step.value, at(step.name));
-    const std::string behavior = fields.string("behavior");
-    const bool invert = fields.boolean_or("invert", false);
-    if (behavior != "Isolated" || invert) fail(step.name, "only behavior \"Isolated\" without invert is supported");
-    const auto known = find_split_pattern(regex);
-    if (!known)
-      fail(step.name + ".pattern.Regex", "this regex is not one of those supported (" +
-                                             std::string(kKnownSplitPatterns) +
-                                             "): " + json_text(regex).substr(0, 300));
-    return {.kind = PreTokenizerStep::Kind::split, .pattern = *known};
+    PreTokenizerStep out = split_by(step, literal ? escaped_regex(text) : text,
+                                    behavior(step, fields.string("behavior")));
+    out.invert = fields.boolean_or("invert", false);
+    return out;
   }
 
   // A Metaspace's replacement and whether to prepend it, as pre-tokenizer and decoder write them.
@@ -195,13 +221,18 @@ class TokenizerLoader {
         const bool add_space = fields.boolean_or("add_prefix_space", true);
         const bool use_regex = fields.boolean_or("use_regex", true);
         if (add_space) out.push_back({.kind = PreTokenizerStep::Kind::add_space});
-        if (use_regex) out.push_back({.kind = PreTokenizerStep::Kind::split, .pattern = SplitPattern::gpt2});
+        if (use_regex) out.push_back(split_by(step, kByteLevelRegex, SplitBehavior::isolated));
       } else if (step.type == "Split") {
         out.push_back(split(step));
+      } else if (step.type == "Digits") {
+        const bool each = fields.boolean_or("individual_digits", false);
+        out.push_back(split_by(step, R"(\p{N})", each ? SplitBehavior::isolated : SplitBehavior::contiguous));
+      } else if (step.type == "Punctuation") {
+        out.push_back(split_by(step, kPunctuation, behavior(step, fields.string_or("behavior", "Isolated"))));
       } else if (step.type == "Metaspace") {
         out.push_back(metaspace(step));
       } else {
-        unsupported(step, "ByteLevel, Metaspace, Sequence, Split");
+        unsupported(step, "ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split");
       }
     }
   }

@@ -108,11 +108,19 @@ ApiError too_long(const std::string& param, const std::string& what, const Serve
           .reason = RejectReason::too_long};
 }
 
+// The ids that `encode` makes. Its Error is that the model's own regexes do not get through this text.
+template <class Encode>
+std::vector<int32_t> encoded(const std::string& param, Encode encode) try {
+  return encode();
+} catch (const Error& error) {
+  throw bad(param, error.message);
+}
+
 std::vector<int32_t> encode_text(const std::string& text, const ServedModel& model, bool add_special_tokens) {
   if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer: send the prompt as token ids");
   if (text.size() > model.max_prompt_bytes)
     throw too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
-  return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
+  return encoded("prompt", [&] { return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens}); });
 }
 
 // All elements must be ids below the vocabulary's size.
@@ -269,7 +277,8 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
   for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
   if (bytes > model.max_prompt_bytes)
     throw too_long("messages", "your messages as a prompt are " + std::to_string(bytes) + " bytes long", model);
-  std::vector<int32_t> ids = model.chat_template->encode(*model.tokenizer, pieces.value());
+  std::vector<int32_t> ids = encoded("messages",
+                                     [&] { return model.chat_template->encode(*model.tokenizer, pieces.value()); });
   if (ids.empty()) throw field_error("messages", "at least one token of prompt");
   return ids;
 }

@@ -9,7 +9,7 @@
 using namespace xpyd;
 using namespace xpyd::testing;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) try {
   std::string_view input(reinterpret_cast<const char*>(data), size);
   size_t json_bytes = std::min(input.find('\0'), size);
   std::string_view text = input.substr(std::min(json_bytes + 1, size));
@@ -40,5 +40,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   size_t cut = text.size() / 2;
   Tokenizer::Part parts[] = {{text.substr(0, cut), true}, {text.substr(cut), false}};
   tokenizer.encode(parts, true);
+  return 0;
+} catch (const Error& error) {  // a regex that takes too long
+  XPYD_CHECK(error.message.starts_with("fuzz.json: "));
   return 0;
 }

@@ -3,6 +3,7 @@
 #include "model/jinja.h"
 
 #include <ctime>
+#include <functional>
 
 #include "base/json.h"
 #include "tests/catch.h"
@@ -200,6 +201,48 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
   // A namespace that holds itself, and a macro that a namespace holds, are freed (LeakSanitizer).
   CHECK(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro f() %}{{ ns }}{% endmacro %}"
                "{% set ns.f = f %}x") == "x");
+}
+
+TEST_CASE("jinja: a template that would take long is refused within a second", "[model][jinja]") {
+  const auto many = [](int times, const std::function<std::string(std::string)>& part) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += part(std::to_string(i));
+    return text;
+  };
+  const auto often = [](const std::string& once) { return "{% for i in range(90000) %}" + once + "{% endfor %}"; };
+  const std::string named = many(60000, [](const std::string& i) { return "a" + i + "=1,"; });
+  const std::string keys = many(1000, [](const std::string& i) { return "'a" + i + "':1,"; });
+  const std::pair<const char*, std::string> bombs[] = {
+      {"a long string as an integer", "{% set s = 'x' * 8000000 %}" + often("{% set y = s|int %}")},
+      {"many digits", "{% set s = '7' * 8000000 ~ 'x' %}" + often("{% set y = '7' in s and s|int %}")},
+      {"repetition", "{{ 'ab' * 99999999 }}"},
+      {"loops in loops", often(often(often("x")))},
+      {"a macro that doubles its argument", "{% macro f(s) %}{{ f(s ~ s) }}{% endmacro %}{{ f('a') }}"},
+      {"a macro that calls itself often",
+       "{% macro f(n) %}" + often("{{ f(n + 1) if n < 700 }}") + "{% endmacro %}{{ f(1) }}"},
+      {"joins", "{% set s = range(90000)|list %}" + often("{% set y = s|join(s|join('-')) %}")},
+      {"replacements", "{% set s = 'ab' * 4000000 %}" + often("{% set y = s.replace('a', '').replace('bc', '') %}")},
+      {"spaces stripped", "{% set s = ' ' * 8000000 %}" + often("{% set y = s.strip() %}")},
+      {"many characters to strip",
+       "{% set s = 'z' * 1000000 %}{% set t = 'a' * 1000000 + 'z' %}" + often("{% set y = s.strip(t) %}")},
+      {"quotes", "{% set s = '\\n' * 8000000 %}" + often("{% set y = s|tojson %}")},
+      {"attributes of a namespace", "{% set ns = namespace(" + named + ") %}" + often("{% set y = ns.a59999 %}")},
+      {"parameters of a macro", "{% macro f(" + many(60000, [](const std::string& i) { return "a" + i + ","; }) +
+                                    "z) %}{% endmacro %}" + often("{{ f() }}")},
+      {"dicts compared", "{% set d = {" + keys + "} %}" + often("{% set y = d is eq d %}")},
+      {"text of many authors", "{% set s = ('-' ~ c) * 4000000 %}" + often("{{ s }}")},
+      {"text of many authors, doubled", "{% set ns = namespace(x='-' ~ c) %}" + often("{% set ns.x = ns.x ~ ns.x %}")},
+  };
+  // Sanitizers are not what is served.
+  const double allowed_s = std::string_view(XPYD_BUILD_MODE) == "release" ? 1 : 20;
+  for (auto& [name, source] : bombs) {
+    INFO(name);
+    const double begin = double(clock()) / CLOCKS_PER_SEC;
+    const std::string got = render(source, variables_of(R"({"c": "a"})"));
+    INFO(got.substr(0, 200));
+    CHECK(got.starts_with("ERROR "));
+    CHECK(double(clock()) / CLOCKS_PER_SEC - begin < allowed_s);
+  }
 }
 
 TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja]") {

@@ -1,18 +1,35 @@
 #include "model/pretokenize.h"
 
+#include <ctime>
+
+#include "base/status.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::pretokenize_test {
 
 namespace {
 
-std::vector<std::string> words(SplitPattern pattern, std::string_view text) {
-  std::vector<std::string_view> views;
-  split_text(pattern, text, views);
-  return {views.begin(), views.end()};
+using Strings = std::vector<std::string>;
+
+Strings words(const PreTokenizerStep& step, std::string_view text) {
+  Matching matching(text.size());
+  Words out;
+  pre_tokenize({step}, text, true, matching, out);
+  return {out.views.begin(), out.views.end()};
 }
 
-using Strings = std::vector<std::string>;
+PreTokenizerStep split(std::string_view regex, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false) {
+  return {.kind = PreTokenizerStep::Kind::split,
+          .regex = std::make_shared<const Regex>(regex, "T.json"),
+          .behavior = behavior,
+          .invert = invert};
+}
+
+constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 }  // namespace
 
@@ -48,20 +65,20 @@ TEST_CASE("pretokenize: words as the regexes cut them", "[model][tokenizer]") {
   };
   for (auto& one : cases) {
     INFO(one.text);
-    CHECK(words(SplitPattern::llama3, one.text) == one.llama3);
-    CHECK(words(SplitPattern::qwen2, one.text) == (one.qwen2.empty() ? one.llama3 : one.qwen2));
-    CHECK(words(SplitPattern::gpt2, one.text) == (one.gpt2.empty() ? one.llama3 : one.gpt2));
+    CHECK(words(split(kLlama3), one.text) == one.llama3);
+    CHECK(words(split(kQwen2), one.text) == (one.qwen2.empty() ? one.llama3 : one.qwen2));
+    CHECK(words(split(kGpt2), one.text) == (one.gpt2.empty() ? one.llama3 : one.gpt2));
   }
 }
 
 TEST_CASE("pretokenize: Metaspace and added spaces", "[model][tokenizer]") {
   const std::string m = "\u2581";
-  PreTokenizerStep step;
-  step.kind = PreTokenizerStep::Kind::metaspace;
+  PreTokenizerStep step{.kind = PreTokenizerStep::Kind::metaspace};
   step.replacement = m;
   auto run = [&](std::string_view text, bool at_start) {
+    Matching matching(text.size());
     Words out;
-    pre_tokenize({step}, text, at_start, out);
+    pre_tokenize({step}, text, at_start, matching, out);
     return Strings(out.views.begin(), out.views.end());
   };
   using Prepend = PreTokenizerStep::Prepend;
@@ -75,12 +92,113 @@ TEST_CASE("pretokenize: Metaspace and added spaces", "[model][tokenizer]") {
   step.prepend = Prepend::never;
   CHECK(run("a b", true) == Strings{"a" + m + "b"});
 
-  PreTokenizerStep space;
-  space.kind = PreTokenizerStep::Kind::add_space;
+  PreTokenizerStep space{.kind = PreTokenizerStep::Kind::add_space};
   Words out;
   for (auto& [text, with] : {std::pair{"a", " a"}, {" a", " a"}}) {
-    pre_tokenize({space}, text, true, out);
+    Matching matching(1);
+    pre_tokenize({space}, text, true, matching, out);
     CHECK(Strings(out.views.begin(), out.views.end()) == Strings{with});
+  }
+}
+
+TEST_CASE("pretokenize: what a regex's matches become", "[model][tokenizer]") {
+  using enum SplitBehavior;
+  const struct {
+    SplitBehavior behavior;
+    bool invert;
+    Strings words;
+  } cases[] = {
+      {isolated, false, {"-", "-", "a", "-", "b"}},
+      {isolated, true, {"-", "-", "a", "-", "b"}},
+      {removed, false, {"a", "b"}},
+      {removed, true, {"-", "-", "-"}},
+      {merged_with_previous, false, {"-", "-", "a-", "b"}},
+      {merged_with_next, false, {"-", "-a", "-b"}},
+      {contiguous, false, {"--", "a", "-", "b"}},
+  };
+  for (auto& one : cases) {
+    INFO(int(one.behavior) << one.invert);
+    CHECK(words(split("-", one.behavior, one.invert), "--a-b") == one.words);
+  }
+}
+
+TEST_CASE("pretokenize: what Oniguruma and PCRE2 read differently is rewritten or refused", "[model][tokenizer]") {
+  CHECK(words(split(R"(\p{N}{1,3}+)"), "1234567a") == Strings{"1234567", "a"});  // Ruby repeats, PCRE2 is possessive
+  CHECK(words(split(R"(\v)"), "a\vb\nc") == Strings{"a", "\v", "b\nc"});         // not every vertical space
+  CHECK(words(split(R"(\s)"), "a\u180eb c") == Strings{"a\u180eb", " ", "c"});   // PCRE2's \s
+  CHECK(words(split(R"(\w+)"), "a\u0301\u203fb-") == Strings{"a\u0301\u203fb", "-"});
+  CHECK(words(split("^b$"), "a\nb\nc") == Strings{"a\n", "b", "\nc"});
+  CHECK(words(split("a{,2}b"), "aab") == Strings{"aab"});
+  CHECK(words(split(R"(\p{L})"), "-\U0002ebf0") == Strings{"-", "\U0002ebf0"});  // of Unicode 15.1
+  CHECK(words(split(escaped_regex("a.[{b")), "xa.[{by") == Strings{"x", "a.[{b", "y"});
+  const std::pair<const char*, const char*> refused[] = {
+      {R"(\h)", "the escape \\h is not supported"},
+      {R"(\bx)", "the escape \\b"},
+      {R"((a)\1)", "the escape \\1"},
+      {R"([a&&b])", "[ or && inside of"},
+      {R"([[:alpha:]])", "[ or && inside of"},
+      {R"([^\P{L}])", "\\P inside of []"},
+      {R"((?R))", "the group (?R"},
+      {R"((*LIMIT_MATCH=9)a)", "the group (*L"},
+      {R"((?C)a)", "the group (?C"},
+      {R"(a(?i)b)", "the group (?i"},
+      {R"(a**)", "a quantifier of a quantifier"},
+      {R"(a{2}?)", "{n}?"},
+      {R"(a{9999})", "{9999}"},
+      {R"(*a)", "a quantifier with nothing before it"},
+      {R"((a)", "a ( without its )"},
+      {R"(a))", "a ) without its ("},
+      {R"([a)", "a [ without its ]"},
+      {R"(a\)", "a \\ at the end"},
+      {R"(\x{110000})", "the number of \\x"},
+      {R"(\p{Nope})", "not a regex: "},
+      {R"((?<=a+)b)", "not a regex: "},
+      {"[z-a]", "not a regex: "},
+      {"(((((a{99}){99}){99}){99}){99})", "not a regex: "},
+  };
+  for (auto& [regex, says] : refused) {
+    INFO(regex);
+    try {
+      split(regex);
+      FAIL_CHECK("compiled");
+    } catch (const Error& error) {
+      INFO(error.message);
+      CHECK(error.message.starts_with("T.json: "));
+      CHECK(error.message.find(says) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("pretokenize: a regex that takes for ever ends with an error within a second", "[model][tokenizer]") {
+  const std::pair<std::string, std::string> cases[] = {
+      {"(?:a+)+[bc]", std::string(100'000, 'a')},
+      {"a*a*a*a*a*a*[bc]", std::string(100'000, 'a')},
+      {"(?:a|a)*[bc]", std::string(5000, 'a')},
+      {"(?:a?){40}a{40}[bc]", std::string(5000, 'a')},
+      {"(?:(?=a*)a)*[bc]", std::string(100'000, 'a')},  // few steps, each as long as the text
+      {"a*(?=a*)[bc]", std::string(100'000, 'a')},
+      {R"(\s+$)", std::string(100'000, ' ') + "x"},
+      {R"(x*?(?:\s*\s*)*$)", std::string(100'000, ' ') + "x"},
+      {"(?:a?)*[bc]", std::string(100'000, 'a')},
+  };
+  for (auto& [regex, text] : cases) {
+    INFO(regex);
+    const PreTokenizerStep step = split(regex);
+    const double begin = double(clock()) / CLOCKS_PER_SEC;
+    std::string says = "ended";
+    try {
+      words(step, text);
+    } catch (const Error& error) {
+      says = error.message;
+    }
+    CHECK(says ==
+          "T.json: the regex takes too much time or memory on a text of " + std::to_string(text.size()) + " bytes");
+    CHECK(double(clock()) / CLOCKS_PER_SEC - begin < 1);
+  }
+  // What is only long is no harm: going back from the end of a run is a step for each character.
+  for (const char* regex : {kLlama3, kGpt2}) {
+    CHECK(words(split(regex), std::string(3'000'000, ' ') + "x").size() == 2);
+    CHECK(words(split(regex), std::string(3'000'000, 'x')).size() == 1);
   }
 }
 

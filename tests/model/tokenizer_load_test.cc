@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "model/tokenizer.h"
 #include "tests/catch.h"
 #include "tests/json.h"
@@ -99,10 +100,19 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
        },
        "field \"String\": expected a string, but it is missing"},
       {qwen2, [&](json& j) { j["pre_tokenizer"] = step("Whitespace"); }, "\"Whitespace\" is not supp"},
-      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\d"; },
-       "this regex is not one of those supported (GPT-2, Llama 3, Qwen 2): \"\\\\d\""},
-      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; },
-       "only behavior \"Isolated\""},
+      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\h"; },
+       "field \"pre_tokenizer.pretokenizers[0]\": the escape \\h is not supported in a regex"},
+      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?<=a+)b"; },
+       "field \"pre_tokenizer.pretokenizers[0]\": not a regex: lookbehind"},
+      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = std::string(20000, 'a'); },
+       "a regex of more than 16384 bytes"},
+      {qwen2,
+       [](json& j) {
+         j["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", ""}};
+       },
+       "pattern\": is empty"},
+      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Remove"; },
+       "expected Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous, got \"Remove\""},
       {qwen2,
        [](json& j) {
          auto& steps = j["pre_tokenizer"]["pretokenizers"];
@@ -231,6 +241,73 @@ TEST_CASE("tokenizer: merges make no special token in text that may have none", 
       CHECK(std::count(parsed.begin(), parsed.end(), id) >= 1);
     }
   }
+}
+
+// A vocabulary in which every wanted word is a token: what is cut otherwise becomes other tokens.
+TEST_CASE("tokenizer.json: words of published models' pre-tokenizers are those of tokenizers", "[model][tokenizer]") {
+  const char* elsewhere = std::getenv("XPYD_PRETOKENIZERS");
+  const auto file = parse_json_file(elsewhere ? elsewhere : data_path("pretokenizers.json"));
+  REQUIRE(file.ok());
+  const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  // GPT-2's characters of bytes.
+  std::string character[256];
+  uint32_t next = 0x100;
+  for (int b = 0; b < 256; ++b) {
+    const bool self = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+    append_utf8(character[b], self ? uint32_t(b) : next++);
+  }
+  int words_seen = 0;
+  for (const json& one : file.value()["cases"]) {
+    json vocab = json::object();
+    auto add = [&](const std::string& bytes) {
+      std::string key;
+      for (const char c : bytes) key += character[uint8_t(c)];
+      vocab.emplace(key, vocab.size());
+    };
+    for (int b = 0; b < 256; ++b) add(std::string(1, char(b)));
+    for (const json& words : one["words"])
+      for (const json& word : words) add(word);
+    json source = {{"model", {{"type", "BPE"}, {"ignore_merges", true}, {"merges", json::array()}, {"vocab", vocab}}},
+                   {"decoder", byte_level},
+                   {"pre_tokenizer", one["pre_tokenizer"]}};
+    if (!has(as_text(one["pre_tokenizer"]), "ByteLevel"))
+      source["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {one["pre_tokenizer"], byte_level}}};
+    INFO(as_text(one["pre_tokenizer"]).substr(0, 400));
+    auto tokenizer = Tokenizer::parse(as_text(source), "T.json");
+    if (!tokenizer.ok()) {
+      FAIL_CHECK(tokenizer.error().message);
+      continue;
+    }
+    for (size_t i = 0; i < one["words"].size(); ++i) {
+      std::vector<std::string> got;
+      for (const int32_t id : tokenizer.value()->encode(file.value()["strings"][i].get<std::string>()))
+        got.push_back(tokenizer.value()->piece(id));
+      const auto wanted = one["words"][i].get<std::vector<std::string>>();
+      if (got != wanted) {
+        INFO(as_text(file.value()["strings"][i]));
+        CHECK(got == wanted);
+        break;
+      }
+      words_seen += int(wanted.size());
+    }
+  }
+  CHECK(words_seen > 9000);
+}
+
+TEST_CASE("tokenizer.json: a regex that takes for ever is an error that names the file", "[model][tokenizer]") {
+  json source = fixture("qwen2");
+  source["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a+)+[bc]";
+  auto tokenizer = Tokenizer::parse(as_text(source), "T.json");
+  REQUIRE(tokenizer.ok());
+  std::string says;
+  try {
+    tokenizer.value()->encode(std::string(1000, 'a'));
+  } catch (const Error& error) {
+    says = error.message;
+  }
+  CHECK(says ==
+        "T.json: field \"pre_tokenizer.pretokenizers[0]\": the regex takes too much time or memory on a text of "
+        "1000 bytes");
 }
 
 }  // namespace xpyd::testing::tokenizer_load_test

@@ -1,9 +1,11 @@
 // What a chat request hands to the model's template: fields in the client's order, tools, tool
 // calls, parts, more variables; and what is refused.
 
+#include "base/json.h"
 #include "model/chat_template.h"
 #include "server/api.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/server/server_fixture.h"
 
 namespace xpyd::testing::chat_request_test {
@@ -110,6 +112,33 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
   CHECK(has(prompt_of("{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}", user),
             "takes too long"));
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
+}
+
+TEST_CASE("chat request: a text that a regex of the tokenizer takes too long for is a 400", "[server][api][chat]") {
+  auto source = parse_json_file(data_path("tokenizers/qwen2.json"));
+  REQUIRE(source.ok());
+  source.value()["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a+)+[bc]";
+  const auto tokenizer = Tokenizer::parse(as_text(source.value()), "T.json");
+  REQUIRE(tokenizer.ok());
+  ServedModel model;
+  model.tokenizer = tokenizer.value().get();
+  model.chat_template = &line_template();
+  model.max_model_len = 100000;
+  model.vocab_size = tokenizer.value()->vocab_size();
+  model.max_prompt_bytes = 100000;
+  const std::string words(1000, 'a');
+  for (const bool chat : {true, false}) {
+    GenerationCall call;
+    const auto error = parse_generation(
+        chat ? R"({"messages": [{"role": "user", "content": ")" + words + "\"}]}" : R"({"prompt": ")" + words + "\"}",
+        chat, model, call);
+    REQUIRE(error);
+    CHECK(error->status == 400);
+    CHECK(error->param == (chat ? "messages" : "prompt"));
+    CHECK(has(error->message, "T.json: field \"pre_tokenizer.pretokenizers[0]\": the regex takes too much time"));
+  }
+  std::string answer;
+  CHECK(tokenize("{\"prompt\": \"" + words + "\"}", model, answer));
 }
 
 }  // namespace xpyd::testing::chat_request_test
