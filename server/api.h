@@ -65,6 +65,8 @@ struct ServedModel {
   size_t max_prompt_bytes = 0;                  // a longer text cannot fit the context, whatever its tokens
   SipKey salt_key;
   bool speculates = false;
+  std::vector<int> eos_tokens;  // min_tokens hold them back
+  SamplingParams sampling;      // of a request that says nothing of it (model/generation_config.h)
 };
 
 ApiError unknown_model(const std::string& name, const ServedModel& model);
@@ -102,7 +104,7 @@ constexpr int kMaxChoicesPerCall = 128;  // prompts times n
 // Prompt tokens of a call, each times its alternatives and itself: what an answer of 25 MB holds,
 // and a control frame.
 constexpr size_t kMaxPromptLogprobs = size_t{1} << 19;
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxStopTokens = 64;
+constexpr size_t kMaxStops = 64, kMaxStopBytes = 256, kMaxStopTokens = 64;
 
 // Takes the named conversation from `sessions` into out.turn. Null: session_id is refused.
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
