@@ -513,6 +513,9 @@ std::vector<OptionRow> make_rows() {
        "names of this server in the Host header, and pages' that may use it, beside addresses, localhost and this "
        "machine's name; *: any",
        "serve", sets<&ServerOptions::allowed_hosts>},
+      {"allowed-origins", text, "", "", "ORIGIN,...", 0, 0,
+       "of pages elsewhere that browsers may let use this server (CORS), as https://app.example.com; *: any", "serve",
+       sets<&ServerOptions::allowed_origins>},
       {"trusted-proxies", text, "", "", "ADDRESS,...", 0, 0,
        "reverse proxies whose X-Forwarded-For tells the client's address", "serve",
        sets<&HttpListenOptions::trusted_proxies>},

@@ -144,6 +144,11 @@ ServerOptions http_options(const Options& options, Stack& stack) {
     if (group.empty()) throw invalid("--trusted-proxies: " + proxy + ": expected an IP address");
     proxy = group;
   }
+  for (const std::string& origin : http.allowed_origins) {
+    const size_t host = origin.find("://");
+    if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
+      throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
+  }
   http.server_info = options.table();
   http.switches = switches_json(options, stack);
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
