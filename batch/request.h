@@ -17,7 +17,7 @@ struct Request {
   std::vector<int32_t> prompt;  // token ids, at least one; prompt + max_tokens fits the context
   SamplingParams sampling;
   int max_tokens = 16;       // output tokens, at least 1
-  int min_tokens = 0;        // no stop before that many output tokens
+  int min_tokens = 0;        // no stop before that many output tokens; sampling.rules hold end tokens back so long
   int n = 1;                 // choices, 1..8
   int prompt_logprobs = -1;  // 0..20: logprobs of the prompt's tokens, with that many alternatives
   bool ignore_eos = false;

@@ -281,7 +281,14 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
                full ? "the queue is full (--max-queue-bytes)" : "no instance is there to take the request"};
 }
 
-int64_t queue_bytes(const Request& request) { return 4096 + int64_t(request.prompt.size() * sizeof(int32_t)); }
+int64_t queue_bytes(const Request& request) {
+  size_t ids = request.prompt.size();
+  if (const auto& rules = request.sampling.rules) {
+    ids += rules->allowed.size() + rules->end_tokens.size() + 2 * rules->bias.size();
+    for (const auto& word : rules->bad_words) ids += 8 + word.tokens.size();
+  }
+  return 4096 + int64_t(ids * sizeof(int32_t));
+}
 
 // It waits no more.
 void Conductor::begin(Entry& entry) {

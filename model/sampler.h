@@ -1,7 +1,8 @@
-// Logits -> one token. The order of operations: penalties, temperature, top-k, top-p, min-p, draw.
+// Logits -> one token. The order of operations: rules, penalties, temperature, top-k, top-p, min-p, draw.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -10,6 +11,25 @@
 #include "base/rooms.h"
 
 namespace xpyd::model {
+
+struct TokenBias {
+  int32_t token = 0;
+  float bias = 0;  // added to its logit
+};
+
+struct BadWord {
+  std::vector<int32_t> tokens;  // at least one: the last one may not follow the others
+};
+
+// What a request says of single tokens. A token that a rule forbids has the logit -infinity, whatever penalties and
+// bias say of it. Where nothing is left, the first allowed token is chosen.
+struct TokenRules {
+  std::vector<int32_t> allowed;     // ids, ascending: no other may be chosen; empty: all may
+  std::vector<TokenBias> bias;      // of distinct tokens
+  std::vector<BadWord> bad_words;   // in the output; the prompt's tokens do not count
+  std::vector<int32_t> end_tokens;  // none of them may be among
+  int min_tokens = 0;               // … the first so many tokens of the output
+};
 
 struct SamplingParams {
   float temperature = 1;         // 0 = greedy: the lowest id among the highest logits
@@ -21,9 +41,10 @@ struct SamplingParams {
   float frequency_penalty = 0;   // [-2, 2], times the output count
   uint64_t seed = 0;
   int top_logprobs = -1;  // -1: no logprobs; 0..20: that many alternatives
+  std::shared_ptr<const TokenRules> rules = nullptr;  // null: every token may be chosen
 };
 
-// One token's choice where no penalty and no logprob is asked for; a model may make it itself (model.h).
+// One token's choice where no rule, no penalty and no logprob is asked for; a model may make it itself (model.h).
 struct Draw {
   float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
   int top_k = 0;          // 0 = off
@@ -33,7 +54,7 @@ struct Draw {
 
 struct TokenLogprob {
   int32_t token = 0;
-  float logprob = 0;  // log-softmax of the raw logits, before penalties and temperature
+  float logprob = 0;  // log-softmax of the raw logits, before rules, penalties and temperature
 };
 
 struct Sampled {
@@ -49,13 +70,14 @@ struct SamplerState {
   Random random;
   std::unordered_map<int32_t, int> output_counts;  // kept only when a penalty is on
   std::vector<int32_t> prompt_tokens;              // distinct; kept only with a repetition penalty
+  std::vector<int32_t> output;                     // so far; kept only with rules
 
   SamplerState() = default;
   // `choice` is the index among n choices: each has its own stream of the same seed.
   SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
 };
 
-// Whether sample() needs more than a Draw says: penalties, logprobs.
+// Whether sample() needs more than a Draw says: rules, penalties, logprobs.
 bool more_than_a_draw(const SamplingParams& params);
 // The next choice as a Draw; takes from state.random what sample() would.
 Draw next_draw(const SamplingParams& params, SamplerState& state);
@@ -64,7 +86,7 @@ Draw next_draw(const SamplingParams& params, SamplerState& state);
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
 
 // Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling allocates only what
-// penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.
+// penalties and rules (a new entry of output_counts, of output) and top_logprobs (Sampled::top) need.
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<int32_t> order;
@@ -72,8 +94,8 @@ struct SamplerScratch {
 
 // Chooses a token from logits [vocab] and records it in `state`. Deterministic in (logits, params,
 // state). Total: any bits of logits give a token. Among equals the lower id wins. +infinity is read
-// as the largest float; where every logit is -infinity or NaN the token is 0, its logprob
-// -infinity. params are taken as valid: the API's edge checks the ranges above.
+// as the largest float; where every logit is -infinity or NaN the token is 0 (with rules: the first allowed),
+// its logprob -infinity. params are taken as valid: the API's edge checks the ranges above.
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch);
 

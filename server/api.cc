@@ -119,6 +119,7 @@ std::span<const Api::Row> Api::table() {
   };
   static constexpr auto model_by_id = [](Api& api, const In& in) {
     const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
+    if (name.empty()) return models(api, in);
     if (api.model_.is_called(name)) return api.answer(*in, json_response(api.model_card(name)));
     api.fail(*in, unknown_model(name, api.model_));
   };
@@ -234,6 +235,11 @@ void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
+  // A browser asks without a key whether a page may ask with one.
+  const bool asks = request.method == "OPTIONS" && !request.header("access-control-request-method").empty();
+  if (asks && allows_origin(request, options_.allowed_origins) &&
+      !object_to(request, options_.allowed_hosts, options_.allowed_origins))
+    return preflight(request);
   const bool guarded = !options_.api_keys.empty() && (row == nullptr || !row->open);
   if (guarded && key_owner(options_.api_keys, request) < 0) {
     metrics_.rejected(RejectReason::unauthorized);
@@ -244,7 +250,7 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
-  if (const auto objection = object_to(request, options_.allowed_hosts))
+  if (const auto objection = object_to(request, options_.allowed_hosts, options_.allowed_origins))
     return error_response({.status = objection->first, .message = objection->second});
   if (row == nullptr) return error_response({.status = 404, .message = "there is no such path"});
   std::string_view methods = row->methods;
@@ -260,6 +266,22 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
   metrics_.rejected(RejectReason::draining);
   HttpResponse response = error_response({.status = 503, .message = "the server is shutting down"});
   response.close = true;
+  return response;
+}
+
+HttpHeaders Api::cross_origin(const HttpRequest& request) const {
+  if (!allows_origin(request, options_.allowed_origins)) return {};
+  return {{"Access-Control-Allow-Origin", std::string(request.header("origin"))},
+          {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"},
+          {"Vary", "Origin"}};
+}
+
+// What a page may send: what routes take, and the headers that it asks for, which no route obeys without a key.
+HttpResponse Api::preflight(const HttpRequest& request) const {
+  HttpResponse response{.content_type = "text/plain"};
+  response.headers = {{"Access-Control-Allow-Methods", "GET, POST"}, {"Access-Control-Max-Age", "600"}};
+  if (const std::string_view wanted = request.header("access-control-request-headers"); !wanted.empty())
+    response.headers.emplace_back("Access-Control-Allow-Headers", std::string(wanted));
   return response;
 }
 
@@ -287,6 +309,7 @@ void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& respo
   const char* path = row == nullptr ? "none" : row->path;
   metrics_.http_request(path, request.method, response.status);
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+  for (auto& header : cross_origin(request)) response.headers.push_back(std::move(header));
   if (std::string id = client_id(request); !id.empty()) response.headers.emplace_back("X-Request-Id", id);
   if (response.status >= 400 || options_.log_level == LogLevel::debug)
     log_line(response.status >= 500   ? LogLevel::error
@@ -324,7 +347,7 @@ void Api::tick() {
   double now = clock_.now();
   std::vector<std::shared_ptr<Generation>> all;
   for (auto& [key, generation] : live_) all.push_back(generation);
-  for (auto& generation : all) generation->check_deadline(now);
+  for (auto& generation : all) generation->tick(now);
 }
 
 // Wall-clock time (UTC), level, and what happened.
@@ -346,9 +369,9 @@ void Api::log_line(LogLevel level, const std::string& line) {
 // ---- keys and bodies
 
 int key_owner(const std::vector<std::string>& keys, const HttpRequest& request) {
-  constexpr std::string_view kScheme = "Bearer ";
+  constexpr std::string_view kScheme = "bearer ";
   std::string_view given = request.header("authorization");
-  if (!given.starts_with(kScheme)) return -1;
+  if (lower(given.substr(0, kScheme.size())) != kScheme) return -1;
   given.remove_prefix(kScheme.size());
   int owner = -1;
   for (size_t i = 0; i < keys.size(); ++i)
@@ -467,7 +490,7 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
       const std::string random = hex(id_random_.next()) + hex(id_random_.next() >> 32, 8);
       const std::string id = (chat ? "chatcmpl-" : "cmpl-") + random;
       auto generation = std::make_shared<Generation>(*this, std::move(*call), in->exchange, id, client_id(in->request),
-                                                     in->arrival_s);
+                                                     cross_origin(in->request), in->arrival_s);
       live_[generation.get()] = generation;
       generation->start();
     };

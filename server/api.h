@@ -65,6 +65,8 @@ struct ServedModel {
   size_t max_prompt_bytes = 0;                  // a longer text cannot fit the context, whatever its tokens
   SipKey salt_key;
   bool speculates = false;
+  std::vector<int> eos_tokens;  // min_tokens hold them back
+  SamplingParams sampling;      // of a request that says nothing of it (model/generation_config.h)
 };
 
 ApiError unknown_model(const std::string& name, const ServedModel& model);
@@ -102,7 +104,7 @@ constexpr int kMaxChoicesPerCall = 128;  // prompts times n
 // Prompt tokens of a call, each times its alternatives and itself: what an answer of 25 MB holds,
 // and a control frame.
 constexpr size_t kMaxPromptLogprobs = size_t{1} << 19;
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxStopTokens = 64;
+constexpr size_t kMaxStops = 64, kMaxStopBytes = 256, kMaxStopTokens = 64;
 
 // Takes the named conversation from `sessions` into out.turn. Null: session_id is refused.
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
@@ -138,6 +140,7 @@ struct ServerOptions : HttpListenOptions, ServedModel {
   std::vector<std::string> api_keys;       // empty: open
   std::string api_key_file;                // with more of them, for whoever reads it
   std::vector<std::string> allowed_hosts;  // see object_to()
+  std::vector<std::string> allowed_origins;  // … and allows_origin()
   bool insecure = false;                   // without a key also on addresses that others can reach
   std::string metrics_prefix = "vllm";
   int max_sessions = 1024;  // conversations kept, and their bytes: of all keys
@@ -219,6 +222,9 @@ class Api final : public HttpHandler {
   const Row* find_row(const HttpRequest& request) const;  // null: no such path
   std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
   static HttpResponse error_response(const ApiError& error);
+  // What lets a page of that origin read the answer; empty where it may not, or where no page asks.
+  HttpHeaders cross_origin(const HttpRequest& request) const;
+  HttpResponse preflight(const HttpRequest& request) const;
   std::string model_card(const std::string& name) const;
   // `why` is appended to the log line of a refusal.
   void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
@@ -262,11 +268,14 @@ class Api final : public HttpHandler {
 // Thread safety: the I/O thread's, but for the sinks, which engine threads call.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
+  // `headers`: of the answer, beside those that a Generation knows itself.
   Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
-             std::string client_id, double arrival_s);
+             std::string client_id, HttpHeaders headers, double arrival_s);
   void start();
-  // Ends the call when the cluster has not done so well after its deadline.
-  void check_deadline(double now);
+  // Ends the call when the cluster has not done so well after its deadline; until then, a stream on which nothing has
+  // come for kQuietSeconds says that it is there.
+  void tick(double now);
+  static constexpr double kQuietSeconds = 10;
   // The HTTP status it was answered with; 499: the client left first. 0: not yet.
   int status() const { return status_; }
 
@@ -314,7 +323,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void on_gone();
   void abort_all();
   void end();
-  void send_event(const std::string& event);
+  void begin_stream();
+  void send(std::string bytes);
   struct Usage {
     int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
   };
@@ -329,12 +339,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   GenerationCall call_;
   std::shared_ptr<HttpExchange> exchange_;
   std::string id_, client_id_;
+  const HttpHeaders more_headers_;
   double arrival_s_;
   std::string shared_;  // of all answers: the fields between object and choices
   std::vector<Prompt> prompts_;
   std::vector<Choice> choices_;      // [prompt][n]
   size_t expected_ = 0, ended_ = 0;  // choices
   bool streaming_ = false;           // the stream's head is sent
+  double sent_s_ = 0;                // Clock: the last bytes of the stream
   bool over_ = false;                // answered, failed or gone: nothing more to send
   int status_ = 0;
 };

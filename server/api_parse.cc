@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/numbers.h"
 #include "base/table.h"
 #include "batch/drafter.h"
 #include "server/api.h"
@@ -14,7 +16,7 @@ using nlohmann::json;
 constexpr int64_t kIntMax = INT32_MAX;
 constexpr IntegerField kIntegerFields[] = {
     {"max_tokens", 1, kIntMax, true, true},
-    {"max_completion_tokens", 1, kIntMax, false, true},
+    {"max_completion_tokens", 1, kIntMax, true, true},
     {"min_tokens", 0, kIntMax, true, true},
     {"n", 1, 8, true, true},
     {"best_of", 1, 8, true, false},
@@ -27,6 +29,96 @@ constexpr IntegerField kIntegerFields[] = {
 };
 constexpr int kDefaultCompletionTokens = 16;
 constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
+constexpr size_t kMaxBadWords = 256, kMaxBiases = 1024;
+
+// Fields of other servers that this one does not know how to follow. A value that asks for something is refused: the
+// answer would not be what the client expects.
+struct RefusedField {
+  const char* name;
+  const char* asks_nothing = R"([false,"",[],{}])";  // JSON: values that are as good as none, beside null
+  const char* instead = "";
+  bool completions = true, chat = true;
+};
+constexpr const char* kTemplateKwargs = "; chat_template_kwargs has what the model's template reads";
+constexpr RefusedField kRefusedFields[] = {
+    // What the output may look like.
+    {"guided_json", R"([false,"",[]])"},
+    {"guided_regex"},
+    {"guided_choice"},
+    {"guided_grammar"},
+    {"guided_decoding_backend"},
+    {"guided_whitespace_pattern"},
+    {"structured_outputs"},
+    {"structural_tag"},
+    {"json_schema"},
+    {"regex"},
+    {"ebnf"},
+    {"grammar"},
+    {"stop_regex"},
+    {"no_stop_trim", R"([false])", "; include_stop_str_in_output is"},
+    {"logits_processors"},
+    {"custom_logit_processor"},
+    {"custom_params"},
+    {"vllm_xargs"},
+    {"watermarking"},
+    {"repetition_detection"},
+    {"thinking_token_budget", "[-1]"},
+    {"use_beam_search"},
+    {"detokenize", "[true]"},
+    {"lora_path"},
+    {"suffix", R"([""])", "", true, false},
+    // What the answer says.
+    {"logprob_token_ids"},
+    {"return_tokens_as_token_ids"},
+    {"return_hidden_states"},
+    {"return_routed_experts"},
+    {"routed_experts_prompt_start", "[0]"},
+    {"routed_experts_start_len", "[0]"},
+    {"return_cached_tokens_details"},
+    {"return_prompt_text"},
+    {"return_prompt_token_ids", "[false]", "; return_token_ids is", false, true},
+    {"return_meta_info", "[false]", "", false, true},
+    // What the prompt is, and where its KV is.
+    {"prompt_embeds"},
+    {"truncate_prompt_tokens", "[]"},
+    {"session_params"},
+    {"extra_key", R"([""])", "; cache_salt is"},
+    {"kv_transfer_params"},
+    {"ec_transfer_params"},
+    {"bootstrap_host"},
+    {"bootstrap_port"},
+    {"bootstrap_room"},
+    {"echo", "[false]", "", false, true},
+    {"best_of", "[1]", "", false, true},
+    {"input_ids", "[[]]", "; /v1/completions takes token ids", false, true},
+    {"continue_final_message", "[false]", "", false, true},
+    {"chat_template", "[]", "", false, true},
+    {"documents", "[[]]", "", false, true},
+    {"add_special_tokens", "[false]", "; the chat template begins the prompt", false, true},
+    {"task", R"([""])", "", false, true},
+    {"enable_thinking", "[]", kTemplateKwargs, false, true},
+    {"thinking", R"([{}])", kTemplateKwargs, false, true},
+    {"reasoning_effort", R"([""])", kTemplateKwargs, false, true},
+    {"reasoning", R"([{}])", kTemplateKwargs, false, true},
+    {"include_reasoning", "[true]", "", false, true},
+    {"verbosity", R"(["","medium"])", "", false, true},
+    {"functions", "[[],{}]", "; tools are", false, true},
+    {"function_call", R"(["none","auto"])", "", false, true},
+    {"modalities", R"([[],["text"]])", "", false, true},
+    {"audio", "[]", "", false, true},
+    {"web_search_options", "[]", "", false, true},
+};
+// Fields that change no answer of this server, whatever they say: who asks, where it runs, what belongs to a feature that
+// is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
+// clang-format off
+constexpr const char* kHarmlessFields[] = {
+    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels",
+    "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "ngram_corpus_id", "prediction",
+    "prompt_cache_key", "prompt_cache_retention", "stream_interval", "length_penalty", "truncation_side",
+    "spaces_between_special_tokens", "parallel_tool_calls", "separate_reasoning", "stream_reasoning",
+    "return_token_offsets", "return_mm_kwargs", "mm_processor_kwargs", "media_io_kwargs", "images_config",
+    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video"};
+// clang-format on
 
 ApiError bad(std::string param, std::string message) {
   return {.message = std::move(message), .param = std::move(param)};
@@ -65,8 +157,8 @@ class Fields {
     return value;
   }
   // A feature that is not here: asking for it must not be answered as if it had been heard.
-  void unsupported(const std::string& name, bool asked) {
-    if (asked) throw bad(name, "field \"" + name + "\": not supported by this server");
+  void unsupported(const std::string& name, bool asked, const std::string& instead = "") {
+    if (asked) throw bad(name, "field \"" + name + "\": not supported by this server" + instead);
   }
   void known(const std::string& name) { known_.push_back(name); }
 
@@ -236,13 +328,16 @@ ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& 
 void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedModel& model,
                        ChatTemplate::Request& request) {
   request.add_generation_prompt = fields.boolean("add_generation_prompt", true);
-  if (const json* tools = fields.find("tools"); tools != nullptr && !tools->empty()) {
+  const json *tools = fields.find("tools"), *choice = fields.find("tool_choice");
+  const bool has_tools = tools != nullptr && !tools->empty(), none = choice != nullptr && *choice == "none";
+  fields.unsupported("tool_choice", choice != nullptr && !none && (has_tools || *choice != "auto"));
+  if (has_tools) {
     auto is_object = [](const json& tool) { return tool.is_object(); };
     if (!tools->is_array() || !std::all_of(tools->begin(), tools->end(), is_object))
       throw field_error("tools", "a list of objects");
-    else if (model.chat_template != nullptr && !model.chat_template->takes_tools())
+    else if (!none && model.chat_template != nullptr && !model.chat_template->takes_tools())
       throw bad("tools", "field \"tools\": this model's chat template does not read them");
-    request.tools = *ordered.find("tools");
+    if (!none) request.tools = *ordered.find("tools");
   }
   const json* kwargs = fields.find("chat_template_kwargs");
   if (kwargs == nullptr) return;
@@ -306,15 +401,88 @@ void read_stops(Fields& fields, const ServedModel& model, Request& request) {
   request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
 }
 
-void read_sampling(Fields& fields, bool chat, Request& request, bool& has_seed) {
+// Every id once, ascending.
+void sort_ids(std::vector<int32_t>& ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+// OpenAI's: an object of token ids, as text, and what is added to their logits.
+std::vector<TokenBias> read_biases(const json& object, const ServedModel& model) {
+  const std::string expected = "an object of at most " + std::to_string(kMaxBiases) + " token ids from 0 to " +
+                               std::to_string(model.vocab_size - 1) + ", each with a number from -100 to 100";
+  std::vector<TokenBias> biases;
+  if (object.is_array() && object.empty()) return biases;
+  if (!object.is_object() || object.size() > kMaxBiases) throw field_error("logit_bias", expected);
+  for (const auto& [key, value] : object.items()) {
+    int32_t id = -1;
+    const bool is_id = read_number(key, id) && std::to_string(id) == key && id >= 0 && id < model.vocab_size;
+    if (!is_id || !value.is_number() || !(std::abs(value.get<double>()) <= 100))
+      throw field_error("logit_bias", expected);
+    if (value != 0) biases.push_back({id, value.get<float>()});
+  }
+  return biases;
+}
+
+// vLLM's: each text as it stands, and, where that is another token, with a blank before it.
+std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) {
+  const std::string expected = "a list of at most " + std::to_string(kMaxBadWords) + " texts of 1 to " +
+                               std::to_string(kMaxStopBytes) + " bytes";
+  if (!list.is_array() || list.size() > kMaxBadWords) throw field_error("bad_words", expected);
+  std::vector<BadWord> words;
+  for (const json& one : list) {
+    std::string text = one.is_string() ? one.get<std::string>() : "";
+    if (text.empty() || text.size() > kMaxStopBytes) throw field_error("bad_words", expected);
+    if (model.tokenizer == nullptr) throw bad("bad_words", "field \"bad_words\": this model has no tokenizer");
+    text.erase(0, std::min(text.find_first_not_of(' '), text.size() - 1));
+    const auto plain = model.tokenizer->encode(text, {.add_special_tokens = false});
+    const auto after_blank = model.tokenizer->encode(" " + text, {.add_special_tokens = false});
+    if (plain.empty()) throw field_error("bad_words", "texts of at least one token");
+    words.push_back({plain});
+    if (after_blank.size() == plain.size() && after_blank[0] != plain[0]) words.push_back({after_blank});
+  }
+  return words;
+}
+
+// What is said of single tokens. stop_token_ids are read.
+void read_rules(Fields& fields, const ServedModel& model, Request& request) {
+  TokenRules rules;
+  if (const json* allowed = fields.find("allowed_token_ids")) {
+    if (!allowed->is_array() || allowed->empty())
+      throw field_error("allowed_token_ids", "a list of at least one token id");
+    rules.allowed = read_ids(*allowed, "allowed_token_ids", model.vocab_size);
+    sort_ids(rules.allowed);
+  }
+  if (const json* biases = fields.find("logit_bias")) rules.bias = read_biases(*biases, model);
+  if (const json* words = fields.find("bad_words")) rules.bad_words = read_bad_words(*words, model);
+  rules.min_tokens = static_cast<int>(fields.integer("min_tokens", 0));
+  if (rules.min_tokens > 0) {
+    rules.end_tokens.assign(model.eos_tokens.begin(), model.eos_tokens.end());
+    rules.end_tokens.insert(rules.end_tokens.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
+    sort_ids(rules.end_tokens);
+  }
+  if (rules.end_tokens.empty()) rules.min_tokens = 0;
+  if (rules.allowed.empty() && rules.bias.empty() && rules.bad_words.empty() && rules.end_tokens.empty()) return;
+
+  std::vector<int32_t> forbidden = rules.end_tokens;
+  for (const BadWord& word : rules.bad_words)
+    if (word.tokens.size() == 1) forbidden.push_back(word.tokens[0]);
+  sort_ids(forbidden);
+  if (!rules.allowed.empty() && std::ranges::includes(forbidden, rules.allowed))
+    throw bad("allowed_token_ids", "allowed_token_ids: bad_words and min_tokens forbid every one of them");
+  request.sampling.rules = std::make_shared<const TokenRules>(std::move(rules));
+}
+
+void read_sampling(Fields& fields, bool chat, const ServedModel& model, Request& request, bool& has_seed) {
   SamplingParams& s = request.sampling;
-  s.temperature = static_cast<float>(fields.number("temperature", 0, 100, 1));
-  s.top_p = static_cast<float>(fields.number("top_p", 0, 1, 1));
+  s = model.sampling;
+  s.temperature = static_cast<float>(fields.number("temperature", 0, 100, s.temperature));
+  s.top_p = static_cast<float>(fields.number("top_p", 0, 1, s.top_p));
   if (s.top_p <= 0) throw field_error("top_p", "a number above 0, at most 1");
-  int64_t top_k = fields.integer("top_k", 0);
+  int64_t top_k = fields.integer("top_k", s.top_k);
   s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
-  s.min_p = static_cast<float>(fields.number("min_p", 0, 1, 0));
-  s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, 1));
+  s.min_p = static_cast<float>(fields.number("min_p", 0, 1, s.min_p));
+  s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, s.repetition_penalty));
   if (s.repetition_penalty <= 0) throw field_error("repetition_penalty", "a number above 0, at most 100");
   s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
   s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
@@ -359,24 +527,22 @@ void read_speculative(Fields& fields, const ServedModel& model, Request& request
 }
 
 void refuse_unsupported(Fields& fields, bool chat) {
-  auto refuse = [&](const char* name, const auto&... harmless) {  // any value but null and these
-    const json* value = fields.find(name);
-    fields.unsupported(name, value != nullptr && !((*value == harmless) || ...));
-  };
-  for (const char* name : {"prompt_embeds", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                           "structured_outputs", "logits_processors", "truncate_prompt_tokens"})
-    refuse(name);
-  fields.unsupported("use_beam_search", fields.boolean("use_beam_search", false));
-  fields.unsupported("detokenize", !fields.boolean("detokenize", true));
-  refuse("logit_bias", json::object(), json::array());
+  for (const RefusedField& field : kRefusedFields) {
+    if (!(chat ? field.chat : field.completions)) continue;
+    const json* value = fields.find(field.name);
+    if (value == nullptr) continue;
+    const json asks_nothing = json::parse(field.asks_nothing);
+    fields.unsupported(field.name, std::ranges::find(asks_nothing, *value) == asks_nothing.end(), field.instead);
+  }
   const json* format = fields.find("response_format");
   const json* type = format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
   fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
-  if (!chat) return refuse("suffix", "");
-  refuse("functions", json::object(), json::array());
-  for (const char* name : {"chat_template", "documents", "audio"}) refuse(name);
-  refuse("tool_choice", "none");
-  fields.unsupported("continue_final_message", fields.boolean("continue_final_message", false));
+}
+
+// OpenAI has two names for it, of which the newer one wins.
+const char* max_tokens_name(Fields& fields) {
+  fields.known("max_tokens");
+  return fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
 }
 
 // How many output tokens: asked for, or by default, and never beyond the context.
@@ -385,8 +551,7 @@ void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedMod
   int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   int64_t room = model.max_model_len - prompt_tokens;
   if (room < 1) throw too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model);
-  const char* name = chat && fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
-  fields.known("max_tokens");
+  const char* name = max_tokens_name(fields);
   int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
   int64_t wanted = prompt_only ? 1 : fields.integer(name, fallback);
   if (wanted > room)
@@ -490,8 +655,9 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   out.chat = chat;
   Request request;
   read_stream(fields, out);
-  read_sampling(fields, chat, request, out.has_seed);
+  read_sampling(fields, chat, model, request, out.has_seed);
   read_stops(fields, model, request);
+  read_rules(fields, model, request);
   refuse_unsupported(fields, chat);
   request.n = static_cast<int>(fields.integer("n", 1));
   if (!chat && fields.integer("best_of", request.n) != request.n) fields.unsupported("best_of", true);
@@ -512,7 +678,8 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   read_speculative(fields, model, request);
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
-  const json* max_tokens = fields.find("max_tokens");
+  const std::string most = max_tokens_name(fields);
+  const json* max_tokens = fields.find(most);
   out.prompt_only = out.echo && max_tokens != nullptr && *max_tokens == 0;
   request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
   out.prompt_logprobs = request.prompt_logprobs >= 0;
@@ -522,17 +689,17 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   if (request.prompt_logprobs >= 0 && !request.session_id.empty())
     throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
               "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
-  bool add_special_tokens = fields.boolean("add_special_tokens", true);
+  const bool add_special_tokens = !chat && fields.boolean("add_special_tokens", true);
   const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
   ChatTemplate::Request chat_request;
   if (chat)
     read_chat_request(fields, *ordered.dict(), model, chat_request);
   else
     fields.known("add_generation_prompt");
-  for (const char* name : {"user", "request_id", "spaces_between_special_tokens"}) fields.known(name);
+  for (const char* name : kHarmlessFields) fields.known(name);
   // Every cheap check is done: tokenizing may take a while.
   for (const auto& field : kIntegerFields)
-    if ((chat ? field.chat : field.completions) && !(out.prompt_only && field.name == std::string_view("max_tokens")))
+    if ((chat ? field.chat : field.completions) && !(out.prompt_only && field.name == most))
       fields.integer(field.name, 0);
   const json* prompt = fields.find(chat ? "messages" : "prompt");
 

@@ -112,6 +112,11 @@ void AnswerReader::event(const std::string& data, double now_s) {
   const json* error = event.is_object() ? find_field(event, "error") : nullptr;
   if (!event.is_object() || error) {
     std::string message = error_message(event);
+    // A head that went out at once cannot say 429 any more.
+    if (error && error->is_object()) {
+      const auto code = get_string(*error, "code");
+      record_.refused = code.ok() && code.value() == "objective_missed";
+    }
     record_.error = "in the stream: " + (message.empty() ? data.substr(0, 200) : message);
     return;
   }
@@ -135,7 +140,7 @@ void AnswerReader::event(const std::string& data, double now_s) {
 void AnswerReader::finish(const HttpOutcome& outcome, double now_s) {
   record_.end_s = now_s;
   if (!record_.has_usage) record_.output_tokens = int(record_.chunk_s.size());
-  record_.refused = outcome.status == 429;
+  record_.refused = record_.refused || outcome.status == 429;
   if (double seconds = 0; record_.refused && read_number(outcome.retry_after, seconds) && seconds >= 0)
     record_.retry_after_s = seconds;
   if (outcome.status != 0 && outcome.status != 200) {

@@ -18,8 +18,8 @@ const char* const kBenchDefinitions =
     "TPOT: (E2EL - TTFT) / (output tokens - 1) of requests with more than one output token\n"
     "output tokens: usage.completion_tokens; percentiles: linear (numpy); failed requests are in "
     "no sample\n"
-    "TBT: of each request the mean of its longest tenth of gaps; refused: answered with 429, in no sample and no "
-    "failure\n"
+    "TBT: of each request the mean of its longest tenth of gaps; refused: answered with 429, or so in a "
+    "stream, in no sample and no failure\n"
     "throughput: over the whole duration, first arrival to last answer; goodput: all limits met\n"
     "concurrency: seconds of all answered requests / duration; retokenized: texts through the server's /tokenize\n"
     "peak: chunks in the fullest second; peak concurrent: sweep over send and end\n";

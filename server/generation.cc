@@ -17,6 +17,8 @@ const ApiError kTookTooLong = {
 
 // One server-sent event: a single data line.
 std::string sse_event(std::string_view event) { return "data: " + std::string(event) + "\n\n"; }
+// A comment, which readers of events pass over.
+constexpr const char* kWaiting = ": waiting\n\n";
 
 // Text of one token for a JSON string: bytes that are not UTF-8 as OpenAI's "bytes:\xe2\x80".
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {
@@ -138,12 +140,13 @@ class Generation::Sink final : public EventSink {
 };
 
 Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
-                       std::string client_id, double arrival_s)
+                       std::string client_id, HttpHeaders headers, double arrival_s)
     : api_(api),
       call_(std::move(call)),
       exchange_(std::move(exchange)),
       id_(std::move(id)),
       client_id_(std::move(client_id)),
+      more_headers_(std::move(headers)),
       arrival_s_(arrival_s) {
   JsonText shared;
   if (call_.turn) shared.add("session_generation", call_.turn.generation());
@@ -156,6 +159,9 @@ void Generation::start() {
   auto self = shared_from_this();
   exchange_->on_gone([weak = weak_from_this()] {
     if (auto g = weak.lock()) g->on_gone();
+  });
+  exchange_->on_half_closed([weak = weak_from_this()] {
+    if (auto g = weak.lock(); g && !g->over_) g->send(kWaiting);
   });
   if (over_) return end();  // it left while its body was being read
   choices_.resize(call_.prompts.size() * static_cast<size_t>(call_.prompts[0].n));
@@ -188,6 +194,11 @@ void Generation::start() {
     if (error.status != 500) api_.metrics_.rejected(error.reason);
     return fail(error);
   }
+  // What the cluster has refused by now is an HTTP status: its event is before this.
+  if (call_.stream)
+    api_.post_([self] {
+      if (!self->over_) self->begin_stream();
+    });
 }
 
 void Generation::on_event(size_t prompt_index, TokenEvent event, double received_s) {
@@ -391,8 +402,8 @@ void Generation::complete() {
   if (call_.stream) {
     out.close(']');
     add_usage(out, usage());
-    if (call_.include_usage) send_event(answer(out.take()));
-    exchange_->write("data: [DONE]\n\n");
+    if (call_.include_usage) send(sse_event(answer(out.take())));
+    send("data: [DONE]\n\n");
     exchange_->end_stream();
     return end();
   }
@@ -426,21 +437,26 @@ void Generation::stream(size_t prompt_index, size_t index) {
     add_usage(out, {prompt.seen.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.seen.cached_tokens});
   else if (call_.include_usage)
     out.add("usage", nullptr);
-  send_event(answer(out.take()));
+  send(sse_event(answer(out.take())));
   choice.part = {};
 }
 
-// The head waits for the first event, so that a failure before it is still an HTTP status.
-void Generation::send_event(const std::string& event) {
-  if (!std::exchange(streaming_, true)) {
-    HttpResponse head;
-    head.content_type = "text/event-stream; charset=utf-8";
-    head.headers = headers();
-    head.headers.emplace_back("Cache-Control", "no-cache");
-    head.headers.emplace_back("X-Accel-Buffering", "no");
-    exchange_->begin_stream(std::move(head));
-  }
-  exchange_->write(sse_event(event));
+// The head goes out before the first event: a proxy in between then knows that the server is at work.
+void Generation::begin_stream() {
+  if (std::exchange(streaming_, true)) return;
+  HttpResponse head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = headers();
+  head.headers.emplace_back("Cache-Control", "no-cache");
+  head.headers.emplace_back("X-Accel-Buffering", "no");
+  exchange_->begin_stream(std::move(head));
+  sent_s_ = api_.clock_.now();
+}
+
+void Generation::send(std::string bytes) {
+  begin_stream();
+  exchange_->write(std::move(bytes));
+  sent_s_ = api_.clock_.now();
 }
 
 // ---- the end
@@ -451,7 +467,7 @@ void Generation::fail(const ApiError& error) {
   end_turn(false);
   abort_all();
   if (streaming_) {
-    exchange_->write(sse_event(error_body(error)) + "data: [DONE]\n\n");
+    send(sse_event(error_body(error)) + "data: [DONE]\n\n");
     exchange_->end_stream();
   } else {
     HttpResponse response = api_.error_response(error);
@@ -474,7 +490,8 @@ void Generation::abort_all() {
     if (prompt.request && prompt.ended < prompt.request->n) api_.service_.abort(prompt.request->id);
 }
 
-void Generation::check_deadline(double now) {
+void Generation::tick(double now) {
+  if (streaming_ && !over_ && now - sent_s_ >= kQuietSeconds) send(kWaiting);
   double timeout = api_.options_.request_timeout_s;
   if (timeout <= 0 || now < arrival_s_ + timeout + kDeadlineGraceSeconds) return;
   auto self = shared_from_this();
@@ -500,7 +517,11 @@ Generation::Usage Generation::usage() const {
   return sum;
 }
 
-HttpHeaders Generation::headers() const { return {{"X-Request-Id", client_id_.empty() ? id_ : client_id_}}; }
+HttpHeaders Generation::headers() const {
+  HttpHeaders all = more_headers_;
+  all.emplace_back("X-Request-Id", client_id_.empty() ? id_ : client_id_);
+  return all;
+}
 
 std::string Generation::log_text(double now) const {
   Usage total = usage();

@@ -213,6 +213,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void body_freed() { account_body(0); }
   void refuse(int status, const std::string& why);
   void on_gone(std::function<void()> callback) { gone_ = std::move(callback); }
+  void on_half_closed(std::function<void()> callback) { doubted_ = std::move(callback); }
 
  private:
   // receiving: a request, or waiting for one; waiting: with a request's header, for a place;
@@ -258,7 +259,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   int version_ = 11;
   bool head_only_ = false, close_after_ = false, chunked_ = false;
   size_t body_accounted_ = 0;
-  std::function<void()> gone_;
+  std::function<void()> gone_, doubted_;
 };
 
 class HttpListener::Exchange final : public HttpExchange {
@@ -271,6 +272,9 @@ class HttpListener::Exchange final : public HttpExchange {
   void body_freed() override { call(&Connection::body_freed); }
   void on_gone(std::function<void()> callback) override {
     if (!call(&Connection::on_gone, callback)) callback();
+  }
+  void on_half_closed(std::function<void()> callback) override {
+    call(&Connection::on_half_closed, std::move(callback));
   }
 
  private:
@@ -332,11 +336,13 @@ void HttpListener::Connection::on_readable() {
 
 // The client sends no more, and waits for its answer or has gone: its system tells which once
 // something is written. An answer that has not begun may have any number of these lines before it,
-// but not to HTTP/1.0: there, who has gone is noticed when the answer is sent.
+// but not to HTTP/1.0: there, who has gone is noticed when the answer is sent. A stream's handler is told.
 void HttpListener::Connection::half_closed() {
   ended_ = true;
   socket_.async_wait(Wait::wait_error, [self = shared_from_this()](error_code) { self->close(); });
   if (!head_begun_ && version_ >= 11) queue("HTTP/1.1 100 Continue\r\n\r\n");
+  if (auto callback = std::exchange(doubted_, nullptr); callback && head_begun_ && phase_ == Phase::answering)
+    callback();
 }
 
 // Parses what is there, request after request, until one must wait: for input or for its answer.
@@ -409,6 +415,7 @@ bool HttpListener::Connection::judge() {
 
 void HttpListener::Connection::begin_exchange(const HttpRequest& request) {
   body_timed_ = header_timed_ = judged_ = head_begun_ = false;
+  doubted_ = nullptr;
   timer_.cancel();
   phase_ = Phase::answering;
   ++exchange_id_;
@@ -452,8 +459,7 @@ void HttpListener::Connection::begin_stream(HttpResponse head) {
   head_begun_ = true;
   chunked_ = version_ >= 11;
   close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
-  // Not flushed: it goes out with the first event, in one packet.
-  append(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
+  queue(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
 }
 
 void HttpListener::Connection::write(std::string bytes) {

@@ -79,12 +79,16 @@ std::string client_address(const std::string& peer, const HttpRequest& request,
 
 bool is_loopback_address(const std::string& address);
 
-// Why the request's Host, Origin or content type is not served. `allowed_hosts` are names that Host
+// Why the request's Host, Origin, content type or content encoding is not served. `allowed_hosts` are names that Host
 // may have beside addresses, localhost and this machine's name: with any name, a stranger's page
-// could point its own name here and read answers as its own (DNS rebinding).
+// could point its own name here and read answers as its own (DNS rebinding). `allowed_origins`: see allows_origin().
 // "*": any. A status and words.
 std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
-                                                     const std::vector<std::string>& allowed_hosts);
+                                                     const std::vector<std::string>& allowed_hosts,
+                                                     const std::vector<std::string>& allowed_origins = {});
+// Whether pages of the request's Origin, which is one of the list ("https://app.example.com"; *: any), may read
+// answers.
+bool allows_origin(const HttpRequest& request, const std::vector<std::string>& allowed_origins);
 
 // ---- from bytes to messages. Boost.Beast parses; what it is lenient about, and what two servers in a row could read
 // differently (request smuggling), is refused here. A parser belongs to one connection.
@@ -195,6 +199,9 @@ class HttpExchange {
   virtual void end_stream() = 0;
   // Called at most once, when the client goes away (or does not read) before the answer is complete.
   virtual void on_gone(std::function<void()> callback) = 0;
+  // Called at most once, when the client sends no more and the head of a stream is out already: only what is written
+  // then tells whether it has gone, or still reads. (Before a head the listener finds out by itself.)
+  virtual void on_half_closed(std::function<void()> callback) { (void)callback; }
   // The request's body is in memory no more.
   virtual void body_freed() {}
 };

@@ -118,8 +118,15 @@ std::string client_address(const std::string& peer, const HttpRequest& request,
 
 bool is_loopback_address(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
+bool allows_origin(const HttpRequest& request, const std::vector<std::string>& allowed_origins) {
+  const std::string origin = lower(request.header("origin"));
+  return !origin.empty() && std::any_of(allowed_origins.begin(), allowed_origins.end(),
+                                        [&](const std::string& one) { return one == "*" || lower(one) == origin; });
+}
+
 std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
-                                                     const std::vector<std::string>& allowed_hosts) {
+                                                     const std::vector<std::string>& allowed_hosts,
+                                                     const std::vector<std::string>& allowed_origins) {
   const std::string_view host = request.header("host"), origin = request.header("origin");
   auto listed = [&](const std::string& name) {
     return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
@@ -128,7 +135,7 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
   if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
     return std::pair(403, "this server does not go by the name in the Host header; see --allowed-hosts");
   // A browser says from which page a request comes: ours has our own name.
-  if (!origin.empty()) {
+  if (!origin.empty() && !allows_origin(request, allowed_origins)) {
     const size_t at = origin.find("://");
     const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
     const bool named =  // behind a proxy Host may be another
@@ -142,6 +149,9 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
   const bool body = !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
   if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
     return std::pair(415, "send the body as Content-Type: application/json");
+  const std::string encoding = lower(request.header("content-encoding"));
+  if (!encoding.empty() && encoding != "identity")
+    return std::pair(415, "Content-Encoding: " + encoding.substr(0, 64) + " is not read: send the body as it is");
   return {};
 }
 

@@ -498,6 +498,10 @@ std::vector<OptionRow> make_rows() {
       {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
        "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their text, one per line",
        kEngine},
+      {"generation-config", choice, "auto", "", "auto|none", 0, 0,
+       "what a request that says nothing of it has as temperature, top_k, top_p, min_p and repetition_penalty; auto: "
+       "what the model folder's generation_config.json says; none: 1, 0, 1, 0 and 1",
+       "serve"},
       {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve",
        sets_as<one_or_none, &ServerOptions::api_keys>},
       {"api-key-file", text, "", "", "FILE", 0, 0,
@@ -509,6 +513,9 @@ std::vector<OptionRow> make_rows() {
        "names of this server in the Host header, and pages' that may use it, beside addresses, localhost and this "
        "machine's name; *: any",
        "serve", sets<&ServerOptions::allowed_hosts>},
+      {"allowed-origins", text, "", "", "ORIGIN,...", 0, 0,
+       "of pages elsewhere that browsers may let use this server (CORS), as https://app.example.com; *: any", "serve",
+       sets<&ServerOptions::allowed_origins>},
       {"trusted-proxies", text, "", "", "ADDRESS,...", 0, 0,
        "reverse proxies whose X-Forwarded-For tells the client's address", "serve",
        sets<&HttpListenOptions::trusted_proxies>},

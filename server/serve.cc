@@ -18,6 +18,7 @@
 #include "base/os.h"
 #include "base/version.h"
 #include "model/folder.h"
+#include "model/generation_config.h"
 #include "server/api.h"
 #include "server/commands.h"
 #include "server/signals.h"
@@ -135,6 +136,14 @@ ServerOptions http_options(const Options& options, Stack& stack) {
   http.vocab_size = stack.config.vocab;
   http.seed = stack.options.seed;
   http.speculates = stack.options.speculation.on();
+  http.eos_tokens = stack.config.eos_tokens;
+  if (options.text("generation-config") == "auto")
+    http.sampling = need(load_generation_config(stack.model_dir), "--generation-config auto: ");
+  if (const std::string defaults = describe_defaults(http.sampling); !defaults.empty())
+    log_line(LogLevel::info,
+             "xpyd serve: requests that do not say have %s, as generation_config.json wants "
+             "(--generation-config none: not so)",
+             defaults.c_str());
   for (const std::string& key : http.api_keys)
     if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
   if (!http.api_key_file.empty()) {
@@ -145,6 +154,11 @@ ServerOptions http_options(const Options& options, Stack& stack) {
     const std::string group = address_group(proxy);
     if (group.empty()) throw invalid("--trusted-proxies: " + proxy + ": expected an IP address");
     proxy = group;
+  }
+  for (const std::string& origin : http.allowed_origins) {
+    const size_t host = origin.find("://");
+    if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
+      throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
   }
   http.server_info = options.table();
   http.switches = switches_json(options, stack);

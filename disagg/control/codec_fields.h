@@ -5,7 +5,7 @@
 //
 // To the archives of fields.h codec.cc adds:
 //   number(name, x, Number), numbers(name, v, Number)   ranges.h has the table
-//   time(name, x): Clock seconds, as an age             request(name, shared Request)
+//   time(name, x): Clock seconds, as an age             request(name, shared Request), rules(name, shared TokenRules)
 #pragma once
 
 #include "disagg/control/ranges.h"
@@ -81,9 +81,32 @@ void message_fields(A& a, T&... values) {
   }
 
 template <class A>
+void fields(A& a, typename A::template Ref<model::TokenBias> s) {
+  auto& [token, bias] = s;
+  a.number("token", token, Number::token);
+  a.number("bias", bias, -1e6, 1e6);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<model::BadWord> s) {
+  auto& [tokens] = s;
+  a.numbers("bad_words", tokens, Number::token);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<model::TokenRules> s) {
+  auto& [allowed, bias, bad_words, end_tokens, min_tokens] = s;
+  a.numbers("allowed", allowed, Number::token);
+  a.list("bias", bias, 1 << 16);
+  a.list("bad_words", bad_words, 1 << 16);
+  a.numbers("end_tokens", end_tokens, Number::token);
+  a.number("min_tokens", min_tokens, Number::tokens);
+}
+
+template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
-  auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed,
-         top_logprobs] = s;
+  auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, top_logprobs,
+         rules] = s;
   XPYD_EACH(a, seed);
   a.number("temperature", temperature, 0, 1e6);
   a.number("top_k", top_k, Number::natural);
@@ -93,6 +116,7 @@ void fields(A& a, typename A::template Ref<SamplingParams> s) {
   a.number("presence_penalty", presence_penalty, -1e6, 1e6);
   a.number("frequency_penalty", frequency_penalty, -1e6, 1e6);
   a.number("top_logprobs", top_logprobs, Number::top_logprobs);
+  a.rules("rules", rules);
 }
 
 template <class A>

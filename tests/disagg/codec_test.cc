@@ -42,7 +42,7 @@ struct Printer {
       out += x ? "some " : "none ";
       if (x) (*this)(*x);
     } else if constexpr (requires { x.get(); }) {
-      (*this)(*x);
+      if (x) (*this)(*x);
     } else {
       out += "{";
       for_each_field(x, *this);
@@ -165,6 +165,14 @@ TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][cod
   CHECK(has(error(request([](Request& r) { r.sampling.temperature = std::nanf(""); })), "temperature"));
   CHECK(has(error(request([](Request& r) { r.sampling.top_p = 1.5f; })), "top_p"));
   CHECK(has(error(request([](Request& r) { r.sampling.top_logprobs = -2; })), "top_logprobs"));
+  const auto rules = [&](TokenRules made) {
+    return error(request([&](Request& r) { r.sampling.rules = std::make_shared<TokenRules>(std::move(made)); }));
+  };
+  CHECK(rules({.allowed = {1}, .bad_words = {{{2}}}}) == "");
+  CHECK(has(rules({.allowed = {-1}}), "allowed: -1"));
+  CHECK(has(rules({.bias = {{2, std::nanf("")}}}), "bias"));
+  CHECK(has(rules({.bad_words = {{}}}), "bad_words: a word without tokens"));
+  CHECK(has(rules({.min_tokens = -1}), "min_tokens: -1"));
   CHECK(has(error(request([](Request& r) { r.arrival_s = std::nan(""); })), "arrival_s"));
   CHECK(has(error(request([](Request& r) { r.deadline_s = -1e13; })), "deadline_s"));
   {

@@ -37,10 +37,10 @@ class Filler {
       for (auto& element : x) (*this)(element);
     } else if constexpr (fields_detail::is_optional<T>) {
       (*this)(x.emplace());
-    } else if constexpr (std::is_same_v<T, std::shared_ptr<const Request>>) {
-      auto request = std::make_shared<Request>();
-      (*this)(*request);
-      x = request;
+    } else if constexpr (requires { x.use_count(); }) {
+      auto made = std::make_shared<std::remove_const_t<typename T::element_type>>();
+      (*this)(*made);
+      x = made;
     } else {
       for_each_field(x, *this);
     }

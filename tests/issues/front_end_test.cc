@@ -542,7 +542,8 @@ TEST_CASE("issue: a post whose client had closed its sending side got no answer"
   const Reply reply = client.read();
   CHECK(reply.status == 200);
   CHECK(reply.complete);
-  CHECK(client.continues == 1);  // asked whether it is there still
+  // Asked whether it is there still; of a stream whose head is out, in a comment.
+  CHECK((client.continues == 1 || (stream && reply.body.find(": waiting\n\n") != std::string::npos)));
   CHECK(client.at_end());
   CHECK(server.get("/metrics").body.find("finished_reason=\"abort\"} 0\n") != std::string::npos);
 }

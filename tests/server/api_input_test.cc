@@ -53,7 +53,7 @@ TEST_CASE("api: every integer field at its edges", "[server][api]") {
 TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
   TestServer server;
   std::string many_stops = "[";
-  for (int i = 0; i < 17; ++i) many_stops += std::string(i ? "," : "") + "\"x\"";
+  for (int i = 0; i < 65; ++i) many_stops += std::string(i ? "," : "") + "\"x\"";
   many_stops += "]";
   struct {
     std::string field, value;
@@ -97,10 +97,26 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
       {"session_end", "true"},  // of which session?
       {"model", "5"},
       {"suffix", "\"x\""},
-      {"logit_bias", "{\"5\":1}"},
+      {"logit_bias", "{\"257\":1}"},
+      {"logit_bias", "{\"-1\":1}"},
+      {"logit_bias", "{\"05\":1}"},
+      {"logit_bias", "{\"x\":1}"},
+      {"logit_bias", "{\"5\":101}"},
+      {"logit_bias", "{\"5\":\"1\"}"},
+      {"logit_bias", "[1]"},
+      {"allowed_token_ids", "[]"},
+      {"allowed_token_ids", "[257]"},
+      {"allowed_token_ids", "5"},
+      {"allowed_token_ids", "[97],\"bad_words\":[\"a\"]"},  // nothing is left
+      {"allowed_token_ids", "[7],\"min_tokens\":1,\"stop_token_ids\":[7]"},
+      {"bad_words", "\"a\""},
+      {"bad_words", "[\"\"]"},
+      {"bad_words", "[5]"},
+      {"bad_words", "[\"" + std::string(257, 'x') + "\"]"},
       {"use_beam_search", "true"},
       {"prompt_embeds", "\"x\""},
       {"guided_json", "{}"},
+      {"regex", "\"a+\""},
       {"prompt_logprobs", "21"},
       {"response_format", "{\"type\":\"json_object\"}"},
       {"detokenize", "false"},
@@ -125,17 +141,23 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
     check_error(server.post("/v1/chat/completions", R"({"messages":)" + messages + "}"), 400, "invalid_request_error",
                 "messages", nullptr);
   }
-  for (std::string extra :
-       {R"("tools":[{}])", R"("tool_choice":"auto")", R"("chat_template":"{{ 1 }}")", R"("chat_template_kwargs":[1])",
-        R"("top_logprobs":2)", R"("continue_final_message":true)", R"("response_format":{"type":"json_schema"})"}) {
+  for (std::string extra : {R"("tools":[{}])", R"("tool_choice":"required")", R"("tools":[{}],"tool_choice":"auto")",
+                            R"("chat_template":"{{ 1 }}")", R"("chat_template_kwargs":[1])", R"("top_logprobs":2)",
+                            R"("continue_final_message":true)", R"("response_format":{"type":"json_schema"})"}) {
     INFO(extra);
     CHECK(server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],)" + extra + "}").status ==
           400);
   }
-  CHECK(server
-            .post("/v1/chat/completions",
-                  R"({"messages":[{"role":"user","content":"x"}],"tools":[],"tool_choice":"none"})")
-            .status == 200);
+  for (const std::string extra :
+       {R"("tools":[],"tool_choice":"none")", R"("tools":[],"tool_choice":"auto")", R"("tool_choice":"auto")",
+        R"("tools":null,"tool_choice":null)", R"("tools":[{}],"tool_choice":"none")"}) {
+    INFO(extra);
+    CHECK(server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],)" + extra + "}").status ==
+          200);
+  }
+  std::string stops = "[\"s0\"";
+  for (int i = 1; i < 64; ++i) stops += ",\"s" + std::to_string(i) + "\"";
+  CHECK(server.post("/v1/completions", R"({"prompt":"a","stop":)" + stops + "]}").status == 200);
   std::string prompts = "[\"a\"";
   for (int i = 1; i < kMaxChoicesPerCall; ++i) prompts += ",\"a\"";
   CHECK(server.post("/v1/completions", R"({"max_tokens":1,"prompt":)" + prompts + "]}").status == 200);

@@ -52,11 +52,72 @@ TEST_CASE("api: a key guards every route but the probes and the page", "[server]
     CHECK(refused == !route.open);
     for (const char* wrong : {"Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
       CHECK((ask("Authorization: " + std::string(wrong) + "\r\n") == 401) == !route.open);
-    CHECK(ask("Authorization: Bearer secret\r\n") != 401);
+    for (const char* scheme : {"Bearer", "bearer", "BEARER"})
+      CHECK(ask(std::string("Authorization: ") + scheme + " secret\r\n") != 401);
     if (route.open) open.insert(path);
   }
   CHECK(open == std::set<std::string>{"/", "/health", "/health/ready", "/ping", "/ready"});
   check_error(server.get("/v1/models"), 401, "authentication_error", nullptr, "invalid_api_key");
+}
+
+TEST_CASE("api: a body in another encoding is refused, and the encoding is named", "[server][api]") {
+  TestServer server;
+  const auto post = [&](const std::string& encoding) {
+    return server.post("/v1/completions", R"({"prompt":"a"})", "Content-Encoding: " + encoding + "\r\n");
+  };
+  CHECK(post("identity").status == 200);
+  CHECK(post("Identity").status == 200);
+  for (const std::string encoding : {"gzip", "br", "gzip, identity"}) {
+    const Reply reply = post(encoding);
+    CHECK(reply.status == 415);
+    CHECK(reply.body.find(encoding) != std::string::npos);
+  }
+  CHECK(server.service.seen().size() == 2);
+}
+
+TEST_CASE("api: pages of a listed origin may read answers, and of no other", "[server][api]") {
+  const std::string listed = "Origin: https://app.example.com\r\n", other = "Origin: https://evil.example\r\n";
+  const std::string asks =
+      "Access-Control-Request-Method: POST\r\n"
+      "Access-Control-Request-Headers: authorization, content-type\r\n";
+  const auto preflight = [&](TestServer& server, const std::string& headers) {
+    Client client(server.port());
+    client.send("OPTIONS /v1/completions HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n");
+    return client.read();
+  };
+  const std::string call = R"({"prompt":"a","max_tokens":2)";
+  TestServer none;
+  CHECK(preflight(none, listed + asks).status >= 400);
+  CHECK(none.post("/v1/completions", call + "}", listed).status == 403);
+  for (const std::string allowed : {"https://app.example.com", "HTTPS://App.Example.com", "*"}) {
+    INFO(allowed);
+    TestServer server([&](ServerOptions& o) {
+      o.allowed_origins = {"https://first.example", allowed};
+      o.api_keys = {"secret"};
+    });
+    // A browser sends no key with this question.
+    const Reply asked = preflight(server, listed + asks);
+    CHECK(asked.status == 200);
+    CHECK(asked.header("access-control-allow-origin") == "https://app.example.com");
+    CHECK(asked.header("access-control-allow-methods") == "GET, POST");
+    CHECK(asked.header("access-control-allow-headers") == "authorization, content-type");
+    CHECK(asked.header("vary") == "Origin");
+    CHECK(preflight(server, listed).status >= 400);  // no preflight
+    const std::string key = "Authorization: Bearer secret\r\n";
+    const auto origin = [&](const std::string& body, const std::string& headers) {
+      return server.post("/v1/completions", body, headers).header("access-control-allow-origin");
+    };
+    CHECK(origin(call + "}", listed + key) == "https://app.example.com");
+    CHECK(origin(call + R"(,"stream":true})", listed + key) == "https://app.example.com");
+    CHECK(origin("{}", listed + key) == "https://app.example.com");  // a page may read why
+    CHECK(origin(call + "}", listed) == "https://app.example.com");  // … also that it needs a key
+    CHECK(server.post("/v1/completions", call + "}", listed).status == 401);
+    CHECK(origin(call + "}", key) == "");
+    if (allowed == "*") continue;
+    CHECK(server.post("/v1/completions", call + "}", other + key).status == 403);
+    CHECK(origin(call + "}", other + key) == "");
+    CHECK(preflight(server, other + asks).status >= 400);
+  }
 }
 
 TEST_CASE("api: models, version, health, ready, stats, page", "[server][api]") {
@@ -69,6 +130,7 @@ TEST_CASE("api: models, version, health, ready, stats, page", "[server][api]") {
   CHECK_SAME(card["max_model_len"], 256);
   CHECK_SAME(card["object"], "model");
   CHECK_SAME(parsed(server.get("/v1/models/tiny").body), card);
+  CHECK_SAME(parsed(server.get("/v1/models/").body), models);
   CHECK_SAME(parsed(server.get("/version").body)["version"], "1.2.3");
   CHECK_SAME(parsed(server.get("/health").body)["status"], "ok");
   CHECK(server.post("/ping", "").status == 200);

@@ -303,6 +303,9 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
   CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
   CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error == "in the stream: died");
+  CHECK(answer({{1, "data: {\"error\":{\"message\":\"ttft\",\"code\":\"objective_missed\"}}\n\n" + done}}).refused);
+  CHECK_FALSE(answer({{1, "data: {\"error\":{\"message\":\"died\",\"code\":null}}\n\n" + done}}).refused);
+  CHECK(answer({{1, ": waiting\n\n" + a}, {2, ": waiting\n\n" + done}}).ok());
   CHECK_FALSE(answer({{1, "data: {bad\n\n" + done}}).ok());
   CHECK_FALSE(answer({{1, "data: [1]\n\n" + done}}).ok());
 }

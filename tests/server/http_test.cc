@@ -434,12 +434,26 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
     client.close();
     CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 2 && s.in_flight() == 0; }));
   }
+  SECTION("while it waits for a stream's first event") {
+    TestServer server;
+    server.service.hold(true);
+    Client client(server.port());
+    client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","stream":true})"));
+    CHECK(client.read_some().starts_with("HTTP/1.1 200 OK\r\n"));
+    client.close();
+    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1 && s.in_flight() == 0; }));
+  }
   SECTION("in the middle of a stream") {
     TestServer server;
     server.service.step_delay_s = 0.01;
     Client client(server.port());
     client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":200,"stream":true})"));
-    CHECK(client.read_some().find("data: ") != std::string::npos);
+    std::string seen;
+    while (seen.find("data: ") == std::string::npos) {
+      const std::string more = client.read_some();
+      REQUIRE_FALSE(more.empty());
+      seen += more;
+    }
     client.close();
     CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
     CHECK(server.service.wait([](auto& s) { return s.in_flight() == 0; }));

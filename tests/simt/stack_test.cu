@@ -87,6 +87,47 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
             .size() == expected.size());
 }
 
+TEST_CASE("--device cuda: rules of single tokens are the CPU's to apply, beside requests that the card chooses for",
+          "[simt][server][sampler]") {
+  ModelDir model;
+  const auto ask = [&](const std::vector<std::string>& words, float temperature) {
+    auto stack = build(model, words);
+    INFO((stack ? "" : stack.error().message));
+    REQUIRE(stack);
+    auto recorder = std::make_shared<Recorder>();
+    for (uint64_t id = 0; id < 3; ++id) {
+      auto request = tiny_request(id, {5, 9, 33, int32_t(id), 2, 8}, 12);
+      request->sampling.temperature = temperature;
+      request->sampling.seed = id;
+      if (id == 1)
+        request->sampling.rules = std::make_shared<TokenRules>(TokenRules{
+            .allowed = {40, 41, 42, 43}, .bad_words = {{{40, 40}}, {{41, 41}}}, .end_tokens = {42}, .min_tokens = 6});
+      REQUIRE(stack.value()->cluster->submit(request, recorder).ok());
+    }
+    while (stack.value()->cluster->turn()) {
+    }
+    std::vector<std::vector<int32_t>> tokens;
+    for (uint64_t id = 0; id < 3; ++id) tokens.push_back(recorder->choice(id).tokens);
+    return tokens;
+  };
+  for (const float temperature : {0.0f, 1.0f}) {
+    const auto expected = ask({}, temperature);
+    const std::vector<int32_t>& ruled = expected[1];
+    REQUIRE(ruled.size() > 1);
+    for (size_t i = 0; i < ruled.size(); ++i) {
+      CHECK((ruled[i] >= 40 && ruled[i] <= 43));
+      if (i > 0) CHECK_FALSE((ruled[i] <= 41 && ruled[i] == ruled[i - 1]));
+      if (i < 6) CHECK(ruled[i] != 42);
+    }
+    for (const char* topology : {"1C", "1P1D"})
+      for (const char* ahead : {"on", "off"}) {
+        const auto got = ask({"--device", "cuda", "--topology", topology, "--async-scheduling", ahead}, temperature);
+        CHECK(got[1] == ruled);  // others' draws may differ where sums round in another order
+        if (temperature == 0) CHECK(got == expected);
+      }
+  }
+}
+
 TEST_CASE("--device cuda: weights of few bits stay what they are, and give the CPU's tokens", "[simt][server][quantised]") {
   ModelDir model;
   for (const char* dtype : {"int8", "int4", "fp8"}) {
