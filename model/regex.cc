@@ -374,9 +374,11 @@ class Translator {
   int atoms_ = 0, repeats_ = 0;                   // since the last | outside of groups: what may be gone back to
 };
 
-// ---- time
+}  // namespace
 
-double seconds(clockid_t clock) {
+namespace pcre2 {  // not nameless: Matching and Regex hold these
+
+inline double seconds(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
@@ -400,7 +402,7 @@ class Deadline {
   double look_at_;
 };
 
-int callout(pcre2_callout_block*, void* deadline) {
+inline int callout(pcre2_callout_block*, void* deadline) {
   return static_cast<Deadline*>(deadline)->passed() ? PCRE2_ERROR_CALLOUT : 0;
 }
 
@@ -414,9 +416,9 @@ struct Free {
 template <class T>
 using Held = std::unique_ptr<T, Free>;
 
-PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+inline PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
-}  // namespace
+}  // namespace pcre2
 
 std::string pcre2_of(std::string_view oniguruma) { return Translator(oniguruma).run(); }
 
@@ -438,22 +440,22 @@ struct Matching::State {
         context(pcre2_match_context_create(nullptr)) {
     if (!stack || !data || !context) throw std::bad_alloc();
     pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
-    pcre2_set_callout(context.get(), callout, &deadline);
+    pcre2_set_callout(context.get(), pcre2::callout, &deadline);
     // Going back from the end of a long run of spaces is a step for each.
     pcre2_set_match_limit(context.get(), uint32_t(std::min<size_t>(1'000'000 + 4 * bytes, UINT32_MAX)));
     pcre2_set_heap_limit(context.get(), 64 << 10);  // KiB, of the interpreter
   }
-  Deadline deadline;
-  Held<pcre2_jit_stack> stack;
-  Held<pcre2_match_data> data;
-  Held<pcre2_match_context> context;
+  pcre2::Deadline deadline;
+  pcre2::Held<pcre2_jit_stack> stack;
+  pcre2::Held<pcre2_match_data> data;
+  pcre2::Held<pcre2_match_context> context;
 };
 
 Matching::Matching(size_t text_bytes) : state_(std::make_unique<State>(text_bytes)) {}
 Matching::~Matching() = default;
 
 struct Regex::Code {
-  Held<pcre2_code> compiled;
+  pcre2::Held<pcre2_code> compiled;
   bool jit = false;
 };
 
@@ -465,14 +467,14 @@ Regex::Regex(std::string_view oniguruma, std::string where)
   } catch (const Error& error) {
     throw invalid(where_ + ": " + error.message + " is not supported in a regex");
   }
-  const Held<pcre2_compile_context> context(pcre2_compile_context_create(nullptr));
+  const pcre2::Held<pcre2_compile_context> context(pcre2_compile_context_create(nullptr));
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   pcre2_set_parens_nest_limit(context.get(), 100);
   int error = 0;
   size_t at = 0;
   // Ruby's ^ and $ are those of lines. A match is looked for at one place at a time: cut() moves on.
-  code_->compiled.reset(pcre2_compile(units(pattern), pattern.size(),
+  code_->compiled.reset(pcre2_compile(pcre2::units(pattern), pattern.size(),
                                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_ANCHORED, &error, &at,
                                       context.get()));
   if (!code_->compiled) {
@@ -489,9 +491,10 @@ size_t Regex::match_at(std::string_view text, size_t at, Matching& matching) con
   const pcre2_code* code = code_->compiled.get();
   Matching::State& state = *matching.state_;
   int found = PCRE2_ERROR_JIT_STACKLIMIT;
-  if (code_->jit) found = pcre2_jit_match(code, units(text), text.size(), at, 0, state.data.get(), state.context.get());
+  if (code_->jit)
+    found = pcre2_jit_match(code, pcre2::units(text), text.size(), at, 0, state.data.get(), state.context.get());
   if (found == PCRE2_ERROR_JIT_STACKLIMIT)
-    found = pcre2_match(code, units(text), text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, state.data.get(),
+    found = pcre2_match(code, pcre2::units(text), text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, state.data.get(),
                         state.context.get());
   if (found == PCRE2_ERROR_NOMATCH && !state.deadline.passed()) return std::string_view::npos;
   if (found < 0 || state.deadline.passed())
