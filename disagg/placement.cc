@@ -143,8 +143,8 @@ Placement dynamo(const ClusterView& view, const PlacementOptions&) {
   return pair(view, prefill, least(view, decodes, decode_blocks));
 }
 
-// The first version's score, the highest one wins, and equals draw lots. Available memory counts what may be evicted, as
-// in the usage that vLLM reports.
+// The first version's score, the highest one wins, and equals draw lots. Available memory counts what may be evicted,
+// as in the usage that vLLM reports.
 Placement dynamo_0_1(const ClusterView& view, const PlacementOptions&) {
   const double most_waiting = spread(view, [](const InstanceView& i) { return double(i.queued); }).most;
   auto score = [&](const InstanceView& i) {

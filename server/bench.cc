@@ -68,7 +68,7 @@ void print_tables(const std::string& table, const BenchResult& result, const Ben
               setting.max_concurrency > 0
                   ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
               : sessions ? "loop: closed in each session, whose turn is due its delay after the answer before it\n"
-                  : "loop: open, each request is sent when it is due\n");
+                         : "loop: open, each request is sent when it is due\n");
   std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
               result.lateness_ms.p99, result.lateness_ms.max);
   if (result.without_usage > 0)
@@ -192,8 +192,8 @@ int bench_main(const Options& options) try {
   if (bench.format == "json")
     std::printf("%s\n", out.dump(2).c_str());
   else
-    print_tables(bench.format == "sglang" ? sglang_table(result, setting) : bench_table(result, setting), result, setting,
-                 load.sessions, run.unanswered, n);
+    print_tables(bench.format == "sglang" ? sglang_table(result, setting) : bench_table(result, setting), result,
+                 setting, load.sessions, run.unanswered, n);
   std::fflush(stdout);
   print_errors(run.records);
   need(write_result_file(options, std::move(out)));

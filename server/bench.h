@@ -152,8 +152,8 @@ class AnswerReader {
 };
 
 // Sends requests[i] at start + due[i], or, in a session, think_s after request `after` has ended, well or not (later
-// while max_concurrency are in flight), until all are answered or `stop` becomes true. Records of requests that were not
-// answered by then are left out.
+// while max_concurrency are in flight), until all are answered or `stop` becomes true. Records of requests that were
+// not answered by then are left out.
 struct LoadRun {
   std::vector<RequestRecord> records;
   double start_s = 0, duration_s = 0;

@@ -21,7 +21,8 @@ int integer_or_0(const json& object, const char* name) {
 // Of a chat's delta: its text, or its reasoning or calls under the names that servers give them.
 bool has_output(const json& delta) {
   for (const char* name : {"content", "reasoning_content", "reasoning"})
-    if (const json* text = find_field(delta, name); text && text->is_string() && !text->get_ref<const std::string&>().empty())
+    if (const json* text = find_field(delta, name);
+        text && text->is_string() && !text->get_ref<const std::string&>().empty())
       return true;
   const json* calls = find_field(delta, "tool_calls");
   return calls && calls->is_array() && !calls->empty();
@@ -172,7 +173,7 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
   std::vector<bool> answered(requests.size(), false);
   std::vector<std::unique_ptr<AnswerReader>> readers(requests.size());
   HttpCall call{.method = "POST", .target = options.endpoint, .body = "", .timeout_s = options.timeout_s};
-  std::set<std::pair<double, size_t>> ready;  // when after the start, which
+  std::set<std::pair<double, size_t>> ready;                  // when after the start, which
   std::vector<std::vector<size_t>> waiting(requests.size());  // for the end of each
   for (size_t i = 0; i < requests.size(); ++i) {
     if (requests[i].after < 0)

@@ -30,8 +30,8 @@ Error no_file(const std::string& path) {
   return {ErrorCode::io, "--dataset-path: " + path + ": " + std::strerror(errno)};
 }
 
-// The first exchange of a row; none: it has too few turns, or does not begin with a question. What is no conversation is
-// thrown, as an Error.
+// The first exchange of a row; none: it has too few turns, or does not begin with a question. What is no conversation
+// is thrown, as an Error.
 std::optional<Exchange> first_exchange(const std::string& text, const std::string& where) {
   const json row = need(parse_json(text, where, {.max_bytes = RecordReader::kMaxBytes}));
   if (!row.is_object()) throw invalid(where + ": expected an object");
@@ -133,9 +133,10 @@ Load readable_prefix_load(int n, int groups, int prefix_words, int question_word
 
 Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len,
                            int hash_block_tokens) try {
-  const disagg::Trace trace = need(disagg::find_trace_format("mooncake")
-                                       ->load(path, {.limit = n, .speed = time_scale, .hash_block_tokens = hash_block_tokens}),
-                                   "--dataset-path: ");
+  const disagg::Trace trace = need(
+      disagg::find_trace_format("mooncake")
+          ->load(path, {.limit = n, .speed = time_scale, .hash_block_tokens = hash_block_tokens}),
+      "--dataset-path: ");
   Load load;
   load.timed = true;
   int64_t clipped_inputs = 0, clipped_outputs = 0;

@@ -25,10 +25,10 @@ int replay_main(const Options& options) {
   bool differs = false;
   for (const auto& [kind, count] : counts) {
     std::printf("%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
-                 static_cast<long long>(count.differ));
+                static_cast<long long>(count.differ));
     if (kind == "place" && count.decisions > 0)
       std::printf(", regret ratio %.4f, now %.4f", count.regret / double(count.decisions),
-                   count.regret_now / double(count.decisions));
+                  count.regret_now / double(count.decisions));
     std::printf("\n");
     differs |= count.differ > 0;
   }

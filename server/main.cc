@@ -60,7 +60,9 @@ std::string overview() {
     usage.resize(26, ' ');
     text += usage + subcommand.summary + "\n";
   }
-  text += "\n  help [SUBCOMMAND]       its options; help serve --all: every one\n  --version               of this program\n";
+  text +=
+      "\n  help [SUBCOMMAND]       its options; help serve --all: every one\n  --version               of this "
+      "program\n";
   text += "\n  An option --kv-bytes is XPYD_KV_BYTES in the environment; the command line wins.\n";
   return text;
 }
@@ -165,8 +167,9 @@ int run(const std::vector<std::string>& words) {
   const int max_positional = positional.ends_with("...") ? INT_MAX : positional.empty() ? 0 : 1;
   auto options = Options::parse(option_table(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
-  if (!status) return misuse(name + ": " + status.error().message,
-                             "`xpyd help " + name + (name == "serve" ? " --all" : "") + "` lists all options");
+  if (!status)
+    return misuse(name + ": " + status.error().message,
+                  "`xpyd help " + name + (name == "serve" ? " --all" : "") + "` lists all options");
   std::string subject = takes_model(*subcommand)               ? model_dir(options.value())
                         : options.value().positional().empty() ? ""
                                                                : options.value().positional()[0];

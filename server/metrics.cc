@@ -426,9 +426,11 @@ std::string Metrics::render(const ServiceStats& service) const {
             &S::draft_tokens);
   instances("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
 
-  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token, computed and reused ones.", prompt_tokens_);
+  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token, computed and reused ones.",
+               prompt_tokens_);
   text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
-  text.counter("prompt_tokens_cached_total", "Of prompt_tokens_total, those whose KV was reused.", cached_prompt_tokens_);
+  text.counter("prompt_tokens_cached_total", "Of prompt_tokens_total, those whose KV was reused.",
+               cached_prompt_tokens_);
   text.family("request_success_total", "counter", "Ended choices by reason.");
   constexpr std::pair<FinishReason, const char*> kReasons[] = {
       {FinishReason::stop, "stop"},       {FinishReason::length, "length"}, {FinishReason::abort, "abort"},

@@ -115,7 +115,8 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   }
   if (stats.total_units > 0) stats.unit_reuse = units / double(stats.total_units);
   if (stats.total_length > 0) stats.length_reuse = length / double(stats.total_length);
-  if (const auto n_seen = n - size_t(std::ranges::count(seen, 0)); n_seen > 0) stats.mean_repeated = length / double(n_seen);
+  if (const auto n_seen = n - size_t(std::ranges::count(seen, 0)); n_seen > 0)
+    stats.mean_repeated = length / double(n_seen);
   return stats;
 }
 

@@ -37,8 +37,9 @@ struct PrefixInput {
 };
 
 // Texts: JSON objects, as an array or a line each, of ShareGPT ("conversations"), LMSYS-chat ("conversation"),
-// dolly-15k ("instruction", "context", "response"): all turns one after another; or a "prompt". Blocks: Mooncake's or Bailian's JSON
-// lines, or a folder of WEKA's sessions. Which it is, its first record says. Errors name the file and the line.
+// dolly-15k ("instruction", "context", "response"): all turns one after another; or a "prompt". Blocks: Mooncake's or
+// Bailian's JSON lines, or a folder of WEKA's sessions. Which it is, its first record says. Errors name the file and
+// the line.
 Result<PrefixInput> read_prefix_input(const std::string& path);
 
 // Texts by tokens instead, or by blocks of so many; the tokenizer stays.

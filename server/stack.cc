@@ -315,7 +315,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
         "or token, or --host-kv-bytes");
   const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
   if (const std::string& cache = options.text("prefix-cache");
-      options.given("prefix-cache") && cache != "off" && (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
+      options.given("prefix-cache") && cache != "off" &&
+      (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
     return invalid("--prefix-cache " + cache + ": --allocator " + cluster.kv_scheme->name +
                    (no_shares ? " with --kv-share off" : "") +
                    " caches nothing: expected --prefix-cache off, or another allocator");

@@ -215,15 +215,16 @@ void add_hashed(Draft& draft, JsonFields& fields, const std::string& where, doub
   fields.no_others();
 }
 
-// {"timestamp": ms, "input_length", "output_length", "hash_ids"}: an id per 512 tokens of prompt, the tail too. A row may
-// have a "session_id", a text or a number: the first one of a session comes at its timestamp, each later one "delay" ms
-// after the answer before it, whatever its own timestamp is. Its lengths and ids are of the whole prompt.
+// {"timestamp": ms, "input_length", "output_length", "hash_ids"}: an id per 512 tokens of prompt, the tail too. A row
+// may have a "session_id", a text or a number: the first one of a session comes at its timestamp, each later one
+// "delay" ms after the answer before it, whatever its own timestamp is. Its lengths and ids are of the whole prompt.
 void read_mooncake(const std::string& path, Draft& draft) {
   if (draft.options.hash_block_tokens > 0) draft.trace.block_tokens = draft.options.hash_block_tokens;
   std::unordered_map<std::string, int> sessions;  // -> index of its last request
   for_each_row(path, draft, &RecordReader::line, [&](JsonFields& fields, const std::string& where) {
     const json* id = fields.find("session_id");
-    if (id && !id->is_string() && !id->is_number_integer()) fail(where, "session_id: expected a text or a whole number");
+    if (id && !id->is_string() && !id->is_number_integer())
+      fail(where, "session_id: expected a text or a whole number");
     const bool delayed = fields.find("delay");
     if (!id) {
       if (delayed) fail(where, "delay: it is of a session's later rows, and this row has no session_id");

@@ -279,12 +279,13 @@ TEST_CASE("traces: mooncake's sessions are closed loops, and an id stands for as
   testing::TempDir dir;
   const Trace trace = loaded(
       "mooncake",
-      write_file(dir, R"({"session_id": "a", "timestamp": 100, "input_length": 17, "output_length": 2, "hash_ids": [1, 2]}
+      write_file(dir,
+                 R"({"session_id": "a", "timestamp": 100, "input_length": 17, "output_length": 2, "hash_ids": [1, 2]}
                          {"session_id": 7, "timestamp": 300, "input_length": 16, "output_length": 2, "hash_ids": [1]}
                          {"session_id": "a", "delay": 50, "input_length": 40, "output_length": 2, "hash_ids": [1, 2, 3]}
                          {"timestamp": 400, "input_length": 3, "output_length": 2, "hash_ids": [9]}
                          {"session_id": "a", "delay": 0, "timestamp": 1, "input_length": 41, "output_length": 2,)"
-                      R"( "hash_ids": [1, 2, 4]})"),
+                 R"( "hash_ids": [1, 2, 4]})"),
       {.speed = 2, .hash_block_tokens = 16});
   CHECK(trace.block_tokens == 16);
   CHECK(trace.closed_loop);

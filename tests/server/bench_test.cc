@@ -523,8 +523,8 @@ TEST_CASE("bench: a session's turn is sent its delay after the answer before it"
                              {"session_id":1,"delay":50,"input_length":30,"output_length":1,"hash_ids":[1,3]}
                              {"session_id":2,"timestamp":10,"input_length":10,"output_length":1,"hash_ids":[1]}
                              {"session_id":1,"delay":0,"input_length":31,"output_length":1,"hash_ids":[1,3]})";
-  const BenchRun run = run_bench(server, {"--dataset", "mooncake", "--dataset-path", trace, "--detailed",
-                                          "--hash-block-tokens", "16"});
+  const BenchRun run = run_bench(
+      server, {"--dataset", "mooncake", "--dataset-path", trace, "--detailed", "--hash-block-tokens", "16"});
   CHECK(run.code == 0);
   CHECK(run.out["completed"] == 4);
   std::vector<json> bodies = script.take_bodies();

@@ -72,9 +72,9 @@ TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets
 
 TEST_CASE("datasets: a mooncake row", "[datasets]") {
   testing::TempDir dir;
-  const std::string path = write_file(
-      dir, "\xEF\xBB\xBF"
-           R"({"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]}
+  const std::string path = write_file(dir,
+                                      "\xEF\xBB\xBF"
+                                      R"({"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]}
               {"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})");
   auto load = mooncake_load(path, 9, 1, 0);
   INFO((load ? "" : load.error().message));

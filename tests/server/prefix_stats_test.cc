@@ -212,8 +212,9 @@ TEST_CASE("prefix-stats: the command writes its figures as JSON", "[prefix-stats
   CHECK(out["length_unit"] == "bytes");
   CHECK(out["most_shared"][0]["length"] == 2);
   CHECK(out["mean_repeated_tokens"] == 2.0);  // "ab"
-  const std::string prompts = write_file(dir, "\xEF\xBB\xBF{\"prompt\": \"The key of box 1 is red.\"}\n"
-                                              "{\"prompt\": \"The key of box 1 is blue.\"}\n{\"prompt\": \"No.\"}\n");
+  const std::string prompts = write_file(dir,
+                                         "\xEF\xBB\xBF{\"prompt\": \"The key of box 1 is red.\"}\n"
+                                         "{\"prompt\": \"The key of box 1 is blue.\"}\n{\"prompt\": \"No.\"}\n");
   CHECK(run({prompts, "--unit", "tokens", "--json", dir.path + "/out"}) == 0);
   const auto tokens = parse_json_file(dir.path + "/out").value();
   const auto tokenizer = Tokenizer::load(kDemoModel).value();
