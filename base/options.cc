@@ -329,11 +329,12 @@ std::map<std::string, std::string> Options::shown_values() const {
   return shown;
 }
 
-std::string Options::table() const {
+std::string Options::table(bool changed) const {
   auto shown = shown_values();
   std::string lines;
   for (const OptionRow& row : rows_) {
     std::string value = shown[row.name];
+    if (changed && value == row.default_value) continue;
     // In quotes where a shell would need them, so that a line can be pasted back.
     if (value.empty() || value.find_first_of(" \t\n\r'\"#$&|;<>()*?[]{}~`\\!") != value.npos) {
       std::string escaped;

@@ -73,8 +73,8 @@ class Options {
   const std::vector<OptionRow>& rows() const { return rows_; }  // of the group
 
   // "--name value  # unit" per line, defaults included, in the table's order; a secret shows as
-  // "***".
-  std::string table() const;
+  // "***". `changed`: of those alone that differ from their defaults.
+  std::string table(bool changed = false) const;
   // As typed, or the default. Secrets are in clear: a result file takes shown_values().
   const std::map<std::string, std::string, std::less<>>& values() const { return values_; }
   std::map<std::string, std::string> shown_values() const;

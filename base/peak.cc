@@ -206,8 +206,9 @@ Peak measure_peak(ThreadTeam& team) {
 }
 
 std::string peak_cache_path() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  return cache && *cache ? std::string(cache) + "/xpyd/peak.json" : "build/peak.json";
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache && cache[0] == '/') return std::string(cache) + "/xpyd/peak.json";
+  return home && home[0] == '/' ? std::string(home) + "/.cache/xpyd/peak.json" : "";
 }
 
 static Result<Peak> read_kept() {
@@ -227,6 +228,7 @@ Peak cached_peak(ThreadTeam& team, bool anew) {
   std::error_code error;
   const bool ours = !std::filesystem::exists(path, error) || read_kept().ok();
   Peak peak = measure_peak(team);
+  if (path.empty()) return peak;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   const Status kept = ours ? replace_file(path, to_json(peak) + "\n")
                            : invalid(path + " is there and is no measured peak: it is left as it is");

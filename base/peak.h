@@ -50,10 +50,10 @@ class PeakProbe {
 Peak measure_peak(ThreadTeam& team);
 
 // The peak kept from an earlier run on this machine with as many threads, else measured now and
-// kept in peak_cache_path(). For step lines; results that are published measure their own.
+// kept in peak_cache_path(), if there is one. For step lines; results that are published measure their own.
 Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: measured, whatever is kept
 std::optional<Peak> kept_peak();  // of this machine, of any number of threads; none: nobody has measured it
-std::string peak_cache_path();                          // $XDG_CACHE_HOME/xpyd/peak.json, else build/peak.json
+std::string peak_cache_path();    // $XDG_CACHE_HOME/xpyd/peak.json, else ~/.cache/xpyd/peak.json; "": neither is known
 
 std::string to_text(const Peak& peak);  // a small table
 std::string to_json(const Peak& peak);  // one object

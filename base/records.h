@@ -16,7 +16,8 @@ namespace xpyd {
 class RecordReader {
  public:
   static constexpr size_t kMaxBytes = 16 << 20;  // of one record
-  explicit RecordReader(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb"), std::fclose) {}
+  // A byte order mark at the file's beginning is skipped.
+  explicit RecordReader(const std::string& path);
 
   bool is_open() const { return bool(file_); }
 
@@ -25,6 +26,13 @@ class RecordReader {
 
   // The next line that is not blank, without its end. False: the end of the file.
   Result<bool> line(std::string* line);
+
+  // Whether the file begins with '[': a JSON array, else lines. Before: nothing of it has been read.
+  bool is_array();
+
+  // The next value, of any kind, of a file that is a JSON array. False: the end of the array. The text is not yet
+  // checked to be JSON.
+  Result<bool> value(std::string* value);
 
   // The next object of a file that is a JSON array of objects. False: the end of the array. The text is not yet
   // checked to be JSON.

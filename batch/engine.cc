@@ -127,6 +127,8 @@ bool Engine::iterate(double now) {
   for (const Entry& entry : next_->entries) {
     const double layers = entry.layers.end - entry.layers.begin;
     next_->shape.add_tokens(entry.n_tokens, entry.first, entry.whole() ? 1 : layers / model_.config().n_layers);
+    if (entry.ends(model_.config().n_layers))  // else a later step counts them
+      stats_.prompt_tokens += std::clamp(entry.sequence->n_prompt() - entry.first, 0, entry.n_tokens);
   }
   if (in_waves()) {
     begin();

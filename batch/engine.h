@@ -41,7 +41,8 @@ struct EngineOptions {
 
 // Cumulative.
 struct EngineStats {
-  int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  int64_t steps = 0, generated_tokens = 0, preemptions = 0;
+  int64_t prompt_tokens = 0;  // computed: without cached ones, and again each time that they are computed again
   int64_t draft_tokens = 0, accepted_tokens = 0;          // computed before anybody knew them; of these, right
   int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // of the chunk policy; of these, ChunkChoice::extrapolates
   double step_seconds = 0;        // forward and sampling; of waves: their slowest stage, beside this thread

@@ -236,7 +236,6 @@ bool Engine::place(SequencePtr& s, int n_tokens, int layers, double now) {
   s->early = false;
   if (!s->scheduled) {
     s->cached_tokens = s->computed;
-    stats_.prompt_tokens += s->n_prompt();
     if (s->leaves) hooks_->prefill_started(*s);
   }
   if (s->leaves && s->computed > 0 && !s->arrival) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);

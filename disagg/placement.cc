@@ -143,6 +143,22 @@ Placement dynamo(const ClusterView& view, const PlacementOptions&) {
   return pair(view, prefill, least(view, decodes, decode_blocks));
 }
 
+// The first version's score, the highest one wins, and equals draw lots. Available memory counts what may be evicted,
+// as in the usage that vLLM reports.
+Placement dynamo_0_1(const ClusterView& view, const PlacementOptions&) {
+  const double most_waiting = spread(view, [](const InstanceView& i) { return double(i.queued); }).most;
+  auto score = [&](const InstanceView& i) {
+    const double usage = i.capacity_tokens > 0 ? 1 - double(i.available_tokens) / double(i.capacity_tokens) : 0;
+    const double waiting = most_waiting > 0 ? i.queued / most_waiting : 0;
+    return 2 * match_of(view, i) - usage - waiting;
+  };
+  const int best = least(view, prefills, [&](const InstanceView& i) { return -score(i); });
+  if (best < 0) return {};
+  const double best_score = score(view.instances[size_t(best)]);
+  auto ties = [&](const InstanceView& i) { return prefills(i) && score(i) == best_score; };
+  return pair(view, any_of(view, ties, view.random), fewest_sequences(view));
+}
+
 Placement cache_aware(const ClusterView& view, double threshold, double absolute, double relative) {
   const Spread loads = spread(view, load_of);
   if (loads.most - loads.least > absolute && loads.most > relative * loads.least) return by(view, load_of);
@@ -245,6 +261,7 @@ constexpr PlacementPolicy kPlacements[] = {
     {"lmetric", lmetric, false, "", "LMetric (OSDI '26): (queued + uncached tokens) x (requests + 1)"},
     {"dynamo", dynamo, false, "credit 1, .75 host, .25 disk; no decay; temperature 0",
      "Dynamo 1.x, kv-router selector"},
+    {"dynamo_0_1", dynamo_0_1, false, "match 2, memory 1, waiting 1", "Dynamo 0.1, KV-aware router; ties at random"},
     {"sglang", sglang, false, "cache .3, balance 64 and 1.5",
      "SGLang router, cache_aware, defaults of its command line"},
     {"sglang_library", sglang_library, false, "cache .5, balance 32 and 1.0001", "…, defaults of its library"},

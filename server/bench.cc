@@ -60,13 +60,15 @@ void print_errors(const std::vector<RequestRecord>& records) {
   }
 }
 
-void print_tables(const std::string& table, const BenchResult& result, const BenchSetting& setting, int unanswered, int n) {
+void print_tables(const std::string& table, const BenchResult& result, const BenchSetting& setting, bool sessions,
+                  int unanswered, int n) {
   std::printf("%s", table.c_str());
   if (unanswered > 0) std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", unanswered, n);
   std::printf("%s\n%s", kBenchDefinitions,
               setting.max_concurrency > 0
                   ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
-                  : "loop: open, each request is sent when it is due\n");
+              : sessions ? "loop: closed in each session, whose turn is due its delay after the answer before it\n"
+                         : "loop: open, each request is sent when it is due\n");
   std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
               result.lateness_ms.p99, result.lateness_ms.max);
   if (result.without_usage > 0)
@@ -86,11 +88,16 @@ int64_t retokenize(HttpClient& client, const std::string& model, const std::vect
 }
 
 Load make_load(const DatasetOptions& o, bool output_given, HttpClient& client, const ServerCard& card) {
-  if (o.name == "mooncake") return need(mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len));
-  if (o.name == "sharegpt")
-    return need(sharegpt_load(need(read_sharegpt(o.path)), o.requests, output_given ? o.output_tokens : 0,
-                              card.max_model_len, o.seed,
-                              [&](const std::string& text) { return count_tokens(client, card.model, text); }));
+  if (o.name == "mooncake")
+    return need(mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len, o.hash_block_tokens));
+  if (o.name == "sharegpt") {
+    ShareGpt read = need(read_sharegpt(o.path));
+    Load load = need(sharegpt_load(std::move(read.conversations), o.requests, output_given ? o.output_tokens : 0,
+                                   card.max_model_len, o.seed,
+                                   [&](const std::string& text) { return count_tokens(client, card.model, text); }));
+    load.notes.insert(load.notes.begin(), read.notes.begin(), read.notes.end());
+    return load;
+  }
   const auto prefix_load = o.name == "generated-shared-prefix" ? readable_prefix_load : shared_prefix_load;
   Load load = o.name == "random" ? random_load(o.requests, o.input_tokens, o.output_tokens, o.range_ratio, o.seed)
                                  : prefix_load(o.requests, o.prefix_groups, o.prefix_tokens, o.input_tokens,
@@ -185,8 +192,8 @@ int bench_main(const Options& options) try {
   if (bench.format == "json")
     std::printf("%s\n", out.dump(2).c_str());
   else
-    print_tables(bench.format == "sglang" ? sglang_table(result, setting) : bench_table(result, setting), result, setting,
-                 run.unanswered, n);
+    print_tables(bench.format == "sglang" ? sglang_table(result, setting) : bench_table(result, setting), result,
+                 setting, load.sessions, run.unanswered, n);
   std::fflush(stdout);
   print_errors(run.records);
   need(write_result_file(options, std::move(out)));

@@ -4,7 +4,8 @@
 // Definitions (kBenchDefinitions is printed with every result; vLLM's client has the same unless it
 // says so):
 //   send    just before the connection is opened
-//   chunk   an event with non-empty `choices`, of a chat with some content; the usage event and [DONE] are none
+//   chunk   an event with non-empty `choices`, of a chat with some content, reasoning or tool call; the usage event
+//           and [DONE] are none
 //   TTFT    send to first chunk          ITL   gap between chunks, pooled over all requests
 //   E2EL    send to last chunk           TPOT  (E2EL - TTFT) / (output tokens - 1), per request
 //   TBT     the mean of a request's longest tenth of gaps (Mooncake, FAST '25 section 5.1; token_times.h)
@@ -150,8 +151,9 @@ class AnswerReader {
   std::string error_body_;
 };
 
-// Sends requests[i] at start + due[i] (later while max_concurrency are in flight) until all are answered or `stop`
-// becomes true. Records of requests that were not answered by then are left out.
+// Sends requests[i] at start + due[i], or, in a session, think_s after request `after` has ended, well or not (later
+// while max_concurrency are in flight), until all are answered or `stop` becomes true. Records of requests that were
+// not answered by then are left out.
 struct LoadRun {
   std::vector<RequestRecord> records;
   double start_s = 0, duration_s = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/json.h"
 #include "base/numbers.h"
@@ -15,6 +16,16 @@ constexpr size_t kMaxErrorBody = 4096;
 int integer_or_0(const json& object, const char* name) {
   auto value = get_int(object, name, 0, INT32_MAX);
   return value ? int(value.value()) : 0;
+}
+
+// Of a chat's delta: its text, or its reasoning or calls under the names that servers give them.
+bool has_output(const json& delta) {
+  for (const char* name : {"content", "reasoning_content", "reasoning"})
+    if (const json* text = find_field(delta, name);
+        text && text->is_string() && !text->get_ref<const std::string&>().empty())
+      return true;
+  const json* calls = find_field(delta, "tool_calls");
+  return calls && calls->is_array() && !calls->empty();
 }
 
 // "message" of OpenAI's envelope, or of the flat form that some servers have.
@@ -125,7 +136,7 @@ void AnswerReader::event(const std::string& data, double now_s) {
     const json& choice = (*choices)[0];
     const json* delta = choice.is_object() ? find_field(choice, "delta") : nullptr;
     auto text = delta && delta->is_object() ? get_string(*delta, "content") : get_string(choice, "text");
-    if (delta && (!text || text.value().empty())) return;  // a chat's role, or its end
+    if (delta && !(delta->is_object() && has_output(*delta))) return;  // a chat's role, or its end
     record_.chunk_s.push_back(now_s);
     if (keep_text_ && text) record_.text += text.value();
   }
@@ -161,38 +172,56 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
                   const SendOptions& options, Clock& clock,
                   const std::function<void(int done, int in_flight)>& on_progress, const std::atomic<bool>& stop) {
   XPYD_CHECK(requests.size() == due.size());
-  int n = int(requests.size()), next = 0, done = 0;
+  int n = int(requests.size()), started = 0, done = 0;
   LoadRun run;
   std::vector<RequestRecord> records(requests.size());
   std::vector<bool> answered(requests.size(), false);
   std::vector<std::unique_ptr<AnswerReader>> readers(requests.size());
   HttpCall call{.method = "POST", .target = options.endpoint, .body = "", .timeout_s = options.timeout_s};
+  std::set<std::pair<double, size_t>> ready;                  // when after the start, which
+  std::vector<std::vector<size_t>> waiting(requests.size());  // for the end of each
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].after < 0)
+      ready.emplace(due[i], i);
+    else
+      waiting[size_t(requests[i].after)].push_back(i);
+  }
+  size_t made = requests.size();  // whose body is in `call`
   // The next body is made before it is due: a long prompt takes a millisecond.
-  if (n > 0) call.body = completion_body(requests[0], 0, options);
+  const auto make_next = [&] {
+    if (ready.empty() || made == ready.begin()->second) return;
+    made = ready.begin()->second;
+    call.body = completion_body(requests[made], int(made), options);
+  };
+  make_next();
   run.start_s = clock.now();
   while (done < n && !stop.load()) {
-    bool room = options.max_concurrency == 0 || next - done < options.max_concurrency;
-    double wait_s = next < n && room ? run.start_s + due[size_t(next)] - clock.now() : 0.1;
-    if (next < n && room && wait_s <= 0) {
-      auto i = size_t(next++);
+    make_next();
+    bool room = !ready.empty() && (options.max_concurrency == 0 || started - done < options.max_concurrency);
+    double wait_s = room ? run.start_s + ready.begin()->first - clock.now() : 0.1;
+    if (room && wait_s <= 0) {
+      const auto [due_s, i] = *ready.begin();
+      ready.erase(ready.begin());
+      ++started;
       RequestRecord& record = records[i];
       record.input_tokens = requests[i].input_tokens;
-      record.due_s = run.start_s + due[i];
+      record.due_s = run.start_s + due_s;
       readers[i] = std::make_unique<AnswerReader>(record, options.keep_text);
       record.sent_s = clock.now();
       client.start(
-          call, [&, i](int status, std::string_view bytes) { readers[i]->feed(status, bytes, clock.now()); },
-          [&, i](const HttpOutcome& outcome) {
+          call, [&, i = i](int status, std::string_view bytes) { readers[i]->feed(status, bytes, clock.now()); },
+          [&, i = i](const HttpOutcome& outcome) {
             readers[i]->finish(outcome, clock.now());
             readers[i].reset();
             answered[i] = true;
             ++done;
+            for (size_t next : waiting[i]) ready.emplace(clock.now() - run.start_s + requests[next].think_s, next);
           });
-      if (next < n) call.body = completion_body(requests[size_t(next)], next, options);
+      make_next();
       wait_s = 0;
     }
     client.poll(wait_s);
-    on_progress(done, next - done);
+    on_progress(done, started - done);
   }
   client.abort_all();
   run.duration_s = clock.now() - run.start_s;

@@ -12,7 +12,8 @@
 namespace xpyd::server {
 
 const char* const kBenchDefinitions =
-    "send: just before the connection is opened; chunk: an event with non-empty `choices`, of a chat with content\n"
+    "send: just before the connection is opened; chunk: an event with non-empty `choices`, of a chat with content,\n"
+    "reasoning or a tool call\n"
     "TTFT: send to first chunk; ITL: gap between chunks, pooled over requests; E2EL: send to last "
     "chunk\n"
     "TPOT: (E2EL - TTFT) / (output tokens - 1) of requests with more than one output token\n"

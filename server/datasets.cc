@@ -1,20 +1,23 @@
 #include "server/datasets.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/arrivals.h"
 #include "base/json.h"
 #include "base/records.h"
+#include "disagg/simulate/traces.h"
 
 namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxLength = 1 << 24;                                            // of one prompt or answer
 constexpr int kMinTokens = 4, kMaxPromptTokens = 1024, kMaxBothTokens = 2048;  // ShareGPT's filter
 
 int uniform_length(Random& random, int length, double ratio) {
@@ -27,20 +30,27 @@ Error no_file(const std::string& path) {
   return {ErrorCode::io, "--dataset-path: " + path + ": " + std::strerror(errno)};
 }
 
-// visit(turns, value_of) for every conversation of a ShareGPT file; value_of(i) is the text of turn i. Throws Errors.
-template <class Visit>
-void for_each_conversation(const std::string& path, Visit visit) {
-  RecordReader reader(path);
-  if (!reader.is_open()) throw no_file(path);
-  for (std::string text; need(reader.object(&text));) {
-    const json object = need(parse_json(text, reader.where(), {.max_bytes = RecordReader::kMaxBytes}));
-    const json& turns = *need(get_array(object, "conversations", reader.where()));
-    visit(turns, [&](size_t i) {
-      const std::string where = reader.where() + ": conversations[" + std::to_string(i) + "]";
-      if (!turns[i].is_object()) throw invalid(where + ": expected an object");
-      return need(get_string(turns[i], "value", where));
-    });
-  }
+// The first exchange of a row; none: it has too few turns, or does not begin with a question. What is no conversation
+// is thrown, as an Error.
+std::optional<Exchange> first_exchange(const std::string& text, const std::string& where) {
+  const json row = need(parse_json(text, where, {.max_bytes = RecordReader::kMaxBytes}));
+  if (!row.is_object()) throw invalid(where + ": expected an object");
+  const json& turns = *need(get_array(row, "conversations", where));
+  const auto value_of = [&](size_t i) {
+    const std::string at = where + ": conversations[" + std::to_string(i) + "]";
+    if (!turns[i].is_object()) throw invalid(at + ": expected an object");
+    return need(get_string(turns[i], "value", at));
+  };
+  const auto is_from = [&](size_t i, std::initializer_list<std::string_view> names) {
+    const json* from = turns[i].is_object() ? find_field(turns[i], "from") : nullptr;
+    return from && from->is_string() && std::ranges::find(names, from->get<std::string>()) != names.end();
+  };
+  const size_t question = !turns.empty() && is_from(0, {"system"}) ? 1 : 0;
+  if (turns.size() < question + 2) return {};
+  Exchange exchange{value_of(question), value_of(question + 1)};
+  if (question > 0) exchange.prompt = value_of(0) + "\n" + exchange.prompt;
+  if (find_field(turns[question], "from") && !is_from(question, {"human", "user"})) return {};
+  return exchange;
 }
 
 }  // namespace
@@ -121,60 +131,31 @@ Load readable_prefix_load(int n, int groups, int prefix_words, int question_word
   return load;
 }
 
-Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string& where) try {
-  const json row = need(parse_json(line, where, {.max_bytes = RecordReader::kMaxBytes}));
-  JsonFields fields(row, where);
-  BenchRequest request;
-  request.arrival_s = fields.number("timestamp", 0, 1e15) / 1000;
-  request.input_tokens = int(fields.integer("input_length", 1, kMaxLength));
-  request.output_tokens = int(fields.integer("output_length", 1, kMaxLength));
-  const json& ids = *need(get_array(row, "hash_ids", where));
-  int blocks = (request.input_tokens + kMooncakeBlockTokens - 1) / kMooncakeBlockTokens;
-  if (ids.size() != size_t(blocks))
-    return invalid(where + ": hash_ids: " + std::to_string(ids.size()) + " ids; an input_length of " +
-                   std::to_string(request.input_tokens) + " needs " + std::to_string(blocks) + ", one per 512 tokens");
-  int left = request.input_tokens;
-  for (const json& id : ids) {
-    if (!id.is_number_integer() || (!id.is_number_unsigned() && id.get<int64_t>() < 0))
-      return invalid(where + ": hash_ids: expected whole numbers from 0");
-    int tokens = std::min(left, kMooncakeBlockTokens);
-    request.spans.push_back({mix_seed(id.get<uint64_t>(), 3), tokens});
-    left -= tokens;
-  }
-  return request;
-} catch (const Error& error) {
-  return error;
-}
-
-Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len) try {
-  RecordReader reader(path);
-  if (!reader.is_open()) return no_file(path);
+Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len,
+                           int hash_block_tokens) try {
+  const disagg::Trace trace = need(
+      disagg::find_trace_format("mooncake")
+          ->load(path, {.limit = n, .speed = time_scale, .hash_block_tokens = hash_block_tokens}),
+      "--dataset-path: ");
   Load load;
   load.timed = true;
   int64_t clipped_inputs = 0, clipped_outputs = 0;
-  for (std::string line; int(load.requests.size()) < n && need(reader.line(&line));) {
-    BenchRequest request = need(parse_mooncake_row(line, reader.where()));
-    if (max_model_len > 0) {
-      int output = std::min(request.output_tokens, std::max(1, max_model_len / 2));
-      int input = std::min(request.input_tokens, std::max(1, max_model_len - output));
-      clipped_outputs += output < request.output_tokens;
-      clipped_inputs += input < request.input_tokens;
-      request.output_tokens = output;
-      request.input_tokens = input;
-      int left = input;
-      for (TokenSpan& span : request.spans) {
-        span.tokens = std::min(span.tokens, left);
-        left -= span.tokens;
-      }
-      std::erase_if(request.spans, [](const TokenSpan& span) { return span.tokens == 0; });
+  for (const disagg::TraceRequest& row : trace.requests) {
+    BenchRequest& request = load.requests.emplace_back();
+    request.arrival_s = row.arrival_s;
+    request.after = row.after, request.think_s = row.think_s;
+    load.sessions |= row.after >= 0;
+    const int most = max_model_len > 0 ? max_model_len : INT_MAX;
+    request.output_tokens = std::min(row.output_tokens, std::max(1, most / 2));
+    request.input_tokens = std::min(row.prompt_tokens, std::max(1, most - request.output_tokens));
+    clipped_outputs += request.output_tokens < row.output_tokens;
+    clipped_inputs += request.input_tokens < row.prompt_tokens;
+    for (int left = request.input_tokens; const uint64_t id : row.blocks) {
+      if (left == 0) break;
+      request.spans.push_back({mix_seed(id, 3), std::min(left, hash_block_tokens)});
+      left -= request.spans.back().tokens;
     }
-    load.requests.push_back(std::move(request));
   }
-  if (load.requests.empty()) return invalid(path + ": no requests in it");
-  std::stable_sort(load.requests.begin(), load.requests.end(),
-                   [](const auto& a, const auto& b) { return a.arrival_s < b.arrival_s; });
-  double first_s = load.requests.front().arrival_s;
-  for (BenchRequest& request : load.requests) request.arrival_s = (request.arrival_s - first_s) / time_scale;
   if (clipped_inputs + clipped_outputs > 0)
     load.notes.push_back("clipped to the server's max_model_len of " + std::to_string(max_model_len) + " tokens: " +
                          std::to_string(clipped_inputs) + " prompts and " + std::to_string(clipped_outputs) +
@@ -186,16 +167,22 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
   return error;
 }
 
-Result<std::vector<Exchange>> read_sharegpt(const std::string& path) try {
-  std::vector<Exchange> conversations;
-  for_each_conversation(path, [&](const json& turns, const auto& value_of) {
-    if (turns.size() < 2) return;
-    Exchange exchange{value_of(0), value_of(1)};
-    const json& first = turns[0];
-    const bool from_human = !first.contains("from") || first["from"] == "human" || first["from"] == "user";
-    if (from_human) conversations.push_back(std::move(exchange));
-  });
-  return conversations;
+Result<ShareGpt> read_sharegpt(const std::string& path) try {
+  RecordReader reader(path);
+  if (!reader.is_open()) return no_file(path);
+  const auto next = reader.is_array() ? &RecordReader::value : &RecordReader::line;
+  ShareGpt read;
+  int64_t odd = 0;
+  std::string first_odd;
+  for (std::string text; need((reader.*next)(&text));) try {
+      if (auto exchange = first_exchange(text, reader.where())) read.conversations.push_back(std::move(*exchange));
+    } catch (const Error& error) {
+      if (odd++ == 0) first_odd = error.message;
+    }
+  const std::string note = std::to_string(odd) + " rows are no conversations and are skipped; the first: " + first_odd;
+  if (read.conversations.empty()) return invalid(path + ": no conversation in it" + (odd > 0 ? "; " + note : ""));
+  if (odd > 0) read.notes.push_back(note);
+  return read;
 } catch (const Error& error) {
   return error;
 }

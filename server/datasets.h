@@ -26,6 +26,9 @@ struct BenchRequest {
   int input_tokens = 0;
   int output_tokens = 0;  // max_tokens
   double arrival_s = 0;   // seconds after the first; from a trace, else 0
+  // In a session: it is sent think_s after the answer of request `after`, which stands before it. -1: at arrival_s.
+  int after = -1;
+  double think_s = 0;
 };
 
 // Which load, and when its requests arrive: what the options say.
@@ -39,12 +42,14 @@ struct DatasetOptions {
   bool fixed_arrival = false;
   double burstiness = 1;
   double time_scale = 1;  // trace seconds per second of ours
+  int hash_block_tokens = 512;  // mooncake: that an id stands for
   uint64_t seed = 0;
 };
 
 struct Load {
   std::vector<BenchRequest> requests;
   bool timed = false;              // arrival_s comes from the trace
+  bool sessions = false;           // some requests wait for the answer of another
   std::vector<std::string> notes;  // what was dropped or clipped, in words
 };
 
@@ -63,20 +68,24 @@ Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, 
 // group share, and so many of each question.
 Load readable_prefix_load(int n, int groups, int prefix_words, int question_words, int output_tokens, uint64_t seed);
 
-// Mooncake's JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids"}, one id per
-// 512 tokens of prompt, the last one partial. The first n rows. Arrival = (timestamp - the first
-// row's) / time_scale. max_model_len > 0 clips: the output to half of it, then the prompt's end to
-// what is left; a note counts them. Errors name the file and the line.
-Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len);
-// One row; `where` is "FILE:LINE".
-Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string& where);
-inline constexpr int kMooncakeBlockTokens = 512;
+// Mooncake's JSON lines, as the simulator reads them (disagg/simulate/traces.h), sessions included: the first n rows,
+// whose hash_ids stand for hash_block_tokens each. Arrival = (timestamp - the first row's) / time_scale; a session's
+// delays stay. max_model_len > 0 clips: the output to half of it, then the prompt's end to what is left; a note counts
+// them. Errors name the file and the line.
+Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len,
+                           int hash_block_tokens = 512);
 
-// The first two turns (human, then gpt) of every conversation in a ShareGPT JSON file.
+// The first two turns (human, then gpt) of every conversation in a ShareGPT file, a JSON array or JSON lines. The text
+// of a system turn before them begins the prompt.
 struct Exchange {
   std::string prompt, reply;
 };
-Result<std::vector<Exchange>> read_sharegpt(const std::string& path);
+struct ShareGpt {
+  std::vector<Exchange> conversations;
+  std::vector<std::string> notes;  // how many rows are no conversations, and why the first of them is none
+};
+// An error where no conversation is in it, or the array does not end.
+Result<ShareGpt> read_sharegpt(const std::string& path);
 // Conversations shuffled by seed, until n fit. Dropped: fewer than 4 tokens of prompt or reply,
 // more than 1024 of prompt or 2048 of both, and what does not fit max_model_len (when > 0).
 // count_tokens asks the server. output_tokens > 0 replaces the reply's length (and its minimum).

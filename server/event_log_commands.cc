@@ -24,12 +24,12 @@ int replay_main(const Options& options) {
   }));
   bool differs = false;
   for (const auto& [kind, count] : counts) {
-    std::fprintf(stderr, "%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
-                 static_cast<long long>(count.differ));
+    std::printf("%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
+                static_cast<long long>(count.differ));
     if (kind == "place" && count.decisions > 0)
-      std::fprintf(stderr, ", regret ratio %.4f, now %.4f", count.regret / double(count.decisions),
-                   count.regret_now / double(count.decisions));
-    std::fprintf(stderr, "\n");
+      std::printf(", regret ratio %.4f, now %.4f", count.regret / double(count.decisions),
+                  count.regret_now / double(count.decisions));
+    std::printf("\n");
     differs |= count.differ > 0;
   }
   return differs ? 1 : 0;

@@ -246,7 +246,7 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
     if (seen.first_token_s == 0) {
       seen.first_token_s = received_s;
       seen.scheduled_s = event.scheduled_s;
-      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens);
+      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens, seen.cached_tokens);
     }
   }
   if (event.finish == FinishReason::none) return;

@@ -257,7 +257,7 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
 json describe_break_even(const Subject& subject, double tflops, double link_gbps) {
   const LoadOptions& load = subject.backend.load;
   const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
-  std::printf("\nKV that is brought, or computed again at %g TFLOP/s\n", tflops);
+  std::printf("KV that is brought, or computed again at %g TFLOP/s\n", tflops);
   std::vector<int> prefixes{subject.tokens};
   for (int64_t n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
   std::ranges::sort(prefixes);
@@ -357,7 +357,7 @@ json describe_slices(const KvShards& p, int head_dim) {
 json describe_ranks(const Subject& subject, const Ranks& ranks) {
   const auto& [n_prefill, n_decode, p, d] = ranks;
   json out = {{"moves", json::array()}, {"table", json::array()}};
-  std::printf("\nKV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
+  std::printf("KV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
   for (const ShardMove& move : map_shards(p, d).moves) {
     const auto [layers, heads] = move.rect;
     KvShape part = subject.cluster.kv.shape;
@@ -431,6 +431,16 @@ int info_main(const Options& options) try {
   Ranks between;
   if (!ranks.empty()) between = read_ranks(ranks, config);
 
+  // A question has its answer alone.
+  if (const double tflops = options.number("break-even"); tflops > 0 || !ranks.empty()) {
+    json answer = {{"model", config.name}};
+    if (tflops > 0) answer["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));
+    if (tflops > 0 && !ranks.empty()) std::printf("\n");
+    if (!ranks.empty()) answer["ranks"] = describe_ranks(subject, between);
+    std::fflush(stdout);
+    need(write_result_file(options, std::move(answer)));
+    return 0;
+  }
   json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
   out["config"] = describe_model(config);
   out["weight_bytes"] = describe_weights(subject);
@@ -438,9 +448,6 @@ int info_main(const Options& options) try {
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s\n", mib(double(cluster.kv.pool_bytes)).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
-  if (const double tflops = options.number("break-even"); tflops > 0)
-    out["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));
-  if (!ranks.empty()) out["ranks"] = describe_ranks(subject, between);
   out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
   out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
   out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());

@@ -60,16 +60,60 @@ std::string overview() {
     usage.resize(26, ' ');
     text += usage + subcommand.summary + "\n";
   }
-  text += "\n  help [SUBCOMMAND]       its options\n  --version               of this program\n";
+  text +=
+      "\n  help [SUBCOMMAND]       its options; help serve --all: every one\n  --version               of this "
+      "program\n";
   text += "\n  An option --kv-bytes is XPYD_KV_BYTES in the environment; the command line wins.\n";
   return text;
 }
 
-std::string manual(const Subcommand& subcommand) {
+// Options of serve that a newcomer needs; and the groups of all of them, each from its first row of the table on.
+constexpr const char* kFirstOptions[] = {"topology",  "device",  "dtype", "max-model-len", "kv-bytes",
+                                         "allocator", "threads", "port",  "host",          "config"};
+constexpr struct {
+  const char *first, *title;
+} kOptionGroups[] = {
+    {"topology", "Instances and the model"},
+    {"kv-dtype", "KV memory"},
+    {"batching", "Batching"},
+    {"disagg", "Prefill/decode disaggregation"},
+    {"event-log", "Event log and KV events"},
+    {"processes", "Instances as processes"},
+    {"threads", "The machine"},
+    {"port", "The front end"},
+    {"seed", "Everything"},
+};
+
+std::string manual_of_serve(bool all) {
+  const auto manual = [](const std::vector<OptionRow>& rows) { return options_manual(rows, "serve"); };
+  std::vector<OptionRow> rows;
+  std::string text;
+  if (!all) {
+    for (const char* name : kFirstOptions)
+      for (const OptionRow& row : option_table())
+        if (row.name == std::string(name) && options_manual({&row, 1}, "serve") != "") rows.push_back(row);
+    text = "the first options to know\n" + manual(rows) + "\nall options, `xpyd help serve --all`, are in the groups\n";
+    for (const auto& group : kOptionGroups) text += std::string("  ") + group.title + "\n";
+    return text;
+  }
+  size_t begun = 0;
+  for (const OptionRow& row : option_table()) {
+    if (options_manual({&row, 1}, "serve") == "") continue;
+    if (begun < std::size(kOptionGroups) && row.name == std::string(kOptionGroups[begun].first)) {
+      text += manual(rows) + (begun > 0 ? "\n" : "") + kOptionGroups[begun].title + "\n";
+      ++begun;
+      rows.clear();
+    }
+    rows.push_back(row);
+  }
+  return text + manual(rows);
+}
+
+std::string manual(const Subcommand& subcommand, bool all) {
   std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
   return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" + subcommand.summary + "\n" +
          (takes_model(subcommand) ? "without MODEL_DIR: the demo model inside this binary\n\n" : "\n") +
-         options_manual(option_table(), subcommand.name);
+         (subcommand.run == serve_main ? manual_of_serve(all) : options_manual(option_table(), subcommand.name));
 }
 
 int misuse(const std::string& message, const std::string& hint) {
@@ -83,13 +127,14 @@ int unknown_subcommand(const std::string& name) {
   return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names), "`xpyd help` lists them");
 }
 
-int help(const std::vector<std::string>& arguments) {
+int help(std::vector<std::string> arguments) {
+  const bool all = arguments.size() > 1 && std::erase(arguments, "--all") > 0;  // of serve: others print all anyway
   if (arguments.size() > 1) return misuse("help: unexpected argument '" + arguments[1] + "'", "`xpyd help SUBCOMMAND`");
   std::string text = overview();
   if (!arguments.empty()) {
     const Subcommand* subcommand = find_subcommand(arguments[0]);
     if (!subcommand) return unknown_subcommand(arguments[0]);
-    text = manual(*subcommand);
+    text = manual(*subcommand, all);
   }
   std::fputs(text.c_str(), stdout);
   return 0;
@@ -112,7 +157,8 @@ int run(const std::vector<std::string>& words) {
   if (!subcommand) return unknown_subcommand(name);
   for (const std::string& argument : arguments) {
     if (argument == "--") break;
-    if (argument == "--help" || argument == "-h") return help({name});
+    if (argument == "--help" || argument == "-h")
+      return std::ranges::find(arguments, "--all") == arguments.end() ? help({name}) : help({name, "--all"});
     if (argument == "--version") return run({argument});
   }
 
@@ -121,12 +167,14 @@ int run(const std::vector<std::string>& words) {
   const int max_positional = positional.ends_with("...") ? INT_MAX : positional.empty() ? 0 : 1;
   auto options = Options::parse(option_table(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
-  if (!status) return misuse(name + ": " + status.error().message, "`xpyd help " + name + "` lists all options");
+  if (!status)
+    return misuse(name + ": " + status.error().message,
+                  "`xpyd help " + name + (name == "serve" ? " --all" : "") + "` lists all options");
   std::string subject = takes_model(*subcommand)               ? model_dir(options.value())
                         : options.value().positional().empty() ? ""
                                                                : options.value().positional()[0];
   std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
-                     " " + subject + "\n" + options.value().table();
+                     " " + subject + "\n" + options.value().table(serves);
   for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
   // Whoever reads, or no longer reads, its output neither ends it nor holds it up.
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);

@@ -172,9 +172,10 @@ bool Metrics::valid_prefix(std::string_view prefix) {
          std::all_of(prefix.begin(), prefix.end(), good);
 }
 
-void Metrics::first_token(double ttft_s, int prompt_tokens) {
+void Metrics::first_token(double ttft_s, int prompt_tokens, int cached_tokens) {
   ttft_.observe(ttft_s);
   prompt_tokens_ += static_cast<uint64_t>(prompt_tokens);
+  cached_prompt_tokens_ += static_cast<uint64_t>(cached_tokens);
 }
 
 void Metrics::inter_token(double s) { inter_token_.observe(s); }
@@ -184,7 +185,6 @@ void Metrics::finished(const FinishedRequest& r) {
   n_.observe(r.n);
   max_tokens_.observe(r.max_tokens);
   prompt_tokens_per_request_.observe(r.prompt_tokens);
-  cached_prompt_tokens_ += static_cast<uint64_t>(r.cached_tokens);
   e2e_.observe(std::max(0.0, r.last_token_s - r.arrival_s));
   preemptions_.observe(r.preemptions);
   if (r.first_token_s == 0) return;  // ended without a token: no interval below exists
@@ -416,15 +416,21 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("engine_wait_seconds_total",
             "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", &S::wait_seconds);
   instances("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
-  instances("engine_prompt_tokens_total", "Prompt tokens computed, recomputed ones included.", &S::prompt_tokens);
+  instances("engine_prompt_tokens_total",
+            "Prompt tokens computed in steps: none whose KV was reused, and each time those that were computed again. "
+            "Where nothing is computed again, the sum over instances is prompt_tokens_total - "
+            "prompt_tokens_cached_total, once requests have their first token.",
+            &S::prompt_tokens);
   instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
   instances("spec_decode_num_draft_tokens_total", "--speculate: tokens computed before they were known.",
             &S::draft_tokens);
   instances("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
 
-  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.", prompt_tokens_);
+  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token, computed and reused ones.",
+               prompt_tokens_);
   text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
-  text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.", cached_prompt_tokens_);
+  text.counter("prompt_tokens_cached_total", "Of prompt_tokens_total, those whose KV was reused.",
+               cached_prompt_tokens_);
   text.family("request_success_total", "counter", "Ended choices by reason.");
   constexpr std::pair<FinishReason, const char*> kReasons[] = {
       {FinishReason::stop, "stop"},       {FinishReason::length, "length"}, {FinishReason::abort, "abort"},

@@ -68,7 +68,7 @@ class Metrics {
   // Whether a --metrics-prefix can begin a metric's name.
   static bool valid_prefix(std::string_view prefix);
 
-  void first_token(double ttft_s, int prompt_tokens);
+  void first_token(double ttft_s, int prompt_tokens, int cached_tokens);
   void generated_token() { ++generation_tokens_; }
   void inter_token(double seconds);
   void finished(const FinishedRequest& request);

@@ -104,7 +104,8 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
             [](const auto& a, const auto& b) { return std::pair(a.count, a.length) > std::pair(b.count, b.length); });
   stats.most.resize(std::min(stats.most.size(), most));
 
-  const std::vector<int64_t> seen = seen_before(order, common);
+  stats.repeated = seen_before(order, common);
+  const std::vector<int64_t>& seen = stats.repeated;
   double units = 0, length = 0;
   for (size_t p = 0; p < n; ++p) {
     stats.total_units += int64_t(input.prompts[p].size()) / input.unit_bytes;
@@ -114,6 +115,8 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   }
   if (stats.total_units > 0) stats.unit_reuse = units / double(stats.total_units);
   if (stats.total_length > 0) stats.length_reuse = length / double(stats.total_length);
+  if (const auto n_seen = n - size_t(std::ranges::count(seen, 0)); n_seen > 0)
+    stats.mean_repeated = length / double(n_seen);
   return stats;
 }
 
@@ -131,6 +134,8 @@ std::string turns_of(const json& record, const std::string& where) {
       if (!turn.is_object()) throw invalid(at + ": expected an object");
       add(need(get_string(turn, sharegpt ? "value" : "content", at)));
     }
+  else if (find_field(record, "prompt"))
+    add(need(get_string(record, "prompt", where)));
   else
     for (const char* part : {"instruction", "context", "response"})
       if (const std::string turn = need(get_string(record, part, where)); !turn.empty()) add(turn);
@@ -175,25 +180,21 @@ std::string format_of(const std::string& line, const std::string& where) {
   const json record = need(parse_json(line, where, {.max_bytes = RecordReader::kMaxBytes}));
   const auto has = [&](const char* name) { return record.is_object() && find_field(record, name); };
   if (has("hash_ids")) return has("chat_id") ? "bailian" : "mooncake";
-  if (has("conversations") || has("conversation") || has("instruction")) return "texts";
-  throw invalid(where + ": expected conversations, conversation, instruction or hash_ids");
+  if (has("conversations") || has("conversation") || has("instruction") || has("prompt")) return "texts";
+  throw invalid(where + ": expected conversations, conversation, instruction, prompt or hash_ids");
 }
 
 }  // namespace
 
 Result<PrefixInput> read_prefix_input(const std::string& path) try {
   if (std::filesystem::is_directory(path)) return read_blocks(path, "weka");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
-  char first = ' ';
-  file >> first;
+  RecordReader reader(path);
+  if (!reader.is_open()) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
   PrefixInput input;
-  if (first == '[') {
+  std::string line;
+  if (reader.is_array()) {
     input = need(read_texts(path, &RecordReader::object));
-  } else if (first == '{') {
-    RecordReader reader(path);
-    std::string line;
-    need(reader.line(&line));
+  } else if (need(reader.line(&line)) && line[line.find_first_not_of(" \t")] == '{') {
     const std::string format = format_of(line, reader.where());
     input = need(format == "texts" ? read_texts(path, &RecordReader::line) : read_blocks(path, format.c_str()));
   } else {
@@ -230,17 +231,34 @@ PrefixInput in_tokens(const PrefixInput& texts, const Tokenizer& tokenizer, int 
   return input;
 }
 
+namespace {
+
+// Of texts by bytes, what PrefixStats::mean_repeated is in tokens.
+double repeated_tokens(const PrefixInput& input, const PrefixStats& stats, const Tokenizer& tokenizer) {
+  int64_t tokens = 0, n = 0;
+  for (size_t i = 0; i < input.prompts.size(); ++i) {
+    if (stats.repeated[i] == 0) continue;
+    const std::string_view prefix = std::string_view(input.prompts[i]).substr(0, size_t(stats.repeated[i]));
+    tokens += int64_t(tokenizer.encode(prefix, {.add_special_tokens = false}).size());
+    ++n;
+  }
+  return n > 0 ? double(tokens) / double(n) : 0;
+}
+
+}  // namespace
+
 int prefix_stats_main(const Options& options) try {
   if (options.positional().empty()) throw invalid("expected FILE, of texts or a trace, or a folder of WEKA's sessions");
   const std::string& path = options.positional()[0];
   need(check_result_file(options));
   PrefixInput input = need(read_prefix_input(path));
   std::unique_ptr<const Tokenizer> tokenizer;
-  if (const std::string& by = options.text("unit"); by != "file") {
-    if (!input.text) throw invalid("--unit " + by + ": a trace has its own blocks");
+  const std::string& by = options.text("unit");
+  if (by != "file" && !input.text) throw invalid("--unit " + by + ": a trace has its own blocks");
+  if (input.text) {
     const std::string& dir = options.text("tokenizer");
     tokenizer = need(Tokenizer::load(dir.empty() ? kDemoModel : dir), "--tokenizer: ");
-    input = in_tokens(input, *tokenizer, by == "blocks" ? int(options.integer("block-tokens")) : 1);
+    if (by != "file") input = in_tokens(input, *tokenizer, by == "blocks" ? int(options.integer("block-tokens")) : 1);
   }
   const int64_t min_count = options.integer("min-count"), min_length = options.integer("min-length");
   const bool list = options.flag("list");
@@ -255,6 +273,9 @@ int prefix_stats_main(const Options& options) try {
   std::printf("reuse, unlimited cache, file's order\n");
   if (trace) std::printf("  of blocks of %4d tokens           %.4f\n", input.unit_length, s.unit_reuse);
   std::printf("  of %s %*s %.4f\n", unit, int(30 - std::strlen(unit)), "", s.length_reuse);
+  const bool in_bytes = input.length_unit == "bytes";
+  const double mean_tokens = in_bytes ? repeated_tokens(input, s, *tokenizer) : s.mean_repeated;
+  std::printf("  mean length of a repeated prefix   %.1f tokens\n", mean_tokens);
   if (!s.most.empty()) std::printf("most shared: prompts x %s\n", unit);
   const auto shown = [&input](const SharedPrefix& p) {
     return input.text ? json_text(input.text(std::string_view(input.prompts[p.prompt]).substr(0, p.units * size_t(input.unit_bytes))))
@@ -275,6 +296,7 @@ int prefix_stats_main(const Options& options) try {
                         {"unit_length", input.unit_length},
                         {"unit_reuse", s.unit_reuse},
                         {"length_reuse", s.length_reuse},
+                        {"mean_repeated_tokens", mean_tokens},
                         {"most_shared", nlohmann::json::array()}};
   for (const SharedPrefix& p : s.most) {
     out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});

@@ -36,9 +36,10 @@ struct PrefixInput {
   std::function<std::string(std::string_view units)> text;  // of such units; null: only their hashes are known
 };
 
-// Texts: JSON objects, as an array or a line each, of ShareGPT ("conversations"), LMSYS-chat ("conversation") or
-// dolly-15k ("instruction", "context", "response"): all turns one after another. Blocks: Mooncake's or Bailian's JSON
-// lines, or a folder of WEKA's sessions. Which it is, its first record says. Errors name the file and the line.
+// Texts: JSON objects, as an array or a line each, of ShareGPT ("conversations"), LMSYS-chat ("conversation"),
+// dolly-15k ("instruction", "context", "response"): all turns one after another; or a "prompt". Blocks: Mooncake's or
+// Bailian's JSON lines, or a folder of WEKA's sessions. Which it is, its first record says. Errors name the file and
+// the line.
 Result<PrefixInput> read_prefix_input(const std::string& path);
 
 // Texts by tokens instead, or by blocks of so many; the tokenizer stays.
@@ -54,6 +55,8 @@ struct PrefixStats {
   double r_leaf = 0, r_conv = 0;
   double unit_reuse = 0;           // of units (blocks of a trace)
   double length_reuse = 0;         // weighted by tokens (or bytes)
+  double mean_repeated = 0;        // length of what a prompt has in common with one before, of those that have anything
+  std::vector<int64_t> repeated;   // [prompts], … of each, in units
   std::vector<SharedPrefix> most;  // the leaves that most prompts pass, at most so many
 };
 

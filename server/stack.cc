@@ -313,6 +313,13 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid(
         "--kv-events: no block is kept to be found again: expected --prefix-cache blocks and --allocator paged "
         "or token, or --host-kv-bytes");
+  const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
+  if (const std::string& cache = options.text("prefix-cache");
+      options.given("prefix-cache") && cache != "off" &&
+      (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
+    return invalid("--prefix-cache " + cache + ": --allocator " + cluster.kv_scheme->name +
+                   (no_shares ? " with --kv-share off" : "") +
+                   " caches nothing: expected --prefix-cache off, or another allocator");
   if (cluster.kv.radix && !cluster.kv_scheme->prefix_index)
     return invalid("--prefix-cache radix: --allocator " + std::string(cluster.kv_scheme->name) +
                    " has no blocks of a prefix: expected paged or token, or --prefix-cache blocks");

@@ -49,10 +49,11 @@ struct Draft {
     const size_t n = size_t((request.prompt_tokens - 1) / trace.block_tokens + 1);
     while (request.blocks.size() < n) request.blocks.push_back(before = chain_hash(~before, ++n_own));
   }
-  void check_order(const std::string& where) const {
-    if (const size_t n = trace.requests.size();
-        timed && n > 1 && trace.requests[n - 1].arrival_s < trace.requests[n - 2].arrival_s)
-      fail(where, "an earlier time than the row before; expected rows sorted by time");
+  void check_order(const std::string& where) {
+    if (!timed || trace.requests.empty() || !std::exchange(row_timed, true)) return;
+    const double at_s = trace.requests.back().arrival_s;
+    if (at_s < latest_s) fail(where, "an earlier time than the row before; expected rows sorted by time");
+    latest_s = at_s;
   }
   void note(int64_t n, const std::string& what) {
     if (n > 0) trace.notes.push_back(std::to_string(n) + what);
@@ -60,7 +61,9 @@ struct Draft {
 
   Trace trace;
   const TraceOptions& options;
-  bool timed = true;  // arrival_s is the file's
+  bool timed = true;      // arrival_s is the file's
+  bool row_timed = true;  // … also of the row read last
+  double latest_s = 0;
   int n_sessions = 0;
   uint64_t n_own = 0;
 };
@@ -133,7 +136,7 @@ Result<Trace> load_trace(const std::string& path, const TraceOptions& options) {
 
 // visit(fields, where) for every object of a file, until the draft is full.
 template <class Visit>
-void for_each_row(const std::string& path, const Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
+void for_each_row(const std::string& path, Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
                   Visit visit) {
   RecordReader reader(path);
   std::string text;
@@ -148,7 +151,7 @@ void for_each_row(const std::string& path, const Draft& draft, Result<bool> (Rec
 
 // The same for a table whose first line is one of `headers`: a row is an object of its cells by name.
 template <class Visit>
-void for_each_cells(const std::string& path, const Draft& draft, std::initializer_list<std::string_view> headers,
+void for_each_cells(const std::string& path, Draft& draft, std::initializer_list<std::string_view> headers,
                     Visit visit) {
   auto split = [](std::string_view text) {
     std::vector<std::string> cells;
@@ -212,10 +215,42 @@ void add_hashed(Draft& draft, JsonFields& fields, const std::string& where, doub
   fields.no_others();
 }
 
-// {"timestamp": ms, "input_length", "output_length", "hash_ids"}: an id per 512 tokens of prompt, the tail too.
+// {"timestamp": ms, "input_length", "output_length", "hash_ids"}: an id per 512 tokens of prompt, the tail too. A row
+// may have a "session_id", a text or a number: the first one of a session comes at its timestamp, each later one
+// "delay" ms after the answer before it, whatever its own timestamp is. Its lengths and ids are of the whole prompt.
 void read_mooncake(const std::string& path, Draft& draft) {
-  for_each_row(path, draft, &RecordReader::line,
-               [&](JsonFields& fields, const std::string& where) { add_hashed(draft, fields, where, 1000, true); });
+  if (draft.options.hash_block_tokens > 0) draft.trace.block_tokens = draft.options.hash_block_tokens;
+  std::unordered_map<std::string, int> sessions;  // -> index of its last request
+  for_each_row(path, draft, &RecordReader::line, [&](JsonFields& fields, const std::string& where) {
+    const json* id = fields.find("session_id");
+    if (id && !id->is_string() && !id->is_number_integer())
+      fail(where, "session_id: expected a text or a whole number");
+    const bool delayed = fields.find("delay");
+    if (!id) {
+      if (delayed) fail(where, "delay: it is of a session's later rows, and this row has no session_id");
+      return add_hashed(draft, fields, where, 1000, true);
+    }
+    const auto [session, is_first] = sessions.try_emplace(id->dump(), -1);
+    const double delay_s = fields.number_or("delay", 0, kMaxSeconds, 0) / 1000;
+    if (is_first) {
+      if (delay_s > 0) fail(where, "delay: a session's first row comes at its timestamp");
+      add_hashed(draft, fields, where, 1000, true);
+      draft.follows(-1, 0);
+    } else {
+      if (!delayed) fail(where, "delay: missing; a session's later row says how long after the answer before it comes");
+      draft.trace.closed_loop = true;
+      draft.row_timed = false;
+      fields.find("timestamp");
+      const double before_s = draft.trace.requests[size_t(session->second)].arrival_s;
+      const int64_t input = fields.integer("input_length", 1, kMaxTokens);
+      const int64_t output = fields.integer("output_length", 1, kMaxTokens);
+      draft.add(before_s + delay_s, input, output);
+      add_blocks(draft, fields, where, true);
+      fields.no_others();
+      draft.follows(session->second, delay_s);
+    }
+    session->second = draft.last();
+  });
 }
 
 // The same in seconds, with the chat that each continues. How long an answer took is not known: think_s is from arrival

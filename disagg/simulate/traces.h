@@ -50,6 +50,7 @@ struct TraceOptions {
   double think_s = 0;            // between the turns of conversations where the file has no times
   int shared_prefix_tokens = 0;  // weka: of tools and system prompt, equal in all sessions; at most what they have
   int clients = 100;             // servegen: of the pool
+  int hash_block_tokens = 0;     // mooncake: that an id of a row's hash_ids stands for; 0: 512
 };
 
 struct TraceFormat {

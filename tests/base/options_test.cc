@@ -193,6 +193,7 @@ TEST_CASE("options: the table can be read and pasted back", "[options]") {
   CHECK(options.shown_values().at("key") == "***");
   CHECK(options.shown_values().at("port") == "8000");
   CHECK(table.find("--name") < table.find("--port"));  // the table's order, not the alphabet's
+  CHECK(options.table(true) == "--name 'it'\\''s # 1'\n--key '***'  # secret\n");  // what is not as by default
 }
 
 TEST_CASE("options: the manual has every option of the group, within 100 columns", "[options]") {

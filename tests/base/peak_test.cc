@@ -122,8 +122,15 @@ TEST_CASE("a damaged peak file is an error, not a peak", "[base][peak]") {
 
 TEST_CASE("the kept peak is used on this machine and replaced when it is another's", "[base][peak]") {
   testing::TempDir dir;
-  ScopedVariable cache("XDG_CACHE_HOME", dir.path);
-  REQUIRE(peak_cache_path() == dir.path + "/xpyd/peak.json");
+  const std::string folder = std::filesystem::absolute(dir.path).string();
+  {
+    ScopedVariable none("XDG_CACHE_HOME", ""), home("HOME", folder);
+    CHECK(peak_cache_path() == folder + "/.cache/xpyd/peak.json");
+    ScopedVariable nobody("HOME", "");
+    CHECK(peak_cache_path() == "");  // and never in the working directory
+  }
+  ScopedVariable cache("XDG_CACHE_HOME", folder);
+  REQUIRE(peak_cache_path() == folder + "/xpyd/peak.json");
   ThreadTeam team(1);
   Peak measured = cached_peak(team);
   REQUIRE(measured.one.fma_gflops > 0);

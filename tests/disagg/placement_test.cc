@@ -163,6 +163,23 @@ TEST_CASE("dynamo: blocks to prefill less credit, and blocks to decode", "[place
   CHECK(c.place("dynamo") == Placement{1, 1});
 }
 
+TEST_CASE("dynamo_0_1: twice the match, less memory in use and waiting requests", "[placement]") {
+  Case c;
+  c[0] = {.role = Role::prefill, .queued = 4, .available_tokens = 20, .capacity_tokens = 100, .cached_tokens = 800};
+  c[1] = {.role = Role::prefill, .queued = 1, .available_tokens = 50, .capacity_tokens = 100, .cached_tokens = 320};
+  c[2] = {.role = Role::prefill, .queued = 2, .available_tokens = 100, .capacity_tokens = 100, .cached_tokens = 160};
+  CHECK(c.place("dynamo_0_1").prefill == 1);  // 1.6 - .8 - 1 = -.2; .64 - .5 - .25 = -.11; .32 - 0 - .5 = -.18
+  c[0].queued = 3;                            // 1.6 - .8 - 1; .64 - .5 - .33 = -.19; .32 - .67 = -.35
+  c[1].available_tokens = 40;                 // -.29
+  CHECK(c.place("dynamo_0_1").prefill == 0);
+  for (InstanceView& i : c.instances) i.queued = 0;  // nobody waits: .8, .04 and .32
+  CHECK(c.place("dynamo_0_1").prefill == 0);
+  c[0] = c[2];  // two of .32 draw lots; decoding goes to the fewest sequences
+  std::set<int> drawn;
+  for (c.view.random = 0; c.view.random < 8; ++c.view.random) drawn.insert(c.place("dynamo_0_1").prefill);
+  CHECK(drawn == std::set{0, 2});
+}
+
 TEST_CASE("sglang: the holder, else the smallest tree, else the shortest queue", "[placement]") {
   Case c;
   c[0] = {.role = Role::prefill, .queued = 70, .indexed_tokens = 9000, .cached_tokens = 310};

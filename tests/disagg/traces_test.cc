@@ -193,6 +193,16 @@ TEST_CASE("traces: a bad file is an error with its line and what was expected", 
       {"mooncake", ":2",
        mooncake + "\n" + R"({"timestamp": 4, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
        "sorted by time"},
+      {"mooncake", ":2", mooncake + "\n" + R"({"input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {"mooncake", ":1", R"({"timestamp": 1, "delay": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "no session_id"},
+      {"mooncake", ":2",
+       R"({"session_id": "s", "timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}
+          {"session_id": "s", "timestamp": 2, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "delay: missing"},
+      {"mooncake", ":1",
+       R"({"session_id": "s", "timestamp": 1, "delay": 2, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "delay: a session's first row"},
       {"bailian", ":1", bailian + R"(, "model": "m"})", "model: no such field"},
       {"bailian", ":1", R"({"chat_id": 1, "parent_chat_id": -2})", "parent_chat_id"},
       {"bailian", ":1", R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 1})", "type"},
@@ -263,6 +273,37 @@ TEST_CASE("traces: bailian's chats continue each other", "[traces]") {
   CHECK(common(trace, 2, 4) == 2);
   CHECK(trace.requests[1].blocks.size() == 2);  // a tail without an id
   CHECK(trace.notes == std::vector<std::string>{"1 chats continue one that is not in the file: as if new"});
+}
+
+TEST_CASE("traces: mooncake's sessions are closed loops, and an id stands for as many tokens as is said", "[traces]") {
+  testing::TempDir dir;
+  const Trace trace = loaded(
+      "mooncake",
+      write_file(dir,
+                 R"({"session_id": "a", "timestamp": 100, "input_length": 17, "output_length": 2, "hash_ids": [1, 2]}
+                         {"session_id": 7, "timestamp": 300, "input_length": 16, "output_length": 2, "hash_ids": [1]}
+                         {"session_id": "a", "delay": 50, "input_length": 40, "output_length": 2, "hash_ids": [1, 2, 3]}
+                         {"timestamp": 400, "input_length": 3, "output_length": 2, "hash_ids": [9]}
+                         {"session_id": "a", "delay": 0, "timestamp": 1, "input_length": 41, "output_length": 2,)"
+                 R"( "hash_ids": [1, 2, 4]})"),
+      {.speed = 2, .hash_block_tokens = 16});
+  CHECK(trace.block_tokens == 16);
+  CHECK(trace.closed_loop);
+  REQUIRE(trace.requests.size() == 5);
+  // By time: the second and third turn of "a", as early as they can come, then the others.
+  const int prompts[] = {17, 40, 41, 16, 3}, after[] = {-1, 0, 1, -1, -1};
+  for (size_t i = 0; i < 5; ++i) {
+    INFO(i);
+    CHECK(trace.requests[i].prompt_tokens == prompts[i]);
+    CHECK(trace.requests[i].after == after[i]);
+  }
+  CHECK(trace.requests[1].think_s == 0.05);
+  CHECK(trace.requests[1].session == trace.requests[0].session);
+  CHECK(trace.requests[3].session != trace.requests[0].session);
+  CHECK(trace.requests[4].session == -1);
+  CHECK(trace.requests[4].arrival_s == Approx(0.15));
+  CHECK(common(trace, 0, 1) == 2);
+  CHECK(common(trace, 0, 3) == 1);
 }
 
 TEST_CASE("traces: a weka session, its sub-agents, and a prefix that sessions share", "[traces]") {

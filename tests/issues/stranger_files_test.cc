@@ -177,7 +177,7 @@ TEST_CASE("files: what is no measured peak of ours is not replaced by one", "[is
   TempDir dir;
   const char* kept = std::getenv("XDG_CACHE_HOME");
   const std::string before = kept ? kept : "";
-  setenv("XDG_CACHE_HOME", dir.path.c_str(), 1);
+  setenv("XDG_CACHE_HOME", std::filesystem::absolute(dir.path).c_str(), 1);
   std::filesystem::create_directory(dir.path + "/xpyd");
   const std::string path = peak_cache_path();
   put(path, "{\"a user's\": 1}");

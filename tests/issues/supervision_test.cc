@@ -328,7 +328,7 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", 
   }
   {  // while it measures this machine, and has made nothing yet
     Server server({"--topology", "1P1D", "--disagg", "conditional_cost"});
-    REQUIRE(until(10, [&] { return server.log().find("--topology") != std::string::npos; }));
+    REQUIRE(until(10, [&] { return server.log().find("--disagg") != std::string::npos; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     CHECK_FALSE(server.ended());
     kill(server.pid, SIGTERM);

@@ -280,6 +280,18 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK(chat.ok());
   CHECK(chat.chunk_s == std::vector<double>{2, 3});
   CHECK(chat.text == "hihi");
+  const auto delta = [](const std::string& fields) { return "data: {\"choices\":[{\"delta\":{" + fields + "}}]}\n\n"; };
+  const RequestRecord thought = answer({{1, role},
+                                        {2, delta(R"("reasoning_content":"hm","content":null)")},
+                                        {3, delta(R"("reasoning":"so")")},
+                                        {4, delta(R"("tool_calls":[{"index":0}])")},
+                                        {5, delta(R"("reasoning_content":"","tool_calls":[])")},
+                                        {6, word},
+                                        {7, over + done}});
+  CHECK(thought.ok());
+  CHECK(thought.chunk_s == std::vector<double>{2, 3, 4, 6});
+  CHECK(thought.output_tokens == 4);
+  CHECK(thought.text == "hi");
   r = answer({{1, a + a}, {2, done}});
   CHECK(r.ok());
   CHECK(r.output_tokens == 2);  // no usage: chunks
@@ -502,6 +514,46 @@ TEST_CASE("bench: ShareGPT and Mooncake files", "[bench]") {
   CHECK(std::equal(bodies[1]["prompt"].begin(), bodies[1]["prompt"].end(), bodies[0]["prompt"].begin()));
   CHECK(run.out["start_times"][1].get<double>() >= 0.03);
   CHECK(run.out["notes"][0].get<std::string>().find("1 prompts and 0 outputs") != std::string::npos);
+}
+
+TEST_CASE("bench: a session's turn is sent its delay after the answer before it", "[bench]") {
+  Script script;
+  script.delay_ms = 30;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  testing::TempDir dir;
+  const std::string trace = dir.path + "/trace.jsonl";
+  std::ofstream(trace) << R"({"session_id":1,"timestamp":0,"input_length":20,"output_length":3,"hash_ids":[1,2]}
+                             {"session_id":1,"delay":50,"input_length":30,"output_length":1,"hash_ids":[1,3]}
+                             {"session_id":2,"timestamp":10,"input_length":10,"output_length":1,"hash_ids":[1]}
+                             {"session_id":1,"delay":0,"input_length":31,"output_length":1,"hash_ids":[1,3]})";
+  const BenchRun run = run_bench(
+      server, {"--dataset", "mooncake", "--dataset-path", trace, "--detailed", "--hash-block-tokens", "16"});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 4);
+  std::vector<json> bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 4);
+  CHECK(bodies[0]["prompt"].size() == 20);
+  CHECK(bodies[1]["prompt"].size() == 10);  // the other session does not wait
+  CHECK(bodies[2]["prompt"].size() == 30);
+  CHECK(bodies[3]["prompt"].size() == 31);
+  CHECK(std::equal(bodies[2]["prompt"].begin(), bodies[2]["prompt"].end(), bodies[3]["prompt"].begin()));
+  double sent_s = 0;  // of the turn of 30 tokens: the first one takes 90 ms
+  for (size_t i = 0; i < 4; ++i)
+    if (run.out["input_lens"][i] == 30) sent_s = run.out["start_times"][i].get<double>();
+  CHECK(sent_s >= 0.14);
+}
+
+TEST_CASE("bench: odd rows of a ShareGPT file are said in one line", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  testing::TempDir dir;
+  const std::string share = dir.path + "/share.jsonl";
+  std::ofstream(share) << "null\n{\"conversations\":[{\"from\":\"human\",\"value\":\"how are you\"},"
+                          "{\"from\":\"gpt\",\"value\":\"fine, and you?\"}]}\n7\n";
+  const BenchRun run = run_bench(server, {"--dataset", "sharegpt", "--dataset-path", share});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 1);
+  CHECK(run.out["notes"][0].get<std::string>().starts_with("2 rows are no conversations and are skipped"));
 }
 
 TEST_CASE("bench: what cannot be asked of a server ends before the load", "[bench]") {

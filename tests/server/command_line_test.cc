@@ -156,6 +156,12 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--prefix-cache", "radix", "--processes"}, "on processes names what is cached by hashes of blocks"},
       {{"serve", "--prefix-cache", "radix", "--kv-events", "tcp://127.0.0.1:0"}, "radix: --kv-events names what"},
       {{"serve", "--prefix-cache", "tree"}, "prefix-cache"},
+      {{"serve", "--prefix-cache", "blocks", "--allocator", "contiguous"},
+       "--prefix-cache blocks: --allocator contiguous caches nothing"},
+      {{"generate", "--prompt", "x", "--prefix-cache", "radix", "--allocator", "contiguous"},
+       "--prefix-cache radix: --allocator contiguous caches nothing"},
+      {{"serve", "--prefix-cache", "blocks", "--allocator", "vattention", "--kv-share", "off"},
+       "--allocator vattention with --kv-share off caches nothing"},
       {{"serve", "--cache-news", "kv-events", "--kv-events", "tcp://127.0.0.1:0"}, "needs --processes and --kv-events"},
       {{"serve", "--pool-path", "dual"}, "--pool-path dual: there is nothing to relay"},
       {{"serve", "--pool-path", "dual", "--kv-fetch", "cost", "--topology", "2C"}, "there is nothing to relay"},
@@ -386,6 +392,54 @@ TEST_CASE("command line: help and version", "[command_line]") {
     CHECK(ran.out == run(xpyd, {name, "--help"}).out);
     CHECK(ran.out.find("  --config FILE") != std::string::npos);
   }
+  const std::string first = run(xpyd, {"help", "serve"}).out, all = run(xpyd, {"help", "serve", "--all"}).out;
+  CHECK(all == run(xpyd, {"serve", "--help", "--all"}).out);
+  CHECK(run(xpyd, {"help", "bench", "--all"}).out == run(xpyd, {"help", "bench"}).out);
+  const auto options_of = [](const std::string& text) {
+    std::vector<std::string> names;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);)
+      if (line.starts_with("  --")) names.push_back(line.substr(4, line.find(' ', 4) - 4));
+    return names;
+  };
+  CHECK(options_of(first).size() == 10);
+  std::vector<std::string> rows;
+  const auto parsed = Options::parse(option_table(), "serve", {}, 0);
+  for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
+  CHECK(options_of(all) == rows);
+  size_t at = 0, groups = 0;  // the names stand below the first options, and head all of them in the same order
+  std::istringstream lines(first.substr(first.find("are in the groups\n") + 18));
+  for (std::string line; std::getline(lines, line); ++groups) {
+    INFO(line);
+    at = all.find("\n" + line.substr(2) + "\n", at);
+    REQUIRE(at != all.npos);
+  }
+  CHECK(groups == 9);
+}
+
+TEST_CASE("command line: serve begins with the options that are not as by default", "[command_line]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  // It does not start: the model's folder is missing.
+  const Ran ran = run(xpyd, {"serve", "/no/such/folder", "--port", "0", "--topology", "1P1D", "--max-batch", "3"});
+  INFO(ran.err);
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("serve /no/such/folder\n--max-batch 3  # sequences\n--port 0\nxpyd") != std::string::npos);
+}
+
+TEST_CASE("command line: peak leaves nothing in the working directory", "[command_line]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  testing::TempDir dir, home;
+  const std::string folder = std::filesystem::absolute(home.path).string();
+  const Ran ran = run("/bin/sh",
+                      {"-c", "unset XDG_CACHE_HOME; HOME=" + folder + " exec '" +
+                                 std::filesystem::absolute(xpyd).string() + "' peak --threads 1"},
+                      dir.path);
+  INFO(ran.err);
+  CHECK(ran.code == 0);
+  CHECK(std::filesystem::is_empty(dir.path));
+  CHECK(std::filesystem::exists(folder + "/.cache/xpyd/peak.json"));
 }
 
 TEST_CASE("command line: a run begins with its table of options", "[command_line]") {

@@ -71,25 +71,59 @@ TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets
 }
 
 TEST_CASE("datasets: a mooncake row", "[datasets]") {
-  auto row = parse_mooncake_row(
-      R"({"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})", "f:1");
-  REQUIRE(row);
-  CHECK(row.value().arrival_s == 1.5);
-  CHECK(row.value().input_tokens == 1025);
-  CHECK(row.value().output_tokens == 7);
-  REQUIRE(row.value().spans.size() == 3);
-  CHECK(row.value().spans[1].tokens == 512);
-  CHECK(row.value().spans[2].tokens == 1);
-  // Equal ids are equal tokens, and a shorter tail is a prefix of the whole block.
-  auto other = parse_mooncake_row(R"({"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]})",
-                                  "f:2");
-  REQUIRE(other);
-  std::vector<int32_t> a = prompt_tokens(row.value(), 32000), b = prompt_tokens(other.value(), 32000);
+  testing::TempDir dir;
+  const std::string path = write_file(dir,
+                                      "\xEF\xBB\xBF"
+                                      R"({"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]}
+              {"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})");
+  auto load = mooncake_load(path, 9, 1, 0);
+  INFO((load ? "" : load.error().message));
+  REQUIRE(load);
+  REQUIRE(load.value().requests.size() == 2);
+  const BenchRequest &row = load.value().requests[1], &other = load.value().requests[0];
+  CHECK(row.arrival_s == 1);
+  CHECK(row.input_tokens == 1025);
+  CHECK(row.output_tokens == 7);
+  REQUIRE(row.spans.size() == 3);
+  CHECK(row.spans[1].tokens == 512);
+  CHECK(row.spans[2].tokens == 1);
+  // Equal ids after equal ids are equal tokens.
+  const std::vector<int32_t> a = prompt_tokens(row, 32000), b = prompt_tokens(other, 32000);
   CHECK(a.size() == 1025);
   CHECK(b.size() == 600);
   CHECK(std::equal(a.begin(), a.begin() + 512, b.begin()));
-  CHECK(a[1024] == b[512]);
   CHECK(a[512] != b[512]);
+}
+
+TEST_CASE("datasets: what a mooncake id stands for can be said", "[datasets]") {
+  testing::TempDir dir;
+  const std::string path = write_file(
+      dir, R"({"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [4, 5, 6]})");
+  CHECK_FALSE(mooncake_load(path, 9, 1, 0));
+  auto load = mooncake_load(path, 9, 1, 0, 16);
+  REQUIRE(load);
+  REQUIRE(load.value().requests[0].spans.size() == 3);
+  CHECK(load.value().requests[0].spans[1].tokens == 16);
+  CHECK(load.value().requests[0].spans[2].tokens == 8);
+}
+
+TEST_CASE("datasets: rows of a session wait for the answer before them", "[datasets]") {
+  testing::TempDir dir;
+  auto load = mooncake_load(
+      write_file(dir, R"({"session_id": "a", "timestamp": 1000, "input_length": 5, "output_length": 1, "hash_ids": [1]}
+                         {"timestamp": 3000, "input_length": 6, "output_length": 1, "hash_ids": [2]}
+                         {"session_id": "a", "delay": 250, "input_length": 9, "output_length": 1, "hash_ids": [1]})"),
+      9, 2, 0);
+  INFO((load ? "" : load.error().message));
+  REQUIRE(load);
+  CHECK(load.value().sessions);
+  const auto& requests = load.value().requests;
+  REQUIRE(requests.size() == 3);
+  CHECK(requests[1].input_tokens == 9);
+  CHECK(requests[1].after == 0);
+  CHECK(requests[1].think_s == 0.25);  // whatever the scale of time
+  CHECK(requests[2].after == -1);
+  CHECK(requests[2].arrival_s == 1);
 }
 
 TEST_CASE("datasets: a bad mooncake row names its line and field", "[datasets]") {
@@ -108,18 +142,25 @@ TEST_CASE("datasets: a bad mooncake row names its line and field", "[datasets]")
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1})", "hash_ids"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": 3})", "hash_ids"},
       {R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]})",
-       "1 ids; an input_length of 513 needs 2"},
+       "1 ids; a prompt of 513 tokens needs 2"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1, 2]})", "needs 1"},
+      {R"({"input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1], "priority": 1})",
+       "priority: no such field"},
+      {R"({"timestamp": 0, "delay": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "no session_id"},
+      {R"({"session_id": 1, "delay": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "delay"},
+      {R"({"session_id": [1], "timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "session_id"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})", "whole numbers"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1.5]})", "whole numbers"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["1"]})", "whole numbers"},
   };
   for (auto [line, expected] : cases) {
-    auto row = parse_mooncake_row(line, "trace.jsonl:17");
+    testing::TempDir dir;
+    auto load = mooncake_load(write_file(dir, std::string("\n\n") + line), 9, 1, 0);
     INFO(line);
-    REQUIRE_FALSE(row);
-    check_error(row.error(), "trace.jsonl:17");
-    check_error(row.error(), expected);
+    REQUIRE_FALSE(load);
+    check_error(load.error(), "--dataset-path: " + dir.path + "/data:3");
+    check_error(load.error(), expected);
   }
 }
 
@@ -132,12 +173,12 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
            ",\"output_length\":" + std::to_string(output) + ",\"hash_ids\":[" + ids + "]}\n";
   };
   std::string path = write_file(
-      dir, line(9000, 600, 20) + "\n" + line(5000, 100, 1) + line(6000, 2000, 900) + line(7000, 1, 1));
+      dir, line(5000, 100, 1) + "\n" + line(6000, 2000, 900) + line(9000, 600, 20) + line(9500, 1, 1));
   auto load = mooncake_load(path, 3, 2, 1000);
   REQUIRE(load);
   CHECK(load.value().timed);
   auto& requests = load.value().requests;
-  REQUIRE(requests.size() == 3);  // the first three rows, by time
+  REQUIRE(requests.size() == 3);  // the first three rows
   CHECK(requests[0].arrival_s == 0);
   CHECK(requests[1].arrival_s == 0.5);  // 1 s of trace at twice the speed
   CHECK(requests[2].arrival_s == 2);
@@ -153,6 +194,10 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
   REQUIRE(load);
   CHECK(load.value().requests.size() == 4);
   CHECK(load.value().notes == std::vector<std::string>{path + " holds 4 requests"});
+
+  load = mooncake_load(write_file(dir, line(5, 1, 1) + line(4, 1, 1)), 9, 1, 0);
+  REQUIRE_FALSE(load);
+  check_error(load.error(), ":2: an earlier time than the row before");  // as in the simulator
 
   path = write_file(dir, line(0, 1, 1) + "\n" + "{bad\n");
   load = mooncake_load(path, 9, 1, 0);
@@ -193,19 +238,21 @@ TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
   auto read = read_sharegpt(path);
   INFO((read ? "" : read.error().message));
   REQUIRE(read);
-  REQUIRE(read.value().size() == 2);
-  CHECK(read.value()[0].prompt == "q \" ] }");
-  CHECK(read.value()[0].reply == "r");
-  CHECK(read.value()[1].prompt == "q2");
-  CHECK(read_sharegpt(write_file(dir, "[]")));
+  const auto& talks = read.value().conversations;
+  REQUIRE(talks.size() == 2);
+  CHECK(talks[0].prompt == "q \" ] }");
+  CHECK(talks[0].reply == "r");
+  CHECK(talks[1].prompt == "q2");
+  CHECK(read.value().notes.empty());
 
   struct {
     const char* content;
     const char* expected;
   } cases[] = {
-      {"", ":1: expected '['"},
-      {"\n{}", ":2: expected '['"},
-      {"[\n\n3]", ":3: expected '{'"},
+      {"", ": no conversation in it"},
+      {"[]", ": no conversation in it"},
+      {"\n{}", "1 rows are no conversations and are skipped; the first: "},
+      {"[\n\n3]", ":3: expected an object"},
       {"[\n{\"conversations\": [", ":2: the file ends inside"},
       {"[\n{\"conversations\": []}\n{}]", ":3: expected ',' or ']'"},
       {"[{\"conversations\": []}]\nx", ":2: text after the end"},
@@ -225,6 +272,42 @@ TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
     check_error(bad.error(), expected);
   }
   CHECK_FALSE(read_sharegpt(dir.path + "/none"));
+}
+
+TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, as an array and as lines", "[datasets]") {
+  testing::TempDir dir;
+  const std::vector<std::string> rows = {
+      "null",
+      R"({"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "r"}]})",
+      "3.5",
+      R"("a, text ]")",
+      "[1, {}]",
+      R"({"id": "no conversations"})",
+      R"({"conversations": [{"from": "human", "from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]})",
+      R"({"conversations": [{"from": "human", "value": "\ud800"}, {"from": "gpt", "value": "r"}]})",
+      R"({"conversations": [{"from": "human", "value": null}, {"from": "gpt", "value": "r"}]})",
+      R"({"conversations": [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "two"},
+          {"from": "gpt", "value": "r2"}]})",
+      "true"};
+  std::string array = "\xEF\xBB\xBF [", lines = "\xEF\xBB\xBF";
+  for (std::string row : rows) {
+    array += (array.size() > 5 ? " ,\n" : "") + row;
+    std::erase(row, '\n');
+    lines += row + "\n";
+  }
+  for (const std::string& text : {array + "\n]", lines}) {
+    const auto read = read_sharegpt(write_file(dir, text));
+    INFO(text << (read ? "" : read.error().message));
+    REQUIRE(read);
+    const auto& talks = read.value().conversations;
+    REQUIRE(talks.size() == 2);
+    CHECK(talks[0].prompt == "one");
+    CHECK(talks[1].prompt == "Be kind.\ntwo");
+    CHECK(talks[1].reply == "r2");
+    REQUIRE(read.value().notes.size() == 1);
+    CHECK(read.value().notes[0].starts_with("9 rows are no conversations and are skipped; the first: "));
+    check_error(invalid(read.value().notes[0]), ":1: expected an object");
+  }
 }
 
 TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {

@@ -181,7 +181,7 @@ TEST_CASE("metrics: conform, whatever the names hold", "[server][metrics]") {
     Metrics metrics("vllm", model, 4096);
     Parsed empty = parse(metrics.render(service.stats()));
     CHECK(empty.error == "");
-    metrics.first_token(1.0, 100);
+    metrics.first_token(1.0, 100, 64);
     metrics.finished(one_request());
     metrics.inter_token(0.02);
     metrics.http_request("/v1/completions", "POST", 200);
@@ -196,7 +196,7 @@ TEST_CASE("metrics: conform, whatever the names hold", "[server][metrics]") {
 TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]") {
   FakeService service;
   Metrics metrics("vllm", "tiny", 4096);
-  metrics.first_token(1.0, 100);
+  metrics.first_token(1.0, 100, 64);
   for (int i = 0; i < 40; ++i) metrics.generated_token();
   for (int i = 0; i < 38; ++i) metrics.inter_token(0.05);
   metrics.finished(one_request());
@@ -398,6 +398,7 @@ TEST_CASE("metrics: of requests that were served", "[server][metrics]") {
     return p.samples["vllm:" + name + "{model_name=\"tiny\",engine=\"all\"" + more + "}"];
   };
   CHECK(value("prompt_tokens_total") == 12);
+  CHECK(value("prompt_tokens_cached_total") == 0);
   CHECK(value("generation_tokens_total") == 30);
   CHECK(value("request_success_total", ",finished_reason=\"length\"") == 6);
   CHECK(value("time_to_first_token_seconds_count") == 3);

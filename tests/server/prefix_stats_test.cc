@@ -73,6 +73,8 @@ TEST_CASE("prefix-stats: a small tree by hand", "[prefix-stats]") {
   CHECK(two.r_leaf == Approx(2.0 / 7));
   CHECK(two.r_conv == Approx(4.0 / 7));  // abq and abr part below an inner node: not counted
   CHECK(two.length_reuse == Approx((3 + 2 + 2 + 2) / 20.0));
+  CHECK(two.mean_repeated == Approx((3 + 2 + 2 + 2) / 4.0));
+  CHECK(two.repeated == std::vector<int64_t>{0, 3, 2, 2, 0, 2, 0});
   REQUIRE(two.most.size() == 2);
   CHECK(two.most[0].length == 3);
   PrefixStats three = prefix_stats(input, 3, 0);
@@ -182,7 +184,9 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
   CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") != std::string::npos);
   CHECK(error_of("").find("expected a JSON array or JSON lines") != std::string::npos);
   CHECK(error_of("words").find("expected a JSON array or JSON lines") != std::string::npos);
-  CHECK(error_of("{\"a\": 1}").find("expected conversations, conversation, instruction or hash_ids") != std::string::npos);
+  CHECK(error_of("{\"a\": 1}").find("expected conversations, conversation, instruction, prompt or hash_ids") !=
+        std::string::npos);
+  CHECK(error_of("{\"prompt\": [1]}").find("prompt") != std::string::npos);
   CHECK(error_of("[]").find("no prompts") != std::string::npos);
   CHECK(error_of("[{\"conversations\": 3}]").find("conversations") != std::string::npos);
   CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") != std::string::npos);
@@ -207,6 +211,18 @@ TEST_CASE("prefix-stats: the command writes its figures as JSON", "[prefix-stats
   CHECK(out["r_conv"] == 1.0);
   CHECK(out["length_unit"] == "bytes");
   CHECK(out["most_shared"][0]["length"] == 2);
+  CHECK(out["mean_repeated_tokens"] == 2.0);  // "ab"
+  const std::string prompts = write_file(dir,
+                                         "\xEF\xBB\xBF{\"prompt\": \"The key of box 1 is red.\"}\n"
+                                         "{\"prompt\": \"The key of box 1 is blue.\"}\n{\"prompt\": \"No.\"}\n");
+  CHECK(run({prompts, "--unit", "tokens", "--json", dir.path + "/out"}) == 0);
+  const auto tokens = parse_json_file(dir.path + "/out").value();
+  const auto tokenizer = Tokenizer::load(kDemoModel).value();
+  const auto shared = tokenizer->encode("The key of box 1 is", {.add_special_tokens = false}).size();
+  CHECK(tokens["prompts"] == 3);
+  CHECK(tokens["mean_repeated_tokens"] == double(shared));
+  CHECK(run({prompts, "--json", dir.path + "/out"}) == 0);  // by bytes, " is " has its blank more
+  CHECK(parse_json_file(dir.path + "/out").value()["mean_repeated_tokens"].get<double>() >= double(shared));
   CHECK(run({}) == 2);
   CHECK(run({dir.path + "/none"}) == 1);
   CHECK(run({write_file(dir, "[{")}) == 2);
