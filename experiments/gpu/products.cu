@@ -127,9 +127,9 @@ void products(Rounds& rounds, const cuda::Card&, bool tiny) {
            .work = {.bytes = double(w.size()) + around, .flops = flops},
            .limit = Limit::roofline}};
       // What the promise of one order costs, and what our kernel for few rows gains.
-      const auto dense = [&](const char* name, std::function<void()> run) {
+      const auto dense = [&](const char* what, std::function<void()> run) {
         Case beside = cases[0];
-        beside.name = shape + ", " + name, beside.run = std::move(run), beside.versus = cases[0].name;
+        beside.name = shape + ", " + what, beside.run = std::move(run), beside.versus = cases[0].name;
         cases.push_back(std::move(beside));
       };
       dense("bf16, cuBLASLt's fastest", [&any_order, args] { any_order.run(args); });
