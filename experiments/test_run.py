@@ -484,7 +484,7 @@ class NamesTest(unittest.TestCase):
 
     def test_another_call_another_argument_and_another_literal_are_seen(self):
         for old, new in ((b"std::max", b"std::min"), (b"waiting_views_", b"running_views_"), (b"+ 1)", b"+ 2)"),
-                         (b"waiting_with_kv() < 2", b"make_room() < 2"), (b"push_back", b"emplace_back"),
+                         (b"waiting_with_kv() + head_waits", b"make_room() + head_waits"), (b"push_back", b"emplace_back"),
                          (b"Model& model, KvMemory& memory", b"KvMemory& memory, Model& model"), (b"release(s);", b"reserve(s);")):
             file = "batch/engine.cc" if b"Model& model" in old else "batch/engine_plan.cc"
             self.assertNotEqual(self.edited(lambda text: text.replace(old, new, 1), file), self.stamp, old)

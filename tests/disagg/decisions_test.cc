@@ -67,7 +67,7 @@ TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(DecodeView) == 32);
   CHECK(sizeof(DisaggView) == 96);
   CHECK(sizeof(DisaggOptions) == 40);
-  CHECK(sizeof(ClusterAdmission) == 144);
+  CHECK(sizeof(ClusterAdmission) == 160);
   CHECK(sizeof(AdmissionOptions) == 32);
   CHECK(sizeof(BatchView) == 80);
   CHECK(sizeof(RolesView) == 56);

@@ -86,11 +86,11 @@ class Scene : public SimCluster {
 // D has no room for it, the client goes: P held the KV for 480 s.
 TEST_CASE("vllm#41269: a client that goes before D has admitted does not strand P's KV", "[issues]") {
   SimOptions options;
-  options.max_batch = 1;
+  options.kv.pool_bytes = 160 * kv_shape(checksum_config(), Dtype::f32).token_bytes();
   Scene scene("1P1D", options);
   scene.ask(1, 60, 90);
   REQUIRE(scene.until_sent("KvDelivered"));
-  scene.ask(2);
+  scene.ask(2, 120);
   REQUIRE(scene.until_sent("ReserveKv"));
   scene.ticks(20);
   CHECK(scene.held("P0") > 0);

