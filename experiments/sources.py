@@ -33,7 +33,7 @@ IMPLEMENTED = {
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
     "experiments/pool_recovery.cc": ["server/main.cc"],  # tests/netns/run starts `xpyd serve` and `xpyd worker` processes
     "experiments/vattention_speed.cc": LLAMA,
-    "model/gemm_cuda.h": ["model/gemv_cuda.cu"],
+    "model/gemm_cuda.h": ["model/gemv_sm90.cu"],
     "model/jinja.h": ["model/jinja_eval.cc"],
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
