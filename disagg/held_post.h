@@ -16,7 +16,8 @@ class HeldPost final : public Post {
  public:
   explicit HeldPost(Post& post) : post_(post) {}
 
-  // From now on messages to the conductor wait here, in their order. Those to other instances do not.
+  // From now on a message to the conductor waits here, and so do all that are sent behind it: a decode instance that
+  // hears of a prompt's KV could otherwise tell the conductor of the second token before the first one is there.
   void hold() {
     std::lock_guard lock(mutex_);
     holding_ = true;
@@ -24,29 +25,29 @@ class HeldPost final : public Post {
   // A token that begins or ends a choice is among those that wait.
   bool has_answers() {
     std::lock_guard lock(mutex_);
-    for (const auto& [from, message] : held_)
-      if (const auto* token = std::get_if<TokenOf>(&message);
+    for (const Held& held : held_)
+      if (const auto* token = std::get_if<TokenOf>(&held.message);
           token && (token->index == 0 || token->event.finish != FinishReason::none))
         return true;
     return false;
   }
-  // Ends hold(): `first`, where there is one, and all that has waited leave.
+  // Ends hold(): `first`, where there is one, leaves for the conductor, and then all that has waited.
   void release(InstanceId from, std::optional<Message> first) {
-    std::vector<std::pair<InstanceId, Message>> held;
+    std::vector<Held> held;
     {
       std::lock_guard lock(mutex_);
       holding_ = false;
       held.swap(held_);
     }
     if (first) post_.send(from, kConductor, std::move(*first));
-    for (auto& [sender, message] : held) post_.send(sender, kConductor, std::move(message));
+    for (Held& h : held) post_.send(h.from, h.to, std::move(h.message));
   }
 
   void send(InstanceId from, InstanceId to, Message message) override {
-    if (to == kConductor) {
+    {
       std::lock_guard lock(mutex_);
-      if (holding_) {
-        held_.emplace_back(from, std::move(message));
+      if (holding_ && (to == kConductor || !held_.empty())) {
+        held_.push_back({from, to, std::move(message)});
         return;
       }
     }
@@ -54,10 +55,14 @@ class HeldPost final : public Post {
   }
 
  private:
+  struct Held {
+    InstanceId from, to;
+    Message message;
+  };
   Post& post_;
   std::mutex mutex_;
-  bool holding_ = false;                              // guarded by mutex_
-  std::vector<std::pair<InstanceId, Message>> held_;  // guarded by mutex_
+  bool holding_ = false;    // guarded by mutex_
+  std::vector<Held> held_;  // guarded by mutex_, in the order of send()
 };
 
 }  // namespace xpyd::disagg
