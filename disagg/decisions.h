@@ -1,5 +1,5 @@
 // What policies see and what they answer, as columns of the event log (event_log.h): a decision that is written so can
-// be taken again by any build (disagg/replay.h).
+// be taken again by any build (experiments/event_log/replay.h).
 //
 // Thread safety: plain functions.
 #pragma once

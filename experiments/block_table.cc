@@ -22,7 +22,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments::block_table_experiment {

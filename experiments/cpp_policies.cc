@@ -1,7 +1,7 @@
 // cpp_policies: what are the chunk policies worth to a pipeline, by load and window: the server's own engine and
 // policies, in virtual time?
 //
-// One instance of eight stages, Llama-3-70B in bf16 on one H200 each (disagg/simulate/hardware.cc), the costs that
+// One instance of eight stages, Llama-3-70B in bf16 on one H200 each (experiments/simulate/hardware.cc), the costs that
 // cpp_surface has; a boundary as there. Steps of 8,192 tokens; mpu, and `fixed 16K` beside it, have 16,384, and mpu's
 // b_min is 8,192, as in WavePP (2026-09). Loads: one prompt of 131,072 tokens; `cold`: 48 of these, 16 at once, each
 // user asking again when he is answered; `reuse 131K`: 64 prompts, 8 at once, of which 90 % is common and in the cache;

@@ -1,7 +1,7 @@
 // cpp_surface: time to first token and throughput of a pipeline of P cards against tensor parallelism over the same P,
 // by length, reused prefix, prompts queued, chunks and window. cpp_crossover: where one passes the other.
 //
-// Costs are published figures (disagg/simulate/hardware.cc): Llama-3-70B in bf16 on H200, .44 of 989 TFLOP/s, .7 of
+// Costs are published figures (experiments/simulate/hardware.cc): Llama-3-70B in bf16 on H200, .44 of 989 TFLOP/s, .7 of
 // 4.8 TB/s, 0.5 ms of launches a step. One card per stage; a step of a stage costs its launches and 1 / P of everything
 // else. (70B on P = 2 leave no room for 512K of KV: times, not a deployment.) A boundary carries 16 KiB a token at
 // 50 GB/s, and 20 us.
@@ -38,7 +38,7 @@
 // to 1.08).
 #include <cmath>
 
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
 

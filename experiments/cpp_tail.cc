@@ -24,7 +24,7 @@
 // (8 * 12 + 7.7) = 37 s against 8.5: 3 to 7 times as much.
 #include <algorithm>
 
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
 

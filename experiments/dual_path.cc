@@ -1,6 +1,6 @@
 // dual_path: what is it worth to load KV over the links of decode instances, too, which are idle, and when nothing?
 //
-// DualPath's setting (arXiv 2602.21548) on the simulator (disagg/simulate/): a store has all KV that was ever computed,
+// DualPath's setting (arXiv 2602.21548) on the simulator (experiments/simulate/): a store has all KV that was ever computed,
 // instances keep none, and each has a link of its own to the store beside the network between them. Agents take 157
 // turns, each with all that was said and 429 tokens more in the mean (exponential; a third of them are the answer, at
 // most 2,000), so that a prompt has 33,700 in the mean and 98.7 % of it is loaded: the published workload. An instance

@@ -22,7 +22,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "disagg/simulate/traces.h"
+#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments::eviction_experiment {

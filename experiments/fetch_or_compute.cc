@@ -2,7 +2,7 @@
 // none:
 // --kv-fetch never, always and cost.
 //
-// The simulator (disagg/simulate/): 8P8D of 8 x A800 with Llama-3-70B, 3,000 requests of Mooncake's conversation and
+// The simulator (experiments/simulate/): 8P8D of 8 x A800 with Llama-3-70B, 3,000 requests of Mooncake's conversation and
 // synthetic traces (ticks of 3 s spread; three draws), each to the P with the shortest queue, whatever its cache holds:
 // the pool alone brings hits together. "blind" is cost, at 25 Gb/s, with a link taken for what it gave so far in the
 // mean instead of what it carries now.

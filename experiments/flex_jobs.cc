@@ -1,7 +1,7 @@
 // flex_jobs: batch jobs in memory and step tokens that nobody else wants ("service_tier": "flex", batch/flex.cc): what
 // they do to the first tokens and the gaps of the others, and what they get done.
 //
-// The simulator (disagg/simulate/): one colocated instance of 8 x A800 with Llama-3-70B and 200,000 tokens of KV,
+// The simulator (experiments/simulate/): one colocated instance of 8 x A800 with Llama-3-70B and 200,000 tokens of KV,
 // chunks of 512; others ask for 4,096 + 128 tokens, Poisson, 200 requests, two draws, at `load` of what the instance
 // computes; 1,000 jobs of 2,048 + 256 tokens are there from the beginning, and what is done of them until the last
 // other request has ended counts. "none": without jobs; "flex N": --flex-tokens N; "alike": jobs are requests as any

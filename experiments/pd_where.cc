@@ -2,7 +2,7 @@
 // best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size, by prompt, output, objective, hardware and
 // link.
 //
-// The simulator (disagg/simulate/). Goodput is the rate at which 90 % of the requests keep both objectives: ten times
+// The simulator (experiments/simulate/). Goodput is the rate at which 90 % of the requests keep both objectives: ten times
 // the unloaded TTFT, and for the mean of a request's longest tenth of gaps `tbt` times c, a step's time before it does
 // anything: reading the weights. (Mooncake, arXiv section 8: 10 and 5.) Prompts and outputs plus or minus a half,
 // uniform; a Poisson process; nothing in common; no admission. Found on a grid of 20 rates, between two of which the

@@ -29,7 +29,7 @@
 
 #include "allocator/block_pool.h"
 #include "base/random.h"
-#include "disagg/simulate/traces.h"
+#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments::radix_experiment {

@@ -1,7 +1,7 @@
 // rejection: who is refused, when, and what it saves: the rows of --admission under overload, the error of t_d, and how
 // the loads of P and D swing.
 //
-// The simulator (disagg/simulate/): instances of 8 x A800 with Llama-3-70B and four links of 200 Gb/s (one of 100 would
+// The simulator (experiments/simulate/): instances of 8 x A800 with Llama-3-70B and four links of 200 Gb/s (one of 100 would
 // bind a single D: 6.8 prompts a second are 27 GB), Mooncake's conversation trace (5,000 of its requests, its ticks of
 // 3 s spread; three parts) twice as fast for each D, objectives 30 s and 100 ms (or 40). A D holds 1.33 M tokens of KV.
 // `table_3`: the published set-up, 8P8D and the generated tool&agent at twice its speed. P's load is the work of

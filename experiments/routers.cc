@@ -1,7 +1,7 @@
 // routers: every row of --placement over the same view, on five loads and three pools: first tokens, tails of gaps, hit
 // rate, and regret: of the tokens that a choice made somebody compute, the share that another choice would have found.
 //
-// The simulator (disagg/simulate/): instances of 8 x A800 with Llama-3-70B. Pools of eight: 8C, where a router sees one
+// The simulator (experiments/simulate/): instances of 8 x A800 with Llama-3-70B. Pools of eight: 8C, where a router sees one
 // queue of prompts and decodes; 4P4D, half the caches and half the queues; 6P2D, where many prompts meet few decodes.
 // Loads: Mooncake's conversation (a start of its prompts in common, hits .37 at most), its synthetic trace (no common
 // start, .65), the generated tool&agent (three hot starts), the generated pool of clients (short prompts, few hits),

@@ -20,7 +20,7 @@
 
 #include "base/random.h"
 #include "batch/drafter.h"
-#include "disagg/simulate/traces.h"
+#include "experiments/simulate/traces.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
 #include "model/model.h"

@@ -4,7 +4,7 @@
 //
 // k drafts, each right with probability a where those before it are, end E = (1 - a^(k+1)) / (1 - a) tokens in one step
 // of B sequences behind L tokens: c + s B (k + 1) + B L max(v, (k + 1) l), by the cards' figures
-// (disagg/simulate/hardware.cc): weights and launches c, products s a token, KV v and scores l for each token that is
+// (experiments/simulate/hardware.cc): weights and launches c, products s a token, KV v and scores l for each token that is
 // looked at. That is the sum of what bandwidth and what products take; `max` is the slower of both, as if all of one
 // were done under the other. A draft costs what made it, besides: nothing (`ngram`); a model of 160 M parameters that
 // is run once for each (`model`: launches of .5 ms, and 2.4 % of the rest); a head of one layer of 61 (`mtp`).
@@ -37,7 +37,7 @@
 #include <cmath>
 
 #include "batch/draft_length.h"
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments::speculate_costs_experiment {

@@ -1,7 +1,7 @@
 // vattention_costs, vattention_virtual: vAttention's whole runs, on the cards and lengths of its paper, in virtual time: what a batch needs
 // of memory a second (Fig. 4), and what a slower prefill kernel costs whoever serves (Figs. 9 and 10).
 //
-// Yi-6B on one A100, Llama-3-8B and Yi-34B on two, by what a step costs there (disagg/simulate/hardware.h; an A800
+// Yi-6B on one A100, Llama-3-8B and Yi-34B on two, by what a step costs there (experiments/simulate/hardware.h; an A800
 // computes as an A100 does).
 //   batch     decoding at a context of 900 tokens, 1 to 320 sequences: tokens/s, time of a step, MB/s of KV a card
 //   prefill   whole prompts in chunks of 16,384, with the paged kernel's attention `factor` times as slow. The factor is

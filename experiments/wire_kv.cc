@@ -1,6 +1,6 @@
 // wire_kv: when the KV of a prompt is at D, by the rate of the wire and by what crosses (--wire-kv-dtype).
 //
-// The simulator (disagg/simulate/): 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B in one step, KV in bf16, layer by
+// The simulator (experiments/simulate/): 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B in one step, KV in bf16, layer by
 // layer. A form that has r of the bytes is a wire that is 1/r as fast. `ready_ms`: until D can go on, from arrival; the
 // first token is P's, and does not wait for the wire. P packs and D widens at `convert`: `card`, at .8 of an H100's
 // 3.35 TB/s, reading and writing; `core`, at what one core with AVX2 does, 2 GB/s of bf16 rows packed and 3 widened.

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "disagg/process_cluster.h"
-#include "disagg/replay.h"
-#include "disagg/trace_view.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"

@@ -18,8 +18,8 @@
 #include <set>
 
 #include "disagg/event_log.h"
-#include "disagg/replay.h"
-#include "disagg/trace_view.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"

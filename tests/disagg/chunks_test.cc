@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "disagg/event_log.h"
-#include "disagg/replay.h"
+#include "experiments/event_log/replay.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "base/random.h"
-#include "disagg/replay.h"
+#include "experiments/event_log/replay.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::event_log_test {

@@ -1,6 +1,6 @@
 #include "disagg/roles.h"
 
-#include "disagg/simulate/cluster.h"
+#include "experiments/simulate/cluster.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::roles_test {

@@ -10,7 +10,7 @@
 #include "attention/kv_row.h"
 #include "base/random.h"
 #include "disagg/event_log.h"
-#include "disagg/replay.h"
+#include "experiments/event_log/replay.h"
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::wire_kv_test {

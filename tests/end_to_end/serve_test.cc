@@ -17,7 +17,7 @@
 #include <sstream>
 #include <thread>
 
-#include "disagg/replay.h"
+#include "experiments/event_log/replay.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 

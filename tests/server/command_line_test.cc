@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/cpu.h"
+#include "experiments/subcommands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 
@@ -81,7 +82,7 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
   const auto of = [](const std::vector<std::string>& more) {
     std::vector<std::string> words = {"--join", "unix:/none"};
     words.insert(words.end(), more.begin(), more.end());
-    return server::fingerprint(*server::prepare_stack(Options::parse(server::option_table(), "worker", words, 0).value()).value());
+    return server::fingerprint(*server::prepare_stack(Options::parse(server::all_options(), "worker", words, 0).value()).value());
   };
   const uint64_t plain = of({});
   CHECK(of({"--weight-dtype", "f32"}) == plain);
@@ -404,7 +405,7 @@ TEST_CASE("command line: help and version", "[command_line]") {
   };
   CHECK(options_of(first).size() == 10);
   std::vector<std::string> rows;
-  const auto parsed = Options::parse(option_table(), "serve", {}, 0);
+  const auto parsed = Options::parse(all_options(), "serve", {}, 0);
   for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
   CHECK(options_of(all) == rows);
   size_t at = 0, groups = 0;  // the names stand below the first options, and head all of them in the same order
@@ -466,7 +467,7 @@ TEST_CASE("command line: the bare binary answers, wherever it stands", "[command
 }
 
 TEST_CASE("command line: every row of the table is well formed", "[command_line]") {
-  for (const OptionRow& row : option_table()) {
+  for (const OptionRow& row : all_options()) {
     INFO(row.name);
     CHECK(std::string(row.help).size() > 3);
     CHECK(std::string(row.help).find('\n') == std::string::npos);
@@ -475,7 +476,7 @@ TEST_CASE("command line: every row of the table is well formed", "[command_line]
   }
   // Defaults fit their own rows, and no name stands twice in a group: parse checks both.
   for (const char* group : {"serve", "generate", "bench", "peak", "info"})
-    CHECK(Options::parse(option_table(), group, {}, 0));
+    CHECK(Options::parse(all_options(), group, {}, 0));
 }
 
 TEST_CASE("command line: the demo model's answers survive every dtype of KV but e5m2", "[command_line]") {
