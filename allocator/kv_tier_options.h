@@ -15,13 +15,6 @@
 
 namespace xpyd::allocator {
 
-// What is known of KV that is kept: how long it is worth having.
-enum class KvMark : uint8_t {
-  pinned,   // it goes when nothing else can
-  awaited,  // it will be asked for soon: a tool is at work, and the conversation goes on
-  thought,  // it will not: of a finished thought, which the next turn's prompt does not have
-};
-
 struct KvTierOptions {
   size_t host_bytes = 0;         // 0: no host tier, and no disk below it
   std::string disk_dir;          // empty: no disk tier

@@ -121,7 +121,6 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
   if (touch) {
     b.use.last_use = tick_;
     ++b.use.uses;
-    b.use.visited = true;
     b.pins += pin;
     refresh(block);
   }
@@ -168,8 +167,7 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   b.parent_uid = chain.uid;
   b.hash = hash;
   b.parent_hash = chain.hash;
-  b.use = {tick_, 1, chain.n_blocks};
-  enter(b, false);
+  b.use = {tick_, 1, chain.n_blocks, tick_};
   b.storing = true;
   std::memcpy(&tokens_[size_t(block) * size_t(options_.block_tokens)], tokens,
               sizeof(int32_t) * size_t(options_.block_tokens));
@@ -203,21 +201,6 @@ void KvTiers::stored(int32_t block) {
   refresh(block);
 }
 
-void KvTiers::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) {
-  constexpr bool BlockUse::*const kMarks[] = {&BlockUse::pinned, &BlockUse::awaited, &BlockUse::thought};
-  const int bt = options_.block_tokens;
-  Chain chain = root(salt);
-  std::lock_guard lock(mutex_);
-  while (chain.n_blocks < int(tokens.size()) / bt) {
-    const int32_t* own = &tokens[size_t(chain.n_blocks) * size_t(bt)];
-    const uint64_t hash = next_hash(chain, own);
-    const int32_t block = look_up(chain, hash, own);
-    if (block < 0) break;
-    if (chain.n_blocks >= begin / bt && std::exchange(at(block).use.*kMarks[int(mark)], on) != on) refresh(block);
-    chain = {hash, at(block).uid, block, chain.n_blocks + 1};
-  }
-}
-
 // ---- Readers.
 
 void KvTiers::unpin(int32_t block) {
@@ -243,7 +226,7 @@ KvTiers::Where KvTiers::fetch(int32_t block, bool* from_disk) {
   *from_disk = true;
   b.reading = true;
   ++reading_;
-  enter(b, false);
+  b.use.entered = tick_;
   set_host(block, slot);
   disk_->read(b.disk, host_.get() + layout_.offset(slot, 0, 0, 0, 0), b.checksum, block);
   return Where::coming;
@@ -278,11 +261,11 @@ void KvTiers::refresh(int32_t block) {
     if (!belongs[order]) continue;
     const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
     // What goes is the deepest of one age; what is written, the first, since the others need it.
-    b.place[order] = {rank_of(policy, b.use), order == kDirty ? b.use.position : -b.use.position, block};
+    b.place[order] = {policy.rank(b.use), order == kDirty ? b.use.position : -b.use.position, block};
     orders_[order].insert(b.place[order]);
   }
   clean_ -= int(b.clean);
-  b.clean = known && on_host && on_disk && !b.reading && !b.use.pinned;
+  b.clean = known && on_host && on_disk && !b.reading;
   clean_ += int(b.clean);
   if (!options_.listeners.empty()) tell(block);
 }
@@ -303,36 +286,16 @@ void KvTiers::set_host(int32_t block, int slot) {
   refresh(block);
 }
 
-// Of the block there whose turn it is.
-int64_t KvTiers::lap(bool disk) const {
-  int64_t lap = lap_[disk];
-  for (Order order : {disk ? kDiskLeaf : kClean, disk ? kDiskLeaf : kDirtyLeaf})
-    if (!orders_[order].empty()) lap = std::max(lap, at(std::get<2>(*orders_[order].begin())).use.lap);
-  return lap;
-}
-
-// It stands in one tier's orders at a time: as long as it is on the host, in the host's.
-void KvTiers::enter(Block& block, bool disk) {
-  block.use.entered = tick_;
-  block.use.lap = lap(disk);
-  block.use.visited = false;
-}
-
-int32_t KvTiers::goes_first(Order order) {
+int32_t KvTiers::goes_first(Order order) const {
   constexpr size_t kShown = 8;
   const std::set<Place>& places = orders_[order];
-  const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
-  const auto whose_turn = [&] { return std::get<2>(*places.begin()); };
-  while (policy.spares && policy.spares(at(whose_turn()).use)) refresh(whose_turn());
-  int64_t& lap = lap_[order == kDiskLeaf];
-  lap = std::max(lap, at(whose_turn()).use.lap);
   if (options_.evicts) {
     std::vector<BlockUse> first;
     for (auto place = places.begin(); place != places.end() && first.size() < kShown; ++place)
       first.push_back(at(std::get<2>(*place)).use);
-    options_.evicts(policy, first);
+    options_.evicts(order == kDiskLeaf ? *disk_policy_ : *host_policy_, first);
   }
-  return whose_turn();
+  return std::get<2>(*places.begin());
 }
 
 int KvTiers::take_host_slot() {
@@ -354,7 +317,7 @@ int KvTiers::take_host_slot() {
 
 void KvTiers::drop_host(int32_t block) {
   free_host_.push_back(at(block).host);
-  if (at(block).disk >= 0) enter(at(block), true);
+  if (at(block).disk >= 0) at(block).use.entered = tick_;
   set_host(block, -1);
 }
 
@@ -440,7 +403,6 @@ void KvTiers::relieve() {
   const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
   if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
   while (used() > options_.low_watermark && !orders_[kClean].empty()) {
-    if (at(std::get<2>(*orders_[kClean].begin())).use.pinned) return;  // so are all behind it
     drop_host(goes_first(kClean));
     ++stats_.host_relieved;
   }
@@ -577,7 +539,7 @@ void KvTiers::check_invariants() const {
     if (b.parent >= 0 && at(b.parent).uid == b.parent_uid) ++children[size_t(b.parent)];
     storing += b.storing, writing += b.writing, reading += b.reading, clean += b.clean;
     const bool idle = !b.busy() && b.pins == 0;
-    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading && !b.use.pinned));
+    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading));
     XPYD_CHECK(b.in[kClean] == (idle && b.host >= 0 && b.disk >= 0));
     XPYD_CHECK(b.in[kDirtyLeaf] == (idle && b.host >= 0 && b.disk < 0 && b.children == 0));
     XPYD_CHECK(b.in[kDiskLeaf] == (idle && b.host < 0 && b.children == 0));

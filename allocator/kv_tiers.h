@@ -73,7 +73,6 @@ class KvTiers {
   // Blocks of the longest known prefix, at most max_blocks.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
   void forget();  // everything that nobody uses
-  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on);  // KvMemory::mark()
 
   // ---- owner
   void tick();  // a new moment in the order of uses: blocks used in one moment age from the deepest
@@ -132,7 +131,7 @@ class KvTiers {
     int disk_target = -1;      // being written
     bool storing = false, writing = false, reading = false, lost = false;
     uint64_t checksum = 0;
-    bool clean = false;      // on the host and on the disk, and not pinned
+    bool clean = false;      // on the host and on the disk
     bool told[kTiers] = {};  // to listeners: it is there
     bool in[kOrders] = {};
     Place place[kOrders];
@@ -156,9 +155,7 @@ class KvTiers {
   void refresh(int32_t block);
   void tell(int32_t block);
   void set_host(int32_t block, int slot);
-  int64_t lap(bool disk) const;
-  void enter(Block& block, bool disk);
-  int32_t goes_first(Order order);
+  int32_t goes_first(Order order) const;
   int take_host_slot();
   int take_disk_slot();
   void drop_host(int32_t block);
@@ -190,7 +187,6 @@ class KvTiers {
   int disk_slots_ = 0;
   uint64_t next_uid_ = 1;
   int64_t tick_ = 1;
-  int64_t lap_[2] = {};  // of the host, of the disk: of who went last (BlockUse::lap)
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
   bool writes_off_ = false, logged_ = false;
   int failed_reads_ = 0;

@@ -115,10 +115,6 @@ class Conductor final : public Service {
   ServicePicture picture() const override;
   std::string trouble() const override;
 
-  Status pin_prefix(PinPrefix pin);  // as Runtime says
-  Status unpin_prefix(uint64_t id);
-  void hint(const KvHint& hint);
-
   void drain();                    // refuses new requests from now on
   bool wait_idle(double seconds);  // true: nothing in flight any more
   bool idle(InstanceId id) const;  // nothing is placed there
@@ -229,9 +225,6 @@ class Conductor final : public Service {
   void retry_parked(Out& out);
   void dispatch_jobs();
   Member* find(InstanceId id);
-  void tell_pins(InstanceId id);
-  long most_pinned(long capacity, int block_tokens) const;
-  void end_pins();
   void charge(Attempt& attempt, Member& member);
   bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const;
   void uncharge_lender(Attempt& attempt);
@@ -272,11 +265,6 @@ class Conductor final : public Service {
   std::deque<RequestLife> ended_;  // the last, without gaps; newest first
   std::vector<Parked> parked_;
   std::deque<PrefillJob> jobs_;  // the global prefill queue
-  struct Pinned {
-    PinPrefix pin;
-    double until_s = 0;  // Clock; 0: never
-  };
-  std::vector<Pinned> pinned_;  // conductor_pins.cc
   int64_t queued_bytes_ = 0;
   int64_t passing_ = 0;  // events on their way to their sinks
   uint64_t logits_hash_ = 0;

@@ -20,7 +20,7 @@
 
 namespace xpyd::allocator {
 
-XPYD_COLUMNS(BlockUse, last_use, uses, position, entered, lap, visited, pinned, awaited, thought)
+XPYD_COLUMNS(BlockUse, last_use, uses, position, entered)
 
 }  // namespace xpyd::allocator
 

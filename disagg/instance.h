@@ -108,11 +108,6 @@ class Instance final {
  private:
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId, PinPrefix message) {
-    for_others([&] { pins_.handle(std::move(message)); });
-  }
-  void handle(InstanceId, UnpinPrefix message) { pins_.handle(message); }
-  void handle(InstanceId from, KvHint message);
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
@@ -172,7 +167,6 @@ class Instance final {
   handover::Reservations reservations_;
   pool::Fetcher fetcher_;
   pool::Lender lender_;
-  pool::PrefixPins pins_;
   bool computes_ = true;  // what it reserves now, where that is not found
 
   // A peer that the wire is not connected to yet.

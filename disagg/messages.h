@@ -19,7 +19,6 @@
 #include "batch/sequence.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/pool/pins.h"
 #include "disagg/service.h"
 #include "disagg/transfer_plan.h"
 
@@ -76,7 +75,7 @@ struct PeerGone {
 struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
   InstanceId id = -1;
 };
-struct ClearPrefixCache {};  // and PinPrefix, UnpinPrefix, KvHint (pool/pins.h)
+struct ClearPrefixCache {};
 // To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
@@ -208,11 +207,10 @@ struct FetchOver {  // nobody reads, or will
   AttemptId attempt = 0;
 };
 
-using Message =
-    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
-                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
-                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport,
-                 TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint, DraftRows>;
+using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
+                             Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
+                             KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
+                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver, DraftRows>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -49,9 +49,6 @@ class ProcessCluster final : public Runtime, public Post {
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;
-  Status pin_prefix(PinPrefix pin) override { return conductor_.pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return conductor_.unpin_prefix(id); }
-  void hint(KvHint hint) override { conductor_.hint(std::move(hint)); }
   void drain() override { conductor_.drain(); }
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;  // and closes every channel

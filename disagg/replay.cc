@@ -103,12 +103,9 @@ std::string chunk_again(const json& line, const std::string& policy, JsonIn::Kee
 std::string evict_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto shown = part<std::span<const BlockUse>>(line, "view", keep);
   if (shown.empty()) throw std::runtime_error("blocks: expected at least one");
-  std::vector<BlockUse> blocks(shown.begin(), shown.end());
   const EvictionPolicy& rule = row(find_row(kEvictionPolicies, policy), policy);
-  const auto place = [&](const BlockUse& use) { return std::pair(rank_of(rule, use), -int64_t(use.position)); };
-  auto first = std::ranges::min_element(blocks, {}, place);
-  while (rule.spares && rule.spares(*first)) first = std::ranges::min_element(blocks, {}, place);
-  return std::to_string(first - blocks.begin());
+  const auto place = [&](const BlockUse& use) { return std::pair(rule.rank(use), -int64_t(use.position)); };
+  return std::to_string(std::ranges::min_element(shown, {}, place) - shown.begin());
 }
 
 std::string role_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {

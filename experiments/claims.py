@@ -2477,10 +2477,6 @@ CLAIMS = [
                    amended="2026-11-25", reason="new: the row fifo; another program finds .125 and .301, LRU .136 and .309"),
             Expect("synthetic, 5,859 blocks: FIFO / LRU", lambda t: evicted(t, "synthetic", "fifo") / evicted(t, "synthetic", "lru"), .93, 1, "x",
                    amended="2026-11-25", reason="new: the row fifo; another program finds .125 and .301, LRU .136 and .309"),
-            Expect("conversation, 5,859 blocks: SIEVE / LRU", lambda t: evicted(t, "conversation", "sieve") / evicted(t, "conversation", "lru"), .68, .75, "x",
-                   amended="2026-11-25", reason="new: the row sieve; another program finds .097 and .244"),
-            Expect("synthetic, 5,859 blocks: SIEVE / LRU", lambda t: evicted(t, "synthetic", "sieve") / evicted(t, "synthetic", "lru"), .75, .83, "x",
-                   amended="2026-11-25", reason="new: the row sieve; another program finds .097 and .244"),
             Expect("conversation, 5,859 blocks: Belady, the chains of 64 requests in flight pinned / none", lambda t: evicted(t, "conversation", "belady", in_flight=64) /
                    evicted(t, "conversation", "belady"), .9, 1, "x",
                    amended="2026-11-25", reason="new: Belady must not take what a request reads; its blocks fill a quarter, and the rest finds .95 of it"),

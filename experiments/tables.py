@@ -248,7 +248,6 @@ ROWS = [
     Row("DualPath (arXiv 2602.21548)", "offline", "at most 1.87 times", ("dual_path: offline*",)),
     Row("DualPath (arXiv 2602.21548)", "online", "1.67 and 2.25 times", ("dual_path: online*", "dual_path: weka*")),
     Row("sglang #33984", "nine rounds", "hits rise to 89 %, TTFT from 2.55 to 6.13 s", ("hit_rounds: *",)),
-    Row("SAECache", "hits", "4.8 to 5.9 points more where reasoning is not kept", lacks="a trace that says which tokens are reasoning, for --host-eviction no_reasoning"),
     Row("Qwen-Bailian's traces", "hits", "of an endless cache, and LRU by size: A, B, coder, thinking",
         lacks="the traces, which are not in the repository that names them"),
     Row("SGLang, MTP", "16 H200", "51.0, 60.4, 81.5 and 82.0 tokens/s of a rank", lacks="a virtual run with MTP and overlap, by batch"),

@@ -263,9 +263,6 @@ class LocalWorkers final : public Runtime {
   }
   uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
-  Status pin_prefix(PinPrefix pin) override { return cluster_->pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return cluster_->unpin_prefix(id); }
-  void hint(KvHint hint) override { cluster_->hint(std::move(hint)); }
   Status retire(const std::string& name, std::optional<Role> role) override { return cluster_->retire(name, role); }
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
     return cluster_->submit(std::move(request), std::move(sink));

@@ -513,8 +513,7 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
         o.disk_dir = dir.path;
       }),
       "needs --host-kv-bytes");
-  has(error([](auto& o) { o.host_eviction = "mru"; }),
-      "expected one of lru, lfu, length_aware, fifo, sieve, ttl, no_reasoning");
+  has(error([](auto& o) { o.host_eviction = "mru"; }), "expected one of lru, lfu, length_aware, fifo");
   auto disk = [&](const std::string& path, size_t bytes) {
     return error([&](auto& o) {
       o.disk_dir = path;

@@ -303,42 +303,6 @@ TEST_CASE("processes: prefixes come by way of decode workers where that queue is
   CHECK(bed.check_logs().at("path") > 0);
 }
 
-TEST_CASE("processes: workers keep what is pinned, also those that come later", "[processes][pins]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  for (const std::string& wire : wires()) {
-    INFO(wire);
-    Bed bed({"--transport", wire, "--kv-bytes", "8MiB"});
-    bed.start("decode");
-    REQUIRE(bed.cluster().wait_members(1, 60));
-    PinPrefix pin{.id = 7, .salt = 0, .tokens = Bed::prompt_of(192, 0)};
-    REQUIRE(bed.cluster().pin_prefix(pin).ok());
-    bed.start("prefill");
-    REQUIRE(bed.cluster().wait_members(2, 60));
-    for (int family : {0, 1}) bed.ask(200, family, 4);
-    bed.check_answers();
-    const auto pinned = [&] {
-      int n = 0;
-      for (const InstanceStats& s : bed.cluster().stats().instances) n += s.kv.hard_pinned;
-      return n;
-    };
-    for (int i = 0; i < 1000 && pinned() < 24; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    CHECK(pinned() == 24);  // 12 blocks of 16 at P, 12 at D
-    const auto capacity = [&] { return bed.cluster().conductor().members()[0].capacity_blocks; };
-    for (int i = 0; i < 2 * capacity() / 12; ++i) {
-      bed.ask(200, 2 + i % 78, 2);
-      REQUIRE(bed.cluster().wait_idle(60));
-    }
-    const uint64_t kept = bed.ask(200, 0, 4), gone = bed.ask(200, 1, 4);
-    REQUIRE(bed.cluster().wait_idle(60));
-    CHECK(bed.recorder().choice(kept).cached_tokens == 192);
-    CHECK(bed.recorder().choice(gone).cached_tokens == 0);
-    REQUIRE(bed.cluster().unpin_prefix(7).ok());
-    for (int i = 0; i < 1000 && pinned() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    CHECK(pinned() == 0);
-    bed.check_memory();
-  }
-}
-
 TEST_CASE("processes: workers leave, come, and change their role while requests run", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   Bed bed({"--transport", "tcp"});
