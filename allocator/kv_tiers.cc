@@ -58,15 +58,9 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
     if (slots < 1)
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
                      std::to_string(DiskFile::padded(block)) + " bytes");
-    if (options.disk_keep) {
-      need(DiskFile::check_folder(options.disk_dir));
-      t->disk_name_ = need(DiskName::take(options.disk_dir, options.disk_role),
-                           "--disk-kv-dir " + options.disk_dir + ": ");
-    }
-    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal,
-                                   options.disk_keep ? t->disk_name_->data() : ""));
+    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal));
     t->disk_slots_ = int(slots);
-    t->restore();
+    for (int slot = int(slots); slot-- > 0;) t->free_disk_.push_back(slot);
   }
   return t;
 } catch (const Error& error) {
@@ -128,18 +122,6 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
   return block;
 }
 
-int32_t KvTiers::new_block() {
-  if (unused_.empty()) {
-    blocks_.emplace_back();
-    tokens_.resize(tokens_.size() + size_t(options_.block_tokens));
-    return int32_t(blocks_.size()) - 1;
-  }
-  const int32_t block = unused_.back();
-  unused_.pop_back();
-  at(block) = Block{};
-  return block;
-}
-
 int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
@@ -160,8 +142,17 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
     refresh(chain.block);
   }
   if (slot < 0) return -1;
-  const int32_t block = new_block();
+  int32_t block;
+  if (unused_.empty()) {
+    block = int32_t(blocks_.size());
+    blocks_.emplace_back();
+    tokens_.resize(tokens_.size() + size_t(options_.block_tokens));
+  } else {
+    block = unused_.back();
+    unused_.pop_back();
+  }
   Block& b = at(block);
+  b = Block{};
   b.uid = next_uid_++;
   b.parent = chain.block;
   b.parent_uid = chain.uid;
@@ -260,8 +251,7 @@ void KvTiers::refresh(int32_t block) {
     b.in[order] = belongs[order];
     if (!belongs[order]) continue;
     const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
-    // What goes is the deepest of one age; what is written, the first, since the others need it.
-    b.place[order] = {policy.rank(b.use), order == kDirty ? b.use.position : -b.use.position, block};
+    b.place[order] = {policy.rank(b.use), -b.use.position, block};
     orders_[order].insert(b.place[order]);
   }
   clean_ -= int(b.clean);
@@ -328,7 +318,7 @@ void KvTiers::remove(int32_t block) {
   if (const auto found = index_.find(key_of(b.hash)); found != index_.end() && found->second == block)
     index_.erase(found);
   if (b.host >= 0) drop_host(block);
-  if (b.disk >= 0) free_disk_slot(std::exchange(b.disk, -1));
+  if (b.disk >= 0) free_disk_.push_back(std::exchange(b.disk, -1));
   if (Block* parent = parent_of(b)) {
     --parent->children;
     refresh(b.parent);
@@ -356,7 +346,6 @@ void KvTiers::forget() {
         more = true;
       }
   }
-  flush_index();
 }
 
 // ---- Between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
@@ -379,22 +368,7 @@ void KvTiers::poll() {
   disk_->take(done_);
   for (const DiskFile::Done& done : done_) ended(done);
   write_behind();
-  flush_index();
-  if (disk_index_ && disk_index_->grown())
-    if (Status written = rewrite_index(); !written) disk_failed(written.error().message, false);
   relieve();
-}
-
-// The first of those to be written whose parent is, or is no longer on the host alone.
-int32_t KvTiers::next_to_write() const {
-  int32_t block = std::get<2>(*orders_[kDirty].begin());
-  for (int32_t before = block;;) {
-    const Block& b = at(before);
-    if (b.parent < 0 || at(b.parent).uid != b.parent_uid || at(b.parent).disk >= 0 || at(b.parent).writing)
-      return block;
-    before = b.parent;
-    if (at(before).in[kDirty]) block = before;
-  }
 }
 
 // From the high watermark on, down to the low one, the host gives up what the disk has, too: there is room before
@@ -414,11 +388,7 @@ void KvTiers::write_behind() {
          (int(free_host_.size()) + clean_ + writing_) * kHeadroom < capacity) {
     const int slot = take_disk_slot();
     if (slot < 0) return;
-    if (!flush_index()) {  // who had it is not dropped
-      free_disk_.push_back(slot);
-      return;
-    }
-    const int32_t block = next_to_write();
+    const int32_t block = std::get<2>(*orders_[kDirty].begin());
     Block& b = at(block);
     b.writing = true;
     b.disk_target = slot;
@@ -440,7 +410,6 @@ void KvTiers::ended(const DiskFile::Done& done) {
     if (good) {
       b.disk = b.disk_target;
       b.checksum = done.checksum;
-      if (disk_index_) disk_index_->put(b.disk, b.parent < 0, b.uid, b.parent_uid, b.checksum, tokens_at(block));
       stats_.disk_bytes_written += bytes;
     } else {
       free_disk_.push_back(b.disk_target);
@@ -483,7 +452,7 @@ void KvTiers::disk_failed(const std::string& what, bool reads_too) {
     if (b.host < 0) {
       remove(block);
     } else {
-      free_disk_slot(std::exchange(b.disk, -1));
+      free_disk_.push_back(std::exchange(b.disk, -1));
       refresh(block);
     }
   }

@@ -199,10 +199,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_dir>},
       {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_bytes>},
-      {"disk-kv-keep", choice, "off", "", "on|off", 0, 0,
-       "the files in disk-kv-dir outlive their instance: the next one of its role finds there what it has, if the model "
-       "is the same",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_keep>},
       {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
        "--host-kv-bytes: tokens of one block on the host and the disk", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
@@ -796,9 +792,6 @@ Status check_options(const Options& options, std::string_view group) {
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
-  if ((group == "serve" || group == "generate" || group == "worker") && options.text("disk-kv-dir").empty() &&
-      options.text("disk-kv-keep") == "on")
-    return invalid("--disk-kv-keep on: needs --disk-kv-dir, whose files it keeps");
   if ((group == "serve" || group == "generate") && options.text("admission-decode") == "oracle")
     return invalid("--admission-decode oracle: nobody knows how long an answer will be: expected it of xpyd simulate");
   if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected a text to continue");

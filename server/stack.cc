@@ -2,20 +2,17 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <ctime>
 #include <limits>
 #include <thread>
 #include <utility>
 
-#include "allocator/disk_index.h"
 #include "allocator/kv_plan.h"
 #include "attention/kv_row.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/numbers.h"
 #include "base/peak.h"
-#include "base/siphash.h"
 #include "base/version.h"
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
@@ -63,20 +60,6 @@ std::string weights_text(const Stack& stack) {
   const bool rounds = !row.exact && (dtype == Dtype::int8 || dtype == Dtype::int4 || bf16);
   return dtype_name(dtype) + (load.weight_group > 0 ? " of " + std::to_string(load.weight_group) : "") +
          (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
-}
-
-// What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
-Result<allocator::DiskIdentity> kv_identity(const Stack& stack) {
-  const LoadOptions& load = stack.backend_options.load;
-  std::string tokenizer;
-  if (const std::string path = stack.model_dir + "/tokenizer.json"; has_model_file(path))
-    tokenizer = need(read_model_file(path, size_t{256} << 20));
-  return allocator::DiskIdentity{
-      {"xpyd", version()},
-      {"model", stack.config.name + " " + hex(model_fingerprint(stack.model_dir, !load.dummy)) +
-                    (load.dummy ? " of seed " + std::to_string(load.seed) : "")},
-      {"weights' dtype", weights_text(stack)},
-      {"tokenizer", hex(siphash({}, tokenizer))}};
 }
 
 // Where drafts come from: the model's own head, or another model of the same vocabulary.
@@ -257,7 +240,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
   cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
-  if (cluster.kv.tiers.disk_keep) cluster.kv.tiers.disk_identity = need(kv_identity(*stack));
   const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);
   if (wanted_len > stack->config.max_position)
     return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
