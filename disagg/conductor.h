@@ -26,7 +26,6 @@
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
 #include "disagg/roles.h"
 #include "disagg/scoreboard.h"
@@ -77,7 +76,6 @@ struct ConductorOptions {
   WireKv wire_kv = WireKv::off;
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
-  const PathPolicy* path = find_path_policy("direct");
   double kv_bytes_scale = 1;     // of KV in the event log (a simulation's is small)
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
@@ -138,8 +136,7 @@ class Conductor final : public Service {
     PlacedPrompt prompt;     // charged to `prefill`
     int64_t context = 0;     // tokens charged to `decode`
     double prompt_s = 0;     // that its prompt was said to take
-    InstanceId lender = -1;  // charged for its prefix, …
-    InstanceId getter = -1;  // … and who reads that
+    InstanceId lender = -1;  // charged for its prefix:
     double lends_s = 0;
     double joins_s = 0;                      // Clock: it decodes, or was said to begin to
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
@@ -226,7 +223,6 @@ class Conductor final : public Service {
   void dispatch_jobs();
   Member* find(InstanceId id);
   void charge(Attempt& attempt, Member& member);
-  bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const;
   void uncharge_lender(Attempt& attempt);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);

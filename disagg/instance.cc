@@ -35,12 +35,10 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_),
       reservations_(parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens),
-      fetcher_(
-          parts_, attempts_, engine_.by_layer(),
-          [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
-            begin(std::move(message), kv, tokens, std::move(arrival));
-          },
-          [this](InstanceId to, FetchKv asked) { handle(to, std::move(asked)); }),
+      fetcher_(parts_, attempts_, engine_.by_layer(),
+               [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
+                 begin(std::move(message), kv, tokens, std::move(arrival));
+               }),
       lender_(parts_) {
   if (options_.log) watch();
   if (options_.wire_kv == WireKv::automatic)

@@ -120,12 +120,10 @@ class Instance final {
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
   void handle(InstanceId from, FetchKv message) {
-    for_others([&] {
-      message.holders.empty() ? lender_.handle(from, std::move(message)) : fetcher_.relay(from, std::move(message));
-    });
+    for_others([&] { lender_.handle(from, std::move(message)); });
   }
   void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
-  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message), fetcher_.handle(from, message); }
+  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
   void handle(InstanceId from, KvRenewed message);
   // The conductor's alone.

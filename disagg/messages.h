@@ -53,7 +53,6 @@ struct FetchOrder {
   double worth_s = 0;               // what computing it would take
   double limit_s = 0;               // what fetching it may take
   bool keep = true;                 // for others, too (pool/replication.h)
-  InstanceId via = -1;              // who gets it from them first, and is read then (pool/path_policy.h); -1: nobody
 };
 struct StartRequest {
   AttemptId attempt = 0;
@@ -193,10 +192,6 @@ struct FetchKv {  // it wants to read the KV of tokens from `begin` on, of all b
   uint64_t salt = 0;
   int begin = 0;
   std::vector<int32_t> tokens;
-  // To a relay, which gets what it lacks from these first, if it can in this time; empty: it lends what it has.
-  std::vector<InstanceId> holders;
-  uint64_t request = 0;
-  double limit_s = 0;
 };
 struct KvLent {
   AttemptId attempt = 0;

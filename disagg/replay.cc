@@ -73,11 +73,6 @@ std::string fetch_again(const json& line, const std::string& policy, JsonIn::Kee
   return text_of(fetches && fetches(part<FetchView>(line, "view", keep)));
 }
 
-std::string path_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  const auto relays = row(find_path_policy(policy), policy).relays;
-  return text_of(relays && relays(part<PathView>(line, "view", keep)));
-}
-
 std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   auto view = part<BatchView>(line, "view", keep);
   const auto admission = part<std::string>(line, "admission", keep);
@@ -132,7 +127,6 @@ constexpr Kind kKinds[] = {
     {"order", order_again},
     {"fetch_or_compute", fetch_again},
     {"replicate", replicate_again},
-    {"path", path_again},
     {"wire_kv", wire_kv_again},
     {"plan", plan_again},
     {"chunk", chunk_again},

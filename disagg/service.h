@@ -27,7 +27,6 @@ struct FetchStats {
   int64_t failed = 0;                 // parts that did not come, or came changed
   int64_t lent = 0, lent_tokens = 0;  // from here
   int64_t expired = 0;                // … whose reader fell silent
-  int64_t relayed = 0;                // of `fetches`: for another instance
   double seconds = 0;                 // of all fetches, from asking to the end
   double wait_s = 0;                  // that steps stood still for a layer of theirs
   double regret_s = 0;                // that they took beyond what they were worth

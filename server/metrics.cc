@@ -304,8 +304,6 @@ std::string Metrics::render(const ServiceStats& service) const {
             fetch(&FetchStats::regret_s));
   instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
   instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
-  instances("kv_relayed_total", "Of kv_fetches_total, got for another instance (--pool-path).",
-            fetch(&FetchStats::relayed));
   instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",

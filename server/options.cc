@@ -91,8 +91,8 @@ std::vector<OptionRow> make_rows() {
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), chunks = names(chunk_policies()),
                            placements = names(placement_policies()), fetches = names(fetch_policies()),
-                           replications = names(replication_policies()), paths = names(path_policies()),
-                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
+                           replications = names(replication_policies()), formats = names(trace_formats()),
+                           hardware = names(hardware_table()) + "|FILE.json",
                            models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
@@ -344,10 +344,6 @@ std::vector<OptionRow> make_rows() {
        "--kv-fetch: whether what was fetched stays for others: always, where it is read .8 times a second and by one "
        "instance alone, or never (--allocator paged)",
        "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
-      {"pool-path", choice, "direct", "", paths.c_str(), 0, 0,
-       "what is got from elsewhere: P reads it, or the prompt's D does and P reads it there, where that queue is "
-       "shorter, or (relay) wherever it can (--kv-fetch; simulate: or --store-gbps)",
-       kPolicy, sets_as<find_path_policy, &ConductorOptions::path>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
        "Retry-After",
@@ -663,10 +659,6 @@ std::vector<OptionRow> make_rows() {
        sets<&SimulationOptions::host_tokens>},
       {"kv-load", choice, "always", "", "always|cost", 0, 0, "a prefix is loaded from there always, or where that pays",
        "simulate", sets_as<is<"cost">, &SimulationOptions::load_by_cost>},
-      {"store-gbps", number, "0", "Gb/s", "", 0, 1e6,
-       "each instance's link to a store of all prompts so far: they come from there, and instances keep none; 0: "
-       "there is none",
-       "simulate", sets<&SimulationOptions::store_gbps>},
       {"routers", integer, "1", "", "", 1, 1024,
        "conductors that do not know of each other; requests go to them in turn", "simulate",
        sets<&SimulationOptions::routers, &RouterOptions::routers>},

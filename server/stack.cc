@@ -269,10 +269,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
-  if (!worker && cluster.path->relays &&
-      (!cluster.fetch->fetches || std::ranges::find(cluster.topology, Role::decode) == cluster.topology.end()))
-    return invalid("--pool-path " + std::string(cluster.path->name) +
-                   ": there is nothing to relay: expected --kv-fetch always or cost, and decode instances");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {

@@ -111,7 +111,7 @@ class Bed {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
           more_[i] != "--placement" && more_[i] != "--kv-fetch" && more_[i] != "--cache-news" &&
-          more_[i] != "--pool-path" && std::find(other.begin(), other.end(), more_[i]) == other.end())
+          std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     children_.emplace_back(std::move(words), log(children_.size()), before);
@@ -150,7 +150,7 @@ class Bed {
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
           words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles") ||
-          words[i] == "--ranks" || words[i] == "--cache-news" || words[i] == "--pool-path")
+          words[i] == "--ranks" || words[i] == "--cache-news")
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)

@@ -73,7 +73,6 @@ TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(RolesView) == 56);
   CHECK(sizeof(RolesOptions) == 32);
   CHECK(sizeof(BlockUse) == 32);
-  CHECK(sizeof(PathView) == 40);
 }
 
 }  // namespace

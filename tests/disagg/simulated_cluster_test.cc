@@ -6,7 +6,6 @@
 #include "base/random.h"
 #include "disagg/event_log.h"
 #include "disagg/order.h"
-#include "disagg/replay.h"
 #include "disagg/simulate/calibrate.h"
 #include "disagg/simulate/cluster.h"
 #include "disagg/simulate/routers.h"
@@ -605,61 +604,6 @@ TEST_CASE("simulation: an oracle knows how long each answer will be, with the er
   CHECK(ratios().coming == wrong.coming);
   o.oracle_seed = 1 << 20;
   CHECK(ratios().coming != wrong.coming);
-}
-
-// Prompts of 640 tokens and one: two of them twice, the second time at once. A load takes 10 s.
-TEST_CASE("simulation: prompts come from a store, over P's link alone or over D's, too", "[simulate][path]") {
-  Trace trace{.block_tokens = 64};
-  for (const double at_s : {0., 100.})
-    for (const uint64_t whose : {1, 2}) {
-      TraceRequest request{.arrival_s = at_s, .prompt_tokens = 641, .output_tokens = 2};
-      for (uint64_t block = 0; block < 11; ++block) request.blocks.push_back(whose << 32 | block);
-      request.blocks.back() += uint64_t(at_s);
-      trace.requests.push_back(std::move(request));
-    }
-  SimulationOptions o = options("1P1D");
-  o.conductor.placement = find_placement_policy("least_loaded");
-  const double bytes = 640 * o.model.kv_token_bytes();
-  o.store_gbps = bytes * 8e-9 / 10;
-  const auto run = [&](const char* path, double hop_s) {
-    o.conductor.path = find_path_policy(path);
-    o.hardware.link_bytes_per_s = bytes / hop_s;
-    const Result<Simulation> done = simulate(o, trace);
-    REQUIRE(done.ok());
-    CHECK(done.value().loads == 2);
-    for (const SimulatedRecord& r : done.value().records) CHECK(r.cached == (r.arrival_s > 0 ? 640 : 0));
-    return done.value();
-  };
-  const auto ttft = [](const Simulation& done, size_t request) {
-    return done.records[request].times.first_s - done.records[request].arrival_s;
-  };
-  const Simulation direct = run("direct", .01), dual = run("dual", 4), slow = run("dual", 15);
-  CHECK(direct.relayed == 0);
-  CHECK(std::abs(ttft(direct, 2) - 10) < .2);
-  CHECK(std::abs(ttft(direct, 3) - 20) < .2);
-  CHECK(dual.relayed == 1);
-  CHECK(std::abs(ttft(dual, 2) - 10) < .2);
-  CHECK(std::abs(ttft(dual, 3) - 14) < .2);  // the hop
-  CHECK(slow.relayed == 0);                  // 25 s
-  CHECK(std::abs(ttft(slow, 3) - 20) < .2);
-  // D has what it relayed, and is sent the rest alone.
-  CHECK(std::abs(direct.kv_gb - 4 * 641 * o.model.kv_token_bytes() * 1e-9) < 1e-3);
-  CHECK(std::abs(dual.kv_gb - (3 * 641 + 1) * o.model.kv_token_bytes() * 1e-9) < 1e-3);
-
-  const TempDir dir;
-  o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
-  run("dual", 4);
-  o.conductor.log.reset();
-  const std::string log = dir.path + "/log";
-  const auto counts = replay({&log, 1}, {}, [](const std::string& line, const std::string&) { FAIL(line); });
-  REQUIRE(counts.ok());
-  CHECK(counts.value().at("path").decisions == 2);
-
-  o.conductor.fetch = find_fetch_policy("cost");
-  CHECK(!simulate(o, trace).ok());
-  o.conductor.fetch = find_fetch_policy("never");
-  o.store_gbps = 0;
-  CHECK(!simulate(o, trace).ok());  // nothing to relay
 }
 
 }  // namespace

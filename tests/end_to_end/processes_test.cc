@@ -273,36 +273,6 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
     }
 }
 
-TEST_CASE("processes: prefixes come by way of decode workers where that queue is shorter", "[processes][fetch][path]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  Bed bed({"--transport", "tcp", "--kv-checksum", "on", "--kv-fetch", "always", "--pool-path", "dual", "--placement",
-           "round_robin"},
-          3, "2P2D");
-  for (const char* role : {"prefill", "prefill", "decode", "decode"}) bed.start(role);
-  REQUIRE(bed.cluster().wait_members(4, 60));
-  const auto relayed = [&] {
-    int64_t n = 0;
-    for (const InstanceStats& s : bed.cluster().stats().instances) n += s.fetch.relayed;
-    return n;
-  };
-  // Prefixes that one P alone has, as nobody decodes after one token, and then four of them at once on their way to the
-  // other. What instances count, and how fast their wire is, is heard with their next signs of life.
-  constexpr int kFamilies = 8;
-  for (int round = 0; round < 9 && relayed() == 0; ++round) {
-    for (int i = 0; i < kFamilies; ++i) bed.ask(120, kFamilies * round + i, 1);
-    REQUIRE(bed.cluster().wait_idle(60));
-    bed.ask(5, 0, 1);  // turns change
-    for (int i = 0; i < kFamilies; ++i) bed.ask(200 + 7 * i, kFamilies * round + i, 6, 1 + i % 2);
-    REQUIRE(bed.cluster().wait_idle(60));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  }
-  bed.check_answers();
-  bed.check_memory();
-  CHECK(relayed() > 0);
-  CHECK(bed.cluster().stats().conductor.failed_attempts == 0);
-  CHECK(bed.check_logs().at("path") > 0);
-}
-
 TEST_CASE("processes: workers leave, come, and change their role while requests run", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   Bed bed({"--transport", "tcp"});

@@ -163,8 +163,6 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--prefix-cache", "blocks", "--allocator", "vattention", "--kv-share", "off"},
        "--allocator vattention with --kv-share off caches nothing"},
       {{"serve", "--cache-news", "kv-events", "--kv-events", "tcp://127.0.0.1:0"}, "needs --processes and --kv-events"},
-      {{"serve", "--pool-path", "dual"}, "--pool-path dual: there is nothing to relay"},
-      {{"serve", "--pool-path", "dual", "--kv-fetch", "cost", "--topology", "2C"}, "there is nothing to relay"},
       {{"generate", "model"}, "--prompt: expected a text"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
