@@ -41,7 +41,6 @@ struct InstanceInfo {
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
-  std::string kv_events, kv_events_replay;  // where it tells them (pool/kv_events.h); empty: nowhere
 };
 
 // ---- Conductor -> instance.

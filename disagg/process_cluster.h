@@ -16,7 +16,6 @@
 #include "disagg/conductor.h"
 #include "disagg/control/codec.h"
 #include "disagg/net/channel.h"
-#include "disagg/pool/kv_event_feed.h"
 #include "disagg/transport/handoff_pool.h"
 
 namespace xpyd::disagg {
@@ -28,7 +27,6 @@ struct ProcessClusterOptions {
   uint64_t fingerprint = 0;           // of what workers must agree on; others are refused
   std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
   bool stands_by = false;             // no worker is taken before take_workers(true)
-  bool by_events = false;             // what their caches hold is heard as KV events, not as CacheReports
 };
 
 // What the conductor sees of a worker's process: no channel; one, but no instance; an instance.
@@ -96,7 +94,6 @@ class ProcessCluster final : public Runtime, public Post {
   std::set<std::string> retired_;  // processes
   std::thread keeper_;
   std::unique_ptr<ControlLoop> loop_;
-  std::map<InstanceId, std::unique_ptr<KvEventFeed>> feeds_;  // the loop's
 };
 
 }  // namespace xpyd::disagg

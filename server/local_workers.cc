@@ -369,7 +369,6 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   }
   ProcessClusterOptions cluster{
       .conductor = conductor_options(stack.options), .key = own.read_key(), .fingerprint = fingerprint(stack)};
-  options.fill(cluster);
   cluster.conductor.lease_s = own.lease_s;
   cluster.pool = need(make_handoff_pool(stack.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;

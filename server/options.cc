@@ -392,10 +392,6 @@ std::vector<OptionRow> make_rows() {
       {"kv-events-rank", integer, "0", "", "", 0, 65535,
        "--kv-events: this worker's data_parallel_rank, which is added to both ports (serve gives each of its own one)",
        "worker", sets<&ClusterOptions::kv_events, &KvEventsOptions::rank>},
-      {"cache-news", choice, "reports", "", "reports|kv-events", 0, 0,
-       "--processes: how the conductor hears what workers' caches hold: by their own reports, or by their --kv-events, "
-       "to which it subscribes as another router would",
-       kCluster, sets_as<is<"kv-events">, &ProcessClusterOptions::by_events>},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},

@@ -284,8 +284,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!cluster.cpus.empty() && options.text("ranks") != "threads")
     return invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
   need(check_kv_events(cluster.kv_events));
-  if (!worker && options.text("cache-news") == "kv-events" && (!processes || cluster.kv_events.endpoint.empty()))
-    return invalid("--cache-news kv-events: needs --processes and --kv-events");
   if (!cluster.kv_events.endpoint.empty() && !cluster.kv.tiers.on() &&
       !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     return invalid(

@@ -146,7 +146,7 @@ XPYD_MESSAGE(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_MESSAGE(KvLayout, shape, order, block_tokens, n_blocks)
 XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
 XPYD_MESSAGE(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
-             max_batch, address, control, kv_events, kv_events_replay)
+             max_batch, address, control)
 XPYD_MESSAGE(KvPlace, window, blocks, slot, cached_tokens, checksums)
 XPYD_MESSAGE(KvHandover, blocks, tokens, generations, giver)
 XPYD_MESSAGE(KvTierStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,

@@ -100,43 +100,36 @@ TEST_CASE("processes: a worker with another pool in mind is refused, and says so
   CHECK(bed.cluster().wait_members(1, 60));
 }
 
-TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "[processes][kv_events]") {
+TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  const Words events = {"--cache-news",      "kv-events",          "--kv-events",
-                        "tcp://127.0.0.1:0", "--kv-events-replay", "tcp://127.0.0.1:0"};
-  for (const Words& news : {Words{"--cache-news", "reports"}, events}) {
-    INFO(news[1]);
-    Words words = {"--transport", "tcp", "--placement", "prefix_aware"};
-    words.insert(words.end(), news.begin(), news.end());
-    Bed bed(words);
-    bed.start("prefill");
-    bed.start("prefill");
-    bed.start("decode");
-    REQUIRE(bed.cluster().wait_members(3, 60));
-    const Conductor& conductor = bed.cluster().conductor();
-    const auto known = [&](int of) {  // blocks, on one of the two, or on both
-      size_t n = 0;
-      int at = 0;
-      for (const InstanceInfo& info : conductor.members())
-        if (info.role == Role::prefill && (of < 0 || at++ == of)) n += conductor.known_blocks(info.id);
-      return n;
-    };
-    // Each prompt leaves 12 full blocks of 16 tokens, which are told; until both have some.
-    const double until = bed.clock().now() + 60;
-    int families = 0;
-    while (known(0) == 0 || known(1) == 0) {
-      REQUIRE(families < 12);
-      for (int i = 0; i < 2; ++i) bed.ask(200, families++, 4);
-      bed.check_answers();
-      while (known(-1) < size_t(12 * families) && bed.clock().now() < until)
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      REQUIRE(known(-1) == size_t(12 * families));
-    }
-    for (int family = families - 1; family >= 0; --family) {
-      const uint64_t id = bed.ask(200, family, 4);
-      bed.check_answers();
-      CHECK(bed.recorder().choice(id).cached_tokens == 192);
-    }
+  Bed bed({"--transport", "tcp", "--placement", "prefix_aware"});
+  bed.start("prefill");
+  bed.start("prefill");
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(3, 60));
+  const Conductor& conductor = bed.cluster().conductor();
+  const auto known = [&](int of) {  // blocks, on one of the two, or on both
+    size_t n = 0;
+    int at = 0;
+    for (const InstanceInfo& info : conductor.members())
+      if (info.role == Role::prefill && (of < 0 || at++ == of)) n += conductor.known_blocks(info.id);
+    return n;
+  };
+  // Each prompt leaves 12 full blocks of 16 tokens, which are reported; until both have some.
+  const double until = bed.clock().now() + 60;
+  int families = 0;
+  while (known(0) == 0 || known(1) == 0) {
+    REQUIRE(families < 12);
+    for (int i = 0; i < 2; ++i) bed.ask(200, families++, 4);
+    bed.check_answers();
+    while (known(-1) < size_t(12 * families) && bed.clock().now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(known(-1) == size_t(12 * families));
+  }
+  for (int family = families - 1; family >= 0; --family) {
+    const uint64_t id = bed.ask(200, family, 4);
+    bed.check_answers();
+    CHECK(bed.recorder().choice(id).cached_tokens == 192);
   }
 }
 

@@ -162,7 +162,6 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
        "--prefix-cache radix: --allocator contiguous caches nothing"},
       {{"serve", "--prefix-cache", "blocks", "--allocator", "vattention", "--kv-share", "off"},
        "--allocator vattention with --kv-share off caches nothing"},
-      {{"serve", "--cache-news", "kv-events", "--kv-events", "tcp://127.0.0.1:0"}, "needs --processes and --kv-events"},
       {{"generate", "model"}, "--prompt: expected a text"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
