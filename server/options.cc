@@ -449,10 +449,8 @@ std::vector<OptionRow> make_rows() {
        kCluster},
       {"cpus", text, "", "", "0-3", 0, 0,
        "--device cpu: the cores of this worker, and so the node of its memory; empty: any", "worker"},
-      {"huge-pages", choice, "transparent", "", "off|transparent|explicit", 0, 0,
-       "pages of weights, KV pools and scratch: of 4 KiB; of 2 MiB as far as the kernel has them; only of 2 MiB, which "
-       "the system has reserved (vm.nr_hugepages)",
-       kEngine},
+      {"huge-pages", choice, "transparent", "", "off|transparent", 0, 0,
+       "pages of weights, KV pools and scratch: of 4 KiB, or of 2 MiB as far as the kernel has them", kEngine},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
        kShape, sets_as<row_named<gemm_variants>, &BackendOptions::kernels, &Kernels::gemm>},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
