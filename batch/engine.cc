@@ -74,14 +74,9 @@ int Engine::waiting_with_kv() const {
   return int(std::count_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->kv != kNoKv; }));
 }
 
-int64_t Engine::waiting_tokens() const {
+int64_t Engine::pending_tokens() const {
   int64_t tokens = 0;
   for (const SequencePtr& s : waiting_) tokens += s->pending();
-  return tokens;
-}
-
-int64_t Engine::pending_tokens() const {
-  int64_t tokens = waiting_tokens();
   for (const SequencePtr& s : running_) tokens += s->pending();
   return tokens;
 }

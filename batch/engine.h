@@ -128,8 +128,7 @@ class Engine final : private LayerObserver {
   Flex flex();  // what flex sequences alone hold that would yield it now
   // The last of them yields. False: there is none. Between steps.
   bool yield_one();
-  int64_t waiting_tokens() const;  // to compute, of those that wait
-  int64_t pending_tokens() const;  // … and of those that run
+  int64_t pending_tokens() const;  // to compute, of those that wait and those that run
   int blocks_wanted() const;       // by those that wait without any, and would not yield it
   // f(request, handle) of each sequence that holds KV here. Between steps.
   template <class F>

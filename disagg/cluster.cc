@@ -195,7 +195,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     // What is handed over there is looked for again by who was preempted alone.
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
-  kv.tiers.disk_role = as.name.substr(0, 1);
   if (o.log)
     kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
                                                              std::span<const BlockUse> first) {

@@ -131,9 +131,6 @@ class Cluster final : public Runtime, private Post {
 
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   void clear_prefix_caches() override;
-  Status pin_prefix(PinPrefix pin) override { return conductor_.pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return conductor_.unpin_prefix(id); }
-  void hint(KvHint hint) override { conductor_.hint(std::move(hint)); }
   const Conductor& conductor() const { return conductor_; }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }
 

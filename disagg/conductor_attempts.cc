@@ -256,7 +256,6 @@ void Conductor::uncharge_prompt(Attempt& attempt) {
 // The prefix is there, or nobody waits for it.
 void Conductor::uncharge_lender(Attempt& attempt) {
   if (Member* lender = find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
-  if (Member* getter = find(std::exchange(attempt.getter, -1))) getter->load.gets_s -= attempt.lends_s;
 }
 
 void Conductor::forget(AttemptId number) {

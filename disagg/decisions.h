@@ -14,13 +14,12 @@
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/pool/fetch_policy.h"
-#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
 #include "disagg/roles.h"
 
 namespace xpyd::allocator {
 
-XPYD_COLUMNS(BlockUse, last_use, uses, position, entered, lap, visited, pinned, awaited, thought)
+XPYD_COLUMNS(BlockUse, last_use, uses, position, entered)
 
 }  // namespace xpyd::allocator
 
@@ -54,7 +53,6 @@ XPYD_COLUMNS(PlacementOptions, fetch_threshold)
 XPYD_COLUMNS(Placement, prefill, decode, source)
 
 XPYD_COLUMNS(FetchView, prompt_tokens, cached_tokens, holder_tokens, bytes_s, handshake_s, queue_s, saved_s)
-XPYD_COLUMNS(PathView, direct_queue_s, direct_s, relay_queue_s, relay_s, hop_s)
 XPYD_COLUMNS(ReplicationView, reads_s, replicas)
 
 XPYD_COLUMNS(DecodeView, joins_s, ends_s, context, at_longest)

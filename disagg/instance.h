@@ -109,11 +109,6 @@ class Instance final {
  private:
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId, PinPrefix message) {
-    for_others([&] { pins_.handle(std::move(message)); });
-  }
-  void handle(InstanceId, UnpinPrefix message) { pins_.handle(message); }
-  void handle(InstanceId from, KvHint message);
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
@@ -126,12 +121,10 @@ class Instance final {
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
   void handle(InstanceId from, FetchKv message) {
-    for_others([&] {
-      message.holders.empty() ? lender_.handle(from, std::move(message)) : fetcher_.relay(from, std::move(message));
-    });
+    for_others([&] { lender_.handle(from, std::move(message)); });
   }
   void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
-  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message), fetcher_.handle(from, message); }
+  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
   void handle(InstanceId from, KvRenewed message);
   // The conductor's alone.
@@ -174,7 +167,6 @@ class Instance final {
   handover::Reservations reservations_;
   pool::Fetcher fetcher_;
   pool::Lender lender_;
-  pool::PrefixPins pins_;
   bool computes_ = true;  // what it reserves now, where that is not found
 
   // A peer that the wire is not connected to yet.

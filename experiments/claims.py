@@ -230,16 +230,6 @@ def recovered(table, event):
     return table("seconds", event=event)
 
 
-def by_path(table, column, path, topology="1P1D", store=400, model="qwen2.5-32b", mode="offline", net=3200):
-    """One cell of the table of --pool-path."""
-    return table(column, path=path, topology=topology, store_gbps=float(store), model=model, mode=mode, net_gbps=float(net))
-
-
-def two_paths(table, column="rate", **where):
-    """dual / direct."""
-    return by_path(table, column, "dual", **where) / by_path(table, column, "direct", **where)
-
-
 def stale(table, column, placement="mooncake", delay=0.0, loss=0.0, routers=1):
     """One cell of the table of routers' views, over that of a view that is never late."""
     def cell(**view):
@@ -2183,40 +2173,6 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "dual_path",
-        "KV of agents comes from a store: what is it worth to load it over the links of D, too, and when nothing?",
-        "DualPath (arXiv 2602.21548)",
-        [
-            Expect("share of prompt tokens that is loaded", lambda t: by_path(t, "hit_share", "dual"), .98, .99, "%", printed("98.7 %", .987, read="summary"),
-                   differs="of a block of 256 tokens that is not whole nothing is loaded"),
-            Expect("Qwen2.5-32B: GB that are loaded a PFLOP", lambda t: by_path(t, "gb_per_pflop", "dual"), 130, 200, "", printed("117 to 267", 117, 267, read="summary"),
-                    amended="2026-11-25", was=(170, 200), reason="of blocks of 256 tokens less is found than of those of 64, with which it was reckoned"),
-            Expect("DeepSeek-V3: GB that are loaded a PFLOP", lambda t: by_path(t, "gb_per_pflop", "dual", model="deepseek-v3", store=100), 15, 26, "",
-                   printed("22 (V3.2)", 22, read="summary"), differs="V3's attention to all tokens, in bf16; V3.2's is sparse, and it has an index beside its KV",
-                   amended="2026-11-25", was=(20, 26), reason="as the row above"),
-            Expect("offline, Qwen 1P1D, 400 Gb/s: turns/s, dual / direct", lambda t: two_paths(t), 1.7, 2.05, "x", printed("1.87 (at most)", 1.87, read="summary"),
-                   differs="two links for one; their most is of other models and other numbers of P and D"),
-            *(Expect(f"offline, {name} {topology}, {store} Gb/s: turns/s, dual / direct",
-                     lambda t, model=model, topology=topology, store=store: two_paths(t, model=model, topology=topology, store=store), low, high, "x")
-              for name, model, topology, store, low, high in (
-                  ("Qwen", "qwen2.5-32b", "1P2D", 400, 2.4, 3.05), ("Qwen", "qwen2.5-32b", "2P1D", 400, 1.2, 1.55),
-                  ("Qwen", "qwen2.5-32b", "1P1D", 100, 1.8, 2.05), ("Qwen", "qwen2.5-32b", "1P2D", 100, 2.6, 3.05),
-                  ("Qwen", "qwen2.5-32b", "2P1D", 100, 1.3, 1.55), ("Qwen", "qwen2.5-32b", "1P1D", 1600, .95, 1.15),
-                  ("Qwen", "qwen2.5-32b", "1P2D", 1600, 1.1, 1.5),
-                  ("DeepSeek", "deepseek-v3", "1P1D", 400, .95, 1.1), ("DeepSeek", "deepseek-v3", "1P2D", 400, .95, 1.35),
-                  ("DeepSeek", "deepseek-v3", "1P2D", 100, 2.4, 3.05))),
-            Expect("offline, DeepSeek 1P1D, 100 Gb/s: turns/s, dual / direct", lambda t: two_paths(t, model="deepseek-v3", store=100), 1.4, 2.05, "x",
-                   amended="2026-11-25", was=(1.7, 2.05), reason="the agents of one D ask for no more than 9 turns/s"),
-            Expect("offline, Qwen 1P1D, 400 Gb/s to the store and between instances: turns/s, dual / direct", lambda t: two_paths(t, net=400), 1.4, 2.05, "x"),
-            Expect("online, Qwen 1P1D, 400 Gb/s: agents/s within the objectives, dual / direct", lambda t: two_paths(t, mode="online"), 1.7, 2.2, "x",
-                   printed("1.96 (mean of two models: 1.67, 2.25)", 1.96, read="summary"), differs="another model, other objectives, and pauses that are chosen"),
-            Expect("weka, Qwen 1P2D, 400 Gb/s: mean TTFT, dual / direct", lambda t: two_paths(t, "ttft_mean_s", mode="weka", topology="1P2D"), .3, .95, "x"),
-            Expect("weka, Qwen 1P2D, 100 Gb/s: mean TTFT, dual / direct", lambda t: two_paths(t, "ttft_mean_s", mode="weka", topology="1P2D", store=100), .1, .6, "x"),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
         "hit_rounds",
         "Why does TTFT rise while the hit rate rises, round by round, and is it a wrong choice to read what is known?",
         "sglang issue 33984 (20 clients, nine rounds, an SSD below the cards)",
@@ -2477,10 +2433,6 @@ CLAIMS = [
                    amended="2026-11-25", reason="new: the row fifo; another program finds .125 and .301, LRU .136 and .309"),
             Expect("synthetic, 5,859 blocks: FIFO / LRU", lambda t: evicted(t, "synthetic", "fifo") / evicted(t, "synthetic", "lru"), .93, 1, "x",
                    amended="2026-11-25", reason="new: the row fifo; another program finds .125 and .301, LRU .136 and .309"),
-            Expect("conversation, 5,859 blocks: SIEVE / LRU", lambda t: evicted(t, "conversation", "sieve") / evicted(t, "conversation", "lru"), .68, .75, "x",
-                   amended="2026-11-25", reason="new: the row sieve; another program finds .097 and .244"),
-            Expect("synthetic, 5,859 blocks: SIEVE / LRU", lambda t: evicted(t, "synthetic", "sieve") / evicted(t, "synthetic", "lru"), .75, .83, "x",
-                   amended="2026-11-25", reason="new: the row sieve; another program finds .097 and .244"),
             Expect("conversation, 5,859 blocks: Belady, the chains of 64 requests in flight pinned / none", lambda t: evicted(t, "conversation", "belady", in_flight=64) /
                    evicted(t, "conversation", "belady"), .9, 1, "x",
                    amended="2026-11-25", reason="new: Belady must not take what a request reads; its blocks fill a quarter, and the rest finds .95 of it"),

@@ -450,7 +450,7 @@ void LlamaRank::begin_group(const StepInput& step, float* x) {
 }
 
 void LlamaRank::keep_group(const StepInput& step, const float* x) {
-  if (kept_.size() == 0) kept_ = Buffer(place_floats_ * sizeof(float), Pages::grown);
+  if (kept_.size() == 0) kept_ = Buffer(place_floats_ * sizeof(float));
   const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - step.group.kept_rows.size();
   for (size_t s = n_whole; s < n_seqs; ++s) {
     const int first = step.q_offsets[s], kept = step.group.kept_rows[s - n_whole];

@@ -566,21 +566,6 @@ void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedMod
   request.min_tokens = static_cast<int>(min_tokens);
 }
 
-// What the client knows of how its KV will be used.
-void read_kv_hints(Fields& fields, const ServedModel& model, GenerationCall& out) {
-  const json* hints = fields.find("kv_hints");
-  if (hints == nullptr) return;
-  if (!hints->is_object()) throw field_error("kv_hints", "an object");
-  Fields own(*hints);
-  out.kv_ttl_s = own.number("ttl_s", 0, 86400, 0);
-  out.drop_thoughts = !own.boolean("keep_reasoning", true);
-  for (const std::string& name : own.unknown()) own.unsupported("kv_hints." + name, true);
-  const auto has = [&](const char* token) { return model.tokenizer && model.tokenizer->token_id(token) >= 0; };
-  if (out.drop_thoughts && !(has(kThinkBegins) && has(kThinkEnds)))
-    throw bad("kv_hints",
-              std::string("kv_hints.keep_reasoning: this model has no tokens ") + kThinkBegins + " and " + kThinkEnds);
-}
-
 // The conversation that the request names.
 void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
                   Sessions* sessions, GenerationCall& out) {
@@ -674,7 +659,6 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
   const std::string generation = fields.text("session_generation", 1, kMaxShortText);
   if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
-  read_kv_hints(fields, model, out);
   read_speculative(fields, model, request);
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
@@ -742,35 +726,6 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   // What does not fit may be the history's fault, which the client does not see in its request.
   if (out.turn && error.reason == RejectReason::too_long)
     error.message += " The conversation so far, session `" + out.session_id + "`, counts too.";
-  return error;
-}
-
-std::optional<ApiError> parse_pin(std::string_view body, const ServedModel& model, PinPrefix& out) try {
-  const json object = parse_body(body);
-  Fields fields(object);
-  check_model(fields, model);
-  out.soft = fields.boolean("soft", false);
-  out.ttl_s = fields.number("ttl_s", 0, 1e9, 0);
-  const std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
-  if (!salt.empty()) out.salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
-  const bool add_special_tokens = fields.boolean("add_special_tokens", true);
-  const json *messages = fields.find("messages"), *prompt = fields.find("prompt");
-  if ((messages == nullptr) == (prompt == nullptr)) throw field_error("prompt", "a prompt, or else \"messages\"");
-  if (messages != nullptr) {
-    const jinja::Value ordered = jinja::json_value(body);
-    ChatTemplate::Request request;
-    read_chat_request(fields, *ordered.dict(), model, request);
-    request.add_generation_prompt = fields.boolean("add_generation_prompt", false);  // others go on otherwise
-    std::vector<ChatMessage> list;
-    out.tokens = read_messages(messages, *ordered.dict(), model, request, list);
-  } else {
-    std::vector<Prompt> prompts = read_prompts(prompt, model, add_special_tokens);
-    if (prompts.size() != 1) throw field_error("prompt", "one prompt");
-    out.tokens = std::move(prompts[0].ids);
-  }
-  for (const std::string& name : fields.unknown()) fields.unsupported(name, true);
-  return {};
-} catch (const ApiError& error) {
   return error;
 }
 

@@ -233,11 +233,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
   text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
-  text.labelled<int KvStats::*>(
-      "kv_pinned_blocks",
-      "KV blocks that stay: hard, in use for a pin's sake, of each pin by itself; soft, which "
-      "go last (hard pins' blocks, and what a tool's pause keeps, too).",
-      holders, "kind", &S::kv, {{"hard", &KvStats::hard_pinned}, {"soft", &KvStats::soft_pinned}});
   text.instances("kv_escrowed_blocks",
                  "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
                  holders, [](I i) { return double(i.kv.escrowed); });
@@ -309,8 +304,6 @@ std::string Metrics::render(const ServiceStats& service) const {
             fetch(&FetchStats::regret_s));
   instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
   instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
-  instances("kv_relayed_total", "Of kv_fetches_total, got for another instance (--pool-path).",
-            fetch(&FetchStats::relayed));
   instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",

@@ -88,12 +88,12 @@ std::vector<OptionRow> make_rows() {
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = "auto|" + names(admission_rules()), chunks = names(chunk_policies()),
                            placements = names(placement_policies()), fetches = names(fetch_policies()),
-                           replications = names(replication_policies()), paths = names(path_policies()),
-                           slo_admissions = names(admission_policies()), orders = names(disagg_policies()),
-                           wires = names(transports()), device_names = names(devices()),
-                           evictions = names(kEvictionPolicies), roles = names(roles_policies()),
-                           gemms = available(gemm_variants()), attentions = available(attention_variants()),
-                           isas = "auto|" + names(kIsas), drafts = names(drafters());
+                           replications = names(replication_policies()), slo_admissions = names(admission_policies()),
+                           orders = names(disagg_policies()), wires = names(transports()),
+                           device_names = names(devices()), evictions = names(kEvictionPolicies),
+                           roles = names(roles_policies()), gemms = available(gemm_variants()),
+                           attentions = available(attention_variants()), isas = "auto|" + names(kIsas),
+                           drafts = names(drafters());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
@@ -196,11 +196,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_dir>},
       {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_bytes>},
-      {"disk-kv-keep", choice, "off", "", "on|off", 0, 0,
-       "the files in disk-kv-dir outlive their instance: the next one of its role finds there what it has, if the "
-       "model "
-       "is the same",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_keep>},
       {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
        "--host-kv-bytes: tokens of one block on the host and the disk", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
@@ -348,10 +343,6 @@ std::vector<OptionRow> make_rows() {
        "--kv-fetch: whether what was fetched stays for others: always, where it is read .8 times a second and by one "
        "instance alone, or never (--allocator paged)",
        "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
-      {"pool-path", choice, "direct", "", paths.c_str(), 0, 0,
-       "what is got from elsewhere: P reads it, or the prompt's D does and P reads it there, where that queue is "
-       "shorter, or (relay) wherever it can (--kv-fetch; simulate: or --store-gbps)",
-       kPolicy, sets_as<find_path_policy, &ConductorOptions::path>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
        "Retry-After",
@@ -400,10 +391,6 @@ std::vector<OptionRow> make_rows() {
       {"kv-events-rank", integer, "0", "", "", 0, 65535,
        "--kv-events: this worker's data_parallel_rank, which is added to both ports (serve gives each of its own one)",
        "worker", sets<&ClusterOptions::kv_events, &KvEventsOptions::rank>},
-      {"cache-news", choice, "reports", "", "reports|kv-events", 0, 0,
-       "--processes: how the conductor hears what workers' caches hold: by their own reports, or by their --kv-events, "
-       "to which it subscribes as another router would",
-       kCluster, sets_as<is<"kv-events">, &ProcessClusterOptions::by_events>},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
@@ -461,10 +448,8 @@ std::vector<OptionRow> make_rows() {
        kCluster},
       {"cpus", text, "", "", "0-3", 0, 0,
        "--device cpu: the cores of this worker, and so the node of its memory; empty: any", "worker"},
-      {"huge-pages", choice, "transparent", "", "off|transparent|explicit", 0, 0,
-       "pages of weights, KV pools and scratch: of 4 KiB; of 2 MiB as far as the kernel has them; only of 2 MiB, which "
-       "the system has reserved (vm.nr_hugepages)",
-       kEngine},
+      {"huge-pages", choice, "transparent", "", "off|transparent", 0, 0,
+       "pages of weights, KV pools and scratch: of 4 KiB, or of 2 MiB as far as the kernel has them", kEngine},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
        kShape, sets_as<row_named<gemm_variants>, &BackendOptions::kernels, &Kernels::gemm>},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
@@ -619,9 +604,6 @@ Status check_options(const Options& options, std::string_view group) {
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
-  if ((group == "serve" || group == "generate" || group == "worker") && options.text("disk-kv-dir").empty() &&
-      options.text("disk-kv-keep") == "on")
-    return invalid("--disk-kv-keep on: needs --disk-kv-dir, whose files it keeps");
   if ((group == "serve" || group == "generate") && options.text("admission-decode") == "oracle")
     return invalid("--admission-decode oracle: nobody knows how long an answer will be: expected it of xpyd simulate");
   if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected a text to continue");

@@ -163,11 +163,6 @@ ServerOptions http_options(const Options& options, Stack& stack) {
   http.server_info = options.table();
   http.switches = switches_json(options, stack);
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
-  if (stack.options.kv_scheme->prefix_index && stack.options.kv.prefix_cache && !stack.options.kv.radix) {
-    http.pin_prefix = [&stack](PinPrefix pin) { return stack.runtime->pin_prefix(std::move(pin)); };
-    http.unpin_prefix = [&stack](uint64_t id) { return stack.runtime->unpin_prefix(id); };
-    http.kv_hint = [&stack](KvHint hint) { stack.runtime->hint(std::move(hint)); };
-  }
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
     return stack.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
   };

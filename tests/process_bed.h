@@ -83,7 +83,6 @@ class Bed {
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
-    options_->fill(cluster);
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
       cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
@@ -110,8 +109,8 @@ class Bed {
   size_t start_worker(Words words, const Words& other, const Words& before) {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
-          more_[i] != "--placement" && more_[i] != "--kv-fetch" && more_[i] != "--cache-news" &&
-          more_[i] != "--pool-path" && std::find(other.begin(), other.end(), more_[i]) == other.end())
+          more_[i] != "--placement" && more_[i] != "--kv-fetch" &&
+          std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     children_.emplace_back(std::move(words), log(children_.size()), before);
@@ -150,7 +149,7 @@ class Bed {
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
           words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles") ||
-          words[i] == "--ranks" || words[i] == "--cache-news" || words[i] == "--pool-path")
+          words[i] == "--ranks")
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)

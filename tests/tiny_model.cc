@@ -145,7 +145,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.admission = find_admission_policy(setup.admission);
   options.objectives = setup.objectives;
   options.fetch = find_fetch_policy(setup.fetch);
-  options.path = setup.path;
   options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));

@@ -53,7 +53,6 @@ struct TinySetup {
   bool ahead = true, by_layer = true;
   KvTierOptions tiers;
   std::string admission = "none", fetch = "never";
-  const PathPolicy* path = find_path_policy("direct");
   Objectives objectives = {};
   std::shared_ptr<EventLog> log = {};
   // Another device than the CPU, and the tiny model on it.

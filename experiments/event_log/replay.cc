@@ -73,11 +73,6 @@ std::string fetch_again(const json& line, const std::string& policy, JsonIn::Kee
   return text_of(fetches && fetches(part<FetchView>(line, "view", keep)));
 }
 
-std::string path_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  const auto relays = row(find_path_policy(policy), policy).relays;
-  return text_of(relays && relays(part<PathView>(line, "view", keep)));
-}
-
 std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   auto view = part<BatchView>(line, "view", keep);
   const auto admission = part<std::string>(line, "admission", keep);
@@ -103,12 +98,9 @@ std::string chunk_again(const json& line, const std::string& policy, JsonIn::Kee
 std::string evict_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto shown = part<std::span<const BlockUse>>(line, "view", keep);
   if (shown.empty()) throw std::runtime_error("blocks: expected at least one");
-  std::vector<BlockUse> blocks(shown.begin(), shown.end());
   const EvictionPolicy& rule = row(find_row(kEvictionPolicies, policy), policy);
-  const auto place = [&](const BlockUse& use) { return std::pair(rank_of(rule, use), -int64_t(use.position)); };
-  auto first = std::ranges::min_element(blocks, {}, place);
-  while (rule.spares && rule.spares(*first)) first = std::ranges::min_element(blocks, {}, place);
-  return std::to_string(first - blocks.begin());
+  const auto place = [&](const BlockUse& use) { return std::pair(rule.rank(use), -int64_t(use.position)); };
+  return std::to_string(std::ranges::min_element(shown, {}, place) - shown.begin());
 }
 
 std::string role_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
@@ -128,10 +120,17 @@ struct Kind {
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
 };
 constexpr Kind kKinds[] = {
-    {"place", place_again},         {"admit", admit_again<false>}, {"join", admit_again<true>},
-    {"append", append_again},       {"order", order_again},        {"fetch_or_compute", fetch_again},
-    {"replicate", replicate_again}, {"path", path_again},          {"wire_kv", wire_kv_again},
-    {"plan", plan_again},           {"chunk", chunk_again},        {"evict", evict_again},
+    {"place", place_again},
+    {"admit", admit_again<false>},
+    {"join", admit_again<true>},
+    {"append", append_again},
+    {"order", order_again},
+    {"fetch_or_compute", fetch_again},
+    {"replicate", replicate_again},
+    {"wire_kv", wire_kv_again},
+    {"plan", plan_again},
+    {"chunk", chunk_again},
+    {"evict", evict_again},
     {"role", role_again},
 };
 

@@ -7,12 +7,10 @@
 #include <numbers>
 #include <numeric>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "allocator/kv_plan.h"
 #include "allocator/tiered.h"
 #include "base/random.h"
-#include "disagg/event_log.h"
 #include "disagg/transport/forwarding.h"
 #include "experiments/simulate/links.h"
 #include "experiments/simulate/node.h"
@@ -56,9 +54,6 @@ class Simulator final : public Post {
   void send(InstanceId from, InstanceId to, Message message) override;
   void deliver(InstanceId from, InstanceId to, Message message);
   void fetch(InstanceId to, StartRequest start);
-  void load(InstanceId to, StartRequest start);
-  void carry(InstanceId source, InstanceId to, int tokens, const StartRequest& start, std::function<void()> then);
-  void keep(InstanceId at, int tokens, const StartRequest& start);
   void arrives(size_t at);
   void goes_on(size_t at, std::vector<int32_t>& prompt);
   void heard(size_t at, const TokenEvent& event);
@@ -79,8 +74,6 @@ class Simulator final : public Post {
     std::vector<int32_t> tokens;  // its prompt and its answer
   };
   std::unordered_map<int, Said> said_;  // answers: by session, the last
-  std::vector<int> stored_;             // tokens of each request that the store has
-  std::vector<double> loaded_s_;        // when each instance's link to it is free
   std::unordered_map<AttemptId, uint64_t> request_of_;
   const int n_layers_;  // of what the engines move
   const double layer_share_, bytes_scale_;
@@ -195,16 +188,6 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
                    normal = radius * std::cos(2 * std::numbers::pi * random.uniform());
       return request.max_tokens * std::exp(error * normal - error * error / 2);
     };
-  if (options.store_gbps > 0) {  // whole blocks that somebody before has asked for
-    std::unordered_set<uint64_t> known;
-    for (const TraceRequest& request : trace.requests) {
-      const size_t whole = size_t((request.prompt_tokens - 1) / trace.block_tokens);
-      size_t found = 0;
-      while (found < whole && known.contains(request.blocks[found])) ++found;
-      stored_.push_back(int(found) * trace.block_tokens);
-      known.insert(request.blocks.begin() + long(found), request.blocks.end());
-    }
-  }
   routers_ = std::make_unique<Routers>(options.routers, conductor, timeline_, *this);
 }
 
@@ -218,13 +201,6 @@ Status Simulator::build() {
     if (options_.model.n_layers % pp != 0)
       return invalid(option + std::to_string(pp) + " does not divide the " + std::to_string(options_.model.n_layers) +
                      " layers of --model " + options_.model.name);
-  const ConductorOptions& conductor = options_.conductor;
-  if (conductor.path->relays && options_.store_gbps == 0 && !conductor.fetch->fetches)
-    return invalid("--pool-path " + std::string(conductor.path->name) +
-                   ": there is nothing to relay: expected --store-gbps, or --kv-fetch always or cost");
-  if (options_.store_gbps > 0 && (conductor.disagg != find_disagg_policy("prefill_first") || conductor.fetch->fetches))
-    return invalid(
-        "--store-gbps: who computes a prompt loads all of it: expected --disagg prefill_first and --kv-fetch never");
   int counts[3] = {0, 0, 0};
   for (Role role : roles.value())
     if (Status added = add(role, instance_name(role, counts[int(role)]++)); !added) return added;
@@ -282,7 +258,6 @@ Status Simulator::add(Role role, const std::string& name) {
   if (memory && kv.tiers.on()) memory = make_tiered(std::move(memory).value(), kv);
   if (!memory) return memory.error();
   links_.set_rate(id, options_.hardware.link_bytes_per_s);
-  loaded_s_.push_back(0);
   const TransportOptions wire{.regions = {{memory.value()->base(), memory.value()->layout().pool_bytes()}},
                               .queue = &node.queue(),
                               .clock = &node.time().clock,
@@ -329,7 +304,6 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
       auto* start = std::get_if<StartRequest>(letter.get());
       if (start && !start->fetch.holders.empty()) return fetch(to, std::move(*start));
-      if (start && !stored_.empty()) return load(to, std::move(*start));
       deliver(from, to, std::move(*letter));
     });
     return;
@@ -354,63 +328,21 @@ void Simulator::deliver(InstanceId from, InstanceId to, Message message) {
 
 // What the source has at this moment, and no longer.
 void Simulator::fetch(InstanceId to, StartRequest start) {
-  const InstanceId source = start.fetch.holders[0], via = start.fetch.via;
-  const int tokens = nodes_[size_t(source)]->instance().memory().probe(start.request->prompt, 0);
+  const std::vector<int32_t>& prompt = start.request->prompt;
+  const auto here = [&](InstanceId id) { return nodes_[size_t(id)]->instance().memory().probe(prompt, 0); };
+  const InstanceId source = start.fetch.holders[0];
+  const int tokens = here(source), missing = tokens - here(to);
   start.fetch.holders.clear();
-  const auto begins = [this, to, start] { deliver(kConductor, to, start); };
-  if (via < 0) return carry(source, to, tokens, start, begins);
-  carry(source, via, tokens, start, [this, via, to, tokens, start, begins] { carry(via, to, tokens, start, begins); });
-}
-
-// The prompt's first tokens, of which one that has them already gets no more.
-void Simulator::carry(InstanceId source, InstanceId to, int tokens, const StartRequest& start,
-                      std::function<void()> then) {
-  const uint64_t salt = kv_salt(*start.request, start.attempt);
-  const int missing = tokens - nodes_[size_t(to)]->instance().memory().probe(start.request->prompt, salt);
-  if (missing <= 0) return then();
+  if (missing <= 0) return deliver(kConductor, to, std::move(start));
   links_.send(source, to, missing * options_.model.kv_token_bytes(), options_.hardware.link_s,
-              [this, to, tokens, began_s = timeline_.now(), start, then = std::move(then)] {
+              [this, to, tokens, began_s = timeline_.now(), start = std::move(start)] {
                 run_.fetches_s.push_back(timeline_.now() - began_s);
-                keep(to, tokens, start);
-                then();
+                Node& node = *nodes_[size_t(to)];
+                node.first([this, &node, tokens, request = start.request] {
+                  run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)));
+                });
+                deliver(kConductor, to, start);
               });
-}
-
-void Simulator::keep(InstanceId at, int tokens, const StartRequest& start) {
-  Node& node = *nodes_[size_t(at)];
-  node.first([this, &node, tokens, request = start.request, salt = kv_salt(*start.request, start.attempt)] {
-    run_.fetched_tokens += node.store(std::span(request->prompt).first(size_t(tokens)), salt);
-  });
-}
-
-// From the store, over the link of who computes the prompt, or over its decode instance's and from there: one prompt
-// after the other on each link.
-void Simulator::load(InstanceId to, StartRequest start) {
-  const int tokens = stored_[start.request->id];
-  if (tokens == 0) return deliver(kConductor, to, std::move(start));
-  const double now_s = timeline_.now(), bytes = tokens * options_.model.kv_token_bytes(),
-               load_s = bytes / (options_.store_gbps * 1e9 / 8);
-  const PathPolicy& path = *options_.conductor.path;
-  InstanceId reader = to;
-  if (path.relays && start.decode >= 0 && start.decode != to) {
-    const PathView view{.direct_queue_s = std::max(0.0, loaded_s_[size_t(to)] - now_s),
-                        .direct_s = load_s,
-                        .relay_queue_s = std::max(0.0, loaded_s_[size_t(start.decode)] - now_s),
-                        .relay_s = load_s,
-                        .hop_s = bytes / links_.rate(start.decode, to)};
-    const bool answer = path.relays(view);
-    if (answer) reader = start.decode;
-    if (EventLog* const log = options_.conductor.log.get())
-      log->decided(now_s, "path", path.name, start.request->id, view, NoOptions{}, answer);
-  }
-  ++run_.loads, run_.relayed += reader != to;
-  double& free_s = loaded_s_[size_t(reader)];
-  free_s = std::max(free_s, now_s) + load_s;
-  timeline_.at(free_s, [this, to, reader, tokens, start = std::move(start)] {
-    keep(reader, tokens, start);
-    const auto begins = [this, to, start] { deliver(kConductor, to, start); };
-    reader == to ? begins() : carry(reader, to, tokens, start, begins);
-  });
 }
 
 void Simulator::arrives(size_t at) {
@@ -431,7 +363,6 @@ void Simulator::arrives(size_t at) {
   request->flex = asked.flex;
   request->arrival_s = timeline_.now();
   if (options_.deadline_s > 0) request->deadline_s = request->arrival_s + options_.deadline_s;
-  if (!stored_.empty()) request->cache_salt = at + 1;  // instances keep nothing: all of it comes from the store
   SimulatedRecord& record = run_.records[at];
   record.arrival_s = request->arrival_s;
   record.prompt = asked.prompt_tokens;

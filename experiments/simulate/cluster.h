@@ -33,9 +33,6 @@ struct SimulationOptions {
   double kv_tokens = 0;       // of one instance's pool; 0: what fits beside the weights
   double host_tokens = 0;     // … and of its host memory below it
   bool load_by_cost = false;  // --kv-load
-  // Of each instance's link to a store that has every block that was ever asked for, in Gb/s; 0: there is none. Where
-  // there is one, instances keep nothing from one request to the next (DualPath's setting).
-  double store_gbps = 0;
   bool fetch = true;          // an instance gets a prefix from another one where placement says so
   bool links_seen = true;     // … and knows what the links carry now; else what they gave so far, in the mean
   double message_s = 50e-6;   // a control message's way
@@ -66,7 +63,6 @@ struct Simulation {
   double end_s = 0;
   double kv_gb = 0;  // sent between instances
   int64_t fetched_tokens = 0;
-  int64_t loads = 0, relayed = 0;  // prompts that got some from the store; of these, by way of a decode instance
   std::vector<double> fetches_s;  // how long each fetched prefix was under way, by their ends
   double prefill_busy_s = 0,
          decode_busy_s = 0;                  // instances' steps, of those that prefill, and of those that only decode

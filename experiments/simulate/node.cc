@@ -74,9 +74,9 @@ Node::Node(Timeline& timeline, const StepCost& cost, double message_s, bool each
 Node::~Node() = default;
 
 // As if it had computed them; where there is no room they are left out.
-int Node::store(std::span<const int32_t> tokens, uint64_t salt) {
+int Node::store(std::span<const int32_t> tokens) {
   KvMemory& memory = instance_->memory();
-  const Result<KvReservation> reserved = memory.reserve(tokens, salt);
+  const Result<KvReservation> reserved = memory.reserve(tokens, 0);
   if (!reserved) return 0;
   const KvReservation at = reserved.value();
   const std::span<const int32_t> rest = tokens.subspan(size_t(at.cached_tokens));

@@ -38,7 +38,7 @@ class Node {
   // … which begins with this.
   void first(std::function<void()> what) { first_.push_back(std::move(what)), wake(); }
   // These tokens' KV is in its prefix cache from now on; returns how many were not. In its turn.
-  int store(std::span<const int32_t> tokens, uint64_t salt);
+  int store(std::span<const int32_t> tokens);
   const std::atomic<uint64_t>& version() const { return version_; }
   bool in_turn() const { return in_turn_; }  // then what it says is said by its own clock
   // By `now`.

@@ -62,13 +62,12 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
               ttft.empty() ? 0 : ttft_sum / double(ttft.size()), "ttft_p50_s", percentile(ttft, 0.5), "ttft_p90_s",
               percentile(ttft, 0.9), "ttft_p99_s", percentile(ttft, 0.99), "tbt_p50_s", percentile(gaps, 0.5),
               "tbt_p99_s", percentile(gaps, 0.99), "tbt_worst_tenth_p99_s", percentile(worst_tenth, 0.99), "hit_tokens",
-              hit, "prompt_tokens", prompt, "fetched_tokens", run.fetched_tokens, "loads", run.loads, "relayed",
-              run.relayed, "wasted_prefill_s", run.conductor.wasted_prefill_s, "prefill_busy_s", run.prefill_busy_s,
-              "decode_busy_s", run.decode_busy_s, "kv_gb_s", run.prefill_gb_s + run.decode_gb_s, "goodput",
-              double(kept) / seconds, "regret_ratio", c.regret / std::max(1.0, double(c.attempts)), "ttft_mape",
-              c.ttft_error.mape(), "ttft_bias", c.ttft_error.bias(), "tbt_mape", c.tbt_error.mape(), "tbt_bias",
-              c.tbt_error.bias(), "role_changes", c.role_changes, "events", run.events, "wall_s", wall_s, "log_hash",
-              hex(hash_of(run)))
+              hit, "prompt_tokens", prompt, "fetched_tokens", run.fetched_tokens, "wasted_prefill_s",
+              run.conductor.wasted_prefill_s, "prefill_busy_s", run.prefill_busy_s, "decode_busy_s", run.decode_busy_s,
+              "kv_gb_s", run.prefill_gb_s + run.decode_gb_s, "goodput", double(kept) / seconds, "regret_ratio",
+              c.regret / std::max(1.0, double(c.attempts)), "ttft_mape", c.ttft_error.mape(), "ttft_bias",
+              c.ttft_error.bias(), "tbt_mape", c.tbt_error.mape(), "tbt_bias", c.tbt_error.bias(), "role_changes",
+              c.role_changes, "events", run.events, "wall_s", wall_s, "log_hash", hex(hash_of(run)))
       .take();
 }
 

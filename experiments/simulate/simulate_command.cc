@@ -145,10 +145,6 @@ std::vector<OptionRow> simulate_options() {
        sets<&SimulationOptions::host_tokens>},
       {"kv-load", choice, "always", "", "always|cost", 0, 0, "a prefix is loaded from there always, or where that pays",
        "simulate", sets_as<is<"cost">, &SimulationOptions::load_by_cost>},
-      {"store-gbps", number, "0", "Gb/s", "", 0, 1e6,
-       "each instance's link to a store of all prompts so far: they come from there, and instances keep none; 0: "
-       "there is none",
-       "simulate", sets<&SimulationOptions::store_gbps>},
       {"routers", integer, "1", "", "", 1, 1024,
        "conductors that do not know of each other; requests go to them in turn", "simulate",
        sets<&SimulationOptions::routers, &RouterOptions::routers>},

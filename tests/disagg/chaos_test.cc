@@ -285,7 +285,6 @@ void Sim::configure() {
     options.disagg = find_disagg_policy("prefill_first");
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.replication = &replication_policies()[random_.below(replication_policies().size())];
-  options.path = &path_policies()[random_.below(path_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
@@ -327,9 +326,9 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
   }
-  tell("%dP%dD%dC %s, host tier %zu, %s on the wire, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
+  tell("%dP%dD%dC %s, host tier %zu, %s on the wire, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
        p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kWireKvNames[int(options.wire_kv)], kv.block_tokens,
-       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.path->name, options.placement->name,
+       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.placement->name,
        options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
        int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
@@ -504,7 +503,7 @@ std::string Sim::run() {
   for (const auto& [id, node] : nodes) {
     const FetchStats& f = node->instance->stats().fetch;
     converted_ += node->instance->stats().converted_bytes;
-    fetches_.fetches += f.fetches, fetches_.failed += f.failed, fetches_.relayed += f.relayed;
+    fetches_.fetches += f.fetches, fetches_.failed += f.failed;
   }
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
@@ -550,18 +549,18 @@ int of_environment(const char* name, int otherwise) {
 TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
-  int64_t fetched = 0, failed = 0, relayed = 0, converted = 0;
+  int64_t fetched = 0, failed = 0, converted = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
-    fetched += sim.fetches().fetches, failed += sim.fetches().failed, relayed += sim.fetches().relayed;
+    fetched += sim.fetches().fetches, failed += sim.fetches().failed;
     converted += sim.converted();
     if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
   if (last - first < 100 * step) return;  // too few to see all
-  INFO(fetched << " prefixes came from others, " << relayed << " to relays, " << failed << " parts did not");
+  INFO(fetched << " prefixes came from others, " << failed << " parts did not");
   CHECK((fetched > 0 && failed > 0));
   CHECK(converted > 0);
 }

@@ -72,8 +72,7 @@ TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(BatchView) == 80);
   CHECK(sizeof(RolesView) == 56);
   CHECK(sizeof(RolesOptions) == 32);
-  CHECK(sizeof(BlockUse) == 48);
-  CHECK(sizeof(PathView) == 40);
+  CHECK(sizeof(BlockUse) == 32);
 }
 
 }  // namespace
