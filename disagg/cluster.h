@@ -79,8 +79,6 @@ Limits limits(const ClusterOptions& options);  // of what crosses a process
 ConductorOptions conductor_options(const ClusterOptions& options);
 // Whether the instances can draw from one pool, where the wire wants that.
 Status check_shared_pool(const ClusterOptions& options, bool processes);
-// Whether prompts' KV can cross in this form, and does wherever they are placed.
-Status check_wire_kv(const ClusterOptions& options, WireKv form);
 // That of processes; null where the wire wants none.
 Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"

@@ -74,7 +74,6 @@ struct ConductorOptions {
   int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;  // InstanceOptions
-  WireKv wire_kv = WireKv::off;
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
   const PathPolicy* path = find_path_policy("direct");

@@ -86,7 +86,6 @@ struct Welcome {
   std::string pool;           // where the one pool of all instances is (transport/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
   bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
-  WireKv wire_kv = WireKv::off;
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {
@@ -150,7 +149,6 @@ struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reser
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
-  WireKv form = WireKv::off;  // in which its KV will come
 };
 struct KvReserved {  // D -> P
   AttemptId attempt = 0;

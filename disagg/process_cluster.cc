@@ -114,8 +114,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
                     .lease_s = options_.conductor.lease_s,
                     .pool = options_.pool ? options_.pool->address() : "",
                     .report_cache = !options_.by_events,
-                    .local = options_.conductor.disagg->local,
-                    .wire_kv = options_.conductor.wire_kv};
+                    .local = options_.conductor.disagg->local};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);

@@ -116,13 +116,6 @@ std::string role_again(const json& line, const std::string& policy, JsonIn::Keep
                      .decide(part<RolesView>(line, "view", keep), part<RolesOptions>(line, "options", keep)));
 }
 
-std::string wire_kv_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  const auto name = std::ranges::find(kWireKvNames, policy);
-  if (name == std::end(kWireKvNames)) throw std::runtime_error("this build has no form \"" + policy + "\"");
-  const auto form = WireKv(name - std::begin(kWireKvNames));
-  return std::to_string(int(form == WireKv::automatic ? choose_wire_kv(part<WireKvView>(line, "view", keep)) : form));
-}
-
 struct Kind {
   const char* name;
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
@@ -136,7 +129,6 @@ constexpr Kind kKinds[] = {
     {"fetch_or_compute", fetch_again},
     {"replicate", replicate_again},
     {"path", path_again},
-    {"wire_kv", wire_kv_again},
     {"plan", plan_again},
     {"chunk", chunk_again},
     {"evict", evict_again},

@@ -60,8 +60,6 @@ struct InstanceStats {
   int64_t transfers = 0;                                  // of prompts' KV, posted here: by P, or pulled by D
   int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of them
   double transfer_seconds = 0;                            // of its thread: planning and posting
-  int64_t converted_bytes = 0;                            // --wire-kv-dtype: of wide rows, here, either way
-  double convert_seconds = 0;                             // … of its thread
   double wire_s_per_byte = 0;                             // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent

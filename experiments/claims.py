@@ -500,14 +500,6 @@ def again(table, documents, cache, eviction="lru"):
     return table("seconds", scene="overrun", documents=documents, cache=cache, eviction=eviction, round=2)
 
 
-def ready(table, form, gbps, convert="card"):
-    return table("ready_ms", form=form, gbps=float(gbps), convert=convert)
-
-
-def best_form(table, gbps, convert):
-    return min(ready(table, form, gbps, convert) for form in ("off", "int8", "int4"))
-
-
 def exposed(table, column, grain, gbps, step=4096, behind="no"):
     """One cell of the transfers that a second token waits for."""
     return table(column, grain=grain, gbps=float(gbps), step=step, behind=behind)
@@ -1869,41 +1861,6 @@ CLAIMS = [
                    reason="P delivers when its last post is posted: before, a layer more was exposed"),
         ],
         how="virtual",
-    ),
-    Claim(
-        "wire_kv",
-        "When is a prompt's KV at D, where it crosses in 8 or 4 bits, by the rate of the wire and of converting?",
-        "CacheGen (SIGCOMM'24), HACK (SIGCOMM'25), KVServe (SIGCOMM'26): their figures are of other models, texts and baselines",
-        [
-            Expect("1 Gb/s, int8 / off", lambda t: ready(t, "int8", 1) / ready(t, "off", 1), .49, .54, "x"),
-            Expect("1 Gb/s, int4 / off", lambda t: ready(t, "int4", 1) / ready(t, "off", 1), .25, .3, "x"),
-            Expect("10 Gb/s, int4 / off", lambda t: ready(t, "int4", 10) / ready(t, "off", 10), .32, .39, "x"),
-            Expect("25 Gb/s, int4 / off", lambda t: ready(t, "int4", 25) / ready(t, "off", 25), .8, .9, "x"),
-            Expect("100 Gb/s, int4 / off", lambda t: ready(t, "int4", 100) / ready(t, "off", 100), .98, 1.005, "x"),
-            Expect("1 Gb/s, a core that converts, int4 / off", lambda t: ready(t, "int4", 1, "core") / ready(t, "off", 1, "core"),
-                   .34, .41, "x"),
-            Expect("10 Gb/s, a core that converts, int4 / off", lambda t: ready(t, "int4", 10, "core") / ready(t, "off", 10, "core"),
-                   1.2, 1.6, "x"),
-            Expect("auto / best of the three, the worst of all eight points",
-                   lambda t: max(ready(t, "auto", gbps, convert) / best_form(t, gbps, convert)
-                                 for gbps in (1, 10, 25, 100) for convert in ("card", "core")), 1, 1.005, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "wire_kv_logits",
-        "How many greedy tokens change when KV crosses in 8 or 4 bits, and how many answers?",
-        "CacheGen (SIGCOMM'24), HACK (SIGCOMM'25): their figures are of other models and texts",
-        [
-            Expect("same tokens, int8", lambda t: t("agreement", form="int8"), .95, 1, "%"),
-            Expect("same tokens, int4", lambda t: t("agreement", form="int4"), .4, 1, "%", amended="2026-11-26", was=(.4, .99),
-                   reason="a draw in which no token changes is no surprise: eight answers of eleven tokens, and the range left it out"),
-            Expect("right answers, int8 / off", lambda t: t("answers", form="int8") / t("answers", form="off"), .95, 1.05, "x"),
-            Expect("largest error of a logprob, int8", lambda t: t("largest_logprob_error", form="int8"), 0, .5),
-            Expect("bytes on the wire, int8 / off", lambda t: t("wire_bytes", form="int8") / t("wire_bytes", form="off"), .25, .3, "x"),
-            Expect("bytes on the wire, int4 / off", lambda t: t("wire_bytes", form="int4") / t("wire_bytes", form="off"), .12, .17, "x"),
-        ],
-        how="counted",
     ),
     Claim(
         "disagg_orders",

@@ -325,11 +325,6 @@ std::vector<OptionRow> make_rows() {
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
        sets<&ConductorOptions::stream_kv>},
-      {"wire-kv-dtype", choice, "off", "", "off|int8|int4|auto", 0, 0,
-       "in what a prompt's KV crosses: as it is kept, or in rows of fewer bits, which D widens and keeps for that "
-       "request alone (other tokens, the same ones over every wire; where D computes a prompt again they are those of "
-       "off); auto: with what each prompt is at D soonest, by the measured wire",
-       kCluster, sets<&ConductorOptions::wire_kv>},
       {"reservation", choice, "off", "", "off|escrow", 0, 0,
        "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, with "
        "--kv-transfer push, D has, too; off: as soon as P has room, whether D has any or not",

@@ -333,7 +333,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
   need(check_shared_pool(cluster, processes));
-  need(check_wire_kv(cluster, cluster.wire_kv));
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;

@@ -51,7 +51,7 @@ std::string TinySetup::describe() const {
   return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
-         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") + " on the wire " + kWireKvNames[int(wire_kv)] +
+         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
          (!prefix_cache ? " no prefix cache" : radix ? " radix cache" : " prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
          std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
@@ -130,8 +130,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.disagg_options = setup.disagg_options;
   options.stream_kv = setup.stream_kv;
   options.escrow = setup.escrow;
-  options.wire_kv = setup.wire_kv;
-  options.kv_checksum = setup.kv_checksum;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
   options.chunk_tokens = setup.chunk_tokens;

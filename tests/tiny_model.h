@@ -31,8 +31,6 @@ struct TinySetup {
   bool exact = false;
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;
-  WireKv wire_kv = WireKv::off;
-  bool kv_checksum = false;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
   bool prefix_cache = true, radix = false;

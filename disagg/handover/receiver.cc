@@ -91,12 +91,7 @@ void Receiver::handle(InstanceId from, ReserveKv message) {
     return;
   }
   if (!is_welcome(from, message.attempt)) return;
-  if (message.form == WireKv::automatic || (parts_.wire_kv != WireKv::automatic && message.form != parts_.wire_kv)) {
-    parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused, "its KV has another form"});
-    return parts_.tell(from, ReservationCancelled{message.attempt});
-  }
   Incoming in{.attempt = message.attempt, .from = from, .request = std::move(message.request)};
-  in.form = message.form;
   in.tokens = in.request->prompt;
   in.tokens.insert(in.tokens.end(), message.state.output.begin(), message.state.output.end());
   in.deadline_s = parts_.new_deadline();

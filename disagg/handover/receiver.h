@@ -103,7 +103,6 @@ class Receiver {
     int posts = 0;  // that are to be counted in the window
     std::vector<uint64_t> checksums;
     std::vector<uint64_t> draft_rows;
-    WireKv form = WireKv::off;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // without a word of the peer
     // decode_first: the last token is computed here, and the first one sampled.
@@ -145,8 +144,7 @@ class Receiver {
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;
-  bool is_whole(const Incoming& in);
-  uint64_t salt_of(const Incoming& in) const;
+  bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
   bool close(Place& place);

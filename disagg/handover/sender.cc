@@ -13,7 +13,7 @@ void Sender::on(Outgoing& out, Event event, With with) {
     case Action::nothing: break;
     case Action::ask:
       out.deadline_s = parts_.new_deadline();
-      parts_.tell(out.peer, ReserveKv{out.attempt, with.sequence->request, state_of(*with.sequence), out.form});
+      parts_.tell(out.peer, ReserveKv{out.attempt, with.sequence->request, state_of(*with.sequence)});
       leases_.add(out.peer, out.attempt);
       break;
     case Action::take_place:
@@ -70,7 +70,6 @@ void Sender::ask(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.n_tokens = sequence.given;
   out.until_s = sequence.request->deadline_s;
-  out.form = parts_.choose_wire_kv ? parts_.choose_wire_kv(out.n_tokens, sequence.computed) : parts_.wire_kv;
   on(out, Event::started, {.sequence = &sequence});
 }
 
@@ -142,8 +141,7 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
     const int post_end = std::min(layer_end, parts_.post_end(layer));
     while (end < post_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
-      PackedRows packed;
-      plan(out, kv, {token_begin, token_end, layer, end}, packed);
+      parts_.peers.plan_write(kv, out.peer, out.destination, {token_begin, token_end, layer, end}, plan_);
       parts_.posted.bytes += int64_t(plan_.bytes);
       parts_.posted.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
@@ -153,8 +151,7 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
                                               parts_.post_deadline(out.until_s, plan_.bytes), uint32_t(++out.posts)},
                                              plan_);
       const TransferState state = parts_.wire.poll(id);
-      if (state == TransferState::in_flight)
-        out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes, std::move(packed)});
+      if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
       if (state == TransferState::done) ended(out, post_s, plan_.bytes);
       if (state == TransferState::failed) on(out, Event::post_failed);
       std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
@@ -162,17 +159,6 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
     layer = end;
   }
   parts_.posted.seconds += parts_.clock.now() - start;
-}
-
-void Sender::plan(Outgoing& out, KvHandle kv, const KvRegion& region, PackedRows& packed) {
-  if (out.form == WireKv::off) return parts_.peers.plan_write(kv, out.peer, out.destination, region, plan_);
-  const double start = parts_.clock.now();
-  if (parts_.checksum) out.sums.resize(checksum_groups(out.n_tokens));
-  pack_kv(parts_.peers, kv, out.peer, out.destination, region, out.form, plan_, packed,
-          parts_.checksum ? &out.sums : nullptr);
-  parts_.converted.bytes += int64_t(region.token_end - region.token_begin) * (region.layer_end - region.layer_begin) *
-                            int64_t(parts_.memory.layout().shape.token_bytes()) / parts_.n_layers;
-  parts_.converted.seconds += parts_.clock.now() - start;
 }
 
 void Sender::ended(Outgoing& out, double post_s, size_t bytes) {
@@ -222,8 +208,6 @@ void Sender::deliver(Outgoing& out) {
       out.deadline_s = parts_.new_deadline();
       on(out, Event::lends);
     }
-  } else if (out.form != WireKv::off) {
-    delivered.checksums = std::move(out.sums);
   } else if (parts_.checksum) {
     delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }

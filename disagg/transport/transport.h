@@ -138,7 +138,6 @@ struct TransportRow {
   Result<std::unique_ptr<KvTransport>> (*make)(const TransportOptions& options);
   bool shared_pool;          // the instances must draw from one pool
   bool leaves_process;       // works between processes
-  bool posts_any_memory;     // of the poster's process, not only what it has registered
   Device& (*pool_device)();  // where the KV must be allocated, instead of on the CPU; null: anywhere
   const char* source;
 };
