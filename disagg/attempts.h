@@ -11,7 +11,6 @@
 #include <memory>
 #include <unordered_map>
 
-#include "batch/draft_model.h"
 #include "disagg/messages.h"
 #include "disagg/transfer_plan.h"
 
@@ -66,7 +65,6 @@ struct InstanceParts {
   std::optional<KvShards> post_by_stage = {};  // each post is of rows of one of these stages; nothing: of any
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses
-  std::shared_ptr<DraftModel> drafts = {};  // whose KV of a prompt P computes, too; null: D does, or nobody
   handover::Visits* visits = nullptr;  // of a test
   std::function<void(const Moved& moved)> moved = {};  // null: nobody asks
   WireRate rate = {};                                  // of its own posts

@@ -117,28 +117,6 @@ std::vector<std::string> instance_names(const std::vector<Role>& topology) {
   return names;
 }
 
-// KV of a model that drafts: of as many tokens as the instance's own pool has, of the same scheme, without tiers, and
-// nobody hears of it.
-Result<std::shared_ptr<DraftModel>> make_draft_parts(const ClusterOptions& o, const KvShards& shards, int model_index,
-                                                     DeviceQueue& queue, Clock& clock) try {
-  auto draft = std::make_shared<DraftModel>();
-  draft->model = need(o.make_draft_model(model_index, queue));
-  draft->step_tokens = std::max(o.step_tokens, o.max_batch);
-  const KvLayout own = need(plan_ranks(o.kv_scheme->name, kv_options(o), shards)).whole;
-  KvOptions kv = kv_options(o);
-  kv.shape = kv_shape(draft->model->config(), kv.shape.dtype);
-  kv.tiers = {};
-  kv.queue = &queue;
-  kv.clock = &clock;
-  kv.n_memories = 1;
-  const int64_t tokens = int64_t(own.n_blocks) * own.block_tokens, of_block = o.kv_scheme->block_tokens(kv);
-  kv.pool_bytes = size_t((tokens + of_block - 1) / of_block) * o.kv_scheme->block_bytes(kv);
-  draft->memory = o.kv_scheme->make(need(make_block_pool(o.kv_scheme->name, kv), "--draft-model: "), kv);
-  return draft;
-} catch (const Error& error) {
-  return error;
-}
-
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
                                      std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) try {
   BuiltInstance built;
@@ -267,11 +245,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
   const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
-  std::shared_ptr<DraftModel> drafts;
-  if (o.speculation.on() && o.speculation.drafter->own_model && (!leaves || o.draft_prefill))
-    drafts = need(make_draft_parts(o, shards, model_index, *own.queue, clock));
-  if (o.draft_prefill) options.drafts = drafts;
-  if (!leaves) options.engine.speculation = o.speculation, options.engine.speculation.model = drafts;
+  if (!leaves) options.engine.speculation = o.speculation;
   options.engine.chunks.ttft_s = o.objectives.ttft_s;
   options.engine.chunks.tbt_s = o.objectives.tbt_s;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,

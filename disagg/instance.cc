@@ -26,7 +26,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
-             .drafts = options_.drafts,
              .visits = options_.visits},
       attempts_(parts_),
       leases_(options_.lease_s, clock),

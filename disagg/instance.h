@@ -39,8 +39,7 @@ struct InstanceOptions {
   bool cost_known = false;  // steps take just that (a simulation's)
   double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
-  bool post_by_stage = false;  // as InstanceParts have them, and the next one
-  std::shared_ptr<DraftModel> drafts;
+  bool post_by_stage = false;            // InstanceParts
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
@@ -118,7 +117,6 @@ class Instance final {
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvReserved message) { sender_.handle(from, std::move(message)); }
-  void handle(InstanceId from, DraftRows message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }

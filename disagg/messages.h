@@ -154,12 +154,6 @@ struct KvReserved {  // D -> P
   AttemptId attempt = 0;
   KvPlace destination;  // empty for a zero-copy transport
 };
-// P -> D, before KvDelivered: KV of the model that drafts, of the whole prompt, in pieces that follow each other
-// (batch/draft_model.h; --draft-prefill prefill).
-struct DraftRows {
-  AttemptId attempt = 0;
-  std::vector<uint64_t> rows;
-};
 struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may still be on its way
   AttemptId attempt = 0;
   std::vector<ChoiceState> choices;    // at least one; decode_first: none, D has the sequence
@@ -210,7 +204,7 @@ using Message =
     std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
                  PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
                  PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport,
-                 TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint, DraftRows>;
+                 TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

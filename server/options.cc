@@ -257,8 +257,7 @@ std::vector<OptionRow> make_rows() {
       {"speculate", choice, "off", "", drafts.c_str(), 0, 0,
        "tokens that may come next are computed with the next one, as far as a step has room for them (of "
        "--chunk-tokens, of --max-batch rows of logits, and of free blocks), and kept where they are right; ngram: what "
-       "followed where a sequence's last tokens have stood in it before; draft: of a smaller model; mtp: of the model's "
-       "own multi-token head",
+       "followed where a sequence's last tokens have stood in it before; mtp: of the model's own multi-token head",
        kEngine, sets_as<find_drafter, &ClusterOptions::speculation, &SpeculationOptions::drafter>},
       {"speculate-tokens", text, "turbo", "tokens", "turbo|1..64", 0, 0,
        "--speculate: drafts of a sequence in a step at most; turbo: as many as pay, by how many of its last ones were "
@@ -268,20 +267,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
       {"ngram-max", integer, "4", "tokens", "", 1, 64, "--speculate ngram: that are looked for first", kEngine,
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_max>},
-      {"ngram-scope", choice, "sequence", "", "sequence|prompts", 0, 0,
-       "--speculate ngram: where they are looked for: in a sequence's own text; prompts: where that has nothing, in the "
-       "last 87,381 tokens (of --ngram-min 2, --ngram-max 4) of all sequences of the instance that have the same "
-       "cache_salt",
-       kEngine, sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_scope>},
-      {"draft-model", text, "", "folder", "DIR", 0, 0,
-       "--speculate draft: the smaller model, with the same vocabulary; it has KV of its own, as many tokens as "
-       "--kv-bytes holds",
-       kEngine},
-      {"draft-prefill", choice, "decode", "", "decode|prefill", 0, 0,
-       "--speculate draft: who computes its KV of a prompt; decode: the instance that drafts, when it first does; "
-       "prefill: the one that computes the prompt, which sends it in control messages, of prompts of a step's tokens and "
-       "16 MiB at most (not with --disagg of order pull)",
-       kEngine, sets_as<is<"prefill">, &ClusterOptions::draft_prefill>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,

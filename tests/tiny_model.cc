@@ -55,31 +55,9 @@ std::string TinySetup::describe() const {
          (!prefix_cache ? " no prefix cache" : radix ? " radix cache" : " prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
          std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
-         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + (draft_prefill ? " with P's" : "") + " host " +
+         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + " host " +
          std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
-
-namespace {
-
-// A model that counts what it computes.
-class Counted final : public Model {
- public:
-  Counted(std::unique_ptr<Model> model, int64_t& tokens) : model_(std::move(model)), tokens_(tokens) {}
-  const ModelConfig& config() const override { return model_->config(); }
-  void forward(const StepInput& step, float* logits) override {
-    tokens_ += int64_t(step.token_ids.size());
-    model_->forward(step, logits);
-  }
-  Work work(const StepInput& step) const override { return model_->work(step); }
-  size_t weight_bytes() const override { return model_->weight_bytes(); }
-  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
-
- private:
-  std::unique_ptr<Model> model_;
-  int64_t& tokens_;
-};
-
-}  // namespace
 
 void Recorder::on_event(TokenEvent event) {
   std::lock_guard lock(mutex_);
@@ -159,13 +137,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   const auto weights = setup.make_model ? nullptr
                        : head           ? tiny(setup.layers, true).weights
                                         : tiny_weights(setup.layers, setup.weight_dtype);
-  options.draft_prefill = setup.draft_prefill;
-  draft_model_tokens.resize(options.topology.size());
-  options.make_draft_model = [this, max_step, setup](int i, DeviceQueue&) -> Result<std::unique_ptr<Model>> {
-    static const auto drafts = tiny_weights(2, Dtype::int4);
-    return std::unique_ptr<Model>(std::make_unique<Counted>(
-        make_llama(drafts, *teams[size_t(i)], max_step, setup.max_batch), draft_model_tokens[size_t(i)]));
-  };
   options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)

@@ -105,7 +105,7 @@ constexpr const char* kKinds[] = {
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
     "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport", "- TokensOf",
     "A FetchKv", "A KvLent", "A FetchOver", "D PinPrefix", "D UnpinPrefix",
-    "D KvHint", "A DraftRows"};
+    "D KvHint"};
 // clang-format on
 static_assert(std::size(kKinds) == std::variant_size_v<Message>);
 

@@ -196,6 +196,5 @@ XPYD_MESSAGE(FetchOver, attempt)
 XPYD_MESSAGE(PinPrefix, id, salt, tokens, soft, ttl_s)
 XPYD_MESSAGE(UnpinPrefix, id)
 XPYD_MESSAGE(KvHint, salt, tokens, kept, ttl_s)
-XPYD_MESSAGE(DraftRows, attempt, rows)
 
 }  // namespace xpyd::disagg

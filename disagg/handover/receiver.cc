@@ -115,14 +115,6 @@ void Receiver::handle(InstanceId from, KvOffered message) {
   expect(std::move(in));
 }
 
-// More than there can be is no rows at all.
-void Receiver::handle(InstanceId from, DraftRows message) {
-  Incoming* in = find(from, message.attempt);
-  if (!in || !parts_.drafts) return;
-  in->draft_rows.insert(in->draft_rows.end(), message.rows.begin(), message.rows.end());
-  if (in->draft_rows.size() > draft_row_words(*parts_.drafts, in->n_computed())) in->draft_rows.clear();
-}
-
 void Receiver::handle(InstanceId from, KvDelivered message) {
   if (!parts_.wire.zero_copy()) message.handover.reset();  // it comes from another process
   Incoming* in = find(from, message.attempt);

@@ -177,8 +177,6 @@ void Receiver::adopt(Incoming& in, bool whole) {
   } else {
     for (const ChoiceState& state : in.choices) sequences.push_back(attempts_.begin(in.attempt, in.request, state));
   }
-  if (parts_.drafts && in.draft_rows.size() == draft_row_words(*parts_.drafts, n_tokens))
-    sequences[0]->drafts = adopt_draft_rows(parts_.drafts, tokens, salt, in.draft_rows);
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
     if (in.order == DisaggOrder::decode_first) {

@@ -93,7 +93,6 @@ void Sender::prefill_done(std::vector<SequencePtr> choices) {
   out.kv = std::exchange(choices[0]->kv, kNoKv);
   out.choices = std::move(choices);
   if (kWriting.has(out.state)) send_rest(out);
-  if (parts_.drafts) send_draft_rows(out);
   on(out, Event::prompt_done);
 }
 
@@ -164,21 +163,6 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
 void Sender::ended(Outgoing& out, double post_s, size_t bytes) {
   out.last_end_s = parts_.clock.now();
   parts_.rate.done(post_s, out.last_end_s, bytes);
-}
-
-// While the wire has the prompt's own KV. (pull: D does not know of the attempt yet, and drafts from its own KV.) Of long
-// prompts D computes them: here they would hold up everybody for more than a step, and fill what control messages are
-// queued in.
-void Sender::send_draft_rows(const Outgoing& out) {
-  constexpr size_t kPiece = size_t{1} << 20, kMost = 2 * kPiece;  // words; a piece is half of a frame
-  const Sequence& first = *out.choices[0];
-  if (out.order == DisaggOrder::pull || !(kWriting | State::asked).has(out.state) || is_over(out)) return;
-  if (first.given > parts_.drafts->step_tokens || draft_row_words(*parts_.drafts, first.given) > kMost) return;
-  const auto tokens = std::span<const int32_t>(first.tokens).first(size_t(first.given));
-  const std::vector<uint64_t> rows = draft_rows(*parts_.drafts, tokens, first.salt());
-  for (size_t at = 0; at < rows.size(); at += kPiece)
-    parts_.tell(out.peer,
-                DraftRows{out.attempt, {rows.begin() + long(at), rows.begin() + long(std::min(rows.size(), at + kPiece))}});
 }
 
 void Sender::offer(Outgoing& out) {

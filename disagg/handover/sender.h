@@ -116,7 +116,6 @@ class Sender final : public EngineHooks {
   void send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end);
   void send_rest(Outgoing& out) { send(out, out.kv, 0, parts_.n_layers, out.choices[0]->given); }
   void ended(Outgoing& out, double post_s, size_t bytes);
-  void send_draft_rows(const Outgoing& out);
   void offer(Outgoing& out);
   void deliver(Outgoing& out);
   bool poll(Outgoing& out);

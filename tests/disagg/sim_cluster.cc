@@ -206,8 +206,7 @@ const char* message_name(const Message& message) {
                                        "FetchOver",
                                        "PinPrefix",
                                        "UnpinPrefix",
-                                       "KvHint",
-                                       "DraftRows"};
+                                       "KvHint"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }
