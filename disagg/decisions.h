@@ -15,7 +15,6 @@
 #include "disagg/pool/fetch_policy.h"
 #include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
-#include "disagg/roles.h"
 
 namespace xpyd::allocator {
 
@@ -68,9 +67,5 @@ XPYD_COLUMNS(DisaggOptions, pull, max_local_prefill_tokens, max_prefill_queue, m
 XPYD_COLUMNS(DisaggView, tokens, cached_decode, cached_prefill, prefill_jobs, prefill_queued_tokens,
              decode_queued_tokens, decode_sequences, prefill_s_per_token, decode_s_per_token, step_s, kv_s_per_token,
              overlap, chunk_tokens, decode_life_s)
-
-XPYD_COLUMNS(RolesOptions, pressure, band, cool_down_s, at_least)
-XPYD_COLUMNS(RolesView, now_s, changed_s, prefill, decode, prompt_tokens_s, output_tokens_s, prefill_velocity,
-             decode_velocity)
 
 }  // namespace xpyd::disagg

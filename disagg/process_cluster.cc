@@ -232,7 +232,6 @@ void ProcessCluster::keep() {
     lock.unlock();
     if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
     conductor_.tick();
-    if (const auto move = conductor_.change_roles()) (void)retire(move->name, move->role);  // or it has just left
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
       if (worker.retiring && conductor_.idle(id)) {

@@ -111,11 +111,6 @@ std::string evict_again(const json& line, const std::string& policy, JsonIn::Kee
   return std::to_string(first - blocks.begin());
 }
 
-std::string role_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  return text_of(row(find_roles_policy(policy), policy)
-                     .decide(part<RolesView>(line, "view", keep), part<RolesOptions>(line, "options", keep)));
-}
-
 struct Kind {
   const char* name;
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
@@ -132,7 +127,6 @@ constexpr Kind kKinds[] = {
     {"plan", plan_again},
     {"chunk", chunk_again},
     {"evict", evict_again},
-    {"role", role_again},
 };
 
 // Of an answer as it was written: zeros are left out there, too.

@@ -93,7 +93,6 @@ struct ConductorStats {
   int64_t refused_early = 0, refused_late = 0;     // requests, on arrival and when their prompt was done
   std::array<int64_t, kRefusals> refused_by = {};  // of both: Refusal::Why
   double wasted_prefill_s = 0;                     // predicted, of those refused late
-  int64_t role_changes = 0;                        // begun by --roles
   double regret = 0;                               // sum of regret_ratio() of all attempts
   PredictionError ttft_error, tbt_error;  // of what was predicted at placement; TBT: the mean of a choice's gaps
   int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of them, within both objectives

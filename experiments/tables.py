@@ -239,7 +239,7 @@ ROWS = [
     # Routers, pools, drafts.
     Row(DYNO, "KV router and round robin", "reuse, TTFT, throughput, eight workers", ("dynosim: *",)),
     Row(DYNO, "planner", "scaling events and P90 by interval of 1 to 300 s; start-up delay",
-        lacks="a planner that starts and stops instances; --roles changes what they do"),
+        lacks="a planner that starts and stops instances"),
     Row(DYNO, "best split", "5P x TP2 and 6D x TP1; disaggregation worse elsewhere", lacks="their search over P, D and tp"),
     Row(DYNO, "speed of the simulator", "23,608 requests in 2.41 s", ("simulator_speed: *",)),
     Row("LMetric (OSDI'26)", "headlines", "TTFT -92 %, TPOT -24 % beside vLLM's router, 16 H20, four traces",

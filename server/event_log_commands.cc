@@ -16,8 +16,7 @@ int replay_main(const Options& options) {
                               {"disagg", "order"},
                               {"batching", "plan"},
                               {"chunk-policy", "chunk"},
-                              {"host-eviction", "evict"},
-                              {"roles", "role"}})
+                              {"host-eviction", "evict"}})
     if (!options.text(option).empty()) again.instead[kind] = options.text(option);
   const auto counts = need(replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
     std::printf("%s\n  now: %s\n", line.c_str(), answer.c_str());

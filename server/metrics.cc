@@ -349,7 +349,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   prediction("tbt", c.tbt_error);
   text.counter("placement_regret_total", "Tokens that a choice of instance computes and another had: their shares.",
                c.regret);
-  text.counter("role_changes_total", "Begun by --roles.", c.role_changes);
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
   text.counter("instances_joined_total", "Instances that came.", c.joined);
   text.counter("instances_left_total", "Instances that left or were lost.", c.left);

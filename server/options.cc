@@ -12,7 +12,6 @@
 #include "batch/policy.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/roles.h"
 #include "disagg/simulate/cluster.h"
 #include "disagg/transport/transport.h"
 #include "disagg/worker.h"
@@ -96,7 +95,7 @@ std::vector<OptionRow> make_rows() {
                            models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
-                           roles = names(roles_policies()), gemms = available(gemm_variants()),
+                           gemms = available(gemm_variants()),
                            attentions = available(attention_variants()), isas = names(kIsas, "auto"),
                            drafts = names(drafters());
   // name, kind, default, unit, choices, min, max, help, group, field, also
@@ -348,16 +347,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ConductorOptions::admission_options, &AdmissionOptions::fixed_s>},
       {"admission-quantile", number, "0.9", "", "", 0, 1, "predicted, quantile: of the last decodes", kPolicy,
        sets<&ConductorOptions::admission_options, &AdmissionOptions::quantile>},
-      {"roles", choice, "fixed", "", roles.c_str(), 0, 0,
-       "velocity: an instance changes between P and D for what comes; live, with --processes", kPolicy,
-       sets_as<find_roles_policy, &ConductorOptions::roles>},
-      {"roles-pressure", number, "0.7", "", "", 0, 1000,
-       "--roles: tokens that come for a role, over those that it can do: below, nothing changes", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::pressure>},
-      {"roles-band", number, "1.25", "times", "", 1, 1000, "--roles: so many times the other role's pressure", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::band>},
-      {"roles-cool-down", number, "30", "s", "", 0, 1e6, "--roles: between two changes", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::cool_down_s>},
 
       {"event-log", text, "", "", "FILE", 0, 0,
        "every decision with what it saw, every step, every request's life (xpyd replay, trace, explain); a worker's "
@@ -692,7 +681,6 @@ std::vector<OptionRow> make_rows() {
       {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
-      {"roles", text, "", "", roles.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},
 
       // prefix-stats.

@@ -243,8 +243,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
 
   // Processes share no memory unless the wire makes it so.
   const bool processes = stack->processes = worker || options.flag("processes") || options.text("ranks") == "processes";
-  if (!processes && cluster.roles != find_roles_policy("fixed"))
-    return invalid("--roles velocity: threads keep their roles: expected --processes");
   const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
   Result<TransportChoice> choice = parse_transport(wire);
   if (!choice) return invalid("--transport: " + choice.error().message);
