@@ -146,9 +146,9 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
       const double post_s = parts_.clock.now();
       if (out.bytes == 0) out.first_post_s = post_s;
       out.bytes += int64_t(plan_.bytes);
-      const TransferId id = parts_.wire.post({out.peer, KvOp::write, out.destination.window,
-                                              parts_.post_deadline(out.until_s, plan_.bytes), uint32_t(++out.posts)},
-                                             plan_);
+      ++out.posts;
+      const TransferId id = parts_.wire.post(
+          {out.peer, KvOp::write, out.destination.window, parts_.post_deadline(out.until_s, plan_.bytes)}, plan_);
       const TransferState state = parts_.wire.poll(id);
       if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
       if (state == TransferState::done) ended(out, post_s, plan_.bytes);
