@@ -16,11 +16,12 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       memory_(std::move(memory)),
       transport_(std::move(transport)),
       clock_(clock),
+      post_(post),
       parts_{.self = options_.id,
              .memory = *memory_,
              .wire = *transport_,
              .clock = clock,
-             .post = post,
+             .post = post_,
              .tokenizer = options_.engine.tokenizer,
              .n_layers = model_->config().n_layers,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
@@ -151,10 +152,13 @@ bool Instance::turn() {
   moved |= reservations_.tick();
   update_leases();
   charge_transfers();
+  post_.hold();
   moved |= engine_.step();
   fit_cost();
   report_cache();
   publish();
+  const bool tell_counters = options_.lease_s > 0 && post_.has_answers();
+  post_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
   draw_map();
   return moved;
 }

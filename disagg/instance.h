@@ -21,6 +21,7 @@
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/reservation.h"
 #include "disagg/handover/sender.h"
+#include "disagg/held_post.h"
 #include "disagg/pool/fetcher.h"
 #include "disagg/pool/lender.h"
 
@@ -158,6 +159,7 @@ class Instance final {
   std::shared_ptr<KvMemory> memory_;
   std::unique_ptr<KvTransport> transport_;
   Clock& clock_;
+  HeldPost post_;
   InstanceParts parts_;
   Attempts attempts_;
   handover::Leases leases_;

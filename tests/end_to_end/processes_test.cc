@@ -54,6 +54,28 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
     }
 }
 
+TEST_CASE("processes: an answer that has come is counted", "[processes][metrics]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--transport", "shm", "--prefix-cache", "off"});
+  bed.start("prefill");
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(2, 60));
+  int64_t prompts = 0, tokens = 0;
+  for (int i = 0; i < 20; ++i) {
+    bed.ask(20 + i, i, 3);
+    prompts += 20 + i;
+    tokens += 3;
+    REQUIRE(bed.cluster().wait_idle(60));
+    int64_t counted_prompts = 0, counted_tokens = 0;
+    for (const InstanceStats& s : bed.cluster().stats().instances) {
+      counted_prompts += s.prompt_tokens;
+      counted_tokens += s.generated_tokens;
+    }
+    CHECK(counted_prompts == prompts);
+    CHECK(counted_tokens == tokens);
+  }
+}
+
 TEST_CASE("processes: one pool for all of them, under schemes with and without a block table", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const Words& memory :
