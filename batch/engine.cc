@@ -429,9 +429,6 @@ bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash,
   if (first) s.prompt_ticket.reset();
   const bool ended = accept_token(s, size_t(at), std::move(sampled), row_hash, now);
   if (!ended && !(first && s.leaves)) return false;
-  if (ended && drafter_)
-    drafter_->ended({.sequence = &s, .tokens = std::span(s.tokens).first(size_t(at) + 1), .memory = s.drafts, .most = 0,
-                     .salt = s.request->cache_salt});
   SequencePtr gone = remove(s);
   if (!ended) {
     std::vector<SequencePtr> choices;

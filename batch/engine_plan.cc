@@ -293,11 +293,7 @@ void Engine::add_drafts(int spare_rows) {
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     spare_tokens -= most, spare_rows -= most;
     entries.push_back(&entry);
-    wishes_.push_back({.sequence = &s,
-                       .tokens = s.tokens,
-                       .memory = s.drafts,
-                       .most = most,
-                       .salt = s.request->cache_salt});
+    wishes_.push_back({.sequence = &s, .tokens = s.tokens, .memory = s.drafts, .most = most});
   }
   drafter_->draft(wishes_);
   for (size_t i = 0; i < entries.size(); ++i) {

@@ -47,7 +47,6 @@ struct ClusterOptions : ConductorOptions {
   int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
   SpeculationOptions speculation;
-  bool draft_prefill = false;  // prefill instances compute the prompt's KV of the model that drafts, too
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;            // an instance adds its number to the rank
   std::optional<FaultOptions> faults;   // of the transport, on purpose
@@ -66,8 +65,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::vector<int>> cpus;
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
-  // Likewise, the one that drafts (SpeculationOptions::model); it computes on the instance's thread, with one rank.
-  std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_draft_model;
   // FLOP/s that its threads can do, 0 where it is not known; null: of none.
   std::function<double(int instance)> peak_flops;
 };
@@ -79,8 +76,6 @@ Limits limits(const ClusterOptions& options);  // of what crosses a process
 ConductorOptions conductor_options(const ClusterOptions& options);
 // Whether the instances can draw from one pool, where the wire wants that.
 Status check_shared_pool(const ClusterOptions& options, bool processes);
-// Whether prompts' KV can cross in this form, and does wherever they are placed.
-Status check_wire_kv(const ClusterOptions& options, WireKv form);
 // That of processes; null where the wire wants none.
 Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"

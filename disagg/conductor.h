@@ -27,7 +27,6 @@
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/pool/replication.h"
-#include "disagg/roles.h"
 #include "disagg/scoreboard.h"
 #include "disagg/service.h"
 #include "disagg/token_times.h"
@@ -54,8 +53,6 @@ struct ConductorOptions {
   DisaggOptions disagg_options;
   const AdmissionPolicy* admission = find_admission_policy("none");
   AdmissionOptions admission_options;
-  const RolesPolicy* roles = find_roles_policy("fixed");
-  RolesOptions roles_options;
   Objectives objectives = {};             // of requests that have none; 0: none
   bool zero_copy = false;                 // the wire: nothing can be pulled
   int max_model_len = 0;                  // tokens: prompt and output together
@@ -73,7 +70,6 @@ struct ConductorOptions {
   int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;  // InstanceOptions
-  WireKv wire_kv = WireKv::off;
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
   double kv_bytes_scale = 1;     // of KV in the event log (a simulation's is small)
@@ -85,12 +81,6 @@ struct ConductorOptions {
 
 // What a request holds here while it waits: its prompt, and some for all the rest.
 int64_t queue_bytes(const Request& request);
-
-struct RoleMove {
-  InstanceId id;
-  std::string name;
-  Role role;  // that it is to have
-};
 
 class Conductor final : public Service {
  public:
@@ -104,8 +94,6 @@ class Conductor final : public Service {
   void drain(InstanceId id, bool on);  // it gets nothing new
   void receive(InstanceId from, Message message);
   void tick();  // every so often: who is silent, who has waited too long
-  // Every so often, too: who is to change its role now. Draining it, and that it joins anew, are the caller's.
-  std::optional<RoleMove> change_roles();
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
@@ -202,7 +190,6 @@ class Conductor final : public Service {
   void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
                  const KvShape& shape) const;
   bool start(uint64_t id, int first, int count, Out& out);
-  double decode_velocity(const Member& member) const;
   ClusterAdmission admission(const Entry& entry, InstanceId decode, double ttft_s);
   void foresee(const Member& member);
   Objectives objectives(const Request& request) const;
@@ -251,9 +238,7 @@ class Conductor final : public Service {
   std::optional<PrefixHeat> heat_;             // where --replication asks for it
   StepCost decode_cost_;                       // admission()'s
   std::vector<DecodeView> decoding_, coming_;  // …
-  Demand demand_;
-  RolesView roles_ = {.now_s = -1};  // what was seen last
-  double ticked_s_ = 0;              // Clock: the last tick; 0: none yet
+  double ticked_s_ = 0;                        // Clock: the last tick; 0: none yet
   InstanceId last_id_ = -1;
   AttemptId last_attempt_ = 0;
   std::unordered_map<uint64_t, Entry> requests_;

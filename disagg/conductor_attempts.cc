@@ -123,7 +123,6 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.finish == FinishReason::stop || event.finish == FinishReason::length) {
     logits_hash_ += event.logits_hash;
     ++totals_.ended;
-    demand_.ended(int64_t(choice.output.size()));
     if (const auto gaps = double(choice.times.gaps.size()); gaps > 0)
       totals_.tbt_error.add(choice.tbt_s, (choice.times.last_s - choice.times.first_s) / gaps);
     totals_.kept += choice.times.keeps(objectives(*entry.request), entry.request->arrival_s);

@@ -160,7 +160,6 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   attempt.prompt = board_.prompt(int(tokens.size()), cached);
   if (request.flex) attempt.prompt.work = {.steps = 0};  // no other prompt waits for it
   attempt.context = int64_t(tokens.size());
-  demand_.placed(attempt.prompt.tokens, attempt.context, clock_.now());
   attempt.prompt_s = prompt_s;
   attempt.joins_s = clock_.now() + ttft_s;
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;

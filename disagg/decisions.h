@@ -10,12 +10,10 @@
 #include "batch/chunk_policy.h"
 #include "batch/policy.h"
 #include "disagg/admission.h"
-#include "disagg/handover/wire_kv.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/pool/fetch_policy.h"
 #include "disagg/pool/replication.h"
-#include "disagg/roles.h"
 
 namespace xpyd::allocator {
 
@@ -67,12 +65,5 @@ XPYD_COLUMNS(DisaggOptions, pull, max_local_prefill_tokens, max_prefill_queue, m
 XPYD_COLUMNS(DisaggView, tokens, cached_decode, cached_prefill, prefill_jobs, prefill_queued_tokens,
              decode_queued_tokens, decode_sequences, prefill_s_per_token, decode_s_per_token, step_s, kv_s_per_token,
              overlap, chunk_tokens, decode_life_s)
-
-XPYD_COLUMNS(WireKvView, bytes, int8_bytes, int4_bytes, pack_int8_s, pack_int4_s, widen_int8_s, widen_int4_s,
-             wire_s_per_byte, compute_s, overlap)
-
-XPYD_COLUMNS(RolesOptions, pressure, band, cool_down_s, at_least)
-XPYD_COLUMNS(RolesView, now_s, changed_s, prefill, decode, prompt_tokens_s, output_tokens_s, prefill_velocity,
-             decode_velocity)
 
 }  // namespace xpyd::disagg

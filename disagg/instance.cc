@@ -27,8 +27,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
-             .drafts = options_.drafts,
-             .wire_kv = options_.wire_kv,
              .visits = options_.visits},
       attempts_(parts_),
       leases_(options_.lease_s, clock),
@@ -42,10 +40,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
                }),
       lender_(parts_) {
   if (options_.log) watch();
-  if (options_.wire_kv == WireKv::automatic)
-    parts_.choose_wire_kv = [this, cost = measure_converting(memory_->layout().shape, clock)](int tokens, int cached) {
-      return choose_wire_kv(cost, tokens, cached);
-    };
   // A load waits behind loads, and what is computed in its place behind what was: link and processor work beside each
   // other. (`until`: when that will be computed.)
   memory_->loads_if([this, until = 0.0](int from, int to, int tokens, double load_s) mutable {
@@ -65,29 +59,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
   publish();
 }
 
-// The wire may still read what its posts have packed.
-Instance::~Instance() { transport_.reset(); }
-
-WireKv Instance::choose_wire_kv(const ConvertCost& cost, int tokens, int cached) const {
-  const KvShape& shape = memory_->layout().shape;
-  const double rows = double(tokens) * double(shape.token_bytes()) / double(shape.row_bytes());
-  const double bytes = rows * double(shape.row_bytes());
-  const int step_tokens = options_.engine.step_tokens;
-  const WireKvView view{.bytes = bytes,
-                        .int8_bytes = rows * double(wire_row_bytes(shape, WireKv::int8)),
-                        .int4_bytes = rows * double(wire_row_bytes(shape, WireKv::int4)),
-                        .pack_int8_s = bytes * cost.pack_int8,
-                        .pack_int4_s = bytes * cost.pack_int4,
-                        .widen_int8_s = bytes * cost.widen_int8,
-                        .widen_int4_s = bytes * cost.widen_int4,
-                        .wire_s_per_byte = parts_.rate.s_per_byte(),
-                        .compute_s = cost_.seconds(prompt_steps(tokens - cached, cached, step_tokens)),
-                        .overlap = overlap(options_.stream_kv, false, shape.n_layers, tokens - cached, step_tokens)};
-  const WireKv form = disagg::choose_wire_kv(view);
-  if (options_.log)
-    options_.log->decided(clock_.now(), "wire_kv", "auto", 0, view, NoOptions{}, int(form), "instance", options_.name);
-  return form;
-}
+Instance::~Instance() = default;
 
 void Instance::watch() {
   engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
@@ -490,8 +462,6 @@ void Instance::publish() {
   s.transfer_bytes = parts_.posted.bytes;
   s.transfer_descriptors = parts_.posted.descriptors;
   s.transfer_seconds = parts_.posted.seconds;
-  s.converted_bytes = parts_.converted.bytes;
-  s.convert_seconds = parts_.converted.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;

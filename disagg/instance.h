@@ -21,7 +21,6 @@
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/reservation.h"
 #include "disagg/handover/sender.h"
-#include "disagg/handover/wire_kv.h"
 #include "disagg/held_post.h"
 #include "disagg/pool/fetcher.h"
 #include "disagg/pool/lender.h"
@@ -41,9 +40,7 @@ struct InstanceOptions {
   bool cost_known = false;  // steps take just that (a simulation's)
   double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
-  bool post_by_stage = false;            // as InstanceParts have them, and the next two
-  WireKv wire_kv = WireKv::off;
-  std::shared_ptr<DraftModel> drafts;
+  bool post_by_stage = false;            // InstanceParts
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
@@ -116,7 +113,6 @@ class Instance final {
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvReserved message) { sender_.handle(from, std::move(message)); }
-  void handle(InstanceId from, DraftRows message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
@@ -138,7 +134,6 @@ class Instance final {
   void report_cache();
   void fit_cost();
   void watch();
-  WireKv choose_wire_kv(const ConvertCost& cost, int tokens, int cached) const;
   void log_step(const StepShape& step, double seconds);
   std::string name_of(InstanceId id) const;
   // reserve() for whoever computes nothing here: there is no choice between loading and computing.

@@ -83,7 +83,6 @@ struct Welcome {
   std::string pool;           // where the one pool of all instances is (transport/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
   bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
-  WireKv wire_kv = WireKv::off;
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {
@@ -147,17 +146,10 @@ struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reser
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
-  WireKv form = WireKv::off;  // in which its KV will come
 };
 struct KvReserved {  // D -> P
   AttemptId attempt = 0;
   KvPlace destination;  // empty for a zero-copy transport
-};
-// P -> D, before KvDelivered: KV of the model that drafts, of the whole prompt, in pieces that follow each other
-// (batch/draft_model.h; --draft-prefill prefill).
-struct DraftRows {
-  AttemptId attempt = 0;
-  std::vector<uint64_t> rows;
 };
 struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may still be on its way
   AttemptId attempt = 0;
@@ -204,7 +196,7 @@ struct FetchOver {  // nobody reads, or will
 using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
                              Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
                              KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
-                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver, DraftRows>;
+                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

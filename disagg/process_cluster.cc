@@ -114,8 +114,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
                     .lease_s = options_.conductor.lease_s,
                     .pool = options_.pool ? options_.pool->address() : "",
                     .report_cache = true,
-                    .local = options_.conductor.disagg->local,
-                    .wire_kv = options_.conductor.wire_kv};
+                    .local = options_.conductor.disagg->local};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);
@@ -223,7 +222,6 @@ void ProcessCluster::keep() {
     lock.unlock();
     if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
     conductor_.tick();
-    if (const auto move = conductor_.change_roles()) (void)retire(move->name, move->role);  // or it has just left
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
       if (worker.retiring && conductor_.idle(id)) {

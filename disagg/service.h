@@ -56,8 +56,6 @@ struct InstanceStats {
   int64_t transfers = 0;                                  // of prompts' KV, posted here: by P, or pulled by D
   int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of them
   double transfer_seconds = 0;                            // of its thread: planning and posting
-  int64_t converted_bytes = 0;                            // --wire-kv-dtype: of wide rows, here, either way
-  double convert_seconds = 0;                             // … of its thread
   double wire_s_per_byte = 0;                             // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
@@ -91,7 +89,6 @@ struct ConductorStats {
   int64_t refused_early = 0, refused_late = 0;     // requests, on arrival and when their prompt was done
   std::array<int64_t, kRefusals> refused_by = {};  // of both: Refusal::Why
   double wasted_prefill_s = 0;                     // predicted, of those refused late
-  int64_t role_changes = 0;                        // begun by --roles
   double regret = 0;                               // sum of regret_ratio() of all attempts
   PredictionError ttft_error, tbt_error;  // of what was predicted at placement; TBT: the mean of a choice's gaps
   int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of them, within both objectives

@@ -154,8 +154,8 @@ def drafting(table, column, how, batch=1, model="llama-mini", text="loops"):
     return table(column, model=model, text=text, batch=batch, how=how)
 
 
-def best_k(table, right, batch, drafter="ngram", column="k", cost="sum"):
-    return table(column, right=right, batch=batch, drafter=drafter, cost=cost)
+def best_k(table, right, batch, column="k", cost="sum"):
+    return table(column, right=right, batch=batch, cost=cost)
 
 
 def drafts_at(table, who, rate, gbps, column="k"):
@@ -488,14 +488,6 @@ def bubbled(table, of, asks, chunk, column="ratio"):
 def again(table, documents, cache, eviction="lru"):
     """Seconds for documents that were asked before."""
     return table("seconds", scene="overrun", documents=documents, cache=cache, eviction=eviction, round=2)
-
-
-def ready(table, form, gbps, convert="card"):
-    return table("ready_ms", form=form, gbps=float(gbps), convert=convert)
-
-
-def best_form(table, gbps, convert):
-    return min(ready(table, form, gbps, convert) for form in ("off", "int8", "int4"))
 
 
 def exposed(table, column, grain, gbps, step=4096, behind="no"):
@@ -1861,41 +1853,6 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "wire_kv",
-        "When is a prompt's KV at D, where it crosses in 8 or 4 bits, by the rate of the wire and of converting?",
-        "CacheGen (SIGCOMM'24), HACK (SIGCOMM'25), KVServe (SIGCOMM'26): their figures are of other models, texts and baselines",
-        [
-            Expect("1 Gb/s, int8 / off", lambda t: ready(t, "int8", 1) / ready(t, "off", 1), .49, .54, "x"),
-            Expect("1 Gb/s, int4 / off", lambda t: ready(t, "int4", 1) / ready(t, "off", 1), .25, .3, "x"),
-            Expect("10 Gb/s, int4 / off", lambda t: ready(t, "int4", 10) / ready(t, "off", 10), .32, .39, "x"),
-            Expect("25 Gb/s, int4 / off", lambda t: ready(t, "int4", 25) / ready(t, "off", 25), .8, .9, "x"),
-            Expect("100 Gb/s, int4 / off", lambda t: ready(t, "int4", 100) / ready(t, "off", 100), .98, 1.005, "x"),
-            Expect("1 Gb/s, a core that converts, int4 / off", lambda t: ready(t, "int4", 1, "core") / ready(t, "off", 1, "core"),
-                   .34, .41, "x"),
-            Expect("10 Gb/s, a core that converts, int4 / off", lambda t: ready(t, "int4", 10, "core") / ready(t, "off", 10, "core"),
-                   1.2, 1.6, "x"),
-            Expect("auto / best of the three, the worst of all eight points",
-                   lambda t: max(ready(t, "auto", gbps, convert) / best_form(t, gbps, convert)
-                                 for gbps in (1, 10, 25, 100) for convert in ("card", "core")), 1, 1.005, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "wire_kv_logits",
-        "How many greedy tokens change when KV crosses in 8 or 4 bits, and how many answers?",
-        "CacheGen (SIGCOMM'24), HACK (SIGCOMM'25): their figures are of other models and texts",
-        [
-            Expect("same tokens, int8", lambda t: t("agreement", form="int8"), .95, 1, "%"),
-            Expect("same tokens, int4", lambda t: t("agreement", form="int4"), .4, 1, "%", amended="2026-11-26", was=(.4, .99),
-                   reason="a draw in which no token changes is no surprise: eight answers of eleven tokens, and the range left it out"),
-            Expect("right answers, int8 / off", lambda t: t("answers", form="int8") / t("answers", form="off"), .95, 1.05, "x"),
-            Expect("largest error of a logprob, int8", lambda t: t("largest_logprob_error", form="int8"), 0, .5),
-            Expect("bytes on the wire, int8 / off", lambda t: t("wire_bytes", form="int8") / t("wire_bytes", form="off"), .25, .3, "x"),
-            Expect("bytes on the wire, int4 / off", lambda t: t("wire_bytes", form="int4") / t("wire_bytes", form="off"), .12, .17, "x"),
-        ],
-        how="counted",
-    ),
-    Claim(
         "disagg_orders",
         "Prefill first, by push or by pull, decode first, or as a policy decides: first token, the gap behind it, gaps, memory?",
         "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x (no published figure)",
@@ -2937,7 +2894,6 @@ CLAIMS = [
                    reason="64 rows keep all cores busy: a draft costs as much as a token, and the last drafts of an answer are cut"),
             Expect("llama-mini, 64 at once, repeats: turbo / off", lambda t: drafting(t, "gain", "turbo", batch=64), .97, 1.2, "x"),
             Expect("demo model, chat: right of 4 drafts", lambda t: drafting(t, "acceptance", "4", model="demo", text="chat"), .5, 1, "%", how="counted"),
-            Expect("llama-mini alone, repeats: 4 drafts of the same weights in 4 bits / off", lambda t: drafting(t, "gain", "int4 4"), 1.1, 2.2, "x", amended="2026-11-26", reason="new; written before its points were measured"),
             Expect("demo model, chat alone: its head's first draft is right", lambda t: drafting(t, "acceptance", "mtp 1", model="demo", text="chat"), .25, .8, "%", how="counted", amended="2026-11-26", was=(.9, 1), reason="97 % is of text as it was trained on; what the demo model goes on to say behind its answer is not"),
             Expect("demo model, chat alone: its head, 1 draft / off", lambda t: drafting(t, "gain", "mtp 1", model="demo", text="chat"), .6, 1.1, "x", amended="2026-11-26", was=(.85, 1.4), reason="a draft in two or three is right there, and the head costs .4 of so small a model's step"),
             Expect("demo model, chat alone: 4 drafts / off", lambda t: drafting(t, "gain", "4", model="demo", text="chat"), 1.1, 3, "x"),
@@ -2949,18 +2905,9 @@ CLAIMS = [
         "How many drafts are best, against the batch, by how often they are right and what they cost?",
         "TurboSpec (arXiv 2406.14066)",
         [
-            Expect("a model drafts, a = .7, alone: best k", lambda t: best_k(t, .7, 1, "model"), 4, 5, "", printed("4 to 5", 4, 5, read="summary")),
-            Expect("a model drafts, a = .5, alone: best k", lambda t: best_k(t, .5, 1, "model"), 2, 2, "", printed("3", 3, 3, read="summary"),
-                   differs="launches of .5 ms are all that a draft is taken to cost beside 2.4 % of the model"),
-            Expect("a model drafts, a = .9, alone: best k", lambda t: best_k(t, .9, 1, "model"), 9, 12, "", printed("7", 7, 7, read="summary"),
-                   differs="launches of .5 ms are all that a draft is taken to cost beside 2.4 % of the model"),
             Expect("ngram, a = .7, alone: best k", lambda t: best_k(t, .7, 1), 9, 12, ""),
-            Expect("a model drafts, a = .7, 64 at once: best k", lambda t: best_k(t, .7, 64, "model"), 2, 4, "", printed("1 to 2", 1, 2, read="summary"),
-                   differs="Llama-2-7B has a KV head for each head: half of such a step reads KV, which is read once for all drafts"),
-            Expect("a model drafts, a = .5, 16 at once: best / off", lambda t: best_k(t, .5, 16, "model", "gain"), 1.2, 1.6, "x", printed(".97 (off from 16 on)", .97, .97, read="summary"),
-                   differs="by the cards' figures half of all drafts pay at any batch; what was measured there was not the cards"),
-            Expect("turbo / best k, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(drafter="ngram", cost="sum")), .95, 1.01, "x"),
-            Expect("turbo / best k where products hide behind reading, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(drafter="ngram", cost="max")), .1, .7, "x"),
+            Expect("turbo / best k, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(cost="sum")), .95, 1.01, "x"),
+            Expect("turbo / best k where products hide behind reading, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(cost="max")), .1, .7, "x"),
         ],
         how="computed",
     ),
@@ -2971,17 +2918,6 @@ CLAIMS = [
         [
             Expect("70B, 12 requests/s: best k on D of 3P1D, 25 / 400 Gb/s", lambda t: drafts_at(t, "3P1D", 12, 25) - drafts_at(t, "3P1D", 12, 400), 1, 5, "more"),
             Expect("70B, 12 requests/s: best k of 4C less that of 2P2D at 400 Gb/s", lambda t: drafts_at(t, "4C", 12, 0) - drafts_at(t, "2P2D", 12, 400), -2, 2, "more"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "speculate_prompts",
-        "Who should compute a prompt for a model that drafts, P or D?",
-        "nothing published",
-        [
-            Expect("70B and 8B that drafts, 6 requests/s: of D's time, or of P's", lambda t: t("busy_share", rate=6., gbps=100.), .08, .18, "%"),
-            Expect("bytes that cross, with the smaller model's KV / without", lambda t: t("bytes", rate=6., gbps=100.), 1.35, 1.45, "x"),
-            Expect("100 Gb/s: a prompt's KV of it takes / its computing", lambda t: t("sent_ms", rate=6., gbps=100.) / t("draft_prompt_ms", rate=6., gbps=100.), 1.5, 3, "x"),
         ],
         how="computed",
     ),

@@ -5,12 +5,10 @@
 // a step is fitted to its own steps as an instance's is. All must end with the text and the logits' hash of `off`
 // before anything is told. Prompts are computed first, and not timed.
 //   loops    random weights, greedy, and what has been said is made likelier (repetition_penalty .1, frequency_penalty
-//            -2): they say one thing over and over. ngram; "int4 4": 4 drafts of the same weights in 4 bits, as a
-//            model that drafts, with KV of its own.
+//            -2): they say one thing over and over. ngram.
 //   chat     the demo model is told 20 facts and asked for one; what it says then, and goes on to say, are those
-//            sentences. ngram; "turbo prompts": --ngram-scope prompts.
+//            sentences. ngram; "mtp": of its own multi-token head, by a model that computes it beside every step.
 //   nothing  random weights at temperature 1: of 128,256 tokens hardly two come twice. ngram.
-//            "mtp": of its own multi-token head, by a model that computes it beside every step.
 //   wrong    the same, and a drafter that always has 16, none of them right: nobody's text is worse.
 //
 // Arithmetic. llama-1b in bf16: a step reads 2.5 GB, 100 ms on two cores; each more token multiplies 2.5 GFLOP, 10 ms:
@@ -25,8 +23,7 @@
 // (5 * .9) = 1.1. The demo model (1.4 million parameters, 2.8 MB) is bound by its products at any batch, and by what a
 // step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64. Its head is one layer more
 // than its trunk's four, and a product with the embedding: a step with it 1.2, a draft of it .4 and its row .3; k = 1,
-// right 97 of 100 times, 1.97 / 1.9 = 1.04. llama-mini in 4 bits: a draft takes .35 to .5 of a step of bf16, so that four
-// that are right make 5 / (1.6 + 4 * .42) = 1.5.
+// right 97 of 100 times, 1.97 / 1.9 = 1.04.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -66,7 +63,6 @@ constexpr DrafterRow kWrong = {
 struct How {
   const char* name;
   int tokens;  // -1: off; 0: turbo
-  NgramScope scope = NgramScope::sequence;
   const char* drafter = "ngram";
 };
 
@@ -77,24 +73,20 @@ struct Case {
 };
 
 constexpr How kOff = {"off", -1}, kOne = {"1", 1}, kTwo = {"2", 2}, kFour = {"4", 4}, kEight = {"8", 8},
-              kTurbo = {"turbo", 0}, kPrompts = {"turbo prompts", 0, NgramScope::prompts},
-              kHeadOne = {"mtp 1", 1, NgramScope::sequence, "mtp"}, kHeadTwo = {"mtp 2", 2, NgramScope::sequence, "mtp"},
-              kHeadTurbo = {"mtp turbo", 0, NgramScope::sequence, "mtp"},
-              kSmaller = {"int4 4", 4, NgramScope::sequence, "draft"};
+              kTurbo = {"turbo", 0}, kHeadOne = {"mtp 1", 1, "mtp"}, kHeadTwo = {"mtp 2", 2, "mtp"},
+              kHeadTurbo = {"mtp turbo", 0, "mtp"};
 
 std::vector<Case> cases(bool tiny) {
   const std::vector<How> all = {kOff, kOne, kTwo, kFour, kEight, kTurbo};
-  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kPrompts, kHeadTwo}},
-                    {"llama-tiny", "loops", 1, 12, {kOff, kSmaller}},
+  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kHeadTwo}},
                     {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
   std::vector<Case> made = {{"llama-1b", "loops", 1, 32, {kOff, kFour, kTurbo}},
                             {"llama-1b", "nothing", 1, 12, {kOff, kTurbo}},
                             {"llama-1b", "wrong", 1, 32, {kOff, kTurbo}}};
   for (const auto& [batch, tokens] : {std::pair(1, 48), {kMostBatch, 12}}) {
     made.push_back({"llama-mini", "loops", batch, tokens, all});
-    made.back().hows.push_back(kSmaller);
     made.push_back({"llama-mini", "wrong", batch, tokens, {kOff, kFour, kTurbo}});
-    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kPrompts, kHeadOne, kHeadTwo, kHeadTurbo}});
+    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kHeadOne, kHeadTwo, kHeadTurbo}});
   }
   return made;
 }
@@ -109,7 +101,6 @@ struct Served {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
   std::unique_ptr<Model> model, headed;        // headed: the demo model with its multi-token head
-  std::shared_ptr<const Weights> draft;        // the same weights in 4 bits; null: not asked for yet
   std::unique_ptr<const Tokenizer> tokenizer;  // null: random weights
 };
 
@@ -212,23 +203,6 @@ class Bed {
     return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere);
   }
 
-  // With KV for as many tokens as `kv` has room for.
-  Result<std::shared_ptr<DraftModel>> smaller(Served& served, const Case& c, const KvOptions& kv) {
-    if (!served.draft) {
-      auto draft = load_weights("", served.config, {.weight_dtype = Dtype::int4, .dummy = true}, team_);
-      if (!draft) return draft.error();
-      served.draft = draft.value();
-    }
-    auto made = std::make_shared<DraftModel>();
-    made->model = make_llama(served.draft, team_, kStepTokens, rows_of(c.model));
-    made->step_tokens = kStepTokens;
-    const KvScheme& paged = *find_kv_scheme("paged");
-    auto pool = make_block_pool(paged.name, kv);
-    if (!pool) return pool.error();
-    made->memory = paged.make(std::move(pool).value(), kv);
-    return made;
-  }
-
   Status make(std::vector<Racer>& racers, const Case& c, Served& served) {
     for (const How& how : c.hows) {
       Model& model = how.drafter == std::string("mtp") ? *served.headed : *served.model;
@@ -239,13 +213,7 @@ class Bed {
                             .step_tokens = kStepTokens};
       if (how.tokens >= 0)
         options.speculation = {.drafter = c.text == std::string("wrong") ? &kWrong : find_drafter(how.drafter),
-                               .tokens = how.tokens,
-                               .ngram_scope = how.scope};
-      if (how.drafter == std::string("draft")) {
-        auto draft = smaller(served, c, kv);
-        if (!draft) return draft.error();
-        options.speculation.model = std::move(draft).value();
-      }
+                               .tokens = how.tokens};
       auto made = Contestant::create("paged", model, kv, options);
       if (!made) return made.error();
       racers.push_back({.how = how, .engine = std::move(made).value()});

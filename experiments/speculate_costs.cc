@@ -1,21 +1,16 @@
-// speculate_optimum, speculate_pd, speculate_mtp, speculate_prompts: how many drafts are best, by arithmetic: against the
-// batch; on D, whose batch is not a colocated instance's, by the rate of the links; what a multi-token head is worth to
-// DeepSeek-V3; and who should compute a prompt for a model that drafts.
+// speculate_optimum, speculate_pd, speculate_mtp: how many drafts are best, by arithmetic: against the batch; on D, whose
+// batch is not a colocated instance's, by the rate of the links; and what a multi-token head is worth to DeepSeek-V3.
 //
 // k drafts, each right with probability a where those before it are, end E = (1 - a^(k+1)) / (1 - a) tokens in one step
 // of B sequences behind L tokens: c + s B (k + 1) + B L max(v, (k + 1) l), by the cards' figures
 // (experiments/simulate/hardware.cc): weights and launches c, products s a token, KV v and scores l for each token that is
 // looked at. That is the sum of what bandwidth and what products take; `max` is the slower of both, as if all of one
-// were done under the other. A draft costs what made it, besides: nothing (`ngram`); a model of 160 M parameters that
-// is run once for each (`model`: launches of .5 ms, and 2.4 % of the rest); a head of one layer of 61 (`mtp`).
+// were done under the other. A draft costs what made it, besides: nothing (`ngram`); a head of one layer of 61 (`mtp`).
 //
 // optimum. Llama-2-7B in bf16 on one H100, .44 of 989 TFLOP/s, .7 of 3.35 TB/s, L = 500: c = .5 + 5.75 ms, s = 31 us, v L =
-// .11 ms. A draft pays while a^(k+1) / what it costs > E / step. a = .7 alone: by a model .63 ms of 6.4, so a^(k+1) >
-// .1 E / (1 + .1 k): 4 (published 4 to 5); a = .5: 2 (published 3); a = .9: 9 to 12 (published 7); ngram's cost 31 us:
-// 9 to 12 at .7. At B = 64 the step is 15.4 ms, of which KV is 7.2, and a draft 2.7 by a model: 2 to 4 (published 1 to 2).
-// Off where a < (s B + made) / step: as KV grows with B, too, that is .18 at most, so for a = .5 never (published: from 16
-// on). The draft that would not pay at 16 costs half a step, 4.3 ms, 3.6 more than these are: what was measured there was
-// not the cards. `turbo` is the rule of draft_length.h: the same k as the best of all, to one.
+// .11 ms. A draft of ngram costs 31 us of 6.4 ms and pays while a^(k+1) / what it costs > E / step: a = .7 alone: 9 to 12.
+// Off where a < s B / step: as KV grows with B, too, that is .18 at most. `turbo` is the rule of draft_length.h: the same
+// k as the best of all, to one.
 //
 // pd. Llama-3-70B on 8 x H800, four instances, prompts of 4,096 and answers of 256, a = .7, ngram. c = 11.3 ms, s = 41 us, a
 // prompt .18 s. Colocated a step is 1 / (1 - u) as long for the prompts of its share u of the time, and so is B; D has
@@ -28,11 +23,6 @@
 // us, v L = 10.7 us, l L = 5.9. 3 drafts of which 1.18 are right (SGLang: 2.18 tokens a step): alone 2.18 / 1.05 = 2.1; of
 // hundreds (26.7 + .109 B) / (25.5 + .032 B): 1.24 at B = 340, 0.96 at 840, .64 for ever more. One draft, right in .85:
 // 1.85 / 1.02 alone, 1.09 at last: never below 1. So a row from .96 to 1.24 is one of large batches, and of too many drafts.
-//
-// prompts. Llama-3-70B on 8 x H800 and Llama-3-8B that drafts, prompts of 4,096 (--draft-prefill). The smaller model's
-// prompt takes 20 ms there, of the larger one's .18 s: 6 requests/s spend .12 of D's time on it, or .12 more of P's. Sent,
-// 131 KB a token are 537 MB beside 1.34 GB: 1.4 times the bytes; at 100 Gb/s 43 ms more, at 25 .17 s. So D should compute
-// where the links are what is short, and P where D is: TTFT hides neither.
 #include <algorithm>
 #include <cmath>
 
@@ -47,10 +37,10 @@ constexpr int kMostHere = 24;
 
 struct Target {
   double launch_s, weights_s, token_s, kv_s, look_s, prompt_token_s, prompt_pair_s;
-  double made_launch = 0, made_share = 0;  // of a draft
+  double made_share = 0;  // of a draft
   bool overlaps = false;
 
-  double made(double batch) const { return made_launch * launch_s + made_share * (weights_s + token_s * batch); }
+  double made(double batch) const { return made_share * (weights_s + token_s * batch); }
   double step(double batch, double context, double k) const {
     const double kv = batch * context * kv_s, look = batch * context * look_s * (k + 1);
     const double products = token_s * batch * (k + 1);
@@ -62,7 +52,6 @@ struct Target {
 Target target(const disagg::SimulatedModel& model, const disagg::Hardware& h, const std::string& drafter) {
   const StepCost::Terms t = disagg::step_cost(model, h).terms();
   Target made{h.step_s, t[0] - h.step_s, t[4], t[2], 2 * t[3], t[1], t[3]};
-  if (drafter == "model") made.made_launch = 1, made.made_share = .024;
   if (drafter == "mtp") made.made_share = 1.0 / model.n_layers;
   return made;
 }
@@ -95,23 +84,21 @@ Result<Finding> optimum(const Values& point) {
   Result<disagg::Hardware> card = disagg::find_hardware("h100x1");
   if (!card) return card.error();
   Finding found;
-  for (const char* drafter : {"ngram", "model"})
-    for (bool overlaps : {false, true}) {
-      Target t = target(model, card.value(), drafter);
-      t.overlaps = overlaps;
-      const double batch = point["batch"], a = point["right"], context = 500;
-      const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
-      const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
-      found.rows.push_back({{"drafter", drafter},
-                            {"cost", overlaps ? "max" : "sum"},
-                            {"k", k},
-                            {"gain", rate(k)},
-                            {"gain_of_4", rate(4)},
-                            {"turbo_k", turbo(t, point["batch"], context, a)},
-                            {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
-                            {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
-                            {"step_ms", 1e3 * t.step(batch, context, 0)}});
-    }
+  for (bool overlaps : {false, true}) {
+    Target t = target(model, card.value(), "ngram");
+    t.overlaps = overlaps;
+    const double batch = point["batch"], a = point["right"], context = 500;
+    const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
+    const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
+    found.rows.push_back({{"cost", overlaps ? "max" : "sum"},
+                          {"k", k},
+                          {"gain", rate(k)},
+                          {"gain_of_4", rate(4)},
+                          {"turbo_k", turbo(t, point["batch"], context, a)},
+                          {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
+                          {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
+                          {"step_ms", 1e3 * t.step(batch, context, 0)}});
+  }
   return found;
 }
 
@@ -171,32 +158,6 @@ Result<Finding> mtp(const Values& point) {
   return found;
 }
 
-Result<Finding> prompts(const Values& point) {
-  Result<disagg::SimulatedModel> large = disagg::find_simulated_model("llama-3-70b"),
-                                 small = disagg::find_simulated_model("llama-3-8b");
-  Result<disagg::Hardware> h = disagg::find_hardware("h800x8");
-  if (!large || !small || !h) return invalid("a model or a card that is not known");
-  constexpr double kPrompt = 4096, kChunk = 2048;
-  const auto prompt_s = [&](const disagg::SimulatedModel& model) {
-    return disagg::step_cost(model, h.value()).seconds(model::prompt_steps(kPrompt, 0, kChunk));
-  };
-  const double rate = point["rate"], gbps = point["gbps"], draft_s = prompt_s(small.value());
-  const double bytes = kPrompt * large.value().kv_token_bytes(), more = kPrompt * small.value().kv_token_bytes();
-  return Finding{{{{"draft_prompt_ms", 1e3 * draft_s},
-                   {"of_the_prompt", draft_s / prompt_s(large.value())},
-                   {"busy_share", rate * draft_s},  // of D, or of P
-                   {"bytes", (bytes + more) / bytes},
-                   {"sent_ms", 1e3 * more / (gbps / 8 * 1e9)}}},
-                 ""};
-}
-
-std::vector<Values> prompts_points(const Setting&) {
-  std::vector<Values> all;
-  for (double rate : {2., 6.})
-    for (double gbps : {25., 100., 400.}) all.push_back({{"rate", rate}, {"gbps", gbps}});
-  return all;
-}
-
 std::vector<Values> optimum_points(const Setting&) {
   std::vector<Values> all;
   for (double right : {.3, .5, .7, .9})
@@ -220,12 +181,10 @@ std::vector<Values> mtp_points(const Setting&) {
 Measure open_optimum(const Setting&) { return optimum; }
 Measure open_pd(const Setting&) { return pd; }
 Measure open_mtp(const Setting&) { return mtp; }
-Measure open_prompts(const Setting&) { return prompts; }
 
 REGISTER_EXPERIMENT("speculate_optimum", "cpu", optimum_points, open_optimum);
 REGISTER_EXPERIMENT("speculate_pd", "cpu", pd_points, open_pd);
 REGISTER_EXPERIMENT("speculate_mtp", "cpu", mtp_points, open_mtp);
-REGISTER_EXPERIMENT("speculate_prompts", "cpu", prompts_points, open_prompts);
 
 }  // namespace
 }  // namespace xpyd::experiments::speculate_costs_experiment

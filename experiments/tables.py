@@ -239,7 +239,7 @@ ROWS = [
     # Routers, pools, drafts.
     Row(DYNO, "KV router and round robin", "reuse, TTFT, throughput, eight workers", ("dynosim: *",)),
     Row(DYNO, "planner", "scaling events and P90 by interval of 1 to 300 s; start-up delay",
-        lacks="a planner that starts and stops instances; --roles changes what they do"),
+        lacks="a planner that starts and stops instances"),
     Row(DYNO, "best split", "5P x TP2 and 6D x TP1; disaggregation worse elsewhere", lacks="their search over P, D and tp"),
     Row(DYNO, "speed of the simulator", "23,608 requests in 2.41 s", ("simulator_speed: *",)),
     Row("LMetric (OSDI'26)", "headlines", "TTFT -92 %, TPOT -24 % beside vLLM's router, 16 H20, four traces",
@@ -248,7 +248,7 @@ ROWS = [
     Row("Qwen-Bailian's traces", "hits", "of an endless cache, and LRU by size: A, B, coder, thinking",
         lacks="the traces, which are not in the repository that names them"),
     Row("SGLang, MTP", "16 H200", "51.0, 60.4, 81.5 and 82.0 tokens/s of a rank", lacks="a virtual run with MTP and overlap, by batch"),
-    Row("TurboSpec", "best k by batch", "4 to 5 at 1, 1 to 2 at 64, none from 16 on", ("speculate_optimum: *", "speculate_pd: *", "speculate_prompts: *", "speculate: *")),
+    Row("TurboSpec", "best k by batch", "4 to 5 at 1, 1 to 2 at 64, none from 16 on", ("speculate_optimum: *", "speculate_pd: *", "speculate: *")),
     Row("vLLM #54360, #38182", "what a hit loses under drafts", "a block of every hit: 92 to 71 % where blocks have 2,144 tokens",
         ("speculate_blocks: *",)),
 ]

@@ -282,8 +282,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
   instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
   instances("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
-  instances("kv_convert_bytes_total", "KV bytes packed for the wire, or widened behind it.", &S::converted_bytes);
-  instances("kv_convert_seconds_total", "Time in that.", &S::convert_seconds);
   instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
   instances("kv_transfers_total", "KV transfers.", &S::transfers);
   text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all, &S::transfer_bytes);
@@ -344,7 +342,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   prediction("tbt", c.tbt_error);
   text.counter("placement_regret_total", "Tokens that a choice of instance computes and another had: their shares.",
                c.regret);
-  text.counter("role_changes_total", "Begun by --roles.", c.role_changes);
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
   text.counter("instances_joined_total", "Instances that came.", c.joined);
   text.counter("instances_left_total", "Instances that left or were lost.", c.left);

@@ -12,7 +12,6 @@
 #include "batch/policy.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/roles.h"
 #include "disagg/transport/transport.h"
 #include "disagg/worker.h"
 #include "model/gemm.h"
@@ -91,7 +90,7 @@ std::vector<OptionRow> make_rows() {
                            replications = names(replication_policies()), slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
-                           roles = names(roles_policies()), gemms = available(gemm_variants()),
+                           gemms = available(gemm_variants()),
                            attentions = available(attention_variants()), isas = "auto|" + names(kIsas),
                            drafts = names(drafters());
   // name, kind, default, unit, choices, min, max, help, group, field, also
@@ -248,9 +247,7 @@ std::vector<OptionRow> make_rows() {
       {"speculate", choice, "off", "", drafts.c_str(), 0, 0,
        "tokens that may come next are computed with the next one, as far as a step has room for them (of "
        "--chunk-tokens, of --max-batch rows of logits, and of free blocks), and kept where they are right; ngram: what "
-       "followed where a sequence's last tokens have stood in it before; draft: of a smaller model; mtp: of the "
-       "model's "
-       "own multi-token head",
+       "followed where a sequence's last tokens have stood in it before; mtp: of the model's own multi-token head",
        kEngine, sets_as<find_drafter, &ClusterOptions::speculation, &SpeculationOptions::drafter>},
       {"speculate-tokens", text, "turbo", "tokens", "turbo|1..64", 0, 0,
        "--speculate: drafts of a sequence in a step at most; turbo: as many as pay, by how many of its last ones were "
@@ -260,22 +257,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
       {"ngram-max", integer, "4", "tokens", "", 1, 64, "--speculate ngram: that are looked for first", kEngine,
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_max>},
-      {"ngram-scope", choice, "sequence", "", "sequence|prompts", 0, 0,
-       "--speculate ngram: where they are looked for: in a sequence's own text; prompts: where that has nothing, in "
-       "the "
-       "last 87,381 tokens (of --ngram-min 2, --ngram-max 4) of all sequences of the instance that have the same "
-       "cache_salt",
-       kEngine, sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_scope>},
-      {"draft-model", text, "", "folder", "DIR", 0, 0,
-       "--speculate draft: the smaller model, with the same vocabulary; it has KV of its own, as many tokens as "
-       "--kv-bytes holds",
-       kEngine},
-      {"draft-prefill", choice, "decode", "", "decode|prefill", 0, 0,
-       "--speculate draft: who computes its KV of a prompt; decode: the instance that drafts, when it first does; "
-       "prefill: the one that computes the prompt, which sends it in control messages, of prompts of a step's tokens "
-       "and "
-       "16 MiB at most (not with --disagg of order pull)",
-       kEngine, sets_as<is<"prefill">, &ClusterOptions::draft_prefill>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
@@ -319,11 +300,6 @@ std::vector<OptionRow> make_rows() {
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
        sets<&ConductorOptions::stream_kv>},
-      {"wire-kv-dtype", choice, "off", "", "off|int8|int4|auto", 0, 0,
-       "in what a prompt's KV crosses: as it is kept, or in rows of fewer bits, which D widens and keeps for that "
-       "request alone (other tokens, the same ones over every wire; where D computes a prompt again they are those of "
-       "off); auto: with what each prompt is at D soonest, by the measured wire",
-       kCluster, sets<&ConductorOptions::wire_kv>},
       {"reservation", choice, "off", "", "off|escrow", 0, 0,
        "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, "
        "with "
@@ -359,16 +335,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ConductorOptions::admission_options, &AdmissionOptions::fixed_s>},
       {"admission-quantile", number, "0.9", "", "", 0, 1, "predicted, quantile: of the last decodes", kPolicy,
        sets<&ConductorOptions::admission_options, &AdmissionOptions::quantile>},
-      {"roles", choice, "fixed", "", roles.c_str(), 0, 0,
-       "velocity: an instance changes between P and D for what comes; live, with --processes", kPolicy,
-       sets_as<find_roles_policy, &ConductorOptions::roles>},
-      {"roles-pressure", number, "0.7", "", "", 0, 1000,
-       "--roles: tokens that come for a role, over those that it can do: below, nothing changes", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::pressure>},
-      {"roles-band", number, "1.25", "times", "", 1, 1000, "--roles: so many times the other role's pressure", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::band>},
-      {"roles-cool-down", number, "30", "s", "", 0, 1e6, "--roles: between two changes", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::cool_down_s>},
 
       {"event-log", text, "", "", "FILE", 0, 0,
        "every decision with what it saw, every step, every request's life (xpyd replay, trace, explain); a worker's "
@@ -546,8 +512,6 @@ std::vector<OptionRow> make_rows() {
       {"break-even", number, "0", "TFLOP/s", "", 0, 1e9,
        "from what bandwidth on the KV of a prefix is brought in less time than a machine that reaches so many TFLOP/s "
        "computes it; 0: not asked",
-       "info"},
-      {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6, "--break-even: of a link whose time is set beside it",
        "info"},
 
       // peak.

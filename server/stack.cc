@@ -62,43 +62,17 @@ std::string weights_text(const Stack& stack) {
          (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
 }
 
-// Where drafts come from: the model's own head, or another model of the same vocabulary.
-void read_drafter(const Options& options, Stack& stack) {
+// Where drafts come from: the model's own head.
+void read_drafter(Stack& stack) {
   const ClusterOptions& cluster = stack.options;
-  const SpeculationOptions& speculation = cluster.speculation;
-  const std::string drafter = speculation.on() ? speculation.drafter->name : "off", name = "--speculate " + drafter;
-  const bool head = speculation.on() && speculation.drafter->uses_head;
-  const bool own = speculation.on() && speculation.drafter->own_model;
-  const std::string& dir = options.text("draft-model");
-  if (own != !dir.empty())
-    throw invalid(own ? name + ": expected --draft-model, the folder of a smaller model with the same vocabulary"
-                      : "--draft-model: expected --speculate draft");
-  if (cluster.draft_prefill && !own)
-    throw invalid("--draft-prefill prefill: expected --speculate draft");
-  if (!own && !head) return;
-  if ((head || cluster.draft_prefill) && std::string(stack.backend_options.device->name) != "cpu")
-    throw invalid((head ? name : "--draft-prefill prefill") + ": expected --device cpu");
-  if (head) {
-    need(predict_next_tokens(stack.config), name + ": ");
-    if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
-      throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
-    if (cluster.batching->layered)
-      throw invalid(name + ": --batching " + cluster.batching->name + " cuts prompts by layers: expected another one");
-    return;
-  }
-  const LoadOptions& load = stack.backend_options.load;
-  need(check_model_folder(dir, !load.dummy), "--draft-model: ");
-  stack.draft_dir = dir;
-  stack.draft_config = need(load_model_config(dir), "--draft-model: ");
-  if (stack.draft_config.vocab != stack.config.vocab)
-    throw invalid("--draft-model " + dir + ": a vocabulary of " + std::to_string(stack.draft_config.vocab) +
-                  " tokens, expected the model's " + std::to_string(stack.config.vocab));
-  std::string tokenizers[2];
-  for (int i : {0, 1})
-    if (const std::string path = (i == 0 ? dir : stack.model_dir) + "/tokenizer.json"; has_model_file(path))
-      tokenizers[i] = need(read_model_file(path, size_t{256} << 20));
-  if (!tokenizers[0].empty() && !tokenizers[1].empty() && tokenizers[0] != tokenizers[1])
-    throw invalid("--draft-model " + dir + ": another tokenizer.json than the model's");
+  if (!cluster.speculation.on() || !cluster.speculation.drafter->uses_head) return;
+  const std::string name = std::string("--speculate ") + cluster.speculation.drafter->name;
+  if (std::string(stack.backend_options.device->name) != "cpu") throw invalid(name + ": expected --device cpu");
+  need(predict_next_tokens(stack.config), name + ": ");
+  if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
+    throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
+  if (cluster.batching->layered)
+    throw invalid(name + ": --batching " + cluster.batching->name + " cuts prompts by layers: expected another one");
 }
 
 }  // namespace
@@ -207,7 +181,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   const std::string& dir = stack->model_dir;
   need(check_model_folder(dir, !backend.load.dummy));
   stack->config = need(load_model_config(dir));
-  read_drafter(options, *stack);
+  read_drafter(*stack);
   if (!backend.load.dummy || has_model_file(dir + "/tokenizer.json")) {
     stack->tokenizer = need(Tokenizer::load(dir));
     if (stack->tokenizer->vocab_size() > stack->config.vocab)
@@ -251,8 +225,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
 
   // Processes share no memory unless the wire makes it so.
   const bool processes = stack->processes = worker || options.flag("processes") || options.text("ranks") == "processes";
-  if (!processes && cluster.roles != find_roles_policy("fixed"))
-    return invalid("--roles velocity: threads keep their roles: expected --processes");
   const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
   Result<TransportChoice> choice = parse_transport(wire);
   if (!choice) return invalid("--transport: " + choice.error().message);
@@ -309,7 +281,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
   need(check_shared_pool(cluster, processes));
-  need(check_wire_kv(cluster, cluster.wire_kv));
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
@@ -343,9 +314,6 @@ Status open_backend(Stack& stack) try {
   stack.options.device = &stack.backend->device();
   stack.options.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
     return backend.make_model(i, queue);
-  };
-  stack.options.make_draft_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
-    return backend.make_draft_model(i, queue);
   };
   stack.options.peak_flops = [&backend = *stack.backend](int i) { return backend.peak_flops(i); };
   return ok();

@@ -108,7 +108,7 @@ class Bed {
   }
   size_t start_worker(Words words, const Words& other, const Words& before) {
     for (size_t i = 0; i < more_.size(); i += 2)
-      if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
+      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" &&
           more_[i] != "--placement" && more_[i] != "--kv-fetch" &&
           std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
@@ -148,7 +148,7 @@ class Bed {
     Words words = more_;
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
-          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles") ||
+          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") ||
           words[i] == "--ranks")
         words[i] = "";
     Words plain;

@@ -31,8 +31,6 @@ struct TinySetup {
   bool exact = false;
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;
-  WireKv wire_kv = WireKv::off;
-  bool kv_checksum = false;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
   bool prefix_cache = true, radix = false;
@@ -42,7 +40,6 @@ struct TinySetup {
   std::string chunk_policy = "fixed";
   ChunkOptions chunks = {};  // but for the policy
   SpeculationOptions speculation = {};
-  bool draft_prefill = false;
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
@@ -95,7 +92,6 @@ class TinyCluster {
   std::vector<std::unique_ptr<ThreadTeam>> teams;
   TransportRow transport_row;
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
-  std::vector<int64_t> draft_model_tokens;  // [instances]: computed by a model that drafts
   std::unique_ptr<Cluster> cluster;
 };
 

@@ -25,8 +25,6 @@ inline constexpr Tier kLast<Tier> = Tier::disk;
 template <>
 inline constexpr Role kLast<Role> = Role::colocated;
 template <>
-inline constexpr WireKv kLast<WireKv> = WireKv::automatic;
-template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
 inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::granted;
@@ -161,8 +159,8 @@ XPYD_MESSAGE(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops
 XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
              prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
              chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes,
-             transfer_descriptors, transfer_seconds, converted_bytes, convert_seconds, wire_s_per_byte, kv_refused,
-             leases_expired, fetch, spent, heartbeat_s, cost, cost_error)
+             transfer_descriptors, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, spent,
+             heartbeat_s, cost, cost_error)
 
 // ---- the messages
 
@@ -177,7 +175,7 @@ XPYD_MESSAGE(AttemptProgress, attempt, stage)
 XPYD_MESSAGE(AttemptFailed, attempt, reason, why)
 XPYD_MESSAGE(Report, stats)
 XPYD_MESSAGE(PrefillJob, attempt, request, state, decode)
-XPYD_MESSAGE(ReserveKv, attempt, request, state, form)
+XPYD_MESSAGE(ReserveKv, attempt, request, state)
 XPYD_MESSAGE(KvReserved, attempt, destination)
 XPYD_MESSAGE(KvDelivered, attempt, choices, kv_arrived, posts, checksums, handover)
 XPYD_MESSAGE(ReservationCancelled, attempt)
@@ -186,7 +184,7 @@ XPYD_MESSAGE(KvTaken, attempt)
 XPYD_MESSAGE(KvRenewed, attempts)
 XPYD_MESSAGE(PeerBroken, id)
 XPYD_FIELDS(ClearPrefixCache)
-XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local, wire_kv)
+XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local)
 XPYD_MESSAGE(Retire, rejoin, role)
 XPYD_MESSAGE(JoinRequest, role)
 XPYD_MESSAGE(Joined, info)
@@ -195,6 +193,5 @@ XPYD_MESSAGE(CacheReport, tier, stored, removed)
 XPYD_MESSAGE(FetchKv, attempt, salt, begin, tokens)
 XPYD_MESSAGE(KvLent, attempt, tokens, source)
 XPYD_MESSAGE(FetchOver, attempt)
-XPYD_MESSAGE(DraftRows, attempt, rows)
 
 }  // namespace xpyd::disagg

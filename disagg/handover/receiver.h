@@ -43,7 +43,6 @@ class Receiver {
   // decode_first: this instance has the request; any prefill instance will compute its KV.
   void start(StartRequest message);
   void handle(InstanceId from, ReserveKv message);
-  void handle(InstanceId from, DraftRows message);
   void handle(InstanceId from, KvDelivered message);
   void handle(InstanceId from, KvOffered message);
   void handle(InstanceId from, const ReservationCancelled& message);
@@ -102,8 +101,6 @@ class Receiver {
     size_t read_bytes = 0;
     int posts = 0;  // that are to be counted in the window
     std::vector<uint64_t> checksums;
-    std::vector<uint64_t> draft_rows;
-    WireKv form = WireKv::off;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // without a word of the peer
     // decode_first: the last token is computed here, and the first one sampled.
@@ -145,8 +142,7 @@ class Receiver {
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;
-  bool is_whole(const Incoming& in);
-  uint64_t salt_of(const Incoming& in) const;
+  bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
   bool close(Place& place);

@@ -1,9 +1,7 @@
 // Receiver: room for KV that comes, and what becomes of it when it has come, or has not.
 #include <algorithm>
 
-#include "base/random.h"
 #include "disagg/handover/receiver.h"
-#include "disagg/handover/wire_kv.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg::handover {
@@ -23,14 +21,8 @@ bool Receiver::no_blocks(const Incoming& in, int sequences, int yielded) const {
   // Each of the others soon wants a block more.
   const int spare = sequences == 0 ? 0 : std::max(kv.capacity / 100, sequences);
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
-                   parts_.memory.probe(in.tokens, salt_of(in)) / kv.block_tokens;
+                   parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
   return need + spare > kv.available() + yielded;
-}
-
-// What crossed in fewer bits is the attempt's alone.
-uint64_t Receiver::salt_of(const Incoming& in) const {
-  const uint64_t salt = kv_salt(*in.request, in.attempt);
-  return in.form == WireKv::off ? salt : Random(salt ^ Random(in.attempt).next()).next() | 1;
 }
 
 bool Receiver::may_move() const {
@@ -47,7 +39,7 @@ bool Receiver::may_move() const {
 Receiver::Room Receiver::take_room(Incoming& in) {
   Place& place = in.place;
   const std::vector<int32_t>& tokens = in.tokens;
-  const uint64_t salt = salt_of(in);
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
   if (place.kv == kNoKv) {
@@ -58,7 +50,6 @@ Receiver::Room Receiver::take_room(Incoming& in) {
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;
-    if (in.form != WireKv::off) memory.keep_private(place.kv);
   }
   // What a tier of this instance has need not cross: it is loaded while the other one computes.
   // Until it is there those who came later wait, too.
@@ -147,15 +138,7 @@ void Receiver::look(Incoming& in) {
   if (kHere.has(in.state)) on(in, Event::adopted);
 }
 
-bool Receiver::is_whole(const Incoming& in) {
-  if (in.form != WireKv::off) {
-    const double start = parts_.clock.now();
-    const bool sums = !in.checksums.empty();
-    const bool whole = widen_kv(parts_.memory, in.place.kv, in.n_computed(), in.form, sums) == in.checksums;
-    parts_.converted.bytes += int64_t(in.n_computed()) * int64_t(parts_.memory.layout().shape.token_bytes());
-    parts_.converted.seconds += parts_.clock.now() - start;
-    return whole;
-  }
+bool Receiver::is_whole(const Incoming& in) const {
   if (in.checksums.empty()) return true;
   // What was read was computed from token 0 on: so is this, with what was here before.
   const int from = in.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
@@ -165,7 +148,7 @@ bool Receiver::is_whole(const Incoming& in) {
 // `whole`: with the KV that came; else it is computed here, in other blocks.
 void Receiver::adopt(Incoming& in, bool whole) {
   KvMemory& memory = parts_.memory;
-  const uint64_t salt = salt_of(in);
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
   const int n_tokens = in.n_computed();
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
   if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
@@ -194,8 +177,6 @@ void Receiver::adopt(Incoming& in, bool whole) {
   } else {
     for (const ChoiceState& state : in.choices) sequences.push_back(attempts_.begin(in.attempt, in.request, state));
   }
-  if (parts_.drafts && in.draft_rows.size() == draft_row_words(*parts_.drafts, n_tokens))
-    sequences[0]->drafts = adopt_draft_rows(parts_.drafts, tokens, salt, in.draft_rows);
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
     if (in.order == DisaggOrder::decode_first) {

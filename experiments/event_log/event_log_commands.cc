@@ -8,7 +8,6 @@
 #include "disagg/admission.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/roles.h"
 #include "experiments/event_log/calibrate.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
@@ -25,8 +24,7 @@ int replay_main(const Options& options) {
                               {"disagg", "order"},
                               {"batching", "plan"},
                               {"chunk-policy", "chunk"},
-                              {"host-eviction", "evict"},
-                              {"roles", "role"}})
+                              {"host-eviction", "evict"}})
     if (!options.text(option).empty()) again.instead[kind] = options.text(option);
   const auto counts = need(replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
     std::printf("%s\n  now: %s\n", line.c_str(), answer.c_str());
@@ -79,8 +77,7 @@ std::vector<OptionRow> event_log_options() {
   static const std::string placements = names_of(placement_policies(), "|"),
                            slo_admissions = names_of(admission_policies(), "|"),
                            orders = names_of(disagg_policies(), "|"), batchings = names_of(batch_policies(), "|"),
-                           chunks = names_of(chunk_policies(), "|"), evictions = names_of(kEvictionPolicies, "|"),
-                           roles = names_of(roles_policies(), "|");
+                           chunks = names_of(chunk_policies(), "|"), evictions = names_of(kEvictionPolicies, "|");
   return {
       {"placement", text, "", "", placements.c_str(), 0, 0, "what this one would have decided; empty: the recorded one",
        "replay"},
@@ -89,7 +86,6 @@ std::vector<OptionRow> event_log_options() {
       {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
-      {"roles", text, "", "", roles.c_str(), 0, 0, "… (as --placement)", "replay"},
       {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},
   };
 }

@@ -103,18 +103,6 @@ std::string evict_again(const json& line, const std::string& policy, JsonIn::Kee
   return std::to_string(std::ranges::min_element(shown, {}, place) - shown.begin());
 }
 
-std::string role_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  return text_of(row(find_roles_policy(policy), policy)
-                     .decide(part<RolesView>(line, "view", keep), part<RolesOptions>(line, "options", keep)));
-}
-
-std::string wire_kv_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  const auto name = std::ranges::find(kWireKvNames, policy);
-  if (name == std::end(kWireKvNames)) throw std::runtime_error("this build has no form \"" + policy + "\"");
-  const auto form = WireKv(name - std::begin(kWireKvNames));
-  return std::to_string(int(form == WireKv::automatic ? choose_wire_kv(part<WireKvView>(line, "view", keep)) : form));
-}
-
 struct Kind {
   const char* name;
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
@@ -127,11 +115,9 @@ constexpr Kind kKinds[] = {
     {"order", order_again},
     {"fetch_or_compute", fetch_again},
     {"replicate", replicate_again},
-    {"wire_kv", wire_kv_again},
     {"plan", plan_again},
     {"chunk", chunk_again},
     {"evict", evict_again},
-    {"role", role_again},
 };
 
 // Of an answer as it was written: zeros are left out there, too.

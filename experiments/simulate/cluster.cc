@@ -50,7 +50,6 @@ class Simulator final : public Post {
 
   Status add(Role role, const std::string& name);
   void joins(const Node& node);
-  void look_at_roles();
   void send(InstanceId from, InstanceId to, Message message) override;
   void deliver(InstanceId from, InstanceId to, Message message);
   void fetch(InstanceId to, StartRequest start);
@@ -78,7 +77,6 @@ class Simulator final : public Post {
   const int n_layers_;  // of what the engines move
   const double layer_share_, bytes_scale_;
   std::shared_ptr<Breath> breath_;  // the last one
-  std::optional<RoleMove> moving_;  // it is being emptied
   size_t ended_ = 0;                // requests
   Simulation run_;
 };
@@ -194,8 +192,6 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
 Status Simulator::build() {
   const Result<std::vector<Role>> roles = parse_topology(options_.topology, 4096);
   if (!roles) return roles.error();
-  if (options_.routers.routers > 1 && options_.conductor.roles != find_roles_policy("fixed"))
-    return invalid("--routers: nobody sees all that comes for a role: expected --roles fixed");
   for (const auto& [option, pp] :
        {std::pair{"--prefill-pp ", options_.prefill_pp}, {"--decode-pp ", options_.decode_pp}})
     if (options_.model.n_layers % pp != 0)
@@ -406,24 +402,8 @@ void Simulator::goes_on(size_t at, std::vector<int32_t>& prompt) {
   said.tokens.resize(prompt.size() + size_t(answer), 0);
 }
 
-// An instance that changes its role is empty first, and joins anew with an empty cache.
-void Simulator::look_at_roles() {
-  if (const std::optional<RoleMove> move = routers_->only().change_roles()) {
-    routers_->only().drain(move->id, true);
-    moving_ = move;
-  }
-  if (moving_ && routers_->only().idle(moving_->id)) {
-    routers_->only().left(moving_->id, "it changes its role");
-    XPYD_CHECK(add(moving_->role, moving_->name).ok());
-    joins(*nodes_.back());
-    moving_.reset();
-  }
-  if (ended_ < run_.records.size()) timeline_.at(timeline_.now() + 1, [this] { look_at_roles(); });
-}
-
 Simulation Simulator::run() {
   run_.records.resize(trace_.requests.size());
-  if (options_.conductor.roles != find_roles_policy("fixed")) look_at_roles();
   for (size_t i = 0; i < trace_.requests.size(); ++i) {
     const TraceRequest& request = trace_.requests[i];
     if (trace_.closed_loop && request.after >= 0)

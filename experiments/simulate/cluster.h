@@ -74,8 +74,7 @@ struct Simulation {
   PredictionError cost_error;
 };
 
-// Errors: invalid_argument: a topology that is none, several routers and roles that change, a request that no
-// instance's memory can hold.
+// Errors: invalid_argument: a topology that is none, a request that no instance's memory can hold.
 Result<Simulation> simulate(const SimulationOptions& options, const Trace& trace);
 
 // The columns that scripts read, as one JSON object; `wall_s` is the caller's.

@@ -28,7 +28,6 @@ class Routers {
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink);
   void receive(InstanceId from, Message message);
   ConductorStats totals() const;  // the sums
-  Conductor& only() { return routers_.front()->conductor; }
 
  private:
   // Instances know the attempts of all routers: router r of n calls its a-th one a n + r there.

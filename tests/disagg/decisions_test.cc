@@ -70,8 +70,6 @@ TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(ClusterAdmission) == 160);
   CHECK(sizeof(AdmissionOptions) == 32);
   CHECK(sizeof(BatchView) == 80);
-  CHECK(sizeof(RolesView) == 56);
-  CHECK(sizeof(RolesOptions) == 32);
   CHECK(sizeof(BlockUse) == 32);
 }
 

@@ -92,14 +92,6 @@ void fill(EventLog& log, int n) {
     const BlockUse blocks[] = {{.last_use = i, .uses = 1 + int64_t(random.below(9)), .position = 3},
                                {.last_use = i + 1, .uses = 1 + int64_t(random.below(9))}};
     log.decided(i, "evict", "lru", 0, std::span<const BlockUse>(blocks), NoOptions{}, 0);
-    const RolesView roles{.now_s = 100,
-                          .prefill = 2,
-                          .decode = 2,
-                          .prompt_tokens_s = 9000 * random.uniform(),
-                          .output_tokens_s = 900 * random.uniform(),
-                          .prefill_velocity = 3000,
-                          .decode_velocity = 300};
-    log.decided(i, "role", "velocity", 0, roles, RolesOptions{}, find_roles_policy("velocity")->decide(roles, {}));
   }
 }
 
@@ -112,9 +104,9 @@ TEST_CASE("event log: every decision is taken again as it was; another policy's 
     written->write(R"({"t":3,"e":"step"})");
   }
   auto counts = log.replayed().value();
-  CHECK(counts.size() == 7);
+  CHECK(counts.size() == 6);
   CHECK(counts.at("place").decisions == 100);
-  for (const char* kind : {"plan", "chunk", "evict", "role"}) CHECK(counts.at(kind).decisions == 50);
+  for (const char* kind : {"plan", "chunk", "evict"}) CHECK(counts.at(kind).decisions == 50);
   for (const auto& [kind, count] : counts) CHECK(count.differ == 0);
   const double regret = counts.at("place").regret;
   CHECK(regret > 0);
@@ -127,7 +119,6 @@ TEST_CASE("event log: every decision is taken again as it was; another policy's 
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
   CHECK(log.replayed({{{"chunk", "sglang"}}}).value().at("chunk").differ > 10);
   CHECK(log.replayed({{{"evict", "lfu"}}}).value().at("evict").differ > 10);
-  CHECK(log.replayed({{{"role", "fixed"}}}).value().at("role").differ > 5);
   CHECK(log.replayed({{{"admit", "none"}}}).value().at("admit").differ > 5);  // who asks nobody refuses nobody
   CHECK(log.replayed({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);
 }

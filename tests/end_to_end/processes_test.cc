@@ -327,29 +327,6 @@ TEST_CASE("processes: workers leave, come, and change their role while requests 
   bed.check_memory();
 }
 
-TEST_CASE("processes: a policy changes roles while requests run", "[processes][roles]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  Bed bed({"--transport", "tcp", "--roles", "velocity", "--roles-pressure", "0", "--roles-cool-down", "0"});
-  bed.start("prefill");
-  bed.start("decode");
-  bed.start("decode");
-  REQUIRE(bed.cluster().wait_members(3, 60));
-  const auto prefills = [&] {
-    const std::vector<InstanceInfo> members = bed.cluster().conductor().members();
-    return members.size() == 3 ? std::ranges::count(members, Role::prefill, &InstanceInfo::role) : -1;
-  };
-  const double until = bed.clock().now() + 60;
-  // Long prompts, each another one, and short answers: P is short of instances …
-  for (int i = 0; prefills() != 2 && bed.clock().now() < until; ++i) {
-    bed.ask(300 + i % 60, i, 2);
-    bed.cluster().wait_idle(60);
-  }
-  CHECK(prefills() == 2);
-  CHECK(bed.cluster().stats().conductor.role_changes >= 1);
-  bed.check_answers();
-  bed.check_memory();
-}
-
 // A group of pages takes 0.3 s to map here, so that a step takes seconds.
 TEST_CASE("processes: a step that takes longer than a lease is nobody's death", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");

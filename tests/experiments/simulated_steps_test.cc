@@ -67,7 +67,6 @@ SimulationOptions some_cluster(Random& random) {
   c.stream_kv = StreamKv(random.below(3));
   c.escrow = random.below(2) == 0;
   c.admission = any(random, admission_policies());
-  if (random.below(4) == 0) c.roles = any(random, roles_policies());
   c.objectives = {random.below(2) == 0 ? 0.5 : 0.0, random.below(2) == 0 ? 0.03 : 0.0};
   c.max_model_len = 5000;
   c.max_queue_bytes = INT64_MAX;
