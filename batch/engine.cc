@@ -39,8 +39,7 @@ void Engine::submit(SequencePtr sequence) {
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
-    const int priority = before.scheduled ? INT_MIN : before.request->priority;
-    if (std::pair(before.flex(), priority) <= std::pair(sequence->flex(), sequence->request->priority)) break;
+    if (before.scheduled || before.request->priority <= sequence->request->priority) break;
     --place;
   }
   waiting_.insert(place, std::move(sequence));
@@ -49,24 +48,19 @@ void Engine::submit(SequencePtr sequence) {
 void Engine::adopt(SequencePtr sequence) {
   charge(clock_.now());
   sequence->probed = sequence->scheduled = true;  // where its KV was computed
-  waiting_.insert(first_without_kv(sequence->flex()), std::move(sequence));
+  waiting_.insert(first_without_kv(), std::move(sequence));
 }
 
-// Of the flex sequences, or of all others: behind it no other one of these holds any to keep.
-std::deque<SequencePtr>::iterator Engine::first_without_kv(bool flex) {
-  return std::find_if(waiting_.begin(), waiting_.end(), [flex](const SequencePtr& s) {
-    return s->flex() > flex || (s->flex() == flex && !s->keeps_kv());
-  });
+// Behind it no other one holds any to keep.
+std::deque<SequencePtr>::iterator Engine::first_without_kv() {
+  return std::find_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return !s->keeps_kv(); });
 }
 
 void Engine::check_invariants() const {
-  for (bool flex : {false, true}) {
-    bool without = false;
-    for (const SequencePtr& s : waiting_) {
-      if (s->flex() != flex) continue;
-      XPYD_CHECK(!(without && s->keeps_kv()), "who waits without KV stands before who holds some");
-      without |= !s->keeps_kv();
-    }
+  bool without = false;
+  for (const SequencePtr& s : waiting_) {
+    XPYD_CHECK(!(without && s->keeps_kv()), "who waits without KV stands before who holds some");
+    without |= !s->keeps_kv();
   }
 }
 
@@ -90,7 +84,7 @@ int Engine::blocks_wanted() const {
   const int block_tokens = memory_.stats().block_tokens;
   int blocks = 0;
   for (const SequencePtr& s : waiting_)
-    if (s->kv == kNoKv && !s->flex()) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
+    if (s->kv == kNoKv) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
   return blocks;
 }
 
@@ -114,10 +108,7 @@ bool Engine::iterate(double now) {
   if (window_ > 1 && int(under_way_.size()) == window_) return wait();
   make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
-  const auto others_lose = [this] {
-    return std::ranges::any_of(plan_.preempts, [this](int i) { return !running_views_[size_t(i)].flex; });
-  };
-  while (others_lose() && give_up_early()) make_plan();
+  while (!plan_.preempts.empty() && give_up_early()) make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
   const bool moved = apply_plan(now);
   // A step that waits for a mate is a decision, too; one that has nothing to run is none.

@@ -37,7 +37,6 @@ int Engine::choose_chunks(const KvStats& kv) {
   const auto add = [&](const Sequence& s, SequenceView& view) {
     const Request& request = *s.request;
     if (view.most() < 1) return;  // its token is being computed, or another wave takes it
-    if (view.flex) return;        // it gets what is left
     if (view.pending() == 1) {
       ++v.decodes, v.decode_context += view.n_tokens;
       strictest(v.tbt_s, request.slo_tbt_s, c.options.tbt_s);

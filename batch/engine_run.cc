@@ -50,8 +50,7 @@ bool Engine::planned_alike(int steps, bool evicts) {
     view.n_blocks = std::max(view.n_blocks, (view.n_computed + kv.block_tokens - 1) / kv.block_tokens);
   }
   later_plan_.clear();
-  plan_batch(*options_.policy, view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens),
-             later_plan_);
+  options_.policy->plan(view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens), later_plan_);
   return later_plan_.runs == plan_.runs && later_plan_.keeps_batch();
 }
 

@@ -23,7 +23,6 @@ struct SequenceView {
   int n_held = 0;            // of pending(), those that the next step must leave (chunk_policy.h, waves)
   int n_layered = 0;         // of pending(), those that have gone through some layers and not through all:
   int layers_done = 0;       // … these
-  bool flex = false;         // it runs in what no other wants
   int pending() const { return n_tokens - n_computed; }
   int most() const { return pending() - n_held; }  // tokens of it in the next step
 };
@@ -41,7 +40,6 @@ struct BatchView {
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int n_layers = 0;                          // of the model
   int chunk_tokens = 0;                      // of a prompt in all layers, in a step that is no longer than wanted
-  int flex_tokens = 0;                       // of flex sequences, in a step in which others take part
 };
 
 struct ScheduledRun {
@@ -55,13 +53,11 @@ struct BatchPlan {
   std::vector<ScheduledRun> runs;    // of running, ascending, none of them preempted
   std::vector<ScheduledRun> admits;  // of waiting, ascending
   std::vector<int> preempts;         // of running: their blocks are freed and they wait again
-  std::vector<int> yields;           // of waiting flex ones: the same
-  bool keeps_batch() const { return admits.empty() && preempts.empty() && yields.empty(); }
+  bool keeps_batch() const { return admits.empty() && preempts.empty(); }
   void clear() {
     runs.clear();
     admits.clear();
     preempts.clear();
-    yields.clear();
   }
 };
 
@@ -77,9 +73,5 @@ struct BatchPolicy {
 
 std::span<const BatchPolicy> batch_policies();
 const BatchPolicy* find_batch_policy(std::string_view name);  // null: no such policy
-
-// What runs in the next step: by the policy, of all that are not flex; then, by the same policy, of those that are, in
-// what is left (flex.cc).
-void plan_batch(const BatchPolicy& policy, const BatchView& view, BatchPlan& plan);
 
 }  // namespace xpyd::batch

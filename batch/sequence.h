@@ -87,9 +87,6 @@ struct Sequence {
   uint64_t salt() const { return kv_salt(*request, attempt); }
   // It holds memory that nobody but preemption takes from it.
   bool keeps_kv() const { return kv != kNoKv && !early; }
-  // A batch job that gives way (flex.cc). Of one that leaves, and has begun, D may hold room by now, behind which others
-  // wait there: here it has its turn as any other.
-  bool flex() const { return request->flex && !(leaves && scheduled); }
   bool wants_prompt_logprobs() const { return request->prompt_logprobs >= 0 && n_output() == 0; }
 };
 

@@ -55,7 +55,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
   int max_batch = 64;                   // sequences per instance
-  int flex_tokens = 16;                 // of batch jobs, in a step with others
   int vocab = INT_MAX;                  // token ids
   bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
   bool kv_by_layer = true;              // EngineOptions::by_layer

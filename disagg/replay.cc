@@ -84,7 +84,7 @@ std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep
   if (!admission.empty()) view.admission = &row(find_admission_rule(admission), admission);
   if (view.block_tokens < 1) throw std::runtime_error("block_tokens: expected at least 1");
   BatchPlan plan;
-  plan_batch(row(find_batch_policy(policy), policy), view, plan);
+  row(find_batch_policy(policy), policy).plan(view, plan);
   return text_of(plan);
 }
 

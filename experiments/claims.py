@@ -534,11 +534,6 @@ def occupied(table, column, system, load=.5):
     return table(column, system=system, load=load)
 
 
-def jobs(table, column, system, load=.5):
-    """One cell of the runs with batch jobs."""
-    return table(column, system=system, load=load)
-
-
 def goodput(table, work, topology):
     """Requests a second up to which 90 % meet their objectives, found by bisection."""
     return table("goodput", work=work, topology=topology)
@@ -845,24 +840,6 @@ CLAIMS = [
                    reason="a step of 32,768 tokens takes up to four prompts that wait, which all hold their KV until it ends: at load .5 two or three of them"),
             Expect("load .5: transfer, D's room held by push / pull", lambda t: occupied(t, "transfer_gb_s", "P and D") / occupied(t, "transfer_gb_s", "P and D, pull"), 2, 8, "x"),
             Expect("load .5: all phases, chunks of 512 / P and D, pull", lambda t: occupied(t, "gb_s", "chunks of 512") / occupied(t, "gb_s", "P and D, pull"), 1.2, 4, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "flex_jobs",
-        "What do batch jobs in spare memory do to the others, and what is done of them?",
-        "Mooncake's author's notes: batch jobs in spare memory (argued there, without figures)",
-        [
-            Expect("load .5: mean TTFT, flex 0 / without jobs", lambda t: jobs(t, "ttft_mean_s", "flex 0") / jobs(t, "ttft_mean_s", "none"), 1, 1.06, "x"),
-            Expect("load .5: mean TTFT, flex 16 / without jobs", lambda t: jobs(t, "ttft_mean_s", "flex 16") / jobs(t, "ttft_mean_s", "none"), 1, 1.1, "x"),
-            Expect("load .5: mean gap, flex 0 / without jobs", lambda t: jobs(t, "gap_mean_s", "flex 0") / jobs(t, "gap_mean_s", "none"), .99, 1.01, "x"),
-            Expect("load .5: mean gap, flex 16 / without jobs", lambda t: jobs(t, "gap_mean_s", "flex 16") / jobs(t, "gap_mean_s", "none"), 1.02, 1.2, "x"),
-            Expect("load .2: jobs' tokens/s, flex 0", lambda t: jobs(t, "job_tokens_per_s", "flex 0", .2), 1500, 3500, ""),
-            Expect("load .5: jobs' tokens/s, flex 16 / flex 0", lambda t: jobs(t, "job_tokens_per_s", "flex 16") / jobs(t, "job_tokens_per_s", "flex 0"), 2.5, 6, "x", amended="2026-11-26", was=(1.2, 4),
-                   reason="of two draws, one beyond the edge: some 29 steps a second have 16 tokens each, 460 tokens/s and more, beside 200 to 300 of the idle time"),
-            Expect("load .5: jobs preempted in a small pool", lambda t: jobs(t, "preemptions", "small"), 5, 5000, ""),
-            Expect("load .5: mean TTFT in a small pool, flex 16 / without jobs", lambda t: jobs(t, "ttft_mean_s", "small") / jobs(t, "ttft_mean_s", "small, none"), 1, 1.1, "x"),
-            Expect("load .5: mean TTFT, jobs as any other request / without jobs", lambda t: jobs(t, "ttft_mean_s", "alike") / jobs(t, "ttft_mean_s", "none"), 20, 1000, "x"),
         ],
         how="virtual",
     ),

@@ -184,7 +184,6 @@ ROWS = [
     Row(AUTHOR, "TBT, not TPOT", "a request's longest tenth of gaps", command="xpyd bench --format sglang"),
     Row(AUTHOR, "MFU of P and D", "share of the processor's FLOPs by instance: mfu in /metrics", command="xpyd serve --topology 1P1D",
         lacks="a card's peak: of cards model_flops_total alone is told"),
-    Row(AUTHOR, "batch jobs in spare memory", "a class of jobs that yields its blocks at once", ("flex_jobs: *",)),
     Row(AUTHOR, "chunks need no dynamic programming", "CPP is TeraPipe without backward", ("cpp_policies: one prompt: *",)),
     # PagedAttention, batching, P and D.
     Row(PA, "Fig. 2", "useful, reserved and lost bytes of the pool", ("waste: useful, slots", "waste: useful, blocks of 16", "waste: internal*", "waste: useful, token*",

@@ -286,10 +286,6 @@ std::vector<OptionRow> make_rows() {
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
        sets<&ClusterOptions::max_batch>, "max-num-seqs max-running-requests parallel"},
-      {"flex-tokens", integer, "16", "tokens", "", 0, 1 << 20,
-       "of requests with \"service_tier\": \"flex\", together, in a step in which others take part; 0: they wait "
-       "while others run",
-       kEngine, sets<&ClusterOptions::flex_tokens>},
       {"max-queue-bytes", bytes, "256MiB", "bytes", "", 0, kMaxBytes,
        "memory of requests that wait for their first step: 4 KiB and 4 bytes per prompt token of each; beyond it: 503 "
        "and Retry-After; 0: one waits",

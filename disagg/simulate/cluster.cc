@@ -428,7 +428,6 @@ void Simulator::arrives(size_t at) {
   request->sampling.temperature = 0;
   request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
   request->ignore_eos = true;
-  request->flex = asked.flex;
   request->arrival_s = timeline_.now();
   if (options_.deadline_s > 0) request->deadline_s = request->arrival_s + options_.deadline_s;
   if (!stored_.empty()) request->cache_salt = at + 1;  // instances keep nothing: all of it comes from the store

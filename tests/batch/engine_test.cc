@@ -36,7 +36,6 @@ Load make_load(uint64_t seed) {
     if (below(8) == 0) request->sampling.frequency_penalty = 1;
     if (below(8) == 0) request->sampling.top_logprobs = 2;
     if (below(3) == 0) request->priority = below(3);
-    request->flex = id % 4 == 1;  // no draw of its own: the loads are those of before
     if (below(5) == 0) load.aborts[below(40)] = uint64_t(id);
     load.requests.push_back(request);
   }
