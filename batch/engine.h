@@ -29,7 +29,6 @@ struct EngineOptions {
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
   int step_tokens = 512;   // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  int chunk_tokens = 512;  // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;     // of these, how many are whose
   bool ahead = true;       // plan the next steps while the model computes some, where the model can
   bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
@@ -168,13 +167,11 @@ class Engine final : private LayerObserver {
   bool make_room();
   size_t startable() const;
   void charge(double now);
-  void count_work(const StepInput& input);
   std::deque<SequencePtr>::iterator first_without_kv();
   bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence);
-  bool place(SequencePtr& sequence, int n_tokens, int layers, double now);
-  StepEntry entry_of(Sequence& sequence, int n_tokens, int layers) const;
-  void place_groups();
+  bool place(SequencePtr& sequence, int n_tokens, double now);
+  static StepEntry entry_of(Sequence& sequence, int n_tokens);
   void add_drafts(int spare_rows);
   void keep_hidden(const Entry& entry) const;
   StepInput gather();

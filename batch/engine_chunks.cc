@@ -24,7 +24,7 @@ int Engine::choose_chunks(const KvStats& kv) {
   EngineChunks& c = chunks_;
   // What was decided last did not run: what was searched for its first prompt holds all the same.
   if (std::exchange(c.decided, false)) c.state.head = c.choice.state.head, c.state.wave_s = c.choice.state.wave_s;
-  if (!c.decides() || options_.policy->layered) return options_.step_tokens;
+  if (!c.decides()) return options_.step_tokens;
   c.prompts.clear();
   c.in_flight.clear();
   ChunkView& v = c.view = {};

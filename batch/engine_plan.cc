@@ -14,8 +14,6 @@ SequenceView Engine::view_of(const Sequence& s) const {
   view.n_limit = s.leaves ? s.given + 1 : s.n_prompt() + s.request->max_tokens;
   view.n_output = s.n_output();
   view.choices = s.stands_for;
-  view.n_layered = s.n_layered;
-  view.layers_done = s.layers_done;
   if (s.kv != kNoKv) {
     view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.escrowed(s.kv);
     view.tail_shared = memory_.tail_shared(s.kv);
@@ -32,9 +30,7 @@ BatchView Engine::view_of(std::span<const SequenceView> running, int available_b
           .block_tokens = kv.block_tokens,
           .max_batch = options_.max_batch,
           .step_tokens = step_tokens,
-          .admission = admission_,
-          .n_layers = model_.config().n_layers,
-          .chunk_tokens = options_.chunk_tokens};
+          .admission = admission_};
 }
 
 size_t Engine::startable() const { return size_t(std::max(0, options_.max_batch - int(running_.size()))); }
@@ -194,19 +190,17 @@ bool Engine::reserve(Sequence& s) {
   return true;
 }
 
-// The sequence's next n_tokens in a step, up to that layer; 0: through all. Whose logprobs are wanted goes through all:
-// a step has rows of logits for few tokens of it.
-StepEntry Engine::entry_of(Sequence& s, int n_tokens, int layers) const {
+// The sequence's next n_tokens in a step.
+StepEntry Engine::entry_of(Sequence& s, int n_tokens) {
   const int end = s.computed + n_tokens;
   Entry entry{.sequence = &s, .first = s.computed, .n_tokens = n_tokens};
-  if (layers > 0 && !s.wants_prompt_logprobs()) entry.layers = {s.layers_done, layers};
-  entry.wants_logits = end == int(s.tokens.size()) && entry.ends(model_.config().n_layers);
+  entry.wants_logits = end == int(s.tokens.size());
   if (s.wants_prompt_logprobs()) entry.n_prompt_rows = std::min(end, s.n_prompt() - 1) - s.computed;
   return entry;
 }
 
 // Gets memory for the next n_tokens of a waiting sequence. False: it does not run now.
-bool Engine::place(SequencePtr& s, int n_tokens, int layers, double now) {
+bool Engine::place(SequencePtr& s, int n_tokens, double now) {
   if (s->kv == kNoKv) {
     if (!reserve(*s) || s->loading) return false;
     n_tokens = std::min(n_tokens, s->pending());
@@ -227,17 +221,8 @@ bool Engine::place(SequencePtr& s, int n_tokens, int layers, double now) {
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
-  next_->entries.push_back(entry_of(*s, n_tokens, layers));
+  next_->entries.push_back(entry_of(*s, n_tokens));
   return true;
-}
-
-// Those who take only some layers come last, and who begins gets rows in which to be kept.
-void Engine::place_groups() {
-  auto& entries = next_->entries;
-  std::ranges::stable_partition(entries, &Entry::whole);
-  int row = 0;
-  for (Entry& entry : entries)
-    if (!entry.whole() && entry.layers.begin == 0) entry.sequence->kept_row = std::exchange(row, row + entry.n_tokens);
 }
 
 // Those who decode compute drafts beside their next token, as far as the step has tokens and rows of logits for them
@@ -260,7 +245,7 @@ void Engine::add_drafts(int spare_rows) {
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
     // (Nothing is trimmed while KV comes: a draft that turns out wrong would be.)
-    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves && !s.arrival &&
+    const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves && !s.arrival &&
                          s.request->most_drafts != 0;
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
     const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
@@ -319,22 +304,18 @@ bool Engine::apply_plan(double now) {
   for (const ScheduledRun& run : plan_.runs) {
     Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
     const int n_tokens = tokens_of(s, run);
-    if (!append(s, n_tokens)) {  // the plan's arithmetic was too hopeful: next step
-      s.forget_layers();
-      continue;
-    }
-    next_->entries.push_back(entry_of(s, n_tokens, run.layers));
+    if (!append(s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    next_->entries.push_back(entry_of(s, n_tokens));
   }
   std::erase(running_, nullptr);
   // A refusal stops admission: whoever comes later waits too.
   for (const ScheduledRun& run : plan_.admits) {
     SequencePtr& s = waiting_[size_t(admissible_[size_t(run.index)])];
-    if (!plan_.preempts.empty() || !place(s, tokens_of(*s, run), run.layers, now)) break;
+    if (!plan_.preempts.empty() || !place(s, tokens_of(*s, run), now)) break;
     running_.push_back(std::move(s));
   }
   std::erase(waiting_, nullptr);
   if (drafter_) add_drafts(spare_rows);
-  if (options_.policy->layered) place_groups();
   if (options_.policy->keeps_rows) arrays_.arrange(next_->entries);
 
   if (next_->entries.empty() && plan_.preempts.empty()) return under_way_.empty() && loading_ == 0 && make_room();
@@ -368,7 +349,6 @@ void Engine::preempt(SequencePtr s) {
   if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
   s->drafts.reset();
   s->computed = 0;
-  s->forget_layers();
   s->early = s->probed = false;
   ++stats_.preemptions;
   ++s->preemptions;

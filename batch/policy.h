@@ -21,8 +21,6 @@ struct SequenceView {
   int n_output = 0;          // of n_tokens, those that were generated
   int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
   int n_held = 0;            // of pending(), those that the next step must leave (chunk_policy.h, waves)
-  int n_layered = 0;         // of pending(), those that have gone through some layers and not through all:
-  int layers_done = 0;       // … these
   int pending() const { return n_tokens - n_computed; }
   int most() const { return pending() - n_held; }  // tokens of it in the next step
 };
@@ -38,14 +36,11 @@ struct BatchView {
   int max_batch = 0;                         // sequences running at once
   int step_tokens = 0;                       // tokens of one step; decodes of all running sequences fit in any case
   const AdmissionRule* admission = nullptr;  // null: the policy's own
-  int n_layers = 0;                          // of the model
-  int chunk_tokens = 0;                      // of a prompt in all layers, in a step that is no longer than wanted
 };
 
 struct ScheduledRun {
   int index = 0;     // into running (or waiting)
-  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= most; n_layered of them where there are any
-  int layers = 0;    // they go through the layers up to this one; 0: through all, having been through none
+  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= most
   bool operator==(const ScheduledRun&) const = default;
 };
 
@@ -67,7 +62,6 @@ struct BatchPolicy {
   const char* admission;  // the rule that it has been published with
   bool chunks;            // step_tokens bound the gaps between tokens; else only memory
   bool keeps_rows;        // sequences keep their rows of the step's arrays
-  bool layered;           // prompts go through some layers in a step: of models that can (Model::layered)
   const char* source;
 };
 

@@ -61,7 +61,6 @@ Limits limits(const ClusterOptions& o) {
 
 ConductorOptions conductor_options(const ClusterOptions& o) {
   ConductorOptions conductor = o;
-  if (o.batching->layered) conductor.step_tokens = o.chunk_tokens;  // as many steps as there would be chunks
   conductor.zero_copy = o.transport->shared_pool;
   conductor.limits = limits(o);
   if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
@@ -289,7 +288,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
-                    .chunk_tokens = o.chunk_tokens,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .by_layer = o.kv_by_layer,

@@ -44,7 +44,6 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
-  int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
   ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
   SpeculationOptions speculation;
   bool draft_prefill = false;  // prefill instances compute the prompt's KV of the model that drafts, too

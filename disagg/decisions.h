@@ -27,11 +27,10 @@ XPYD_COLUMNS(BlockUse, last_use, uses, position, entered, lap, visited, pinned, 
 namespace xpyd::batch {
 
 XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
-             n_held, n_layered, layers_done)
+             n_held)
 // Without `admission`, which is a row's name beside it.
-XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens,
-             n_layers, chunk_tokens)
-XPYD_COLUMNS(ScheduledRun, index, n_tokens, layers)
+XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
+XPYD_COLUMNS(ScheduledRun, index, n_tokens)
 XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
 
 XPYD_COLUMNS(ChunkPrompt, id, done, left)

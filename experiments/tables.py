@@ -206,8 +206,6 @@ ROWS = [
     Row("DynaServe", "capacity", "1.15 to 3.07 times, a request split at any token", lacks="a split at any token"),
     Row("PPD (2603.13358)", "later turns on D", "TTFT -68 %, TPOT competitive",
         ("append_prefill: *",), lacks="their chats and cards; agents' sessions are replayed"),
-    Row("layered prefill (arXiv 2510.08055)", "Qwen3-235B", "TTFT 4.25 to 2.26 s, TBT 41.7 to 33.1 ms beside chunks of 512",
-        lacks="--batching layered beside chunked in virtual time (a mixture of experts' costs)"),
     Row("papers on dividing one card", "headlines", "1.0 to 5.1 times: semi-PD, Nexus, Drift, DuetServe",
         lacks="each on one card (sm_curves measures what a split can give)", card=True),
     Row("pegainfer (RTX 5090, Qwen3-4B)", "green contexts", "ITL P99 halved, TTFT 1.4 to 4 times", ("pd-cuda: *",), lacks="that card and model"),

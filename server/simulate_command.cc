@@ -22,10 +22,7 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
   ConductorOptions& conductor = simulation.conductor;
   options.fill(conductor);
   EngineOptions& engine = simulation.engine;
-  need(check_batching(options, *engine.policy));
-  engine.chunk_tokens = engine.step_tokens;
   conductor.step_tokens = engine.step_tokens;
-  if (engine.policy->layered) engine.step_tokens = int(options.integer("max-step-tokens"));
   engine.chunks.ttft_s = conductor.objectives.ttft_s;
   engine.chunks.tbt_s = conductor.objectives.tbt_s;
   conductor.max_queue_bytes = INT64_MAX;

@@ -181,8 +181,7 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
       trace_(trace),
       links_(timeline_),
       next_(trace.requests.size()),
-      n_layers_(options.engine.policy->layered ? options.model.n_layers
-                                               : std::lcm(options.prefill_pp, options.decode_pp)),
+      n_layers_(std::lcm(options.prefill_pp, options.decode_pp)),
       layer_share_(options.conductor.stream_kv == StreamKv::layer ? 1.0 / options.model.n_layers : 1),
       bytes_scale_(options.model.kv_token_bytes() / double(small_kv(n_layers_).token_bytes())) {
   ConductorOptions conductor = options.conductor;

@@ -227,7 +227,6 @@ TEST_CASE("wire kv: one hash for each form, whatever wire, grain, memory, batchi
       add([&](TinySetup& s) { s.topology = topology, s.placement = "prefix_aware"; });
     add([](TinySetup& s) { s.prefix_cache = false; });
     add([](TinySetup& s) { s.escrow = true, s.step_tokens = 16; });
-    add([](TinySetup& s) { s.batching = "layered"; });
     add([](TinySetup& s) { s.prefill_tp = 2, s.kv_checksum = true; });
     add([](TinySetup& s) { s.decode_tp = 2, s.prefill_pp = 2, s.kv_checksum = true; });
     add([](TinySetup& s) { s.decode_tp = 4, s.prefill_tp = 2, s.order = KvOrder::token_major, s.kv_checksum = true; });

@@ -128,7 +128,7 @@ TEST_CASE("prompt logprobs are those of a direct computation", "[engine][prompt_
 
 TEST_CASE("prompt logprobs under every batching policy, with preemptions and on several ranks",
           "[engine][prompt_logprobs]") {
-  for (const char* batching : {"chunked", "layered", "prefill_first", "static", "persistent"}) {
+  for (const char* batching : {"chunked", "prefill_first", "static", "persistent"}) {
     TinySetup setup{.batching = batching};
     setup.pool_bytes = 12 * 16 * 256;
     setup.max_batch = 3;
