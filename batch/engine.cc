@@ -34,7 +34,6 @@ void Engine::submit(SequencePtr sequence) {
     s.prompt_logprobs.assign(s.tokens.size(), Sampled{});
     s.prompt_logprobs[0].chosen = {s.tokens[0], std::numeric_limits<float>::quiet_NaN()};
   }
-  chunks_.arrived(sequence->n_prompt(), clock_.now());
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
@@ -110,8 +109,7 @@ bool Engine::iterate(double now) {
   while (!plan_.preempts.empty() && give_up_early()) make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
   const bool moved = apply_plan(now);
-  // A step that waits for a mate is a decision, too; one that has nothing to run is none.
-  if (!next_->entries.empty() || (!under_way_.empty() && chunks_.decided && chunks_.choice.state.waited)) keep_chunks();
+  if (!next_->entries.empty()) keep_chunks();  // a step that has nothing to run is no decision
   if (next_->entries.empty()) return under_way_.empty() ? moved || ended : wait();
   next_->shape = {.steps = 0};
   for (const Entry& entry : next_->entries) {

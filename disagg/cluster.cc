@@ -299,8 +299,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     drafts = need(make_draft_parts(o, shards, model_index, *own.queue, clock));
   if (o.draft_prefill) options.drafts = drafts;
   if (!leaves) options.engine.speculation = o.speculation, options.engine.speculation.model = drafts;
-  options.engine.chunks.ttft_s = o.objectives.ttft_s;
-  options.engine.chunks.tbt_s = o.objectives.tbt_s;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
                                               post);
   return built;

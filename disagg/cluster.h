@@ -44,7 +44,7 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
-  ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
+  ChunkOptions chunks;                   // but for what follows from the role's shards
   SpeculationOptions speculation;
   bool draft_prefill = false;  // prefill instances compute the prompt's KV of the model that drafts, too
   const TransportRow* transport = nullptr;

@@ -34,10 +34,9 @@ XPYD_COLUMNS(ScheduledRun, index, n_tokens)
 XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
 
 XPYD_COLUMNS(ChunkPrompt, id, done, left)
-XPYD_COLUMNS(ChunkView, prompts, in_flight, decodes, decode_context, budget, base, minimum, block_tokens, stages,
-             window, cost, steps_seen, longest_prefix, longest_chunk, ttft_s, tbt_s, slack_s, gap_s, arrival_tokens_s,
-             kv_free)
-XPYD_COLUMNS(ChunkState, head, wave_s, level, more_for, less_for, waited, chunk, since)
+XPYD_COLUMNS(ChunkView, prompts, decodes, decode_context, budget, base, minimum, block_tokens, stages, cost, steps_seen,
+             longest_prefix, longest_chunk)
+XPYD_COLUMNS(ChunkState, head, wave_s)
 XPYD_COLUMNS(ChunkChoice, step_tokens, most, extrapolates, state)
 
 }  // namespace xpyd::batch

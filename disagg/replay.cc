@@ -91,9 +91,8 @@ std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep
 std::string chunk_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto view = part<ChunkView>(line, "view", keep);
   if (view.prompts.empty()) throw std::runtime_error("prompts: expected at least one");
-  for (const int at_least_one : {view.block_tokens, view.budget, view.base, view.stages, view.window})
-    if (at_least_one < 1)
-      throw std::runtime_error("block_tokens, budget, base, stages, window: expected each at least 1");
+  for (const int at_least_one : {view.block_tokens, view.budget, view.base, view.stages})
+    if (at_least_one < 1) throw std::runtime_error("block_tokens, budget, base, stages: expected each at least 1");
   ChunkChoice choice;
   choose_chunks(row(find_chunk_policy(policy), policy), view, part<ChunkState>(line, "options", keep), choice);
   return text_of(choice);

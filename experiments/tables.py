@@ -227,11 +227,11 @@ ROWS = [
         ("cpp_published: GLM 5.2, WavePP*", "cpp_published: MiniMax*"), lacks="their costs; what \"long reuse\" is"),
     Row(WAVE, "Table 4", "PP8 beside TP8, 65.5K to 262K, cold and 90 % reused", ("cpp_bubble: *", "cpp_surface: *"),
         lacks="262K cold; vLLM's and SGLang's pipelines"),
-    Row(WAVE, "ablation: waves", "cold 131K: 8,826 to 29,692 tokens/s, then MPU", ("cpp_lockstep: *", "cpp_policies: cold*", "cpp_policies: reuse*")),
+    Row(WAVE, "ablation: waves", "cold 131K: 8,826 to 29,692 tokens/s, then MPU", ("cpp_lockstep: *", "cpp_policies: cold*"), lacks="MPU"),
     Row(WAVE, "ablation: leases and escrow", "reuse 131K: 96,796 to 149,021 tokens/s", ("reservation: *",)),
     Row("LMSYS, Kimi K3", "day 0", "PP8 1.45 to 1.72 times TEP8", ("cpp_published: Kimi K3*",), lacks="its costs: from WavePP's figures of longer prompts"),
     Row("Revisiting Pipeline Parallelism (OSDI'26)", "predictive chunks", "TPOT -35 %, E2E -31 %; goodput 2.7 to 5.4 times",
-        lacks="Qwen2.5-32B on four A100-40, Azure's trace: dcp_greedy and dcp_predictive on a simulated pipeline that decodes, too"),
+        lacks="Qwen2.5-32B on four A100-40, Azure's trace: chunks that follow the load, on a pipeline that decodes, too"),
     Row("TeraPipe (ICML'21)", "slices by dynamic programming", "5.0 times, in training", lacks="training"),
     # Routers, pools, drafts.
     Row(DYNO, "KV router and round robin", "reuse, TTFT, throughput, eight workers", ("dynosim: *",)),

@@ -243,8 +243,7 @@ std::vector<OptionRow> make_rows() {
       {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
        "chunked: tokens of one step at most", kShape, kByName, "max-num-batched-tokens chunked-prefill-size"},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0,
-       "how many tokens of each prompt a step computes; all but fixed and mpu follow from what steps take, or have "
-       "taken",
+       "how many tokens of each prompt a step computes; equal_time follows from what steps take",
        kEngine, sets_as<find_chunk_policy, &ClusterOptions::chunks, &ChunkOptions::policy>},
       {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
        "of one prompt in a step at most; 0: as the step", kEngine,

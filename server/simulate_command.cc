@@ -23,8 +23,6 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
   options.fill(conductor);
   EngineOptions& engine = simulation.engine;
   conductor.step_tokens = engine.step_tokens;
-  engine.chunks.ttft_s = conductor.objectives.ttft_s;
-  engine.chunks.tbt_s = conductor.objectives.tbt_s;
   conductor.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
     conductor.max_model_len = std::max(

@@ -169,7 +169,6 @@ TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model
       const Results fixed = run(load, setup);
       setup.chunk_policy = policy.name;
       setup.chunks.request_tokens = turn % 3 == 1 ? 12 : 0;
-      setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 4 ? 0.001 : 0};
       setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
         return Result<std::unique_ptr<Model>>(
             std::make_unique<LateModel>(plain(s, queue).value(), turn % 3 == 0 ? 0 : 2 + turn % 7));

@@ -61,9 +61,9 @@ TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(ClusterView) == 56);
   CHECK(sizeof(SequenceView) == 36);
   CHECK(sizeof(ChunkPrompt) == 16);
-  CHECK(sizeof(ChunkView) == 184);
-  CHECK(sizeof(ChunkState) == 40);
-  CHECK(sizeof(ChunkChoice) == 80);
+  CHECK(sizeof(ChunkView) == 120);
+  CHECK(sizeof(ChunkState) == 16);
+  CHECK(sizeof(ChunkChoice) == 56);
   CHECK(sizeof(DecodeView) == 32);
   CHECK(sizeof(DisaggView) == 96);
   CHECK(sizeof(DisaggOptions) == 40);

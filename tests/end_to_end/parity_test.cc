@@ -176,7 +176,6 @@ TEST_CASE("parity: chunk policies", "[parity][chunks]") {
             setup.stream_kv = StreamKv(turn % 3);
             setup.disagg = turn % 4 == 3 ? "decode_first" : "prefill_first";
             setup.prefill_pp = pp;
-            setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 5 ? 0.001 : 0};
             INFO(setup.describe() << " request " << request_tokens);
             REQUIRE(run_ragged(setup).hash == expected);
             ++ran;
