@@ -592,6 +592,10 @@ void take_session(Request& request, const std::string& salt, const std::string& 
   }
   if (sessions == nullptr) throw bad("session_id", "field \"session_id\": no sessions here");
   if (request.n > 1) throw bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (generation.empty())
+    throw bad("session_generation",
+              "session_generation: expected \"new\" in the first turn of a session, and in each later one that of the "
+              "answer before it");
   const std::string name = "session `" + id + "`";
   auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
     return ApiError{.status = status, .message = why, .param = param, .code = code};
@@ -603,10 +607,7 @@ void take_session(Request& request, const std::string& salt, const std::string& 
     case Sessions::State::busy:
       throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
     case Sessions::State::dropped:
-      throw refused(410,
-                    name +
-                        " is not here any more: send the whole conversation with session_generation \"new\", and "
-                        "from then on the session_generation of each answer",
+      throw refused(410, name + " is not here any more: send the whole conversation with session_generation \"new\"",
                     "session_expired");
     case Sessions::State::stale:
       throw refused(409, name + " is at another turn than the session_generation says", "session_stale",

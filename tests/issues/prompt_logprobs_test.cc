@@ -278,7 +278,7 @@ TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][pr
   CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen()[1].prompt.size());
   for (const char* body :
        {R"({"prompt":"ab","prompt_logprobs":1,"stream":true})", R"({"prompt":"ab","prompt_logprobs":21})",
-        R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s"})"})
+        R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s","session_generation":"new"})"})
     check_error(server.post("/v1/completions", body), 400, "invalid_request_error", "prompt_logprobs", nullptr);
   check_error(server.post("/v1/completions", R"({"prompt":"a","echo":true,"logprobs":1,"session_id":"s"})"), 400,
               "invalid_request_error", "echo", nullptr);

@@ -63,7 +63,7 @@ constexpr Field kFields[] = {
     {"chat_template_kwargs", kChat, honoured, R"({"mood":"good"})"},
     {"priority", kBoth, honoured, R"(3)"},
     {"cache_salt", kBoth, honoured, R"("s")"},
-    {"session_id", kBoth, honoured, R"("s")"},
+    {"session_id", kBoth, honoured, R"("s","session_generation":"new")"},
     {"add_special_tokens", kCompletions, honoured, R"(false)"},
     {"response_format", kBoth, refused, R"({"type":"json_object"})"},
     {"guided_json", kBoth, refused, R"("x")"},
