@@ -328,28 +328,6 @@ TEST_CASE("issue: keyless clients held all memory for bodies", "[server][limits]
   CHECK(held[15]->read().status == 400);
 }
 
-TEST_CASE("issue: a body of one address gave way to those of another", "[server][limits]") {
-  TestServer server([](ServerOptions& o) {
-    o.max_body_bytes_in_all = 1 << 20;
-    o.trusted_proxies = {"127.0.0.1"};
-  });
-  const std::string start = R"({"max_tokens":1,"prompt":"a","user":")";
-  Client slow(server.port());  // the oldest of all, but of another address
-  slow.send(post_head(100000, "X-Forwarded-For: 10.0.0.1\r\n") + start);
-  CHECK(server.get("/health").status == 200);
-  std::vector<std::unique_ptr<Client>> greedy;
-  for (int i = 0; i < 8; ++i) {
-    greedy.push_back(std::make_unique<Client>(server.port()));
-    greedy.back()->send(post_head(256 << 10, "X-Forwarded-For: 10.0.0.1, 10.0.0.2\r\n") + std::string(200000, 'x'));
-    CHECK(server.get("/health").status == 200);
-  }
-  slow.send(std::string(100000 - start.size() - 2, 'u') + "\"}");
-  CHECK(slow.read().status == 200);
-  int refused = 0;
-  for (int i = 0; i < 3; ++i) refused += greedy[size_t(i)]->read().status == 503;
-  CHECK(refused == 3);
-}
-
 TEST_CASE("http: a body that is parsed counts no more while its answer goes on", "[server][limits]") {
   TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 1 << 20; });
   server.service.hold(true);
@@ -375,115 +353,13 @@ TEST_CASE("issue: keep-alive connections starved /health and everybody else", "[
     idle.back()->send(kHealth);
     REQUIRE(idle.back()->read().status == 200);
   }
-  for (int i = 0; i < 100; ++i) REQUIRE(server.get("/health").status == 200);
-  // Those that have just been answered keep their places for a moment; this one waits for one.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK(idle[0]->quiet());  // nobody else has come
+  for (int i = 0; i < 20; ++i) REQUIRE(server.get("/health").status == 200);
   CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1})").status == 200);
   CHECK(idle[0]->at_end());  // without a request for longest
   idle[31]->send(kHealth);
   CHECK(idle[31]->read().status == 200);
-}
-
-TEST_CASE("http: where every place has a request, probes are answered and the rest waits", "[server][limits]") {
-  TestServer server([](ServerOptions& o) { o.max_connections = 4; });
-  server.service.hold(true);
-  const std::string call = request_text("POST", "/v1/completions", R"({"prompt":"a"})");
-  std::vector<std::unique_ptr<Client>> busy;
-  for (int i = 0; i < 4; ++i) {
-    busy.push_back(std::make_unique<Client>(server.port()));
-    busy.back()->send(call);
-    REQUIRE(server.service.wait([&](auto& s) { return s.in_flight() == i + 1; }));
-  }
-  for (int i = 0; i < 50; ++i) REQUIRE(server.get("/health").status == 200);
-  // 66 places of the waiting room, and more than that wait: the last ones are told so.
-  std::vector<std::unique_ptr<Client>> waits;
-  for (int i = 0; i < 80; ++i) {
-    waits.push_back(std::make_unique<Client>(server.port()));
-    waits.back()->send(call);
-  }
-  for (int i = 0; i < 20; ++i) CHECK(server.get("/health").status == 200);
-  CHECK(server.service.in_flight() == 4);
-  server.service.hold(false);
-  for (auto& client : busy) CHECK(client->read().status == 200);
-  busy.clear();
-  int served = 0, refused = 0;
-  for (auto& client : waits) {
-    const int status = client->read().status;
-    served += status == 200, refused += status == 503;
-    client->close();
-  }
-  CHECK(served + refused == 80);
-  CHECK(served >= 40);
-  CHECK(refused >= 14);
-}
-
-TEST_CASE("http: one address cannot take all places", "[server][limits]") {
-  TestServer server([](ServerOptions& o) {
-    o.max_connections = 8;
-    o.max_connections_per_address = 2;
-  });
-  server.service.hold(true);
-  std::vector<std::unique_ptr<Client>> busy;
-  for (int i = 0; i < 3; ++i) {
-    busy.push_back(std::make_unique<Client>(server.port()));
-    busy.back()->send(request_text("POST", "/v1/completions", R"({"prompt":"a"})"));
-  }
-  REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 2; }));
-  CHECK(server.get("/health").status == 200);
-  CHECK(server.service.in_flight() == 2);
-  server.service.hold(false);
-  for (auto& client : busy) CHECK(client->read().status == 200);
-}
-
-TEST_CASE("limits: which address a request counts for", "[server][limits]") {
-  CHECK(address_group("10.0.0.1") == "10.0.0.1");
-  CHECK(address_group("::ffff:10.0.0.1") == "10.0.0.1");
-  CHECK(address_group("2001:db8:1:2:3:4:5:6") == "2001:db8:1:2::");
-  CHECK(address_group("fe80::1%eth0") == "fe80::");
-  CHECK(address_group("::1") == "::1");
-  for (const char* none : {"", "a", "1.2.3", "10.0.0.1:80", "evil.example"}) CHECK(address_group(none).empty());
-  const std::vector<std::string> trusted = {"10.0.0.1", "10.0.0.2"};
-  auto client = [&](const std::string& peer, std::vector<std::string> forwarded) {
-    HttpRequest request;
-    for (auto& value : forwarded) request.headers.emplace_back("x-forwarded-for", value);
-    return client_address(peer, request, trusted);
-  };
-  CHECK(client("7.7.7.7", {"1.1.1.1"}) == "7.7.7.7");  // nobody believes a stranger
-  CHECK(client("10.0.0.1", {}) == "10.0.0.1");
-  CHECK(client("10.0.0.1", {"9.9.9.9, 1.1.1.1"}) == "1.1.1.1");
-  CHECK(client("10.0.0.1", {"9.9.9.9", "1.1.1.1 , 10.0.0.2"}) == "1.1.1.1");
-  CHECK(client("10.0.0.1", {"[2001:db8::1]"}) == "2001:db8::");
-  CHECK(client("10.0.0.1", {"unknown"}) == "10.0.0.1");
-  CHECK(client("10.0.0.1", {""}) == "10.0.0.1");
-}
-
-TEST_CASE("issue: a body waited until all those of another address were parsed", "[server][limits]") {
-  for (size_t bytes : {size_t{100}, size_t{10} << 20}) {
-    std::promise<void> gate;
-    std::shared_future<void> go_on = gate.get_future().share();
-    std::mutex mutex;
-    std::string begun;
-    BodyThreads threads;
-    auto body = [&](const std::string& client) {
-      threads.run(client, bytes, [&, client] {
-        go_on.wait();
-        std::lock_guard lock(mutex);
-        begun += client;
-      });
-    };
-    for (int i = 0; i < 60; ++i) body("a");
-    for (const char* client : {"b", "c", "b"}) body(client);
-    gate.set_value();
-    const auto all = [&] {
-      std::lock_guard lock(mutex);
-      return begun.size() == 63;
-    };
-    while (!all()) std::this_thread::yield();
-    INFO(begun);
-    // At most five threads are within a body of the first one.
-    CHECK(begun.find('b') < 20);
-    CHECK(begun.find('c') < 20);
-    CHECK(begun.rfind('b') < 40);
-  }
 }
 
 TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
