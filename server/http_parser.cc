@@ -8,7 +8,6 @@
 #include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/status.hpp>
 #include <cctype>
-#include <cstring>
 
 #include "server/http.h"
 
