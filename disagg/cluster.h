@@ -44,8 +44,7 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
-  int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
-  ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
+  ChunkOptions chunks;                   // but for what follows from the role's shards
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;            // an instance adds its number to the rank
@@ -54,7 +53,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
   int max_batch = 64;                   // sequences per instance
-  int flex_tokens = 16;                 // of batch jobs, in a step with others
   int vocab = INT_MAX;                  // token ids
   bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
   bool kv_by_layer = true;              // EngineOptions::by_layer

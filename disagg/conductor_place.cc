@@ -158,7 +158,6 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   const AttemptId number = ++last_attempt_;
   ++totals_.attempts;
   attempt.prompt = board_.prompt(int(tokens.size()), cached);
-  if (request.flex) attempt.prompt.work = {.steps = 0};  // no other prompt waits for it
   attempt.context = int64_t(tokens.size());
   attempt.prompt_s = prompt_s;
   attempt.joins_s = clock_.now() + ttft_s;
@@ -175,7 +174,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     charge(attempt, members_.at(attempt.prefill));
   }
   board_.decodes(decode, count, attempt.context);
-  if (!request.flex) decode.decoding.insert(number);
+  decode.decoding.insert(number);
   for (int c = first; c < first + count; ++c) {
     Choice& one = entry.choices[size_t(c)];
     one.attempt = number;

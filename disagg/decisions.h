@@ -24,18 +24,16 @@ XPYD_COLUMNS(BlockUse, last_use, uses, position, entered)
 namespace xpyd::batch {
 
 XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
-             n_held, n_layered, layers_done, flex)
+             n_held)
 // Without `admission`, which is a row's name beside it.
-XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens,
-             n_layers, chunk_tokens, flex_tokens)
-XPYD_COLUMNS(ScheduledRun, index, n_tokens, layers)
-XPYD_COLUMNS(BatchPlan, runs, admits, preempts, yields)
+XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
+XPYD_COLUMNS(ScheduledRun, index, n_tokens)
+XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
 
 XPYD_COLUMNS(ChunkPrompt, id, done, left)
-XPYD_COLUMNS(ChunkView, prompts, in_flight, decodes, decode_context, budget, base, minimum, block_tokens, stages,
-             window, cost, steps_seen, longest_prefix, longest_chunk, ttft_s, tbt_s, slack_s, gap_s, arrival_tokens_s,
-             kv_free)
-XPYD_COLUMNS(ChunkState, head, wave_s, level, more_for, less_for, waited, chunk, since)
+XPYD_COLUMNS(ChunkView, prompts, decodes, decode_context, budget, base, minimum, block_tokens, stages, cost, steps_seen,
+             longest_prefix, longest_chunk)
+XPYD_COLUMNS(ChunkState, head, wave_s)
 XPYD_COLUMNS(ChunkChoice, step_tokens, most, extrapolates, state)
 
 }  // namespace xpyd::batch

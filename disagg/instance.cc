@@ -221,7 +221,6 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->max_tokens = 2;
   request->ignore_eos = true;
   request->priority = message.request->priority;
-  request->flex = message.request->flex;
   request->cache_salt = message.request->cache_salt;
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;

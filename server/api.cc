@@ -202,11 +202,6 @@ const Api::Row* Api::find_row(const HttpRequest& request) const {
   return row;
 }
 
-bool Api::is_probe(const HttpRequest& request) {
-  const Row* row = find_row(request);
-  return row != nullptr && row->open;
-}
-
 std::optional<HttpResponse> Api::on_header(const HttpRequest& request) {
   const Row* row = find_row(request);
   auto refusal = turn_away(request, row);
@@ -324,7 +319,7 @@ void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::option
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
                         body.find("\\u") == body.npos;
   if (is_short) return whole_work()();
-  body_threads_.run(in->request.client, in->request.body.size(),
+  body_threads_.run(in->request.body.size(),
                     [post = post_, whole_work = std::move(whole_work)] { post(whole_work()); });
 }
 
@@ -395,12 +390,9 @@ BodyThreads::~BodyThreads() {
   for (auto& thread : threads_) thread.join();
 }
 
-void BodyThreads::run(const std::string& client, size_t body_bytes, Work work) {
+void BodyThreads::run(size_t body_bytes, Work work) {
   std::lock_guard lock(mutex_);
-  Line& line = body_bytes <= kSmallBodyBytes ? small_ : large_;
-  auto at = std::ranges::find(line, client, &Line::value_type::first);
-  if (at == line.end()) at = line.insert(at, {client, {}});
-  at->second.push_back(std::move(work));
+  (body_bytes <= kSmallBodyBytes ? small_ : large_).push_back(std::move(work));
   if (threads_.empty()) {
     const unsigned n = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
     for (unsigned i = 0; i <= n; ++i) threads_.emplace_back([this, i] { loop(i == 0); });
@@ -413,22 +405,13 @@ void BodyThreads::loop(bool small_only) {
   for (;;) {
     changed_.wait(lock, [&] { return stopped_ || !small_.empty() || (!small_only && !large_.empty()); });
     if (stopped_) return;
-    Line& line = small_only || large_.empty() ? small_ : large_;
-    const std::string client = line.front().first;
-    std::deque<Work>& works = line.front().second;
+    std::deque<Work>& works = small_only || large_.empty() ? small_ : large_;
     Work work = std::move(works.front());
     works.pop_front();
-    if (works.empty())
-      line.pop_front();
-    else
-      line.splice(line.end(), line, line.begin());
     lock.unlock();
     work();
     work = nullptr;
     lock.lock();
-    // Who came meanwhile is before this client.
-    if (auto at = std::ranges::find(line, client, &Line::value_type::first); at != line.end())
-      line.splice(line.end(), line, at);
   }
 }
 

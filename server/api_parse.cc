@@ -112,7 +112,7 @@ constexpr RefusedField kRefusedFields[] = {
 // is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
 // clang-format off
 constexpr const char* kHarmlessFields[] = {
-    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels",
+    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels", "service_tier",
     "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "ngram_corpus_id", "prediction",
     "prompt_cache_key", "prompt_cache_retention", "stream_interval", "length_penalty", "truncation_side",
     "spaces_between_special_tokens", "parallel_tool_calls", "separate_reasoning", "stream_reasoning",
@@ -577,6 +577,10 @@ void take_session(Request& request, const std::string& salt, const std::string& 
   }
   if (sessions == nullptr) throw bad("session_id", "field \"session_id\": no sessions here");
   if (request.n > 1) throw bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (generation.empty())
+    throw bad("session_generation",
+              "session_generation: expected \"new\" in the first turn of a session, and in each later one that of the "
+              "answer before it");
   const std::string name = "session `" + id + "`";
   auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
     return ApiError{.status = status, .message = why, .param = param, .code = code};
@@ -588,10 +592,7 @@ void take_session(Request& request, const std::string& salt, const std::string& 
     case Sessions::State::busy:
       throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
     case Sessions::State::dropped:
-      throw refused(410,
-                    name +
-                        " is not here any more: send the whole conversation with session_generation \"new\", and "
-                        "from then on the session_generation of each answer",
+      throw refused(410, name + " is not here any more: send the whole conversation with session_generation \"new\"",
                     "session_expired");
     case Sessions::State::stale:
       throw refused(409, name + " is at another turn than the session_generation says", "session_stale",
@@ -649,11 +650,6 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
   request.priority = static_cast<int>(fields.integer("priority", 0));
-  // OpenAI's: what is cheaper because it may wait. Its other tiers are the plain one, or are sold.
-  const std::string tier = fields.text("service_tier", 0, kMaxShortText);
-  if (!tier.empty() && tier != "auto" && tier != "default" && tier != "flex")
-    throw field_error("service_tier", "auto, default or flex");
-  request.flex = tier == "flex";
   out.session_id = request.session_id = fields.text("session_id", 1, kMaxShortText);
   out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);

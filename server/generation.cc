@@ -141,7 +141,6 @@ Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchan
   JsonText shared;
   if (call_.turn) shared.add("session_generation", call_.turn.generation());
   shared.add("created", int64_t{std::time(nullptr)}).add("model", api.model_.name).add("system_fingerprint", nullptr);
-  if (call_.prompts[0].flex) shared.add("service_tier", "flex");
   shared_ = shared.take();
 }
 

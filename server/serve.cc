@@ -150,11 +150,6 @@ ServerOptions http_options(const Options& options, Stack& stack) {
     const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
     http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
   }
-  for (std::string& proxy : http.trusted_proxies) {
-    const std::string group = address_group(proxy);
-    if (group.empty()) throw invalid("--trusted-proxies: " + proxy + ": expected an IP address");
-    proxy = group;
-  }
   for (const std::string& origin : http.allowed_origins) {
     const size_t host = origin.find("://");
     if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))

@@ -71,25 +71,9 @@ void read_drafter(Stack& stack) {
   need(predict_next_tokens(stack.config), name + ": ");
   if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
     throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
-  if (cluster.batching->layered)
-    throw invalid(name + ": --batching " + cluster.batching->name + " cuts prompts by layers: expected another one");
 }
 
 }  // namespace
-
-Status check_batching(const Options& options, const BatchPolicy& policy) {
-  if (!policy.layered) return ok();
-  for (const auto& [name, only] : {std::pair{"device", "cpu"},
-                                   {"prefill-pp", "1"},
-                                   {"decode-pp", "1"},
-                                   {"chunk-policy", "fixed"},
-                                   {"request-chunk-tokens", "0"},
-                                   {"chunk-min", "0"}})
-    if (options.values().contains(name) && options.text(name) != only)
-      return invalid("--" + std::string(name) + " " + options.text(name) + ": --batching " + policy.name +
-                     " cuts prompts by layers, on one stage of a CPU: expected " + only);
-  return ok();
-}
 
 Status check_unread(const Options& options) {
   // A worker has no topology, and is told the options of the whole cluster.
@@ -219,8 +203,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
     return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
                    std::to_string(stack->config.max_position));
   if (wanted_len > 0) cluster.max_model_len = wanted_len;
-  need(check_batching(options, *cluster.batching));
-  cluster.chunk_tokens = int(options.integer("chunk-tokens"));
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
 
   // Processes share no memory unless the wire makes it so.

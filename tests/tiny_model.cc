@@ -110,7 +110,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.escrow = setup.escrow;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
-  options.chunk_tokens = setup.chunk_tokens;
   options.chunks = setup.chunks;
   options.speculation = setup.speculation;
   options.chunks.policy = find_chunk_policy(setup.chunk_policy);

@@ -36,7 +36,6 @@ struct TinySetup {
   bool prefix_cache = true, radix = false;
   KvShare share = KvShare::off;
   int step_tokens = 512;
-  int chunk_tokens = 24;  // layered prefill
   std::string chunk_policy = "fixed";
   ChunkOptions chunks = {};  // but for the policy
   SpeculationOptions speculation = {};

@@ -79,16 +79,15 @@ std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep
   if (!admission.empty()) view.admission = &row(find_admission_rule(admission), admission);
   if (view.block_tokens < 1) throw std::runtime_error("block_tokens: expected at least 1");
   BatchPlan plan;
-  plan_batch(row(find_batch_policy(policy), policy), view, plan);
+  row(find_batch_policy(policy), policy).plan(view, plan);
   return text_of(plan);
 }
 
 std::string chunk_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto view = part<ChunkView>(line, "view", keep);
   if (view.prompts.empty()) throw std::runtime_error("prompts: expected at least one");
-  for (const int at_least_one : {view.block_tokens, view.budget, view.base, view.stages, view.window})
-    if (at_least_one < 1)
-      throw std::runtime_error("block_tokens, budget, base, stages, window: expected each at least 1");
+  for (const int at_least_one : {view.block_tokens, view.budget, view.base, view.stages})
+    if (at_least_one < 1) throw std::runtime_error("block_tokens, budget, base, stages: expected each at least 1");
   ChunkChoice choice;
   choose_chunks(row(find_chunk_policy(policy), policy), view, part<ChunkState>(line, "options", keep), choice);
   return text_of(choice);

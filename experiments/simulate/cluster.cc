@@ -172,8 +172,7 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
       trace_(trace),
       links_(timeline_),
       next_(trace.requests.size()),
-      n_layers_(options.engine.policy->layered ? options.model.n_layers
-                                               : std::lcm(options.prefill_pp, options.decode_pp)),
+      n_layers_(std::lcm(options.prefill_pp, options.decode_pp)),
       layer_share_(options.conductor.stream_kv == StreamKv::layer ? 1.0 / options.model.n_layers : 1),
       bytes_scale_(options.model.kv_token_bytes() / double(small_kv(n_layers_).token_bytes())) {
   ConductorOptions conductor = options.conductor;
@@ -356,7 +355,6 @@ void Simulator::arrives(size_t at) {
   request->sampling.temperature = 0;
   request->max_tokens = std::max(1, options_.output_tokens >= 0 ? options_.output_tokens : asked.output_tokens);
   request->ignore_eos = true;
-  request->flex = asked.flex;
   request->arrival_s = timeline_.now();
   if (options_.deadline_s > 0) request->deadline_s = request->arrival_s + options_.deadline_s;
   SimulatedRecord& record = run_.records[at];

@@ -21,7 +21,6 @@ class PacedModel final : public Model {
     clear(step, logits);
   }
 
-  bool layered() const override { return stages() == 1; }
   int window() const override { return stages() > 1 ? pipeline_.window : 1; }
   int stages() const override { return pipeline_.stages; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
@@ -72,12 +71,9 @@ class PacedModel final : public Model {
   };
   StepShape shape_of(const StepInput& step) const {
     StepShape shape{.steps = 0};
-    const LayerGroup& group = step.group;
-    const size_t n_whole = step.views.size() - group.kept_rows.size();
     for (size_t s = 0; s < step.views.size(); ++s) {
       const int n = step.q_offsets[s + 1] - step.q_offsets[s];
-      shape.add_tokens(n, step.kv_lengths[s] - n,
-                       s < n_whole ? 1 : double(group.layers.end - group.layers.begin) / config_.n_layers);
+      shape.add_tokens(n, step.kv_lengths[s] - n);
     }
     return shape;
   }

@@ -25,12 +25,7 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
   ConductorOptions& conductor = simulation.conductor;
   options.fill(conductor);
   EngineOptions& engine = simulation.engine;
-  need(check_batching(options, *engine.policy));
-  engine.chunk_tokens = engine.step_tokens;
   conductor.step_tokens = engine.step_tokens;
-  if (engine.policy->layered) engine.step_tokens = int(options.integer("max-step-tokens"));
-  engine.chunks.ttft_s = conductor.objectives.ttft_s;
-  engine.chunks.tbt_s = conductor.objectives.tbt_s;
   conductor.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
     conductor.max_model_len = std::max(
@@ -124,9 +119,8 @@ std::vector<OptionRow> simulate_options() {
       {"admit", choice, "auto", "", admissions.c_str(), 0, 0, "memory that must be there for a sequence to start",
        "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
       {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
-       "of one step at most; layered: tokens of prompts for each group of layers", "simulate",
+       "of one step at most", "simulate",
        sets<&EngineOptions::step_tokens>},
-      {"max-step-tokens", integer, "16384", "tokens", "", 1, 1 << 20, "layered: of one step at most", "simulate"},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
        "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
       {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,

@@ -24,7 +24,6 @@ struct TraceRequest {
   // ids are equal tokens after equal prefixes, in the whole trace.
   std::vector<uint64_t> blocks;
   int session = -1;   // requests that continue each other; -1: of none
-  bool flex = false;  // a batch job
   // In a closed loop it comes think_s after the end of request `after`, which stands before it: the one before it in
   // its session; for the first of a sub-agent, the call that started that; for the first after sub-agents, the last
   // one's last. -1: it arrives at arrival_s.

@@ -98,8 +98,8 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
     int64_t drafted = 0, accepted = 0;
     for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
-      for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512},
-                                           {"prefill_first", 512}, {"layered", 512}})
+      for (const auto& [batching, step] :
+           {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
         for (const char* topology : {"1C", "1P1D"})
           for (const char* transport : {"local", "handoff"}) {
             if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;

@@ -417,7 +417,6 @@ void Sim::submit() {
   request->max_tokens = up_to(30);
   request->ignore_eos = true;
   request->arrival_s = clock.seconds;
-  request->flex = chance(0.2);
   if (chance(0.1)) request->deadline_s = clock.seconds + 0.3 * random_.uniform();
   Expected expected;
   expected.tokens = checksum_tokens(request->prompt, request->max_tokens);

@@ -55,7 +55,8 @@ SimulationOptions some_cluster(Random& random) {
   o.kv_tokens = double(5000 + random.below(random.below(2) == 0 ? 50000 : 3000));
   if (random.below(3) == 0) o.host_tokens = double(random.below(40000));
   o.fetch = random.below(2) == 0;
-  o.engine = {.policy = any(random, batch::batch_policies()),
+  o.engine = {.policy = batch::find_batch_policy(
+                  one_of(random, std::array{"chunked", "chunked", "persistent", "prefill_first", "static"})),
               .max_batch = 2 + int(random.below(40)),
               .step_tokens = 64 << random.below(5)};
   if (random.below(2) == 0) o.engine.admission = any(random, batch::admission_rules());

@@ -296,8 +296,6 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
       {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
       {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
        "expected --kv-layout layer_major"},
-      {{"--batching", "layered", "--prefill-pp", "2"}, "--prefill-pp 2: --batching layered"},
-      {{"--batching", "layered", "--chunk-policy", "mpu"}, "--chunk-policy mpu: --batching layered"},
   };
   for (const auto& [words, expected] : cases) {
     const Ran ran = with(words);
@@ -314,7 +312,6 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
   REQUIRE(hash(plain).size() > 12);
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {"--prefill-tp", "2"},
-           {"--batching", "layered", "--chunk-tokens", "1"},
            {"--prefill-pp", "4", "--prefill-tp", "4"},
            {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
            {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
