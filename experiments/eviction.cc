@@ -21,8 +21,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/traces.h"
 
 namespace xpyd::experiments::eviction_experiment {
 namespace {

@@ -242,12 +242,11 @@ struct KnowingDrafter final : Drafter {
   }
   int drafted = 0;
 };
-constexpr DrafterRow kDrafts = {
-    "knowing",
-    [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-      return std::make_unique<KnowingDrafter>();
-    },
-    ""};
+constexpr DrafterRow kDrafts = {"knowing",
+                                [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                  return std::make_unique<KnowingDrafter>();
+                                },
+                                ""};
 
 void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
@@ -320,11 +319,13 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
   }
-  tell("%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
-       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens,
-       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.placement->name,
-       options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
-       int(sim.stream_kv), max_batch_, sim.step_tokens);
+  tell(
+      "%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch "
+      "%d, step %d",
+      p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
+      sim.speculation.tokens, options.fetch->name, options.placement->name, options.disagg->name,
+      options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_,
+      sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };
@@ -486,9 +487,12 @@ std::string Sim::run() {
   }
   for (const auto& [id, node] : nodes) {
     const InstanceStats s = node->instance->stats();
-    tell("%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d escrowed, %d in transfer",
-         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending, int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free,
-         int(s.kv.escrowed), int(s.kv.in_transfer));
+    tell(
+        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d "
+        "escrowed, %d in transfer",
+        node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending,
+        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.escrowed),
+        int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");
