@@ -70,7 +70,6 @@ class KvPool {
   // What a prefix index finds from now on, and what it loses. Before any use.
   virtual void tell(std::shared_ptr<CacheListener>) {}
   virtual void clear_prefix_cache() {}  // cached blocks become free
-  virtual void mark(std::span<const int32_t>, uint64_t, int, KvMark, bool) {}  // KvMemory::mark()
 
   // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they
   // are all there are, and must be equal; otherwise they are a lower bound. Aborts on a difference.
@@ -113,8 +112,8 @@ class KvPool {
   // n_cached_ right.
   virtual int64_t begin_use(std::span<const int32_t> blocks) = 0;
   virtual int64_t end_use(std::span<const int32_t> blocks) = 0;
-  virtual bool cached(int32_t block) const = 0;  // of one that is not in use
-  virtual void sign(KvHandover&) {}              // at its begin
+  virtual bool cached(int32_t block) const = 0;         // of one that is not in use
+  virtual void sign(KvHandover&) {}                     // at its begin
   void add_reference(std::span<const int32_t> blocks);  // of each
   void add_reference(int32_t block) { add_reference({&block, 1}); }
   void drop_reference(int32_t block);

@@ -28,12 +28,10 @@ struct EngineOptions {
   const BatchPolicy* policy = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
-  int step_tokens = 512;   // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  int chunk_tokens = 512;  // layered prefill: of a prompt, for each group of layers
-  int flex_tokens = 16;    // of flex sequences, in a step in which others take part
-  ChunkOptions chunks;     // of these, how many are whose
-  bool ahead = true;       // plan the next steps while the model computes some, where the model can
-  bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
+  int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  ChunkOptions chunks;    // of these, how many are whose
+  bool ahead = true;      // plan the next steps while the model computes some, where the model can
+  bool by_layer = true;   // a prompt begins with the first layer of KV that comes for it, where its step can wait
   SpeculationOptions speculation;  // drafts take what a step has left of step_tokens and of max_batch rows of logits
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
@@ -53,13 +51,6 @@ struct EngineStats {
   // Blocks that sequences held, times the seconds: until their prompt was done, and from then on. One that several hold
   // counts for each.
   double prompt_block_s = 0, decode_block_s = 0;
-};
-
-// Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
-struct StepRun {
-  int steps = 0;
-  StepShape first;
-  StepShape shape(int step) const;
 };
 
 // What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come
@@ -96,13 +87,6 @@ class Engine final : private LayerObserver {
   void adopt(SequencePtr sequence);
   // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
-  // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc). `evicts`: also
-  // where one of them takes a block from the prefix cache.
-  StepRun alike(int most, bool evicts);
-  std::vector<int> blocks_by_step(int steps) const;  // that each of its first steps takes
-  // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has
-  // changed since alike().
-  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
 
@@ -122,15 +106,8 @@ class Engine final : private LayerObserver {
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
-  struct Flex {
-    int sequences = 0, blocks = 0;
-  };
-  Flex flex();  // what flex sequences alone hold that would yield it now
-  // The last of them yields. False: there is none. Between steps.
-  bool yield_one();
-  int64_t waiting_tokens() const;  // to compute, of those that wait
-  int64_t pending_tokens() const;  // … and of those that run
-  int blocks_wanted() const;       // by those that wait without any, and would not yield it
+  int64_t pending_tokens() const;  // to compute, of those that wait and those that run
+  int blocks_wanted() const;       // by those that wait without any
   // f(request, handle) of each sequence that holds KV here. Between steps.
   template <class F>
   void each_holder(F&& f) const {
@@ -169,21 +146,17 @@ class Engine final : private LayerObserver {
   int choose_chunks(const KvStats& kv);
   void keep_chunks();
   void charge_shared_blocks();
-  int newly_charged(const Sequence& s);
   void share_decodes();
   bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
   size_t startable() const;
   void charge(double now);
-  void count_work(const StepInput& input);
-  std::deque<SequencePtr>::iterator first_without_kv(bool flex);
-  bool yields(const SequencePtr& sequence) const;
+  std::deque<SequencePtr>::iterator first_without_kv();
   bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence);
-  bool place(SequencePtr& sequence, int n_tokens, int layers, double now);
-  StepEntry entry_of(Sequence& sequence, int n_tokens, int layers) const;
-  void place_groups();
+  bool place(SequencePtr& sequence, int n_tokens, double now);
+  static StepEntry entry_of(Sequence& sequence, int n_tokens);
   void add_drafts(int spare_rows);
   void keep_hidden(const Entry& entry) const;
   StepInput gather();
@@ -207,16 +180,12 @@ class Engine final : private LayerObserver {
   bool accept_token(Sequence& sequence, size_t at, Sampled sampled, uint64_t row_hash, double now);
   void share_kv(std::vector<SequencePtr> choices);
   void preempt(SequencePtr sequence);
-  void take_memory(Sequence& sequence);
-  void wait_again(SequencePtr sequence);
   void release(Sequence& sequence);
   void retire(SequencePtr sequence);
   void end(SequencePtr sequence, FinishReason reason, const std::string& error, double now);
   SequenceView view_of(const Sequence& sequence) const;
   BatchView view_of(std::span<const SequenceView> running, int available_blocks, const KvStats& kv,
                     int step_tokens) const;
-  bool planned_alike(int steps, bool evicts);
-  int blocks_taken(int steps) const;  // by a run's first steps
 
   Model& model_;
   KvMemory& memory_;
@@ -228,8 +197,8 @@ class Engine final : private LayerObserver {
   EngineHooks* hooks_;
 
   std::vector<SequencePtr> running_;  // oldest first; null only inside apply_plan and finish
-  // Those that keep KV, then preempted ones, then new ones by priority; flex ones behind all others, in the same order.
-  // Some of those that keep none hold memory before their turn (Sequence::early).
+  // Those that keep KV, then preempted ones, then new ones by priority. Some of those that keep none hold memory before
+  // their turn (Sequence::early).
   //
   // Something can always move. Memory is held by those that run, by those that keep KV, by those that hold some early,
   // and by rooms of the hand-over, which end by themselves (receiver.h). Where nothing runs and the first one does not
@@ -248,8 +217,6 @@ class Engine final : private LayerObserver {
   DraftCredit draft_credit_;
   PlanWatcher watcher_;
   LoadWatcher load_watcher_;
-  std::vector<SequenceView> later_views_;  // planned_alike()'s
-  BatchPlan later_plan_;
   std::vector<int> by_output_left_;  // indices of running_views_
   std::vector<uint64_t> charged_;    // [block]: the last charge_ in which it was counted
   uint64_t charge_ = 0;

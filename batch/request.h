@@ -27,7 +27,6 @@ struct Request {
   bool skip_special_tokens = true;       // in the text
   bool prompt_is_text_prefix = true;     // the output continues the prompt's text (no leading space is stripped)
   int priority = 0;                      // lower runs earlier
-  bool flex = false;                     // runs in what no other request wants, and yields it (batch/flex.cc)
   uint64_t cache_salt = 0;               // sequences of different salts share no prefix; of a session its own
   std::string session_id;                // multi-turn: the prompt holds the conversation so far
   double arrival_s = 0;                  // Clock seconds, at the frontend
@@ -68,8 +67,6 @@ class EventSink {
  public:
   virtual ~EventSink() = default;
   virtual void on_event(TokenEvent event) = 0;
-  // Several tokens of one choice, none of them its last, and when each came: `event` but for these.
-  virtual void on_run(const TokenEvent& event, std::span<const int32_t> tokens, std::span<const double> times_s);
 };
 
 }  // namespace xpyd::batch

@@ -61,7 +61,6 @@ Limits limits(const ClusterOptions& o) {
 
 ConductorOptions conductor_options(const ClusterOptions& o) {
   ConductorOptions conductor = o;
-  if (o.batching->layered) conductor.step_tokens = o.chunk_tokens;  // as many steps as there would be chunks
   conductor.zero_copy = o.transport->shared_pool;
   conductor.limits = limits(o);
   if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
@@ -145,7 +144,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     // What is handed over there is looked for again by who was preempted alone.
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
-  kv.tiers.disk_role = as.name.substr(0, 1);
   if (o.log)
     kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
                                                              std::span<const BlockUse> first) {
@@ -237,8 +235,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
-                    .chunk_tokens = o.chunk_tokens,
-                    .flex_tokens = o.flex_tokens,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .by_layer = o.kv_by_layer,
@@ -246,8 +242,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .tokenizer = o.tokenizer};
   const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
   if (!leaves) options.engine.speculation = o.speculation;
-  options.engine.chunks.ttft_s = o.objectives.ttft_s;
-  options.engine.chunks.tbt_s = o.objectives.tbt_s;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
                                               post);
   return built;

@@ -44,8 +44,7 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
-  int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
-  ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
+  ChunkOptions chunks;                   // but for what follows from the role's shards
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;            // an instance adds its number to the rank
@@ -54,7 +53,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
   int max_batch = 64;                   // sequences per instance
-  int flex_tokens = 16;                 // of batch jobs, in a step with others
   int vocab = INT_MAX;                  // token ids
   bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
   bool kv_by_layer = true;              // EngineOptions::by_layer
@@ -126,9 +124,6 @@ class Cluster final : public Runtime, private Post {
 
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   void clear_prefix_caches() override;
-  Status pin_prefix(PinPrefix pin) override { return conductor_.pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return conductor_.unpin_prefix(id); }
-  void hint(KvHint hint) override { conductor_.hint(std::move(hint)); }
   const Conductor& conductor() const { return conductor_; }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }
 

@@ -26,7 +26,6 @@
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
 #include "disagg/scoreboard.h"
 #include "disagg/service.h"
@@ -73,7 +72,6 @@ struct ConductorOptions {
   bool escrow = false;  // InstanceOptions
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
-  const PathPolicy* path = find_path_policy("direct");
   double kv_bytes_scale = 1;     // of KV in the event log (a simulation's is small)
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
@@ -103,10 +101,6 @@ class Conductor final : public Service {
   ServicePicture picture() const override;
   std::string trouble() const override;
 
-  Status pin_prefix(PinPrefix pin);  // as Runtime says
-  Status unpin_prefix(uint64_t id);
-  void hint(const KvHint& hint);
-
   void drain();                    // refuses new requests from now on
   bool wait_idle(double seconds);  // true: nothing in flight any more
   bool idle(InstanceId id) const;  // nothing is placed there
@@ -130,8 +124,7 @@ class Conductor final : public Service {
     PlacedPrompt prompt;     // charged to `prefill`
     int64_t context = 0;     // tokens charged to `decode`
     double prompt_s = 0;     // that its prompt was said to take
-    InstanceId lender = -1;  // charged for its prefix, …
-    InstanceId getter = -1;  // … and who reads that
+    InstanceId lender = -1;  // charged for its prefix:
     double lends_s = 0;
     double joins_s = 0;                      // Clock: it decodes, or was said to begin to
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
@@ -168,16 +161,14 @@ class Conductor final : public Service {
     double since_s;
     double not_before_s;  // what fails again and again waits longer and longer
   };
-  // Events to be passed on once the lock is free; with `run`, so many at once.
+  // Events to be passed on once the lock is free.
   struct Event {
     std::shared_ptr<EventSink> sink;
     TokenEvent event;
-    TokensOf run = {};
   };
   using Out = std::vector<Event>;
 
   void on(InstanceId from, TokenOf message, Out& out);
-  void on(InstanceId from, TokensOf message, Out& out);
   void on(InstanceId from, AttemptProgress message, Out& out);
   void on(InstanceId from, AttemptFailed message, Out& out);
   void on(InstanceId from, PrefillJob message, Out& out);
@@ -216,11 +207,7 @@ class Conductor final : public Service {
   void retry_parked(Out& out);
   void dispatch_jobs();
   Member* find(InstanceId id);
-  void tell_pins(InstanceId id);
-  long most_pinned(long capacity, int block_tokens) const;
-  void end_pins();
   void charge(Attempt& attempt, Member& member);
-  bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const;
   void uncharge_lender(Attempt& attempt);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);
@@ -257,11 +244,6 @@ class Conductor final : public Service {
   std::deque<RequestLife> ended_;  // the last, without gaps; newest first
   std::vector<Parked> parked_;
   std::deque<PrefillJob> jobs_;  // the global prefill queue
-  struct Pinned {
-    PinPrefix pin;
-    double until_s = 0;  // Clock; 0: never
-  };
-  std::vector<Pinned> pinned_;  // conductor_pins.cc
   int64_t queued_bytes_ = 0;
   int64_t passing_ = 0;  // events on their way to their sinks
   uint64_t logits_hash_ = 0;

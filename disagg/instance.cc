@@ -34,14 +34,11 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_),
       reservations_(parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens),
-      fetcher_(
-          parts_, attempts_, engine_.by_layer(),
-          [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
-            begin(std::move(message), kv, tokens, std::move(arrival));
-          },
-          [this](InstanceId to, FetchKv asked) { handle(to, std::move(asked)); }),
-      lender_(parts_),
-      pins_(*memory_, clock) {
+      fetcher_(parts_, attempts_, engine_.by_layer(),
+               [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
+                 begin(std::move(message), kv, tokens, std::move(arrival));
+               }),
+      lender_(parts_) {
   if (options_.log) watch();
   // A load waits behind loads, and what is computed in its place behind what was: link and processor work beside each
   // other. (`until`: when that will be computed.)
@@ -148,7 +145,6 @@ bool Instance::turn() {
   moved |= receiver_.tick();
   moved |= fetcher_.tick();
   moved |= lender_.tick();
-  for_others([this] { pins_.tick(); });
   moved |= reservations_.tick();
   update_leases();
   charge_transfers();
@@ -161,13 +157,6 @@ bool Instance::turn() {
   post_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
   draw_map();
   return moved;
-}
-
-void Instance::repeat(const StepRun& run, double began_s, std::span<const double> ends_s) {
-  engine_.repeat(run, began_s, ends_s);
-  fit_cost();
-  report_cache();
-  publish();
 }
 
 void Instance::run(const std::atomic<bool>& stop) {
@@ -188,19 +177,6 @@ void Instance::handle(InstanceId, StartRequest message) {
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
   if (!message.fetch.holders.empty()) return fetcher_.start(std::move(message));
   begin(std::move(message), kNoKv, 0, nullptr);
-}
-
-void Instance::handle(InstanceId, KvHint message) {
-  const KvStats kv = memory_->stats();
-  const auto prompt_s = [&](double tokens) {
-    return cost_.seconds(prompt_steps(tokens, 0, options_.engine.step_tokens));
-  };
-  const double blocks = double(message.kept) / std::max(1, kv.block_tokens);
-  const pool::Pause pause{.reload_s = prompt_s(message.kept),
-                          .queue_s = prompt_s(double(engine_.waiting_tokens())),
-                          .ttl_s = message.ttl_s,
-                          .share = blocks / std::max(1, kv.capacity)};
-  pins_.handle(std::move(message), pause);
 }
 
 // Its first `tokens` tokens are in `kv`, if that is any, or come there.
@@ -238,7 +214,6 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->max_tokens = 2;
   request->ignore_eos = true;
   request->priority = message.request->priority;
-  request->flex = message.request->flex;
   request->cache_salt = message.request->cache_salt;
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
@@ -377,7 +352,6 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   reservations_.clear(reason, error);
   fetcher_.clear(reason, error, attempts_);
   lender_.clear();
-  pins_.clear();
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
   for (Envelope& envelope : leases_.take()) {
@@ -455,8 +429,7 @@ void Instance::charge_transfers() {
 }
 
 void Instance::publish() {
-  KvStats kv = memory_->stats();
-  kv.hard_pinned = pins_.hard_blocks();
+  const KvStats kv = memory_->stats();
   const EngineStats& engine = engine_.stats();
   std::lock_guard lock(stats_mutex_);
   InstanceStats& s = published_;

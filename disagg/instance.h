@@ -68,13 +68,6 @@ class Instance final {
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
-  // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
-  StepRun alike(int most, bool evicts) {
-    return receiver_.may_move() || reservations_.size() > 0 ? StepRun{} : engine_.alike(most, evicts);
-  }
-  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
-  std::vector<int> blocks_by_step(int steps) const { return engine_.blocks_by_step(steps); }
-  std::vector<uint64_t> planned_requests() const { return engine_.planned_requests(); }
   // Turns until `stop` is set; sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.
@@ -106,11 +99,6 @@ class Instance final {
  private:
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId, PinPrefix message) {
-    for_others([&] { pins_.handle(std::move(message)); });
-  }
-  void handle(InstanceId, UnpinPrefix message) { pins_.handle(message); }
-  void handle(InstanceId from, KvHint message);
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
@@ -122,12 +110,10 @@ class Instance final {
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
   void handle(InstanceId from, FetchKv message) {
-    for_others([&] {
-      message.holders.empty() ? lender_.handle(from, std::move(message)) : fetcher_.relay(from, std::move(message));
-    });
+    for_others([&] { lender_.handle(from, std::move(message)); });
   }
   void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
-  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message), fetcher_.handle(from, message); }
+  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
   void handle(InstanceId from, KvRenewed message);
   // The conductor's alone.
@@ -169,7 +155,6 @@ class Instance final {
   handover::Reservations reservations_;
   pool::Fetcher fetcher_;
   pool::Lender lender_;
-  pool::PrefixPins pins_;
   bool computes_ = true;  // what it reserves now, where that is not found
 
   // A peer that the wire is not connected to yet.

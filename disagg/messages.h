@@ -19,7 +19,6 @@
 #include "batch/sequence.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/pool/pins.h"
 #include "disagg/service.h"
 #include "disagg/transfer_plan.h"
 
@@ -42,7 +41,6 @@ struct InstanceInfo {
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
-  std::string kv_events, kv_events_replay;  // where it tells them (pool/kv_events.h); empty: nowhere
 };
 
 // ---- Conductor -> instance.
@@ -54,7 +52,6 @@ struct FetchOrder {
   double worth_s = 0;               // what computing it would take
   double limit_s = 0;               // what fetching it may take
   bool keep = true;                 // for others, too (pool/replication.h)
-  InstanceId via = -1;              // who gets it from them first, and is read then (pool/path_policy.h); -1: nobody
 };
 struct StartRequest {
   AttemptId attempt = 0;
@@ -76,7 +73,7 @@ struct PeerGone {
 struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
   InstanceId id = -1;
 };
-struct ClearPrefixCache {};  // and PinPrefix, UnpinPrefix, KvHint (pool/pins.h)
+struct ClearPrefixCache {};
 // To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
@@ -99,13 +96,6 @@ struct TokenOf {
   AttemptId attempt = 0;
   int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
   TokenEvent event;
-};
-struct TokensOf {  // of one choice, none of them its last: what a simulated instance says at once
-  AttemptId attempt = 0;
-  int choice = 0;
-  int index = 0;  // of the first one
-  std::vector<int32_t> tokens;
-  std::vector<double> times_s;  // Clock: of each
 };
 struct AttemptProgress {
   enum Stage : uint8_t { started, prompt_done, joined, granted };  // D's: its KV is there; there is room for it
@@ -186,10 +176,6 @@ struct FetchKv {  // it wants to read the KV of tokens from `begin` on, of all b
   uint64_t salt = 0;
   int begin = 0;
   std::vector<int32_t> tokens;
-  // To a relay, which gets what it lacks from these first, if it can in this time; empty: it lends what it has.
-  std::vector<InstanceId> holders;
-  uint64_t request = 0;
-  double limit_s = 0;
 };
 struct KvLent {
   AttemptId attempt = 0;
@@ -200,11 +186,10 @@ struct FetchOver {  // nobody reads, or will
   AttemptId attempt = 0;
 };
 
-using Message =
-    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
-                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
-                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport,
-                 TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint>;
+using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
+                             Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
+                             KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
+                             LeaveRequest, CacheReport, FetchKv, KvLent, FetchOver>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -145,7 +145,6 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
   const PlacedLoad& load = member.load;
   for (; !member.recent.empty() && member.recent.front().first < now_s - kRecentSeconds; member.recent.pop_front())
     member.recent_tokens -= member.recent.front().second;
-  const Unsaid unsaid = member.probe->unsaid();
   const InstanceStats stats = member.probe->stats();
   const KvStats kv = member.probe->kv();
   if (row.steps != stats.steps) {
@@ -154,17 +153,16 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
     row.confirmed_s = busy ? now_s : std::max({row.confirmed_s, load.moved_s, load.ended_s});
   }
   row.stale = false;
-  row.until_s = member.recent.empty() ? unsaid.until_s
-                                      : std::min(unsaid.until_s, member.recent.front().first + kRecentSeconds);
+  row.until_s = member.recent.empty() ? kNever : member.recent.front().first + kRecentSeconds;
   row.terms = like_others(view.role = member.info.role, stats);
   view = {.role = member.info.role,
           .queued = load.queued_requests,
           .queued_tokens = load.queued_tokens,
           .sequences = load.sequences,
-          .context_tokens = load.context_tokens + unsaid.tokens,
-          .available_tokens = int64_t(kv.available() - unsaid.blocks) * row.block_tokens,
+          .context_tokens = load.context_tokens,
+          .available_tokens = int64_t(kv.available()) * row.block_tokens,
           .capacity_tokens = int64_t(member.info.capacity_blocks) * row.block_tokens,
-          .indexed_tokens = int64_t(kv.cached - std::max(0, unsaid.blocks - kv.free)) * row.block_tokens,
+          .indexed_tokens = int64_t(kv.cached) * row.block_tokens,
           .recent_tokens = member.recent_tokens,
           .fetch_s = kNever,
           .fetched_prefill_s = kNever};
@@ -239,7 +237,8 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   const auto source = std::ranges::find_if(rows_, [&](const Row& r) { return r.member->info.id == fetch.holders[0]; });
   const InstanceStats stats = here.probe->stats();
   f.holder_tokens = std::min(best, f.prompt_tokens - 1);
-  f.bytes_s = fetch_s(here, fetch.holders[0], f.holder_tokens - f.cached_tokens);
+  f.bytes_s = (f.holder_tokens - f.cached_tokens) *
+              here.probe->fetch_s_per_token(fetch.holders[0]).value_or(row.fetch_s_per_token);
   // Who has never asked: a holder answers between two of its steps.
   f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
   f.queue_s = source->member->load.lends_s;
@@ -248,10 +247,6 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   };
   f.saved_s = prompt_s(f.cached_tokens) - prompt_s(f.holder_tokens);
   return fetch;
-}
-
-double Scoreboard::fetch_s(const Member& to, InstanceId from, int tokens) const {
-  return tokens * to.probe->fetch_s_per_token(from).value_or(rows_[to.row].fetch_s_per_token);
 }
 
 // What the best holder has and one has not, from there to here.

@@ -18,9 +18,6 @@
 
 namespace xpyd::disagg {
 
-struct PinPrefix;  // pool/pins.h
-struct KvHint;
-
 // A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;
 
@@ -30,7 +27,6 @@ struct FetchStats {
   int64_t failed = 0;                 // parts that did not come, or came changed
   int64_t lent = 0, lent_tokens = 0;  // from here
   int64_t expired = 0;                // … whose reader fell silent
-  int64_t relayed = 0;                // of `fetches`: for another instance
   double seconds = 0;                 // of all fetches, from asking to the end
   double wait_s = 0;                  // that steps stood still for a layer of theirs
   double regret_s = 0;                // that they took beyond what they were worth
@@ -146,11 +142,6 @@ class Runtime : public Service {
   // Order-independent sum over the choices that ended by stop or length of their logits hash.
   virtual uint64_t logits_hash() const = 0;
   virtual void clear_prefix_caches() = 0;
-  // Prefixes that stay at whatever instance has them, also at those that join later. Errors: invalid_argument: shorter
-  // than a block; unavailable: the most that may be pinned is.
-  virtual Status pin_prefix(PinPrefix pin) = 0;
-  virtual Status unpin_prefix(uint64_t id) = 0;  // error: not_found
-  virtual void hint(KvHint hint) = 0;            // to whoever has that KV
   // An instance gets nothing new; when it is empty it ends, or comes back as another role. Errors:
   // not_found; invalid_argument: its instances do not come and go.
   virtual Status retire(const std::string& name, std::optional<Role> role) {

@@ -1,8 +1,8 @@
 // append_prefill: what is it worth that D computes a conversation's next turn itself, where its KV is, and who decides
 // it well: --disagg append_cost (PPD, arXiv 2603.13358), the other orders, or the best fixed length?
 //
-// The simulator (disagg/simulate/): the first 400 calls of the 40 recorded sessions of coding agents, Qwen2.5-32B on
-// instances of 8 x H200, without pauses, a session every `apart_s` in the mean; what a session asks next begins with
+// The simulator (experiments/simulate/): the first 400 calls of the 40 recorded sessions of coding agents, Qwen2.5-32B
+// on instances of 8 x H200, without pauses, a session every `apart_s` in the mean; what a session asks next begins with
 // what D answered. A prompt has 105,000 tokens in the mean; from the second turn on 850 of them (the median; a tenth
 // has over 4,600, where histories were rewritten) follow the prompt before, and 230 of these are the answer. P: the
 // shortest queue with the prefix counted; D: the fewest sequences, where the order does not name one.

@@ -22,8 +22,8 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "disagg/simulate/hardware.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 
 namespace xpyd::experiments::block_table_experiment {
 namespace {

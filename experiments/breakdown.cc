@@ -1,7 +1,7 @@
 // breakdown: where the time of one long request goes, with 95 % of its prompt in another instance's memory and with
 // nothing known (Mooncake, FAST'25, Fig. 14: stacked latencies of prompts of 8K to 128K, 128 tokens out).
 //
-// The simulator (disagg/simulate/): 2P1D of 8 x A800 with Llama-3-70B, nobody else there. One P has computed the
+// The simulator (experiments/simulate/): 2P1D of 8 x A800 with Llama-3-70B, nobody else there. One P has computed the
 // prefix; the other one is asked, fetches it (--kv-fetch always), computes the rest and sends the KV to D layer by
 // layer. `schedule`: the message to P. `fetch`: until the prefix is there; the prompt's steps wait for all of it, as
 // the simulator's do. `prefill`: from then until its last step has ended. `exposed`: what the second token comes later

@@ -16,8 +16,8 @@
 // 400 Gb/s (50 GB/s), so across NICs it cannot keep up; ring 15.1 and 4.9 GB/s: 30 and 10 %; Ulysses 8.5 and 9.8: 17
 // and 20 %; CPP 0.8: 1.6 % of both. KV needs 1.0 and 1.6: 2 and 3 %. After CPP 96 % of the NIC are left beside KV,
 // after ring 68 and 87 %.
-#include "disagg/simulate/hardware.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 
 namespace xpyd::experiments::cpp_bytes_experiment {
 namespace {

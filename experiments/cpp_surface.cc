@@ -1,10 +1,10 @@
 // cpp_surface: time to first token and throughput of a pipeline of P cards against tensor parallelism over the same P,
 // by length, reused prefix, prompts queued, chunks and window. cpp_crossover: where one passes the other.
 //
-// Costs are published figures (disagg/simulate/hardware.cc): Llama-3-70B in bf16 on H200, .44 of 989 TFLOP/s, .7 of
-// 4.8 TB/s, 0.5 ms of launches a step. One card per stage; a step of a stage costs its launches and 1 / P of everything
-// else. (70B on P = 2 leave no room for 512K of KV: times, not a deployment.) A boundary carries 16 KiB a token at
-// 50 GB/s, and 20 us.
+// Costs are published figures (experiments/simulate/hardware.cc): Llama-3-70B in bf16 on H200, .44 of 989 TFLOP/s, .7
+// of 4.8 TB/s, 0.5 ms of launches a step. One card per stage; a step of a stage costs its launches and 1 / P of
+// everything else. (70B on P = 2 leave no room for 512K of KV: times, not a deployment.) A boundary carries 16 KiB a
+// token at 50 GB/s, and 20 us.
 //
 // What TP is taken to be: every step costs its launches, 1 / P of everything else at the same share of peak, and in
 // each of the 80 layers two ring all-reduces of [tokens, 8192] in bf16, 2 (P - 1) / P of which each card sends, in 2 (P
@@ -38,9 +38,9 @@
 // to 1.08).
 #include <cmath>
 
-#include "disagg/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 
 namespace xpyd::experiments::cpp_surface_experiment {
 namespace {

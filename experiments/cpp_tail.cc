@@ -24,9 +24,9 @@
 // (8 * 12 + 7.7) = 37 s against 8.5: 3 to 7 times as much.
 #include <algorithm>
 
-#include "disagg/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 
 namespace xpyd::experiments::cpp_tail_experiment {
 namespace {

@@ -2,7 +2,7 @@
 // between them, over one engine and one trace: what they do to the first token, to the gap after
 // it, to the gaps between tokens, and to the memory that KV occupies while it waits.
 //
-// The simulator (disagg/simulate/): 2P2D (or 4C) of Llama-3.1-8B, 100 Gb/s, layer by layer where P
+// The simulator (experiments/simulate/): 2P2D (or 4C) of Llama-3.1-8B, 100 Gb/s, layer by layer where P
 // writes; 300 requests, prompts of 500 to 8,000 tokens (log-uniform, 2,700 on average), outputs of 100 to 500; `load`
 // is a share of what two Ps can compute, 66,000 tokens/s; three traces. TTFT_P ends with the prompt's last step on P,
 // TTFT with the client's first token; the gaps between tokens are those behind the first gap. GB s are the integral of

@@ -8,10 +8,9 @@
 //
 // Arithmetic: the same procedure in another program: at 5,859 blocks, 3 M tokens, LRU .136 and .309
 // (conversation, synthetic), LFU .132 and .243, length-aware .083 and .091, Belady .353 and .550; of the tokens that an
-// endless cache finds LRU finds 37 and 48 %, and with 50 M tokens 99 and 100 %; FIFO .125 and .301, SIEVE .097 and
-// .244. The conversation's requests come every 0.3 s. One that takes 20 s has 64 beside it, of 24 blocks each: 1,500 of
-// 5,859 are spoken for, and Belady's .353 becomes what it has with the rest, .335. LRU would not have let them go
-// anyway.
+// endless cache finds LRU finds 37 and 48 %, and with 50 M tokens 99 and 100 %; FIFO .125 and .301. The conversation's
+// requests come every 0.3 s. One that takes 20 s has 64 beside it, of 24 blocks each: 1,500 of 5,859 are spoken for,
+// and Belady's .353 becomes what it has with the rest, .335. LRU would not have let them go anyway.
 #include "allocator/eviction.h"
 
 #include <algorithm>
@@ -22,8 +21,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "disagg/simulate/traces.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/traces.h"
 
 namespace xpyd::experiments::eviction_experiment {
 namespace {
@@ -62,11 +61,8 @@ class Cache {
     block.use.last_use = ++now_;
     ++block.use.uses;
     block.use.position = position;
-    block.use.visited = !fresh;
     block.next = next;
-    if (!fresh) return;
-    block.use.entered = now_;
-    block.use.lap = std::max(lap_, order_.empty() ? 0 : held_.at(order_.begin()->second).use.lap);
+    if (fresh) block.use.entered = now_;
   }
   void release(uint64_t id) {
     const auto at = held_.find(id);
@@ -75,14 +71,8 @@ class Cache {
   void shrink() {
     while (held_.size() > capacity_ && !order_.empty()) {
       const uint64_t id = order_.begin()->second;
-      Block& block = held_.at(id);
-      leave_order(id, block);
-      if (policy_ && policy_->spares && policy_->spares(block.use)) {
-        enter_order(id, block);
-      } else {
-        lap_ = std::max(lap_, block.use.lap);
-        held_.erase(id);
-      }
+      leave_order(id, held_.at(id));
+      held_.erase(id);
     }
   }
   // Of the last request's: it found no room beside the others.
@@ -111,7 +101,7 @@ class Cache {
 
   const allocator::EvictionPolicy* policy_;
   const size_t capacity_;
-  int64_t now_ = 0, lap_ = 0;
+  int64_t now_ = 0;
   std::unordered_map<uint64_t, Block> held_;
   std::set<std::pair<EvictionRank, uint64_t>> order_;  // of those that may go
 };

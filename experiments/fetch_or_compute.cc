@@ -2,10 +2,10 @@
 // none:
 // --kv-fetch never, always and cost.
 //
-// The simulator (disagg/simulate/): 8P8D of 8 x A800 with Llama-3-70B, 3,000 requests of Mooncake's conversation and
-// synthetic traces (ticks of 3 s spread; three draws), each to the P with the shortest queue, whatever its cache holds:
-// the pool alone brings hits together. "blind" is cost, at 25 Gb/s, with a link taken for what it gave so far in the
-// mean instead of what it carries now.
+// The simulator (experiments/simulate/): 8P8D of 8 x A800 with Llama-3-70B, 3,000 requests of Mooncake's conversation
+// and synthetic traces (ticks of 3 s spread; three draws), each to the P with the shortest queue, whatever its cache
+// holds: the pool alone brings hits together. "blind" is cost, at 25 Gb/s, with a link taken for what it gave so far in
+// the mean instead of what it carries now.
 //
 // Arithmetic. A token's KV is 328 KB; a P computes some 8,000 tokens/s of 12,000-token prompts, so that fetching is as
 // fast as computing at 2.6 GB/s, 21 Gb/s, alone on the link; prefixes are shorter than prompts and their tokens cheaper

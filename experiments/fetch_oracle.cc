@@ -1,11 +1,11 @@
 // fetch_oracle: how far `--kv-fetch cost` is from somebody who knows how it ends, by the rate of the links and the
 // load.
 //
-// The simulator (disagg/simulate/): 4P4D of 8 x A800 with Llama-3-70B; 24 conversations of five turns (four draws),
-// each turn 2,048 to 6,144 tokens longer than the one before it, answers of 32 tokens, at random times, at the rate at
-// which they would keep `load` of the P's busy if nothing was found. Each goes to the P with the shortest queue,
-// whatever its cache holds, so some 70 of the 120 meet a choice: another instance has more of the prompt; fetch that,
-// or compute it. Nobody can try all choices of a run, so the oracle is what two bounds leave:
+// The simulator (experiments/simulate/): 4P4D of 8 x A800 with Llama-3-70B; 24 conversations of five turns (four
+// draws), each turn 2,048 to 6,144 tokens longer than the one before it, answers of 32 tokens, at random times, at the
+// rate at which they would keep `load` of the P's busy if nothing was found. Each goes to the P with the shortest
+// queue, whatever its cache holds, so some 70 of the 120 meet a choice: another instance has more of the prompt; fetch
+// that, or compute it. Nobody can try all choices of a run, so the oracle is what two bounds leave:
 //
 // `hindsight`, from above: the best mean TTFT of some 90 runs of the same requests, of which each has choices of its
 // own, made knowing how the runs before went. never, always, cost; `once`: cost without the queue at the holder.

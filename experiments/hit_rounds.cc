@@ -2,7 +2,7 @@
 //
 // There 20 clients ask nine times each, every time with all that was said and as much again (host memory and an SSD
 // below the cards hold it all): hits go from 0 to .889, mean TTFT from 2.55 to 6.13 s. Here the same rounds on the
-// simulator (disagg/simulate/): one H100 with Llama-3-8B whose pool holds five of the longest prompts, over a host
+// simulator (experiments/simulate/): one H100 with Llama-3-8B whose pool holds five of the longest prompts, over a host
 // tier of all 20 clients' KV that is read at the rates below; "none" has no tier.
 //
 // Arithmetic. A round is 20 prompts at once, one after the other: mean TTFT is 10.5 times what one takes. 6,144 tokens

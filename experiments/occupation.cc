@@ -2,7 +2,7 @@
 // prompts are computed in chunks beside decodes, and where prefill and decode are apart; by phase, as /metrics tells it
 // (kv_occupation_gb_seconds_total).
 //
-// The simulator (disagg/simulate/): two instances of 8 x A800 with Llama-3-70B: 2C with chunks of 512 and of 2,048
+// The simulator (experiments/simulate/): two instances of 8 x A800 with Llama-3-70B: 2C with chunks of 512 and of 2,048
 // tokens beside the decodes, or 1P1D, whose P takes whole prompts of up to 32,768 tokens in a step or chunks of 2,048,
 // layer by layer, or D reads when P is done (pull); 100 Gb/s. Prompts of 8,192 tokens (2.7 GB of KV), answers of 256,
 // Poisson, 300 requests, three draws; `load` is a share of what two instances compute of both.

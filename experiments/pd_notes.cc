@@ -2,7 +2,7 @@
 // eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, DeepSeek-R1 on 2 x 8 H20 by stages and by ranks, with
 // a multi-token head and without; and a sweep of the batch. pd_notes_table has the serving block of each.
 //
-// The simulator (disagg/simulate/), cards by their data sheets. What the notes do not say is set here: lengths as
+// The simulator (experiments/simulate/), cards by their data sheets. What the notes do not say is set here: lengths as
 // ShareGPT's (lengths.h), 100 requests at once where they say "inf", 20 draws in one row (a P99 wants 2,000 requests).
 // Tensor ranks cost two ring all-reduces a layer, which nothing hides. `pcie`: 20 GB/s each way and 10 us a hop among
 // all. `pairs`: two cards first, over 56 GB/s, then rings of half the bytes among the pairs.

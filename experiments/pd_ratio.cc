@@ -1,7 +1,7 @@
 // pd_ratio: six instances, from 1P5D to 5P1D, and 6C: the share of requests that meet their
 // objectives, by the rate at which they come. Goodput is the rate at which 90 % still do.
 //
-// The simulator (disagg/simulate/), Llama-3.1-8B, 100 Gb/s, push layer by layer, at most 64
+// The simulator (experiments/simulate/), Llama-3.1-8B, 100 Gb/s, push layer by layer, at most 64
 // sequences an instance. `prompts`: 4,000 tokens of prompt, 200 of output; `outputs`: 500 and 300; both plus or minus a
 // half, uniform. Objectives: first token within 1 s, and 30 ms for the mean of a request's longest 10 % of gaps
 // (Mooncake's TBT). Requests come for 8 s, as a Poisson process; three traces. Goodput is found by bisection: a grid of

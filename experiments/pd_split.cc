@@ -1,7 +1,7 @@
 // pd_split: one card whole, or cut into equal parts for prefill and decode: what `pd` asks of two
 // cores, on a virtual clock, where nothing wavers but the arrivals.
 //
-// The simulator (disagg/simulate/): Llama-3.1-8B, H100. 1C has the card, of 1P1D each instance a
+// The simulator (experiments/simulate/): Llama-3.1-8B, H100. 1C has the card, of 1P1D each instance a
 // half of its arithmetic and of its bandwidth, of 2P1D a third; KV is there as soon as it is sent. 400
 // requests, prompts of 2,000 tokens and outputs of 128, each plus or minus a half, uniform; steps of 512 tokens
 // everywhere. `load` is a share of the requests a second that 1C ends when all are there at once. Nine traces.

@@ -2,9 +2,9 @@
 // best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size, by prompt, output, objective, hardware and
 // link.
 //
-// The simulator (disagg/simulate/). Goodput is the rate at which 90 % of the requests keep both objectives: ten times
-// the unloaded TTFT, and for the mean of a request's longest tenth of gaps `tbt` times c, a step's time before it does
-// anything: reading the weights. (Mooncake, arXiv section 8: 10 and 5.) Prompts and outputs plus or minus a half,
+// The simulator (experiments/simulate/). Goodput is the rate at which 90 % of the requests keep both objectives: ten
+// times the unloaded TTFT, and for the mean of a request's longest tenth of gaps `tbt` times c, a step's time before it
+// does anything: reading the weights. (Mooncake, arXiv section 8: 10 and 5.) Prompts and outputs plus or minus a half,
 // uniform; a Poisson process; nothing in common; no admission. Found on a grid of 20 rates, between two of which the
 // share of good requests is a line. Three draws. Chunks of 4C: 0.25, 0.5, 1, 2, 4 and 16 times c / b tokens, b being
 // the seconds of a prompt's token; P and 1P1D: steps of 2,048.

@@ -1,13 +1,14 @@
 // pool_tables: wde's tables of KV offloading (light-vllm), at their sizes, with the pool as one more place where a
 // prefix can be: another instance, from which it is fetched (--kv-fetch always, cost).
 //
-// The simulator (disagg/simulate/) with the costs of the machine on which they were published: Qwen2.5-3B and -7B in 16
-// bit, 0.8 TB/s, blocks of 16 tokens, steps of 1,024. A step costs its products and reading the weights, one after the
-// other; 8,192 tokens then take the published 0.40 s (3B) and 0.84 (7B) at 179 and 200 TFLOP/s, more than that card
-// has, which does both at once. A tier is read at what copies of a block's layer of 2.1 us each make of a link of 12
-// GB/s: 3.9 GB/s (3B), 7.8 (7B). The pool is read over a link of 100 Gb/s between two such machines, in whole
-// blocks: 12.5 GB/s. Caches: `none`; `device`: its own memory holds all; `host`: that holds no more than what runs, and
-// a tier below it all; `always`, `cost`: the other instance's memory holds all, its own nothing before the request.
+// The simulator (experiments/simulate/) with the costs of the machine on which they were published: Qwen2.5-3B and -7B
+// in 16 bit, 0.8 TB/s, blocks of 16 tokens, steps of 1,024. A step costs its products and reading the weights, one
+// after the other; 8,192 tokens then take the published 0.40 s (3B) and 0.84 (7B) at 179 and 200 TFLOP/s, more than
+// that card has, which does both at once. A tier is read at what copies of a block's layer of 2.1 us each make of a
+// link of 12 GB/s: 3.9 GB/s (3B), 7.8 (7B). The pool is read over a link of 100 Gb/s between two such machines, in
+// whole blocks: 12.5 GB/s. Caches: `none`; `device`: its own memory holds all; `host`: that holds no more than what
+// runs, and a tier below it all; `always`, `cost`: the other instance's memory holds all, its own nothing before the
+// request.
 //
 // `hits` (experiment 4): 1,000 prompts of 1,000 tokens of which a share is known, 24 out, 32 clients who ask one after
 // the other, 3B; eleven shares. Arithmetic. A prompt's KV is 37 MB: 9.4 ms from the tier, 2.9 from the pool; computing

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "experiments/experiment.h"
-#include "server/prefix_stats.h"
+#include "experiments/load/prefix_stats.h"
 
 namespace xpyd::experiments::prefix_repetition_experiment {
 namespace {

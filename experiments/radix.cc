@@ -29,8 +29,8 @@
 
 #include "allocator/block_pool.h"
 #include "base/random.h"
-#include "disagg/simulate/traces.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/traces.h"
 
 namespace xpyd::experiments::radix_experiment {
 namespace {

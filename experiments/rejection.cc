@@ -1,14 +1,14 @@
 // rejection: who is refused, when, and what it saves: the rows of --admission under overload, the error of t_d, and how
 // the loads of P and D swing.
 //
-// The simulator (disagg/simulate/): instances of 8 x A800 with Llama-3-70B and four links of 200 Gb/s (one of 100 would
-// bind a single D: 6.8 prompts a second are 27 GB), Mooncake's conversation trace (5,000 of its requests, its ticks of
-// 3 s spread; three parts) twice as fast for each D, objectives 30 s and 100 ms (or 40). A D holds 1.33 M tokens of KV.
-// `table_3`: the published set-up, 8P8D and the generated tool&agent at twice its speed. P's load is the work of
-// accepted prompts that are not done, over 30 s; D's the tokens that its sequences have, over its room; both looked at
-// every 2 s. `predicted` has the moving mean of ended decodes as t_d, times `factor`. What a sequence will need at most
-// is known here, since each answer ends at its max_tokens: better than a server knows it. `oracle`: t_d is each
-// answer's own, its tokens exact and a step that of now, times `factor`, its tokens times a log-normal factor of
+// The simulator (experiments/simulate/): instances of 8 x A800 with Llama-3-70B and four links of 200 Gb/s (one of 100
+// would bind a single D: 6.8 prompts a second are 27 GB), Mooncake's conversation trace (5,000 of its requests, its
+// ticks of 3 s spread; three parts) twice as fast for each D, objectives 30 s and 100 ms (or 40). A D holds 1.33 M
+// tokens of KV. `table_3`: the published set-up, 8P8D and the generated tool&agent at twice its speed. P's load is the
+// work of accepted prompts that are not done, over 30 s; D's the tokens that its sequences have, over its room; both
+// looked at every 2 s. `predicted` has the moving mean of ended decodes as t_d, times `factor`. What a sequence will
+// need at most is known here, since each answer ends at its max_tokens: better than a server knows it. `oracle`: t_d is
+// each answer's own, its tokens exact and a step that of now, times `factor`, its tokens times a log-normal factor of
 // mean 1.
 //
 // Arithmetic. 3.4 requests/s, twice: 6.8. A D at its 1.33 M tokens takes 12.4 ms for weights and 1.33 M x 328 KB / 11.4

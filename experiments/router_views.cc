@@ -1,5 +1,5 @@
 // router_views: what stale views cost a router: events of prefix caches that come late or are lost, and several routers
-// that do not know of each other (disagg/simulate/routers.h).
+// that do not know of each other (experiments/simulate/routers.h).
 //
 // The simulator: eight instances of 8 x A800 with Llama-3-70B as 4P4D, 1,000 requests of Mooncake's conversation, its
 // ticks of 3 s spread, arrivals such that the P's would work for 0.9 of the time if they found nothing. Three draws:

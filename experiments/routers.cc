@@ -1,14 +1,14 @@
 // routers: every row of --placement over the same view, on five loads and three pools: first tokens, tails of gaps, hit
 // rate, and regret: of the tokens that a choice made somebody compute, the share that another choice would have found.
 //
-// The simulator (disagg/simulate/): instances of 8 x A800 with Llama-3-70B. Pools of eight: 8C, where a router sees one
-// queue of prompts and decodes; 4P4D, half the caches and half the queues; 6P2D, where many prompts meet few decodes.
-// Loads: Mooncake's conversation (a start of its prompts in common, hits .37 at most), its synthetic trace (no common
-// start, .65), the generated tool&agent (three hot starts), the generated pool of clients (short prompts, few hits),
-// and the agents of WEKA (long prompts, .96, turn after turn in a closed loop). Arrivals are made as much closer or
-// further apart as keeps those that compute prompts busy for 0.9 of the time (8C: 0.6, since they decode, too) if they
-// find nothing; of the agents, whose turns wait for answers, sessions start every 20 s. Three draws: parts of a trace,
-// or seeds. Objectives, which two rows read: 30 s and 100 ms. Prefixes are not fetched.
+// The simulator (experiments/simulate/): instances of 8 x A800 with Llama-3-70B. Pools of eight: 8C, where a router
+// sees one queue of prompts and decodes; 4P4D, half the caches and half the queues; 6P2D, where many prompts meet few
+// decodes. Loads: Mooncake's conversation (a start of its prompts in common, hits .37 at most), its synthetic trace (no
+// common start, .65), the generated tool&agent (three hot starts), the generated pool of clients (short prompts, few
+// hits), and the agents of WEKA (long prompts, .96, turn after turn in a closed loop). Arrivals are made as much closer
+// or further apart as keeps those that compute prompts busy for 0.9 of the time (8C: 0.6, since they decode, too) if
+// they find nothing; of the agents, whose turns wait for answers, sessions start every 20 s. Three draws: parts of a
+// trace, or seeds. Objectives, which two rows read: 30 s and 100 ms. Prefixes are not fetched.
 //
 // Arithmetic. What random places finds a prefix with a chance of 1 in 8, 4 or 6, and works at 0.9 less a ninth or so of
 // the hits: a queue of r / (2 (1 - r)) services with prompts of uneven length (c^2 of 2 and more): tens of services of

@@ -1,8 +1,8 @@
 // speculate: how many drafts are right, and what they are worth in tokens/s against none, by how many are made, batch
 // and text. Greedy loops, questions about facts, and text in which nothing is ever right.
 //
-// Engines over one model take turns, step by step: one for each --speculate-tokens, from 0 (off) to turbo, whose cost of
-// a step is fitted to its own steps as an instance's is. All must end with the text and the logits' hash of `off`
+// Engines over one model take turns, step by step: one for each --speculate-tokens, from 0 (off) to turbo, whose cost
+// of a step is fitted to its own steps as an instance's is. All must end with the text and the logits' hash of `off`
 // before anything is told. Prompts are computed first, and not timed.
 //   loops    random weights, greedy, and what has been said is made likelier (repetition_penalty .1, frequency_penalty
 //            -2): they say one thing over and over. ngram.
@@ -19,19 +19,19 @@
 // at worst, and of a round that is not its first .98 to 1; four fixed drafts cost 1 / 1.4 = .7. `nothing` costs what
 // looking does, a microsecond of 100 ms: 1.
 // llama-mini in bf16: 54 MB, 3 to 5 ms a step, and .4 to .6 ms a token: p = .15 alone; 64 sequences take 5 + 32 ms, and
-// a draft costs nearly what a token does. So what four drafts are worth falls with the batch: alone 5 / 1.6 = 3, at 64 5 /
-// (5 * .9) = 1.1. The demo model (1.4 million parameters, 2.8 MB) is bound by its products at any batch, and by what a
-// step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64. Its head is one layer more
-// than its trunk's four, and a product with the embedding: a step with it 1.2, a draft of it .4 and its row .3; k = 1,
-// right 97 of 100 times, 1.97 / 1.9 = 1.04.
+// a draft costs nearly what a token does. So what four drafts are worth falls with the batch: alone 5 / 1.6 = 3, at 64
+// 5 / (5 * .9) = 1.1. The demo model (1.4 million parameters, 2.8 MB) is bound by its products at any batch, and by
+// what a step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64. Its head is one
+// layer more than its trunk's four, and a product with the embedding: a step with it 1.2, a draft of it .4 and its row
+// .3; k = 1, right 97 of 100 times, 1.97 / 1.9 = 1.04.
 #include <algorithm>
 #include <map>
 #include <memory>
 
 #include "batch/drafter.h"
 #include "experiments/contestant.h"
-#include "experiments/experiment.h"
 #include "experiments/demo_facts.h"
+#include "experiments/experiment.h"
 #include "model/folder.h"
 #include "model/model.h"
 #include "model/step_cost.h"
@@ -55,10 +55,11 @@ class WrongDrafter final : public Drafter {
  private:
   uint64_t turn_ = 0;
 };
-constexpr DrafterRow kWrong = {
-    "wrong", [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-      return std::make_unique<WrongDrafter>();
-    }, ""};
+constexpr DrafterRow kWrong = {"wrong",
+                               [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                 return std::make_unique<WrongDrafter>();
+                               },
+                               ""};
 
 struct How {
   const char* name;
@@ -78,15 +79,18 @@ constexpr How kOff = {"off", -1}, kOne = {"1", 1}, kTwo = {"2", 2}, kFour = {"4"
 
 std::vector<Case> cases(bool tiny) {
   const std::vector<How> all = {kOff, kOne, kTwo, kFour, kEight, kTurbo};
-  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kHeadTwo}},
-                    {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
+  if (tiny)
+    return {{"llama-tiny", "loops", 2, 12, all},
+            {"demo", "chat", 2, 8, {kOff, kFour, kHeadTwo}},
+            {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
   std::vector<Case> made = {{"llama-1b", "loops", 1, 32, {kOff, kFour, kTurbo}},
                             {"llama-1b", "nothing", 1, 12, {kOff, kTurbo}},
                             {"llama-1b", "wrong", 1, 32, {kOff, kTurbo}}};
   for (const auto& [batch, tokens] : {std::pair(1, 48), {kMostBatch, 12}}) {
     made.push_back({"llama-mini", "loops", batch, tokens, all});
     made.push_back({"llama-mini", "wrong", batch, tokens, {kOff, kFour, kTurbo}});
-    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kHeadOne, kHeadTwo, kHeadTurbo}});
+    made.push_back(
+        {"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kHeadOne, kHeadTwo, kHeadTurbo}});
   }
   return made;
 }
@@ -158,7 +162,8 @@ class Bed {
     const double plain = double(racers[0].generated()) / racers[0].seconds;
     for (const Racer& r : racers) {
       if (found.wrong = r.engine->wrong(); !found.wrong.empty()) return found;
-      if (r.engine->logits_hash() != racers[0].engine->logits_hash()) found.wrong = std::string(r.how.name) + " drafts: other logits than off";
+      if (r.engine->logits_hash() != racers[0].engine->logits_hash())
+        found.wrong = std::string(r.how.name) + " drafts: other logits than off";
       const EngineStats& now = r.engine->engine().stats();
       const double drafted = double(now.draft_tokens - r.before.draft_tokens),
                    accepted = double(now.accepted_tokens - r.before.accepted_tokens),
@@ -199,9 +204,7 @@ class Bed {
     return ok();
   }
 
-  static int rows_of(const std::string& name) {
-    return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere);
-  }
+  static int rows_of(const std::string& name) { return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere); }
 
   Status make(std::vector<Racer>& racers, const Case& c, Served& served) {
     for (const How& how : c.hows) {
@@ -253,7 +256,8 @@ Measure open(const Setting& setting) {
   auto bed = std::make_shared<Bed>(setting);
   return [bed, setting](const Values& point) -> Result<Finding> {
     for (const Case& c : cases(setting.tiny))
-      if (std::string(point["model"]) == c.model && std::string(point["text"]) == c.text && int(point["batch"]) == c.batch)
+      if (std::string(point["model"]) == c.model && std::string(point["text"]) == c.text &&
+          int(point["batch"]) == c.batch)
         return bed->measure(c);
     return invalid("no such case");
   };

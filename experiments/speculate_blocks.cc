@@ -9,8 +9,8 @@
 // before it in its session, in whole blocks of 64 as they are recorded; the answers' blocks are not, and do not
 // count. The prompts are 105,000 tokens in the mean, nearly all known: a block of 16 is .02 % of them, 256 .25 %, the
 // 1,600 and 2,144 of hybrid models 1.5 and 2 %, beside half a block that is lost anyway. `turns`: the same law for
-// prompts that grow from nothing by so much, 16 of them; known are 8 turns in the mean, so u = 2,144 is half of turns of
-// 512 and an eighth of 2,048. (#38182: 92 to 71 % of hits: conversations of a few blocks.)
+// prompts that grow from nothing by so much, 16 of them; known are 8 turns in the mean, so u = 2,144 is half of turns
+// of 512 and an eighth of 2,048. (#38182: 92 to 71 % of hits: conversations of a few blocks.)
 //
 // live: the engine, llama-tiny on paged memory, 4 conversations of 4 turns of 40 tokens and answers of 12, one at a
 // time: its hits are the law's exactly, with `ngram` and with `off`.
@@ -20,9 +20,9 @@
 
 #include "base/random.h"
 #include "batch/drafter.h"
-#include "disagg/simulate/traces.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/traces.h"
 #include "model/model.h"
 #include "model/weights.h"
 
@@ -129,7 +129,9 @@ Measure open(const Setting& setting) {
   return [setting](const Values& point) -> Result<Finding> {
     const std::string part = point["part"];
     const int block = point["block"];
-    return part == "agents" ? agents(setting, block) : part == "turns" ? turns(block, point["turn"]) : live(setting, block);
+    return part == "agents"  ? agents(setting, block)
+           : part == "turns" ? turns(block, point["turn"])
+                             : live(setting, block);
   };
 }
 

@@ -1,34 +1,37 @@
-// speculate_optimum, speculate_pd, speculate_mtp: how many drafts are best, by arithmetic: against the batch; on D, whose
-// batch is not a colocated instance's, by the rate of the links; and what a multi-token head is worth to DeepSeek-V3.
+// speculate_optimum, speculate_pd, speculate_mtp: how many drafts are best, by arithmetic: against the batch; on D,
+// whose batch is not a colocated instance's, by the rate of the links; and what a multi-token head is worth to
+// DeepSeek-V3.
 //
 // k drafts, each right with probability a where those before it are, end E = (1 - a^(k+1)) / (1 - a) tokens in one step
 // of B sequences behind L tokens: c + s B (k + 1) + B L max(v, (k + 1) l), by the cards' figures
-// (disagg/simulate/hardware.cc): weights and launches c, products s a token, KV v and scores l for each token that is
-// looked at. That is the sum of what bandwidth and what products take; `max` is the slower of both, as if all of one
+// (experiments/simulate/hardware.cc): weights and launches c, products s a token, KV v and scores l for each token that
+// is looked at. That is the sum of what bandwidth and what products take; `max` is the slower of both, as if all of one
 // were done under the other. A draft costs what made it, besides: nothing (`ngram`); a head of one layer of 61 (`mtp`).
 //
-// optimum. Llama-2-7B in bf16 on one H100, .44 of 989 TFLOP/s, .7 of 3.35 TB/s, L = 500: c = .5 + 5.75 ms, s = 31 us, v L =
-// .11 ms. A draft of ngram costs 31 us of 6.4 ms and pays while a^(k+1) / what it costs > E / step: a = .7 alone: 9 to 12.
-// Off where a < s B / step: as KV grows with B, too, that is .18 at most. `turbo` is the rule of draft_length.h: the same
-// k as the best of all, to one.
+// optimum. Llama-2-7B in bf16 on one H100, .44 of 989 TFLOP/s, .7 of 3.35 TB/s, L = 500: c = .5 + 5.75 ms, s = 31 us, v
+// L = .11 ms. A draft of ngram costs 31 us of 6.4 ms and pays while a^(k+1) / what it costs > E / step: a = .7 alone: 9
+// to 12. Off where a < s B / step: as KV grows with B, too, that is .18 at most. `turbo` is the rule of draft_length.h:
+// the same k as the best of all, to one.
 //
-// pd. Llama-3-70B on 8 x H800, four instances, prompts of 4,096 and answers of 256, a = .7, ngram. c = 11.3 ms, s = 41 us, a
-// prompt .18 s. Colocated a step is 1 / (1 - u) as long for the prompts of its share u of the time, and so is B; D has
-// none. 12 requests/s: 4C have 3 each, u = .55; 2P2D 6 for each D, and P .55 * 2 = more than 1: too few P; 3P1D 12 at
-// one D. What arrives at D is at most what P computes and the links carry (1.34 GB a prompt: 9.3/s of 100 Gb/s, 2.3 of
-// 25). B = r o t / E, so twice the rate and half the step are about one batch. Ever more drafts pay where the batch is
-// small: where the links are slow, k is larger by 1 to 5, for nothing: who waits for a link does not wait for D.
+// pd. Llama-3-70B on 8 x H800, four instances, prompts of 4,096 and answers of 256, a = .7, ngram. c = 11.3 ms, s = 41
+// us, a prompt .18 s. Colocated a step is 1 / (1 - u) as long for the prompts of its share u of the time, and so is B;
+// D has none. 12 requests/s: 4C have 3 each, u = .55; 2P2D 6 for each D, and P .55 * 2 = more than 1: too few P; 3P1D
+// 12 at one D. What arrives at D is at most what P computes and the links carry (1.34 GB a prompt: 9.3/s of 100
+// Gb/s, 2.3 of 25). B = r o t / E, so twice the rate and half the step are about one batch. Ever more drafts pay where
+// the batch is small: where the links are slow, k is larger by 1 to 5, for nothing: who waits for a link does not wait
+// for D.
 //
-// mtp. DeepSeek-V3 in fp8 on 8 x H200 behind 4,096 tokens: c = 25.5 ms (all experts: true of batches of hundreds), s = 21
-// us, v L = 10.7 us, l L = 5.9. 3 drafts of which 1.18 are right (SGLang: 2.18 tokens a step): alone 2.18 / 1.05 = 2.1; of
-// hundreds (26.7 + .109 B) / (25.5 + .032 B): 1.24 at B = 340, 0.96 at 840, .64 for ever more. One draft, right in .85:
-// 1.85 / 1.02 alone, 1.09 at last: never below 1. So a row from .96 to 1.24 is one of large batches, and of too many drafts.
+// mtp. DeepSeek-V3 in fp8 on 8 x H200 behind 4,096 tokens: c = 25.5 ms (all experts: true of batches of hundreds), s =
+// 21 us, v L = 10.7 us, l L = 5.9. 3 drafts of which 1.18 are right (SGLang: 2.18 tokens a step): alone 2.18 / 1.05
+// = 2.1; of hundreds (26.7 + .109 B) / (25.5 + .032 B): 1.24 at B = 340, 0.96 at 840, .64 for ever more. One draft,
+// right in .85: 1.85 / 1.02 alone, 1.09 at last: never below 1. So a row from .96 to 1.24 is one of large batches, and
+// of too many drafts.
 #include <algorithm>
 #include <cmath>
 
 #include "batch/draft_length.h"
-#include "disagg/simulate/hardware.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 
 namespace xpyd::experiments::speculate_costs_experiment {
 namespace {
@@ -44,7 +47,8 @@ struct Target {
   double step(double batch, double context, double k) const {
     const double kv = batch * context * kv_s, look = batch * context * look_s * (k + 1);
     const double products = token_s * batch * (k + 1);
-    const double verify = overlaps ? std::max(weights_s + kv, products + look) : weights_s + products + std::max(kv, look);
+    const double verify = overlaps ? std::max(weights_s + kv, products + look)
+                                   : weights_s + products + std::max(kv, look);
     return launch_s + verify + k * made(batch);
   }
 };
@@ -72,7 +76,9 @@ double turbo(const Target& t, int batch, double context, double a) {
   DraftRecord record;
   for (int i = 0; i < 1000; ++i) record.saw(1, i * 7 % 10 < std::lround(10 * a));
   const double off = t.step(batch, context, 0);
-  DraftRate rate{.tokens = double(batch), .seconds = off, .token_seconds = (t.step(batch, context, 1) - off) / batch,
+  DraftRate rate{.tokens = double(batch),
+                 .seconds = off,
+                 .token_seconds = (t.step(batch, context, 1) - off) / batch,
                  .credit = 1e9};
   int taken = 0;
   for (int i = 0; i < batch; ++i) taken += rate.take(record, kMostHere);
@@ -90,14 +96,15 @@ Result<Finding> optimum(const Values& point) {
     const double batch = point["batch"], a = point["right"], context = 500;
     const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
     const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
-    found.rows.push_back({{"cost", overlaps ? "max" : "sum"},
-                          {"k", k},
-                          {"gain", rate(k)},
-                          {"gain_of_4", rate(4)},
-                          {"turbo_k", turbo(t, point["batch"], context, a)},
-                          {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
-                          {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
-                          {"step_ms", 1e3 * t.step(batch, context, 0)}});
+    found.rows.push_back(
+        {{"cost", overlaps ? "max" : "sum"},
+         {"k", k},
+         {"gain", rate(k)},
+         {"gain_of_4", rate(4)},
+         {"turbo_k", turbo(t, point["batch"], context, a)},
+         {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
+         {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
+         {"step_ms", 1e3 * t.step(batch, context, 0)}});
   }
   return found;
 }

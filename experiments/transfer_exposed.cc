@@ -1,7 +1,7 @@
 // transfer_exposed: how much of a prompt's transfer its second token waits for, by the grain at
 // which KV leaves the prefill instance (--stream-kv, --kv-transfer) and the rate of the wire.
 //
-// The simulator (disagg/simulate/): 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B, in one step or
+// The simulator (experiments/simulate/): 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B, in one step or
 // in four of 1,024. `exposed_ms` is the gap between the first token, which P samples, and the second, less the same gap
 // where what crosses is there; in `exposed_layers` its unit is the time that one layer's KV of the last step
 // takes on the wire. `behind`: another prompt is computed on P right after it.

@@ -1,24 +1,28 @@
-// vattention_costs, vattention_virtual: vAttention's whole runs, on the cards and lengths of its paper, in virtual time: what a batch needs
-// of memory a second (Fig. 4), and what a slower prefill kernel costs whoever serves (Figs. 9 and 10).
+// vattention_costs, vattention_virtual: vAttention's whole runs, on the cards and lengths of its paper, in virtual
+// time: what a batch needs of memory a second (Fig. 4), and what a slower prefill kernel costs whoever serves (Figs. 9
+// and 10).
 //
-// Yi-6B on one A100, Llama-3-8B and Yi-34B on two, by what a step costs there (disagg/simulate/hardware.h; an A800
+// Yi-6B on one A100, Llama-3-8B and Yi-34B on two, by what a step costs there (experiments/simulate/hardware.h; an A800
 // computes as an A100 does).
 //   batch     decoding at a context of 900 tokens, 1 to 320 sequences: tokens/s, time of a step, MB/s of KV a card
-//   prefill   whole prompts in chunks of 16,384, with the paged kernel's attention `factor` times as slow. The factor is
+//   prefill   whole prompts in chunks of 16,384, with the paged kernel's attention `factor` times as slow. The factor
+//   is
 //             the one with which a prompt of 192K gains what Fig. 7 says (1.24, 1.26, 1.24); it is the only number that
 //             is fitted. What the other lengths gain follows.
 //   offline   427 requests at once of the long summaries' lengths: requests a minute, with the factor and without
-//   online    Yi-6B: 400 requests that arrive at random, prompts of 22.9K to 45.8K, 428 tokens out: median latency with the
+//   online    Yi-6B: 400 requests that arrive at random, prompts of 22.9K to 45.8K, 428 tokens out: median latency with
+//   the
 //             factor and without, by `load`, the share of the time for which the slower one is busy with prompts alone
 //
-// Arithmetic. Yi-6B: 12.1 GB of weights, 9 ms a step; a token computes 12.1 GFLOP, 88 us at .44 of 312 TFLOP/s, and reads
-// 900 * 64 KiB, 41 us. So tokens/s tend to 1 / 129 us = 7,750, and 320 sequences make 1.05 times what 256 make; KV grows
-// by 64 KiB * 7,750 = 508 MB/s at most (Llama-3-8B 10,000 * 64 KiB = 656, Yi-34B 3,050 * 120 KiB = 375, a card): below
-// 750. A prompt of n tokens attends to n^2 / 2, 32 * 4 * 32 * 128 * n^2 / 2 FLOP: at 192K 1.0e16, 74 s of 92, so the
-// factor is 1 + .24 * 92 / 74 = 1.30 (their 7.0 and 5.5 s of attention cannot be a whole prompt's: 1.0e16 FLOP take 32 s
-// at the card's peak; the last 16,384 tokens take 5.5). Offline: 16 s of 26 a request are attention, 1.18. Online: prompts
-// of 34K gain 1.13 in their own time, and at a load of .95 the queue of M/G/1 is .95 / .05 to .84 / .16 as long: a
-// third is left of the wait, and half of the latency. So 28 to 42 % are a load of .8 to .95, not a kernel of 1.4.
+// Arithmetic. Yi-6B: 12.1 GB of weights, 9 ms a step; a token computes 12.1 GFLOP, 88 us at .44 of 312 TFLOP/s, and
+// reads 900 * 64 KiB, 41 us. So tokens/s tend to 1 / 129 us = 7,750, and 320 sequences make 1.05 times what 256 make;
+// KV grows by 64 KiB * 7,750 = 508 MB/s at most (Llama-3-8B 10,000 * 64 KiB = 656, Yi-34B 3,050 * 120 KiB = 375, a
+// card): below 750. A prompt of n tokens attends to n^2 / 2, 32 * 4 * 32 * 128 * n^2 / 2 FLOP: at 192K 1.0e16, 74 s of
+// 92, so the factor is 1 + .24 * 92 / 74 = 1.30 (their 7.0 and 5.5 s of attention cannot be a whole prompt's: 1.0e16
+// FLOP take 32 s at the card's peak; the last 16,384 tokens take 5.5). Offline: 16 s of 26 a request are
+// attention, 1.18. Online: prompts of 34K gain 1.13 in their own time, and at a load of .95 the queue of M/G/1 is .95 /
+// .05 to .84 / .16 as long: a third is left of the wait, and half of the latency. So 28 to 42 % are a load of .8 to
+// .95, not a kernel of 1.4.
 #include <algorithm>
 
 #include "base/random.h"

@@ -4,8 +4,7 @@ import style
 table = style.result("eviction")
 figure, panels = style.plt.subplots(1, 2, figsize=(9, 3.7), sharey=True)
 for panel, trace in zip(panels, table.distinct("trace")):
-    # Without hints ttl and no_reasoning are lru.
-    for number, policy in enumerate(p for p in table.distinct("policy") if p not in ("ttl", "no_reasoning")):
+    for number, policy in enumerate(table.distinct("policy")):
         style.line(panel, table.curve("capacity_tokens", "token_hits", trace=trace, policy=policy, in_flight=0), number, policy.replace("_", " "))
     panel.axvline(3e6, color="black", linestyle=":", linewidth=.8)
     panel.set_xscale("log")

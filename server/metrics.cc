@@ -233,11 +233,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
   text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
-  text.labelled<int KvStats::*>(
-      "kv_pinned_blocks",
-      "KV blocks that stay: hard, in use for a pin's sake, of each pin by itself; soft, which "
-      "go last (hard pins' blocks, and what a tool's pause keeps, too).",
-      holders, "kind", &S::kv, {{"hard", &KvStats::hard_pinned}, {"soft", &KvStats::soft_pinned}});
   text.instances("kv_escrowed_blocks",
                  "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
                  holders, [](I i) { return double(i.kv.escrowed); });
@@ -269,8 +264,8 @@ std::string Metrics::render(const ServiceStats& service) const {
                  "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
                  "of one pool hold is there twice.",
                  pools, kv(&KvStats::capacity_bytes));
-  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).", pools,
-                 kv(&KvStats::mapped_bytes));
+  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).",
+                 pools, kv(&KvStats::mapped_bytes));
   instances("kv_mappings",
             "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
             "of a pool that processes share); its limit is vm.max_map_count.",
@@ -307,8 +302,6 @@ std::string Metrics::render(const ServiceStats& service) const {
             fetch(&FetchStats::regret_s));
   instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
   instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
-  instances("kv_relayed_total", "Of kv_fetches_total, got for another instance (--pool-path).",
-            fetch(&FetchStats::relayed));
   instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",
@@ -393,7 +386,8 @@ std::string Metrics::render(const ServiceStats& service) const {
   }
   text.labelled<double Spent::*>(
       "kv_occupation_gb_seconds_total",
-      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each of "
+      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each "
+      "of "
       "them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
       "(transfer). Over requests ended it is the cost of one.",
       all, "phase", &S::spent,
@@ -403,11 +397,12 @@ std::string Metrics::render(const ServiceStats& service) const {
   std::vector<InstanceStats> rated = service.instances;
   std::erase_if(rated, [](I i) { return i.spent.peak_tflops == 0 || i.step_seconds == 0; });
   if (!rated.empty())
-    text.instances("mfu",
-                   "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
-                   "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
-                   "where nobody has measured it.",
-                   rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
+    text.instances(
+        "mfu",
+        "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
+        "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
+        "where nobody has measured it.",
+        rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
   instances("engine_steps_total", "Forward passes.", &S::steps);
   instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
   instances("engine_wait_seconds_total",

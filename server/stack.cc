@@ -2,20 +2,17 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <ctime>
 #include <limits>
 #include <thread>
 #include <utility>
 
-#include "allocator/disk_index.h"
 #include "allocator/kv_plan.h"
 #include "attention/kv_row.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/numbers.h"
 #include "base/peak.h"
-#include "base/siphash.h"
 #include "base/version.h"
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
@@ -65,20 +62,6 @@ std::string weights_text(const Stack& stack) {
          (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
 }
 
-// What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
-Result<allocator::DiskIdentity> kv_identity(const Stack& stack) {
-  const LoadOptions& load = stack.backend_options.load;
-  std::string tokenizer;
-  if (const std::string path = stack.model_dir + "/tokenizer.json"; has_model_file(path))
-    tokenizer = need(read_model_file(path, size_t{256} << 20));
-  return allocator::DiskIdentity{
-      {"xpyd", version()},
-      {"model", stack.config.name + " " + hex(model_fingerprint(stack.model_dir, !load.dummy)) +
-                    (load.dummy ? " of seed " + std::to_string(load.seed) : "")},
-      {"weights' dtype", weights_text(stack)},
-      {"tokenizer", hex(siphash({}, tokenizer))}};
-}
-
 // Where drafts come from: the model's own head.
 void read_drafter(Stack& stack) {
   const ClusterOptions& cluster = stack.options;
@@ -88,25 +71,9 @@ void read_drafter(Stack& stack) {
   need(predict_next_tokens(stack.config), name + ": ");
   if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
     throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
-  if (cluster.batching->layered)
-    throw invalid(name + ": --batching " + cluster.batching->name + " cuts prompts by layers: expected another one");
 }
 
 }  // namespace
-
-Status check_batching(const Options& options, const BatchPolicy& policy) {
-  if (!policy.layered) return ok();
-  for (const auto& [name, only] : {std::pair{"device", "cpu"},
-                                   {"prefill-pp", "1"},
-                                   {"decode-pp", "1"},
-                                   {"chunk-policy", "fixed"},
-                                   {"request-chunk-tokens", "0"},
-                                   {"chunk-min", "0"}})
-    if (options.values().contains(name) && options.text(name) != only)
-      return invalid("--" + std::string(name) + " " + options.text(name) + ": --batching " + policy.name +
-                     " cuts prompts by layers, on one stage of a CPU: expected " + only);
-  return ok();
-}
 
 Status check_unread(const Options& options) {
   // A worker has no topology, and is told the options of the whole cluster.
@@ -231,14 +198,11 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
   cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
-  if (cluster.kv.tiers.disk_keep) cluster.kv.tiers.disk_identity = need(kv_identity(*stack));
   const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);
   if (wanted_len > stack->config.max_position)
     return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
                    std::to_string(stack->config.max_position));
   if (wanted_len > 0) cluster.max_model_len = wanted_len;
-  need(check_batching(options, *cluster.batching));
-  cluster.chunk_tokens = int(options.integer("chunk-tokens"));
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
 
   // Processes share no memory unless the wire makes it so.
@@ -259,15 +223,12 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
-  if (!worker && cluster.path->relays &&
-      (!cluster.fetch->fetches || std::ranges::find(cluster.topology, Role::decode) == cluster.topology.end()))
-    return invalid("--pool-path " + std::string(cluster.path->name) +
-                   ": there is nothing to relay: expected --kv-fetch always or cost, and decode instances");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
-    cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
-                              instance_rates(backend, cluster.topology.size())};
+    cluster.prior = CostPrior{
+        {stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
+        instance_rates(backend, cluster.topology.size())};
   }
   cluster.cpus = need(
       parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
@@ -278,8 +239,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!cluster.cpus.empty() && options.text("ranks") != "threads")
     return invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
   need(check_kv_events(cluster.kv_events));
-  if (!worker && options.text("cache-news") == "kv-events" && (!processes || cluster.kv_events.endpoint.empty()))
-    return invalid("--cache-news kv-events: needs --processes and --kv-events");
   if (!cluster.kv_events.endpoint.empty() && !cluster.kv.tiers.on() &&
       !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     return invalid(

@@ -125,8 +125,6 @@ Role role_of(const std::string& name);  // of --role
 Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names);
 // What the command line says of the cluster and of the device, which has a say in its memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
-// Whether the batching policy goes with the device, the stages and the chunk policy that are asked for.
-Status check_batching(const Options& options, const BatchPolicy& policy);
 // Of stages and ranks, what no instance would read.
 Status check_unread(const Options& options);
 

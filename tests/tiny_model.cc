@@ -17,8 +17,8 @@ struct Tiny {
       "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4,
       "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512,
       "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "num_nextn_predict_layers": 1,
-      "num_hidden_layers": )" +
-                                    std::to_string(layers) + "}",
+      "num_hidden_layers": )" + std::to_string(layers) +
+                                    "}",
                                 "tiny/config.json")
                  .value();
     if (head) REQUIRE(predict_next_tokens(config).ok());
@@ -52,11 +52,14 @@ std::string TinySetup::describe() const {
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
          std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
-         (!prefix_cache ? " no prefix cache" : radix ? " radix cache" : " prefix cache") + " share " + std::to_string(int(share)) + " threads " +
-         std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
-         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + " host " +
-         std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
+         (!prefix_cache ? " no prefix cache"
+          : radix       ? " radix cache"
+                        : " prefix cache") +
+         " share " + std::to_string(int(share)) + " threads " + std::to_string(threads) + " tp " +
+         std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " + std::to_string(prefill_pp) + ":" +
+         std::to_string(decode_pp) + " window " + std::to_string(window) + " drafts " +
+         (speculation.drafter ? speculation.drafter->name : "off") + " host " + std::to_string(tiers.host_bytes) +
+         (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
 void Recorder::on_event(TokenEvent event) {
@@ -110,7 +113,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.escrow = setup.escrow;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
-  options.chunk_tokens = setup.chunk_tokens;
   options.chunks = setup.chunks;
   options.speculation = setup.speculation;
   options.chunks.policy = find_chunk_policy(setup.chunk_policy);
@@ -121,7 +123,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.admission = find_admission_policy(setup.admission);
   options.objectives = setup.objectives;
   options.fetch = find_fetch_policy(setup.fetch);
-  options.path = setup.path;
   options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));

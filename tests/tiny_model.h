@@ -36,7 +36,6 @@ struct TinySetup {
   bool prefix_cache = true, radix = false;
   KvShare share = KvShare::off;
   int step_tokens = 512;
-  int chunk_tokens = 24;  // layered prefill
   std::string chunk_policy = "fixed";
   ChunkOptions chunks = {};  // but for the policy
   SpeculationOptions speculation = {};
@@ -50,7 +49,6 @@ struct TinySetup {
   bool ahead = true, by_layer = true;
   KvTierOptions tiers;
   std::string admission = "none", fetch = "never";
-  const PathPolicy* path = find_path_policy("direct");
   Objectives objectives = {};
   std::shared_ptr<EventLog> log = {};
   // Another device than the CPU, and the tiny model on it.

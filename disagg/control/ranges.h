@@ -94,7 +94,7 @@ inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::choices, "n stands_for"},
     {Number::top_logprobs, "top_logprobs prompt_logprobs most_drafts"},
     {Number::instance, "id", "holders"},
-    {Number::instance_or_none, "decode via"},
+    {Number::instance_or_none, "decode"},
     {Number::block, "slot", "blocks"},
     {Number::layers, "n_layers", "stage_layers"},
     {Number::heads, "n_kv_heads"},

@@ -60,8 +60,6 @@ class Receiver {
 
   // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
-  // Time alone moves something here, or there is room for who wants it: the next tick() may do something by itself.
-  bool may_move() const;
   bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }
@@ -128,13 +126,8 @@ class Receiver {
   void end(Incoming& in);
   // Room, and the KV that comes there (receiver_kv.cc).
   enum class Room { none, loading, all };
-  bool no_blocks(const Incoming& in, int sequences, int yielded) const;
-  // What flex sequences would yield to it.
-  Engine::Flex yielded(const Incoming& in) const { return in.request->flex ? Engine::Flex{} : engine_.flex(); }
-  // Beside it.
-  int sequences(const Incoming& in) const {
-    return engine_.running() + engine_.waiting_with_kv() + promised() - yielded(in).sequences;
-  }
+  bool no_blocks(const Incoming& in, int sequences) const;
+  int sequences() const { return engine_.running() + engine_.waiting_with_kv() + promised(); }
   Room take_room(Incoming& in);
   int promised() const;
   bool grant(Incoming& in);
@@ -153,7 +146,7 @@ class Receiver {
   Attempts& attempts_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
-  std::deque<AttemptId> remote_prefilling_;   // want room, in turn, flex or not: P has begun them in this order
+  std::deque<AttemptId> remote_prefilling_;   // want room, in turn
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
   int gone_ = 0;                              // of incoming_, until the next tidy()
   std::vector<Place> quarantine_;             // not wanted any more, and somebody may be inside

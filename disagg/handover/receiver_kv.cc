@@ -16,20 +16,13 @@ int Receiver::promised() const {
   return n;
 }
 
-bool Receiver::no_blocks(const Incoming& in, int sequences, int yielded) const {
+bool Receiver::no_blocks(const Incoming& in, int sequences) const {
   const KvStats kv = parts_.memory.stats();
   // Each of the others soon wants a block more.
   const int spare = sequences == 0 ? 0 : std::max(kv.capacity / 100, sequences);
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
                    parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
-  return need + spare > kv.available() + yielded;
-}
-
-bool Receiver::may_move() const {
-  if (!quarantine_.empty()) return true;
-  if (remote_prefilling_.empty()) return false;
-  const Incoming& next = incoming_.at(remote_prefilling_.front());
-  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, sequences(next), yielded(next).blocks);
+  return need + spare > kv.available();
 }
 
 // Room is memory, never a place in the batch: KV that has come waits here for its turn. Where bytes are to be copied it
@@ -43,10 +36,7 @@ Receiver::Room Receiver::take_room(Incoming& in) {
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
   if (place.kv == kNoKv) {
-    const int beside = sequences(in);
-    if (no_blocks(in, beside, yielded(in).blocks)) return Room::none;
-    while (no_blocks(in, beside, 0))
-      if (in.request->flex || !engine_.yield_one()) return Room::none;
+    if (no_blocks(in, sequences())) return Room::none;
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;

@@ -18,8 +18,8 @@
 #include <set>
 
 #include "disagg/event_log.h"
-#include "disagg/replay.h"
-#include "disagg/trace_view.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
@@ -234,12 +234,11 @@ struct KnowingDrafter final : Drafter {
   }
   int drafted = 0;
 };
-constexpr DrafterRow kDrafts = {
-    "knowing",
-    [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-      return std::make_unique<KnowingDrafter>();
-    },
-    ""};
+constexpr DrafterRow kDrafts = {"knowing",
+                                [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                  return std::make_unique<KnowingDrafter>();
+                                },
+                                ""};
 
 void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
@@ -271,7 +270,6 @@ void Sim::configure() {
                             .first_generation = chance(0.5)};
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.replication = &replication_policies()[random_.below(replication_policies().size())];
-  options.path = &path_policies()[random_.below(path_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
@@ -313,11 +311,13 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
   }
-  tell("%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
-       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
-       sim.speculation.tokens, options.fetch->name, options.path->name, options.placement->name,
-       options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
-       int(sim.stream_kv), max_batch_, sim.step_tokens);
+  tell(
+      "%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch "
+      "%d, step %d",
+      p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
+      sim.speculation.tokens, options.fetch->name, options.placement->name, options.disagg->name,
+      options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_,
+      sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };
@@ -410,7 +410,6 @@ void Sim::submit() {
   request->max_tokens = up_to(30);
   request->ignore_eos = true;
   request->arrival_s = clock.seconds;
-  request->flex = chance(0.2);
   if (chance(0.1)) request->deadline_s = clock.seconds + 0.3 * random_.uniform();
   Expected expected;
   expected.tokens = checksum_tokens(request->prompt, request->max_tokens);
@@ -480,16 +479,19 @@ std::string Sim::run() {
   }
   for (const auto& [id, node] : nodes) {
     const InstanceStats s = node->instance->stats();
-    tell("%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d escrowed, %d in transfer",
-         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending, int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free,
-         int(s.kv.escrowed), int(s.kv.in_transfer));
+    tell(
+        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d "
+        "escrowed, %d in transfer",
+        node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending,
+        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.escrowed),
+        int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");
   if (wrong_.empty()) wrong_ = check_memory(true);
   for (const auto& [id, node] : nodes) {
     const FetchStats& f = node->instance->stats().fetch;
-    fetches_.fetches += f.fetches, fetches_.failed += f.failed, fetches_.relayed += f.relayed;
+    fetches_.fetches += f.fetches, fetches_.failed += f.failed;
   }
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
@@ -535,17 +537,17 @@ int of_environment(const char* name, int otherwise) {
 TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
-  int64_t fetched = 0, failed = 0, relayed = 0;
+  int64_t fetched = 0, failed = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
-    fetched += sim.fetches().fetches, failed += sim.fetches().failed, relayed += sim.fetches().relayed;
+    fetched += sim.fetches().fetches, failed += sim.fetches().failed;
     if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
   if (last - first < 100 * step) return;  // too few to see all
-  INFO(fetched << " prefixes came from others, " << relayed << " to relays, " << failed << " parts did not");
+  INFO(fetched << " prefixes came from others, " << failed << " parts did not");
   CHECK((fetched > 0 && failed > 0));
 }
 

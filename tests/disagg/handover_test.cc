@@ -222,7 +222,6 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
   bool poll() override { return false; }
   bool copying() const override { return false; }
-  int tier_block_tokens() const override { return 1; }
   void set_aside(KvHandle handle) override { inner_->free(handle); }
   void loads_if(Worth) override {}
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }

@@ -163,10 +163,9 @@ std::string SimCluster::check_memory(bool at_rest) const {
     node->instance->check_invariants();
     if (!at_rest) continue;
     const KvStats kv = node->instance->memory().stats();
-    const int pinned = node->instance->stats().kv.hard_pinned;
     if (!node->instance->idle()) return node->name + " is not idle";
-    if (kv.free + kv.cached + pinned != kv.capacity)
-      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached - pinned) + " blocks, " +
+    if (kv.free + kv.cached != kv.capacity)
+      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
              std::to_string(kv.in_transfer) + " in transfer";
     const PlacedLoad load = conductor_->load(id);
     if (load.queued_requests || load.queued_tokens || load.sequences)
@@ -200,13 +199,9 @@ const char* message_name(const Message& message) {
                                        "Joined",
                                        "LeaveRequest",
                                        "CacheReport",
-                                       "TokensOf",
                                        "FetchKv",
                                        "KvLent",
-                                       "FetchOver",
-                                       "PinPrefix",
-                                       "UnpinPrefix",
-                                       "KvHint"};
+                                       "FetchOver"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }
