@@ -162,7 +162,7 @@ TEST_CASE("handover: each pair of a state and an event is in the table, or ends 
 constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;
 
-// The local wire. Its posts arrive when chance wills, or fail, or are lost, or come twice.
+// The local wire. Its posts arrive when chance wills, or fail, or are lost.
 class Wire final : public WrappedTransport {
  public:
   Wire(const TransportOptions& options, bool zero_copy, Random& random)
@@ -185,7 +185,6 @@ class Wire final : public WrappedTransport {
     if (flight.state == TransferState::in_flight && (calm || fate < 0.4)) {
       flight.state = fate < 0.1 ? TransferState::failed : TransferState::done;
       if (fate >= 0.15) flight.state = arrive(flight);  // else it fails, or is lost
-      if (fate > 0.35) arrive(flight);
     }
     const TransferState state = flight.state;
     if (state != TransferState::in_flight) flights_.erase(id);
