@@ -328,8 +328,8 @@ void Instance::update_leases() {
 void Instance::renew_leases() {
   handover::SharedAttempts of_peer;
   if (!leases_.renew(of_peer)) return;
-  for (auto& [peer, attempts] : of_peer) parts_.tell(peer, KvRenewed{std::move(attempts)});
-  parts_.tell(kConductor, Report{stats()});
+  for (auto& [peer, attempts] : of_peer) post_.send_now(options_.id, peer, KvRenewed{std::move(attempts)});
+  post_.send_now(options_.id, kConductor, Report{stats()});
 }
 
 void Instance::report_cache() {

@@ -30,6 +30,9 @@ TEST_CASE("held post: a decode instance hears of a prompt behind the conductor's
   CHECK(post.has_answers());
   post.send(1, 2, KvDelivered{});
   CHECK(log.sent.size() == 2);
+  post.send_now(1, kConductor, Report{});
+  CHECK(log.sent.size() == 3);
+  log.sent.pop_back();
   post.release(1, Report{});
   CHECK(Sent(log.sent.begin() + 2, log.sent.end()) ==
         Sent{{kConductor, "report"}, {kConductor, "token 3"}, {kConductor, "token 0"}, {2, "delivered"}});
