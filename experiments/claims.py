@@ -58,7 +58,6 @@ class Claim:
     how: str = "measured"
     repeats: int = 1  # 1 where nothing is timed and a repetition would give the same numbers
     traces: bool = False  # needs the Mooncake traces
-    clients: bool = False  # needs the environment that `make test-clients` makes
     netns: bool = False  # makes hosts of network namespaces, as `make test-netns` does
     callgrind: bool = False  # each point is a process of its own, whose instructions are counted
 
@@ -158,19 +157,6 @@ def best_k(table, right, batch, drafter="ngram", column="k", cost="sum"):
     return table(column, right=right, batch=batch, drafter=drafter, cost=cost)
 
 
-def drafts_at(table, who, rate, gbps, column="k"):
-    return table(column, rate=float(rate), who=who, gbps=float(gbps))
-
-
-def head_at(table, k, gain):
-    """The batch at which a multi-token head of k drafts is worth so much: between two of the table."""
-    known = sorted((float(row["batch"]), float(row["gain"])) for row in table.select(k=k))
-    for (few, above), (many, below) in zip(known, known[1:]):
-        if above >= gain > below:
-            return few * (many / few) ** ((above - gain) / (above - below))
-    raise TableError(f"{table.path}: no batch at which {k} drafts are worth {gain}")
-
-
 def block_lost(table, block, part="agents", turn=0):
     """Of the tokens that hits find, the share that is lost where each hit gives up a block."""
     return 1 - table("hits_less_one", part=part, block=block, turn=turn) / table("hits", part=part, block=block, turn=turn)
@@ -230,16 +216,6 @@ def recovered(table, event):
     return table("seconds", event=event)
 
 
-def by_path(table, column, path, topology="1P1D", store=400, model="qwen2.5-32b", mode="offline", net=3200):
-    """One cell of the table of --pool-path."""
-    return table(column, path=path, topology=topology, store_gbps=float(store), model=model, mode=mode, net_gbps=float(net))
-
-
-def two_paths(table, column="rate", **where):
-    """dual / direct."""
-    return by_path(table, column, "dual", **where) / by_path(table, column, "direct", **where)
-
-
 def stale(table, column, placement="mooncake", delay=0.0, loss=0.0, routers=1):
     """One cell of the table of routers' views, over that of a view that is never late."""
     def cell(**view):
@@ -270,7 +246,6 @@ THEIR_STEPS = ("theirs is vLLM 0.5.1 as it ran, whose steps are not published; h
                "those that meet many decodes")
 VLLM = dict(topology="16C", system="vllm")
 OTHER_LOAD = "Llama-3-70B on four H200, a dense model's steps, and a generated trace; theirs is a mixture of experts on B200 and the trace itself"
-APPENDED = "by load: theirs is of chats, where every turn sends all KV and P computes the answers again; here both sides keep prefixes, and what is saved is mostly P's queue"
 OTHER_TRACE = "another trace: the published one is not public, and how fast it was played is not said"
 
 
@@ -289,31 +264,6 @@ def most_hits(table, pool, load):
     """Mean TTFT of the row that finds most, over the best row's."""
     row = max(table.distinct("placement"), key=lambda r: routed(table, "hit_share", r, pool, load))
     return routed(table, "ttft_mean_s", row, pool, load) / best_routed(table, "ttft_mean_s", pool, load)
-
-
-def round_of(table, column, number, gb_per_s, load="always"):
-    return table(column, round=number, tier_gb_per_s=float(gb_per_s), load=load)
-
-
-def cured(table, gb_per_s):
-    """Mean TTFT of the last round where loads are by cost, over the better of always and never."""
-    return round_of(table, "ttft_mean_s", 8, gb_per_s, "cost") / min(round_of(table, "ttft_mean_s", 8, rate) for rate in (0, gb_per_s))
-
-
-def turned(table, column, system, apart=15.0, topology="2P2D", gbps=100.0):
-    """Of turns from the second on, by the order of P and D."""
-    return table(column, system=system, apart_s=apart, topology=topology, gbps=gbps)
-
-
-def append_saves(table, column="first_s", than="prefill_first", **where):
-    """append_cost / another order."""
-    return turned(table, column, "append_cost", **where) / turned(table, column, than, **where)
-
-
-def beside_oracle(table):
-    """append_cost's score less that of the best fixed length, of every cell."""
-    return [float(row["score"]) - turned(table, "score", "oracle", float(row["apart_s"]), row["topology"], float(row["gbps"]))
-            for row in table.select(system="append_cost")]
 
 
 def looped(table, column, placement, concurrency=256):
@@ -490,22 +440,9 @@ def over(table, column, note, one, other, **where):
     return served(table, column, note, one, **where) / served(table, column, note, other, **where)
 
 
-def bubbled(table, of, asks, chunk, column="ratio"):
-    """One cell of what is published of pipelines beside ranks."""
-    return table(column, of=of, asks=asks, chunk=chunk)
-
-
 def again(table, documents, cache, eviction="lru"):
     """Seconds for documents that were asked before."""
     return table("seconds", scene="overrun", documents=documents, cache=cache, eviction=eviction, round=2)
-
-
-def ready(table, form, gbps, convert="card"):
-    return table("ready_ms", form=form, gbps=float(gbps), convert=convert)
-
-
-def best_form(table, gbps, convert):
-    return min(ready(table, form, gbps, convert) for form in ("off", "int8", "int4"))
 
 
 def exposed(table, column, grain, gbps, step=4096, behind="no"):
@@ -546,27 +483,6 @@ def goodput(table, work, topology):
 
 def best_goodput(table, work):
     return max(goodput(table, work, f"{p}P{6 - p}D") for p in range(1, 6))
-
-
-def windowed(table, model, window, fit, column="error", bases=("own",)):
-    """The largest of the errors over a model's published points that were fitted, of the worst of these meanings of efficiency."""
-    where = {"model": model, "window": window, "fit": fit, **({} if column == "left_out_error" else {"fitted": 1})}
-    return max(abs(number) for base in bases for number in table.values(column, base=base, **where))
-
-
-def h1_ratio(table, model, base):
-    """How much worse the better of 2P and no window predicts what is left out than W = P does."""
-    def left_out(window):
-        return windowed(table, model, window, "all", "left_out_error", (base,))
-    return min(left_out("2P"), left_out("none")) / left_out("P")
-
-
-def h1(table):
-    """The rule at the head of cpp_window.cc: 1 confirmed, -1 refuted, 0 undecided."""
-    models, bases = table.distinct("model"), table.distinct("base")
-    ratios = [h1_ratio(table, model, base) for model in models for base in bases]
-    near = all(windowed(table, model, "P", "all", "left_out_error", bases) <= .03 for model in models)
-    return 1 if near and min(ratios) >= 2 else -1 if min(ratios) <= .5 else 0
 
 
 def piped(table, column, tokens, reused, queued, chunks, window="none", stages=8):
@@ -615,16 +531,6 @@ def slots_end(table, prealloc, column):
     """At the last tick."""
     return max((int(row["tick"]), float(row[column])) for row in table.select(prealloc=prealloc))[1]
 
-
-def points_lost(table, dtype):
-    """By the KV of this type, of the questions that f32 was asked: paired."""
-    pairs = list(zip(answers(table, "f32"), answers(table, dtype), strict=True))
-    found = lost(pairs.count(("1", "0")), pairs.count(("0", "1")), len(pairs))
-    return Estimate(100 * found.middle, 100 * found.low, 100 * found.high, found.n)
-
-
-HARDER = ("the first task was saturated: 160 of 160 right over each KV, of which nothing follows; of the harder one 60 questions or "
-          "100 had been tried when this was written: 65 to 80 % right, int8 turned 1 answer of 240, int4 14 to wrong and 16 to right")
 
 FP8 = "new here; written down before the first run"
 
@@ -845,24 +751,6 @@ CLAIMS = [
                    reason="a step of 32,768 tokens takes up to four prompts that wait, which all hold their KV until it ends: at load .5 two or three of them"),
             Expect("load .5: transfer, D's room held by push / pull", lambda t: occupied(t, "transfer_gb_s", "P and D") / occupied(t, "transfer_gb_s", "P and D, pull"), 2, 8, "x"),
             Expect("load .5: all phases, chunks of 512 / P and D, pull", lambda t: occupied(t, "gb_s", "chunks of 512") / occupied(t, "gb_s", "P and D, pull"), 1.2, 4, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "flex_jobs",
-        "What do batch jobs in spare memory do to the others, and what is done of them?",
-        "Mooncake's author's notes: batch jobs in spare memory (argued there, without figures)",
-        [
-            Expect("load .5: mean TTFT, flex 0 / without jobs", lambda t: jobs(t, "ttft_mean_s", "flex 0") / jobs(t, "ttft_mean_s", "none"), 1, 1.06, "x"),
-            Expect("load .5: mean TTFT, flex 16 / without jobs", lambda t: jobs(t, "ttft_mean_s", "flex 16") / jobs(t, "ttft_mean_s", "none"), 1, 1.1, "x"),
-            Expect("load .5: mean gap, flex 0 / without jobs", lambda t: jobs(t, "gap_mean_s", "flex 0") / jobs(t, "gap_mean_s", "none"), .99, 1.01, "x"),
-            Expect("load .5: mean gap, flex 16 / without jobs", lambda t: jobs(t, "gap_mean_s", "flex 16") / jobs(t, "gap_mean_s", "none"), 1.02, 1.2, "x"),
-            Expect("load .2: jobs' tokens/s, flex 0", lambda t: jobs(t, "job_tokens_per_s", "flex 0", .2), 1500, 3500, ""),
-            Expect("load .5: jobs' tokens/s, flex 16 / flex 0", lambda t: jobs(t, "job_tokens_per_s", "flex 16") / jobs(t, "job_tokens_per_s", "flex 0"), 2.5, 6, "x", amended="2026-11-26", was=(1.2, 4),
-                   reason="of two draws, one beyond the edge: some 29 steps a second have 16 tokens each, 460 tokens/s and more, beside 200 to 300 of the idle time"),
-            Expect("load .5: jobs preempted in a small pool", lambda t: jobs(t, "preemptions", "small"), 5, 5000, ""),
-            Expect("load .5: mean TTFT in a small pool, flex 16 / without jobs", lambda t: jobs(t, "ttft_mean_s", "small") / jobs(t, "ttft_mean_s", "small, none"), 1, 1.1, "x"),
-            Expect("load .5: mean TTFT, jobs as any other request / without jobs", lambda t: jobs(t, "ttft_mean_s", "alike") / jobs(t, "ttft_mean_s", "none"), 20, 1000, "x"),
         ],
         how="virtual",
     ),
@@ -1429,20 +1317,6 @@ CLAIMS = [
         device="cuda",
     ),
     Claim(
-        "offload_preempt",
-        "Preempted sequences: swapped in or computed again, by block size?",
-        "PagedAttention (SOSP'23) Fig. 19",
-        [
-            Expect("requests/s, swap / recompute, blocks of 1", lambda t: t("ratio", block=1), 1.02, 1.5, "x"),
-            Expect("requests/s, swap / recompute, blocks of 16", lambda t: t("ratio", block=16), 1.02, 1.5, "x",
-                   printed("recompute takes at most 1.2 times the swap", 1, 1.2, read="memory"),
-                   differs="of a card, which computes a token in 0.1 ms and moves its 800 KB in as long"),
-            Expect("preemptions, blocks of 16", lambda t: t("preemptions_recompute", block=16), 2, 8),
-            ONE_HASH,
-        ],
-        repeats=6,
-    ),
-    Claim(
         "offload_hits",
         "Requests a second by the share of hits: in the pool's own cache, in the host tier, or none?",
         "wde's KV offloading, experiment 4",
@@ -1819,27 +1693,6 @@ CLAIMS = [
         how="counted",
     ),
     Claim(
-        "sm_curves",
-        "How many SMs does each phase need, and what does the other take from it although the SMs are divided?",
-        "a copy needs fewer SMs than a product (no published figure)",
-        [
-            Expect("copy on 64 of its SMs / on 124", lambda t: t("rate", what="copy", beside="nothing", sms=64) /
-                   t("rate", what="copy", beside="nothing", sms=124), .85, 1.02, "x"),
-            Expect("copy on 32 / on 124", lambda t: t("rate", what="copy", beside="nothing", sms=32) /
-                   t("rate", what="copy", beside="nothing", sms=124), .45, .9, "x"),
-            Expect("products on 64 / on 124", lambda t: t("rate", what="gemm", beside="nothing", sms=64) /
-                   t("rate", what="gemm", beside="nothing", sms=124), .42, .75, "x",
-                   amended="2026-11-27", was=(.42, .6), reason="124 SMs at once meet the card's limit of power: they do 1.5 times what 64 do"),
-            Expect("copy on 32 beside products / beside nothing", lambda t: t("rate", what="copy", beside="gemm", sms=32) /
-                   t("rate", what="copy", beside="nothing", sms=32), .6, 1.02, "x"),
-            Expect("products on 96 beside copies / beside nothing", lambda t: t("rate", what="gemm", beside="copy", sms=96) /
-                   t("rate", what="gemm", beside="nothing", sms=96), .65, 1.02, "x",
-                   amended="2026-11-27", was=(.7, 1.02), reason="the first run on a card gave 0.696: operands of a product come from memory, too"),
-            Expect("cutting the card", lambda t: t("cut_us", what="copy", beside="nothing", sms=64), 0, 50000, "us"),
-        ],
-        device="cuda",
-    ),
-    Claim(
         "transfer_exposed",
         "How much of a transfer does the second token wait for, by the grain of the transfer and the rate of the wire?",
         "Splitwise (ISCA'24) section 4.2; Mooncake (FAST'25) section 5.2",
@@ -1869,41 +1722,6 @@ CLAIMS = [
                    reason="P delivers when its last post is posted: before, a layer more was exposed"),
         ],
         how="virtual",
-    ),
-    Claim(
-        "wire_kv",
-        "When is a prompt's KV at D, where it crosses in 8 or 4 bits, by the rate of the wire and of converting?",
-        "CacheGen (SIGCOMM'24), HACK (SIGCOMM'25), KVServe (SIGCOMM'26): their figures are of other models, texts and baselines",
-        [
-            Expect("1 Gb/s, int8 / off", lambda t: ready(t, "int8", 1) / ready(t, "off", 1), .49, .54, "x"),
-            Expect("1 Gb/s, int4 / off", lambda t: ready(t, "int4", 1) / ready(t, "off", 1), .25, .3, "x"),
-            Expect("10 Gb/s, int4 / off", lambda t: ready(t, "int4", 10) / ready(t, "off", 10), .32, .39, "x"),
-            Expect("25 Gb/s, int4 / off", lambda t: ready(t, "int4", 25) / ready(t, "off", 25), .8, .9, "x"),
-            Expect("100 Gb/s, int4 / off", lambda t: ready(t, "int4", 100) / ready(t, "off", 100), .98, 1.005, "x"),
-            Expect("1 Gb/s, a core that converts, int4 / off", lambda t: ready(t, "int4", 1, "core") / ready(t, "off", 1, "core"),
-                   .34, .41, "x"),
-            Expect("10 Gb/s, a core that converts, int4 / off", lambda t: ready(t, "int4", 10, "core") / ready(t, "off", 10, "core"),
-                   1.2, 1.6, "x"),
-            Expect("auto / best of the three, the worst of all eight points",
-                   lambda t: max(ready(t, "auto", gbps, convert) / best_form(t, gbps, convert)
-                                 for gbps in (1, 10, 25, 100) for convert in ("card", "core")), 1, 1.005, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "wire_kv_logits",
-        "How many greedy tokens change when KV crosses in 8 or 4 bits, and how many answers?",
-        "CacheGen (SIGCOMM'24), HACK (SIGCOMM'25): their figures are of other models and texts",
-        [
-            Expect("same tokens, int8", lambda t: t("agreement", form="int8"), .95, 1, "%"),
-            Expect("same tokens, int4", lambda t: t("agreement", form="int4"), .4, 1, "%", amended="2026-11-26", was=(.4, .99),
-                   reason="a draw in which no token changes is no surprise: eight answers of eleven tokens, and the range left it out"),
-            Expect("right answers, int8 / off", lambda t: t("answers", form="int8") / t("answers", form="off"), .95, 1.05, "x"),
-            Expect("largest error of a logprob, int8", lambda t: t("largest_logprob_error", form="int8"), 0, .5),
-            Expect("bytes on the wire, int8 / off", lambda t: t("wire_bytes", form="int8") / t("wire_bytes", form="off"), .25, .3, "x"),
-            Expect("bytes on the wire, int4 / off", lambda t: t("wire_bytes", form="int4") / t("wire_bytes", form="off"), .12, .17, "x"),
-        ],
-        how="counted",
     ),
     Claim(
         "disagg_orders",
@@ -2179,59 +1997,6 @@ CLAIMS = [
                   (128, "none", "nothing known", .4, .5, .45), (128, "device", "own cache", .7, .85, .81), (128, "host", "tier", .65, .82, .78))),
             *(Expect(f"documents, {n} tokens out: requests/s, pool / nothing known", lambda t, n=n: tabled(t, "always", 1, n) / tabled(t, "none", 1, n), low, high, "x")
               for n, low, high in ((2, 14, 23), (16, 4.5, 7), (128, 1.4, 1.8))),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "dual_path",
-        "KV of agents comes from a store: what is it worth to load it over the links of D, too, and when nothing?",
-        "DualPath (arXiv 2602.21548)",
-        [
-            Expect("share of prompt tokens that is loaded", lambda t: by_path(t, "hit_share", "dual"), .98, .99, "%", printed("98.7 %", .987, read="summary"),
-                   differs="of a block of 256 tokens that is not whole nothing is loaded"),
-            Expect("Qwen2.5-32B: GB that are loaded a PFLOP", lambda t: by_path(t, "gb_per_pflop", "dual"), 130, 200, "", printed("117 to 267", 117, 267, read="summary"),
-                    amended="2026-11-25", was=(170, 200), reason="of blocks of 256 tokens less is found than of those of 64, with which it was reckoned"),
-            Expect("DeepSeek-V3: GB that are loaded a PFLOP", lambda t: by_path(t, "gb_per_pflop", "dual", model="deepseek-v3", store=100), 15, 26, "",
-                   printed("22 (V3.2)", 22, read="summary"), differs="V3's attention to all tokens, in bf16; V3.2's is sparse, and it has an index beside its KV",
-                   amended="2026-11-25", was=(20, 26), reason="as the row above"),
-            Expect("offline, Qwen 1P1D, 400 Gb/s: turns/s, dual / direct", lambda t: two_paths(t), 1.7, 2.05, "x", printed("1.87 (at most)", 1.87, read="summary"),
-                   differs="two links for one; their most is of other models and other numbers of P and D"),
-            *(Expect(f"offline, {name} {topology}, {store} Gb/s: turns/s, dual / direct",
-                     lambda t, model=model, topology=topology, store=store: two_paths(t, model=model, topology=topology, store=store), low, high, "x")
-              for name, model, topology, store, low, high in (
-                  ("Qwen", "qwen2.5-32b", "1P2D", 400, 2.4, 3.05), ("Qwen", "qwen2.5-32b", "2P1D", 400, 1.2, 1.55),
-                  ("Qwen", "qwen2.5-32b", "1P1D", 100, 1.8, 2.05), ("Qwen", "qwen2.5-32b", "1P2D", 100, 2.6, 3.05),
-                  ("Qwen", "qwen2.5-32b", "2P1D", 100, 1.3, 1.55), ("Qwen", "qwen2.5-32b", "1P1D", 1600, .95, 1.15),
-                  ("Qwen", "qwen2.5-32b", "1P2D", 1600, 1.1, 1.5),
-                  ("DeepSeek", "deepseek-v3", "1P1D", 400, .95, 1.1), ("DeepSeek", "deepseek-v3", "1P2D", 400, .95, 1.35),
-                  ("DeepSeek", "deepseek-v3", "1P2D", 100, 2.4, 3.05))),
-            Expect("offline, DeepSeek 1P1D, 100 Gb/s: turns/s, dual / direct", lambda t: two_paths(t, model="deepseek-v3", store=100), 1.4, 2.05, "x",
-                   amended="2026-11-25", was=(1.7, 2.05), reason="the agents of one D ask for no more than 9 turns/s"),
-            Expect("offline, Qwen 1P1D, 400 Gb/s to the store and between instances: turns/s, dual / direct", lambda t: two_paths(t, net=400), 1.4, 2.05, "x"),
-            Expect("online, Qwen 1P1D, 400 Gb/s: agents/s within the objectives, dual / direct", lambda t: two_paths(t, mode="online"), 1.7, 2.2, "x",
-                   printed("1.96 (mean of two models: 1.67, 2.25)", 1.96, read="summary"), differs="another model, other objectives, and pauses that are chosen"),
-            Expect("weka, Qwen 1P2D, 400 Gb/s: mean TTFT, dual / direct", lambda t: two_paths(t, "ttft_mean_s", mode="weka", topology="1P2D"), .3, .95, "x"),
-            Expect("weka, Qwen 1P2D, 100 Gb/s: mean TTFT, dual / direct", lambda t: two_paths(t, "ttft_mean_s", mode="weka", topology="1P2D", store=100), .1, .6, "x"),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "hit_rounds",
-        "Why does TTFT rise while the hit rate rises, round by round, and is it a wrong choice to read what is known?",
-        "sglang issue 33984 (20 clients, nine rounds, an SSD below the cards)",
-        [
-            Expect("round 8: share of prompt tokens found, 11 GB/s", lambda t: round_of(t, "hit_share", 8, 11), .88, .9, "%", printed("88.9 %", .889)),
-            Expect("mean TTFT of round 0", lambda t: round_of(t, "ttft_mean_s", 0, 11), 2, 3, "s", printed("2.55 s", 2.55), differs="its model and cards are not said"),
-            Expect("mean TTFT, round 8 / round 0, 11 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 11) / round_of(t, "ttft_mean_s", 0, 11), 2, 3.2, "x",
-                   printed("2.40", 2.4), differs="the rate of its SSD is not said: 11 GB/s is chosen"),
-            Expect("round 8: mean TTFT, computed / read at 11 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 11), 3, 8, "x"),
-            Expect("round 8: mean TTFT, computed / read at 3 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 3), 1.5, 2.2, "x",
-                   amended="2026-11-25", was=(.9, 1.7), reason="computing takes 43 s, not the 30 that were reckoned: attention to 55,000 tokens was taken too lightly"),
-            *(Expect(f"round 8, {rate} GB/s: mean TTFT, by cost / the better of both", lambda t, rate=rate: cured(t, rate), .5, 1.1, "x") for rate in (.75, 1.5, 3, 11, 25)),
-            Expect("round 8, 6 GB/s: mean TTFT, by cost / the better of both", lambda t: cured(t, 6), .5, 1.4, "x", amended="2026-11-25", was=(.5, 1.1),
-                   reason="each prompt weighs its own load against its own work; that its work delays those behind it, too, is in no prompt's balance"),
-            Expect("round 8: mean TTFT, computed / read at 1.5 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 1.5), .4, .9, "x"),
         ],
         how="virtual",
     ),
@@ -2512,31 +2277,6 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "append_prefill",
-        "What is it worth that D computes a conversation's next turn itself, where its KV is, and by which rule?",
-        "PPD (arXiv 2603.13358); agents of the WEKA traces, not its chats",
-        [
-            Expect("1P1D, a session a minute: D's first token, append_cost / prefill_first", lambda t: append_saves(t, topology="1P1D", apart=60.0), .25, .6, "x",
-                   amended="2026-11-26", was=(.6, 1), reason="a mean is not the median: who comes behind 100,000 tokens waits 2.5 s, and P computes such for a sixth of the time"),
-            Expect("1P1D, one every 15 s", lambda t: append_saves(t, topology="1P1D"), .1, .7, "x"),
-            Expect("2P2D, a session a minute", lambda t: append_saves(t, apart=60.0), .3, .7, "x", printed("0.32 (-68 %)", .32), differs=APPENDED,
-                   amended="2026-11-26", was=(.1, .5), reason="after some turns both D's have most of a conversation: it is not 27 GB that cross"),
-            Expect("2P2D, one every 15 s", lambda t: append_saves(t), .1, .5, "x", printed("0.32 (-68 %)", .32), differs=APPENDED),
-            Expect("2P2D, one every 15 s, 25 Gb/s", lambda t: append_saves(t, gbps=25.0), .02, .3, "x"),
-            Expect("2P2D, one every 15 s, 400 Gb/s", lambda t: append_saves(t, gbps=400.0), .2, .7, "x"),
-            Expect("2P2D, a session a minute: conditional_cost / prefill_first", lambda t: turned(t, "first_s", "conditional_cost", 60.0) /
-                   turned(t, "first_s", "prefill_first", 60.0), 1, 2, "x", amended="2026-11-26", was=(.3, .9),
-                   reason="what D computes P does not have, so P is never the cheaper one again; where placement names the other D that one computes all"),
-            Expect("1P1D, a session a minute: TPOT, append_cost / prefill_first", lambda t: append_saves(t, "tpot_s", topology="1P1D", apart=60.0), .85, 1.05, "x",
-                   printed("competitive"), amended="2026-11-26", was=(1, 1.2), reason="behind a busy P turns wait for each other, and then decode all at once"),
-            Expect("2P2D, a session a minute: TPOT", lambda t: append_saves(t, "tpot_s", apart=60.0), .9, 1.1, "x", printed("competitive")),
-            Expect("score, append_cost less the best fixed length: the least of eight", lambda t: min(beside_oracle(t)), -.25, .1),
-            Expect("the most of eight", lambda t: max(beside_oracle(t)), -.25, .1),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
         "pd_where",
         "Where does P/D win over as many colocated instances with the best chunk size, by prompt, output, objective, hardware and link?",
         "DistServe, Sarathi-Serve, TaiChi; DynoSim finds P/D \"consistently worse\" on its load (no map published)",
@@ -2727,43 +2467,6 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "cpp_window",
-        "Does the number of chunks in flight (W) explain what SGLang's pipelines lose: as many as stages (H1), or more?",
-        "SGLang's chunked pipeline (lmsys.org, 2026-01-15): DeepSeek-V3.1 on PP4 TP8, Qwen3-235B on PP8 TP4, H20; W is not published",
-        [
-            Expect("DeepSeek, efficiencies alone, W = P: largest error", lambda t: windowed(t, "deepseek-v3.1", "P", "throughput"), 0, .015, "%"),
-            Expect("the same, W = P + 1", lambda t: windowed(t, "deepseek-v3.1", "P+1", "throughput"), .005, .03, "%"),
-            Expect("the same, W = 2P", lambda t: windowed(t, "deepseek-v3.1", "2P", "throughput"), .06, .15, "%"),
-            Expect("Qwen, efficiencies alone, W = P: largest error", lambda t: windowed(t, "qwen3-235b", "P", "throughput"), 0, .015, "%"),
-            Expect("Qwen, efficiencies alone, W = 2P: largest error", lambda t: windowed(t, "qwen3-235b", "2P", "throughput"), 0, .03, "%"),
-            Expect("DeepSeek, one prompt of 128K, by the efficiencies' fit for W = P", lambda t: t(
-                "said", model="deepseek-v3.1", base="own", window="P", fit="throughput", what="one 128K"), 15.3, 16.7, "s", printed("15.5 s", 15.5),
-                differs="the three efficiencies alone want chunks that cost 80 ms each; 15.8 s where all four figures are fitted, at 45 ms"),
-            Expect("Qwen, one prompt of 1M, by the efficiencies' fit for W = P", lambda t: t(
-                "said", model="qwen3-235b", base="own", window="P", fit="throughput", what="one 1M"), 270, 340, "s", printed("420.91 s", 420.91),
-                differs="the two efficiencies take a q that is too small for long prompts: two parameters do not hold both"),
-            Expect("DeepSeek, all, W = P: largest error of a point that was left out", lambda t: windowed(
-                t, "deepseek-v3.1", "P", "all", "left_out_error", ("own", "common")), 0, .12, "%", amended="2026-11-25", was=(0, .08),
-                reason="q up to 1 and not .95: with 12K left out the other three leave it free, and 8.1 % are missed where 6.8 were"),
-            Expect("Qwen, all, W = P: largest error of a point that was left out", lambda t: windowed(
-                t, "qwen3-235b", "P", "all", "left_out_error", ("own", "common")), .03, .4, "%"),
-            Expect("DeepSeek, left out: better of 2P and no window / W = P", lambda t: h1_ratio(t, "deepseek-v3.1", "own"), 1.5, 10, "x"),
-            Expect("Qwen, left out: better of 2P and no window / W = P", lambda t: h1_ratio(t, "qwen3-235b", "own"), 3, 10, "x",
-                   amended="2026-11-25", was=(.4, 2), reason="the first expected no window to meet efficiencies and long prompts together; with q = .9 and "
-                   "no c W = P meets all six within 3 %, and a wider window would need a c that the first tokens do not show"),
-            *(Expect(f"{name}, left out: {words} / W = P", lambda t, m=model, w=window: windowed(t, m, w, "all", "left_out_error") /
-                     windowed(t, m, "P", "all", "left_out_error"), .4, high, "x", amended="2026-11-25", reason="added after the first run")
-              for name, model in (("DeepSeek", "deepseek-v3.1"), ("Qwen", "qwen3-235b"))
-              for words, window, high in (("W = P + 1", "P+1", 3), ("W = 1.5P", "1.5P", 10), ("slots", "slots", 2))),
-            Expect("Qwen, figures of 128K alone, W = P: largest error", lambda t: windowed(t, "qwen3-235b", "P", "128K"), 0, .03, "%",
-                   amended="2026-11-25", reason="added after the first run"),
-            Expect("the same, better of 2P and no window / W = P", lambda t: min(windowed(t, "qwen3-235b", w, "128K") for w in ("2P", "none")) /
-                   windowed(t, "qwen3-235b", "P", "128K"), 2, 8, "x", amended="2026-11-25", reason="added after the first run"),
-            Expect("H1 by the rule: 1 confirmed, -1 refuted, 0 undecided", h1, 0, 0),
-        ],
-        how="computed",
-    ),
-    Claim(
         "cpp_window_sweep",
         "What is the window worth by itself: 16 prompts and one, P = 8, by the rule that cuts chunks?",
         "a pilot of the same model, another program (no published figure)",
@@ -2781,18 +2484,6 @@ CLAIMS = [
                    t("efficiency", queued=16, chunks="6K", window=8), 1.05, 1.16, "x"),
             Expect("one prompt, 6K: seconds, W = P / none", lambda t: t("seconds", queued=1, chunks="6K", window=8) /
                    t("seconds", queued=1, chunks="6K", window=0), 1, 1, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_dynamic_gain",
-        "What do dynamic chunks save of the first token's time of one prompt of 256K, chunks of 32K, by stages and attention's share?",
-        "vllm-ascend #7896: Qwen3-235B, 61.4 to 53.5 s (stages are not said; two in its documentation's example)",
-        [
-            Expect("two stages: fixed / dynamic", lambda t: t("gain", q=.55, stages=2), 1.11, 1.18, "x", printed("1.148 (61.4 and 53.5 s)", 1.148)),
-            Expect("two stages, attention .4 of 128K", lambda t: t("gain", q=.4, stages=2), 1.08, 1.15, "x"),
-            Expect("two stages, attention .85 of 128K", lambda t: t("gain", q=.85, stages=2), 1.14, 1.25, "x"),
-            Expect("four stages: fixed / dynamic", lambda t: t("gain", q=.55, stages=4), 1.33, 1.48, "x"),
         ],
         how="computed",
     ),
@@ -2900,42 +2591,6 @@ CLAIMS = [
         how="computed",
     ),
     Claim(
-        "cpp_published",
-        "What else is published of pipelines beside ranks: does one figure follow from another by the bubble alone?",
-        "tt-metal #56307 (Mistral-4 119B); ATOM #1552 (GLM-5.2, MI355X); WavePP Table 1; LMSYS, Kimi K3's day 0",
-        [
-            Expect("Mistral-4, PP4, chunks of 4,096, 25.6K: times as long, o by 102K", lambda t: bubbled(t, "Mistral-4", "25.6K", 4096), 1.17, 1.2, "x",
-                   printed("1.22", 1.22, read="summary")),
-            Expect("Mistral-4, PP4, chunks of 4,096, 261K: times as long, o by 102K", lambda t: bubbled(t, "Mistral-4", "261K", 4096), .82, .85, "x",
-                   printed("0.87 (1.15 times as fast)", 1 / 1.15, read="summary"), differs="one length of chunks for all prompts is ours: of 2,048 it is 0.86"),
-            Expect("Mistral-4, PP4, chunks of 4,096: one prompt is as long either way", lambda t: bubbled(t, "Mistral-4", "261K", 4096, "equal_from"), 47000, 50000, "tokens",
-                   printed("25.6K to 102K", 25600, 102400, read="summary")),
-            Expect("GLM-5.2, MI355X, 8,192 in chunks of 2,048: TTFT, PP4 / TP4, o by throughput of four", lambda t: bubbled(t, "GLM-5.2, MI355X", "one at a time", 2048), 1.45, 1.52, "x",
-                   printed("1.45 (704 and 484 ms)", 704 / 484, read="summary")),
-            Expect("GLM 5.2, WavePP, 4K suffixes: time of 8 at once, PP4 / TensorRT-LLM, o by 128 at once", lambda t: bubbled(t, "GLM 5.2, WavePP", "8 at once", 4096), .45, .48, "x",
-                   printed("1.14 (-12 % tokens/s)", 1 / .88, read="summary"),
-                   differs="\"long reuse\" cannot be suffixes of 4K: by these eight at once would still be twice as fast, so theirs are shorter, or behind more"),
-            Expect("MiniMax, WavePP, 4K suffixes: time of 8 at once, PP4 / TensorRT-LLM, o by 128 at once", lambda t: bubbled(t, "MiniMax, WavePP", "8 at once", 4096), .65, .69, "x",
-                   printed("1.21 (-17.6 % tokens/s)", 1 / .824, read="summary"), differs="as the row above"),
-            *(Expect(f"Kimi K3, capacity, PP8 / TEP8, o by WavePP's {length}", lambda t, asks=f"{length}, capacity": bubbled(t, "Kimi K3", asks, 8192, "tp_over"), low, high, "x",
-                     printed("1.45 to 1.72 (8K, day 0)", 1.45, 1.72, read="summary"), differs="o falls with the length, as attention is more of it: prompts of 8K, as theirs, should have more than this")
-              for length, low, high in (("65.5K", 1.85, 1.95), ("131K", 1.6, 1.68), ("262K", 1.44, 1.48))),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_slowest",
-        "What does a pipeline whose stages differ take for a chunk?",
-        "tt-metal #48246: Kimi on four ranks, medians of a chunk 412, 391, 413, 439 ms",
-        [
-            Expect("1,000 chunks, W = 2P: a chunk", lambda t: t("chunk_ms", chunks=1000, window=8), 439, 441, "ms", printed("439 ms: the slowest sets the rate", 439, read="summary")),
-            Expect("the same, four equal stages", lambda t: t("equal_chunk_ms", chunks=1000, window=8), 413, 416, "ms"),
-            Expect("16 chunks: a chunk, of stages that differ / equal", lambda t: t("chunk_ms", chunks=16, window=8) / t("equal_chunk_ms", chunks=16, window=8), 1.04, 1.06, "x"),
-            Expect("one chunk: the same", lambda t: t("chunk_ms", chunks=1, window=8) / t("equal_chunk_ms", chunks=1, window=8), 1, 1, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
         "simulator_speed",
         "How long does it take to simulate an hour of 23,608 requests at eight workers?",
         "DynoSim (Dynamo's documents): 2.41 s on an M4, one thread",
@@ -3013,39 +2668,6 @@ CLAIMS = [
         how="computed",
     ),
     Claim(
-        "speculate_pd",
-        "How many drafts are best on D, by the rate of the links, and on colocated instances?",
-        "nothing published",
-        [
-            Expect("70B, 12 requests/s: best k on D of 3P1D, 25 / 400 Gb/s", lambda t: drafts_at(t, "3P1D", 12, 25) - drafts_at(t, "3P1D", 12, 400), 1, 5, "more"),
-            Expect("70B, 12 requests/s: best k of 4C less that of 2P2D at 400 Gb/s", lambda t: drafts_at(t, "4C", 12, 0) - drafts_at(t, "2P2D", 12, 400), -2, 2, "more"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "speculate_prompts",
-        "Who should compute a prompt for a model that drafts, P or D?",
-        "nothing published",
-        [
-            Expect("70B and 8B that drafts, 6 requests/s: of D's time, or of P's", lambda t: t("busy_share", rate=6., gbps=100.), .08, .18, "%"),
-            Expect("bytes that cross, with the smaller model's KV / without", lambda t: t("bytes", rate=6., gbps=100.), 1.35, 1.45, "x"),
-            Expect("100 Gb/s: a prompt's KV of it takes / its computing", lambda t: t("sent_ms", rate=6., gbps=100.) / t("draft_prompt_ms", rate=6., gbps=100.), 1.5, 3, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "speculate_mtp",
-        "From which batch on does a multi-token head lose what it gains?",
-        "SGLang's MTP (DeepSeek, 16 H200: 2.18 tokens a step of 3 drafts); the notes' row of .96 to 1.24",
-        [
-            Expect("DeepSeek-V3, 3 drafts: alone", lambda t: t("gain", k=3, batch=1), 1.9, 2.2, "x"),
-            Expect("DeepSeek-V3, 3 drafts: the batch of a gain of 1.24", lambda t: head_at(t, 3, 1.24), 250, 450, ""),
-            Expect("DeepSeek-V3, 3 drafts: the batch of .96", lambda t: head_at(t, 3, .96), 650, 1100, ""),
-            Expect("DeepSeek-V3, one draft, right in .85, 4,096 at once", lambda t: t("gain", k=1, batch=4096), 1.05, 1.25, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
         "speculate_blocks",
         "What does a prefix hit lose where the drafter runs a token ahead, and does it lose anything here?",
         "vLLM #54360: hits = max(0, floor((L - 1) / u) - 1) u",
@@ -3083,23 +2705,6 @@ CLAIMS = [
             Expect("requests with a wrong token", lambda t: max(t.values("wrong")), 0, 0),
         ],
         repeats=3,
-    ),
-    Claim(
-        "kv_points",
-        "What does KV of fewer bits cost in points of the standard tool, lm-eval, for a model that reads facts from its context?",
-        "TurboMind, KV int8 and int4 (lmdeploy docs/en/quantization/kv_quant.md)",
-        [
-            Expect("right answers, f32", lambda t: share(answers(t, "f32").count("1"), len(answers(t, "f32"))), .6, .9, "%",
-                   amended="2026-11-23", was=(.9, 1), reason=HARDER),
-            Expect("bf16, points lost", lambda t: points_lost(t, "bf16"), -2, 2, amended="2026-11-23", was=(-1, 1), reason=HARDER),
-            Expect("int8, points lost", lambda t: points_lost(t, "int8"), -2, 2, "", printed("nearly lossless"),
-                   amended="2026-11-23", was=(-1, 1), reason=HARDER),
-            Expect("int4, points lost", lambda t: points_lost(t, "int4"), -5, 9, "", printed("0.1 to 3.3, larger models", .1, 3.3),
-                   differs="a model of 1.4 million parameters, and another task",
-                   amended="2026-11-23", was=(0, 9), reason=HARDER),
-        ],
-        how="counted",
-        clients=True,
     ),
 ]
 

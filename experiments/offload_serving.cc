@@ -1,5 +1,4 @@
 // offload_overhead: what does copying every block out to the host tier cost those who compute?
-// offload_preempt: preempted sequences come back from the host tier, or are computed again.
 //
 // Real steps of llama-mini in f32, one instance, both cores. Two clusters are open at once and take
 // turns within a point, so that both see the same machine. `link_times`: the KV of a prompt is
@@ -26,15 +25,6 @@
 // 0.3 ms: in sync it adds to the step, 0.1 to 4 %: 0.94 to 1.01; in async-2 the card does not wait
 // for it: 0.97 to 1.02. Without the tier async-2 saves what planning and launching take, 0.1 to 1
 // ms of 4 at 32 tokens: 1.02 to 1.35 of sync (published: 0.39 / 0.30).
-//
-// offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping, small blocks swap
-// badly): 8 requests of 512 + 64 tokens in a pool of 2,176: 4 start, and as they grow, beyond 544 tokens each, the last
-// of them is preempted. (In 2,080, where this was tried first, the fourth found no room in blocks of 16: the others
-// have begun their 33rd.) Arithmetic. Who comes back has 544 tokens: 195 ms of prefill, or 4.4 MB of KV, 1 or 2 ms. The
-// whole takes 8 * 185 ms of prefill and two or three times 64 steps of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6 in
-// all, 0.4 to 1.2 s of recomputing: with swapping 1.1 to 1.4 times the requests a second, at any block, because even
-// blocks of one token move in 2 to 5 us each. Published ratios near 1 are a GPU's, which computes a token in 0.1 ms and
-// moves its 800 KB in as long.
 #include <time.h>
 
 #include <algorithm>
@@ -159,69 +149,6 @@ Measure overhead_open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("offload_overhead", "any", overhead_points, overhead_open);
-
-// ---- offload_preempt
-
-std::vector<Values> preempt_points(const Setting& setting) {
-  std::vector<Values> all;
-  for (int block : setting.tiny ? std::vector{4} : std::vector{1, 16}) all.push_back({{"block", block}});
-  return all;
-}
-
-Measure preempt_open(const Setting& setting) {
-  std::vector<std::string> common = {offload_model(setting),
-                                     "--prefix-cache",
-                                     "off",
-                                     "--max-batch",
-                                     setting.tiny ? "4" : "8",
-                                     "--admit",
-                                     "prompt",
-                                     "--max-model-len",
-                                     setting.tiny ? "128" : "1024",
-                                     "--kv-bytes",
-                                     setting.tiny ? "256KiB" : "17825792"};
-  auto pair = std::make_shared<Pair>(setting, common);
-  return [=](const Values& point) -> Result<Finding> {
-    const int n = setting.tiny ? 4 : 8, prompt = setting.tiny ? 32 : 512, output = setting.tiny ? 48 : 64;
-    const std::string block = point["block"].dump();
-    std::vector<std::string> options = {"--topology", "1C", "--block-tokens", block, "--chunk-tokens", "512"};
-    Result<std::string> wrong = pair->without.open(options);
-    if (wrong && wrong.value().empty()) {
-      options.insert(options.end(), {"--tier-block-tokens", block, "--host-kv-bytes", setting.tiny ? "2MiB" : "64MiB"});
-      wrong = pair->with.open(options);
-    }
-    if (!wrong) return wrong.error();
-    if (!wrong.value().empty()) return Finding{{}, wrong.value()};
-    std::vector<BenchRequest> load;
-    for (int i = 0; i < n; ++i) load.push_back(document(setting.seed, i, prompt, output));
-    const std::vector<double> together(load.size(), 0.0);
-    Run runs[2];
-    int64_t preemptions[2];
-    const KvTierStats tiers_before = tier_stats(pair->with);
-    for (int tiers : {0, 1}) {
-      Bed& bed = tiers ? pair->with : pair->without;
-      const Instance& instance = *bed.stack().cluster->instances()[0];
-      const int64_t before = instance.stats().preemptions;
-      runs[tiers] = run_load(bed.stack(), load, together);
-      if (!runs[tiers].wrong.empty()) return Finding{{}, runs[tiers].wrong};
-      preemptions[tiers] = instance.stats().preemptions - before;
-    }
-    if (runs[0].logits_hash != runs[1].logits_hash)
-      return Finding{{}, "other logits when KV is swapped in than when it is computed again"};
-    const KvTierStats tiers_after = tier_stats(pair->with);
-    return Finding{{{{"requests_per_s_recompute", runs[0].result.request_throughput},
-                     {"requests_per_s_swap", runs[1].result.request_throughput},
-                     {"ratio", runs[1].result.request_throughput / runs[0].result.request_throughput},
-                     {"preemptions_recompute", preemptions[0]},
-                     {"preemptions_swap", preemptions[1]},
-                     {"tokens_swapped_in", tiers_after.host_hit_tokens - tiers_before.host_hit_tokens},
-                     {"loads_ms", 1e3 * (tiers_after.load_wait_seconds - tiers_before.load_wait_seconds)},
-                     {"logits_hash", hash_text(runs[1].logits_hash)}}},
-                   ""};
-  };
-}
-
-REGISTER_EXPERIMENT("offload_preempt", "cpu", preempt_points, preempt_open);
 
 }  // namespace
 }  // namespace xpyd::experiments::offload_serving_experiment

@@ -41,7 +41,6 @@ from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 from tables import by, rows_of, states  # noqa: E402
 
-CLIENTS = "build/clients-venv/bin/python"
 ETCD = os.path.join(ROOT, "build/etcd/usr/bin") + os.pathsep + os.environ.get("PATH", "")
 BEGIN, END = "<!-- made by `experiments/run.py readme`: -->", "<!-- end -->"
 
@@ -157,8 +156,6 @@ class Runner:
             return self.machine["cuda_missing"]
         if claim.callgrind and not shutil.which("valgrind"):
             return "it needs valgrind, which counts instructions"
-        if claim.clients and not os.path.exists(os.path.join(ROOT, CLIENTS)):
-            return f"it needs {CLIENTS}: `make test-clients` makes it"
         if claim.netns and (os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)):
             return "it needs root, iproute2 and etcd: `make test-netns` brings the last two"
         return "it needs the Mooncake traces; --traces names their folder" if (

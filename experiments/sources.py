@@ -30,7 +30,6 @@ IMPLEMENTED = {
     "experiments/block_speed.cc": LLAMA,
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
-    "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
     "experiments/pool_recovery.cc": ["server/main.cc"],  # tests/netns/run starts `xpyd serve` and `xpyd worker` processes
     "experiments/vattention_speed.cc": LLAMA,
     "model/gemm_cuda.h": ["model/gemv_sm90.cu"],

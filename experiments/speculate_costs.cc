@@ -1,6 +1,4 @@
-// speculate_optimum, speculate_pd, speculate_mtp, speculate_prompts: how many drafts are best, by arithmetic: against the
-// batch; on D, whose batch is not a colocated instance's, by the rate of the links; what a multi-token head is worth to
-// DeepSeek-V3; and who should compute a prompt for a model that drafts.
+// speculate_optimum: how many drafts are best, by arithmetic, against the batch.
 //
 // k drafts, each right with probability a where those before it are, end E = (1 - a^(k+1)) / (1 - a) tokens in one step
 // of B sequences behind L tokens: c + s B (k + 1) + B L max(v, (k + 1) l), by the cards' figures
@@ -16,23 +14,6 @@
 // Off where a < (s B + made) / step: as KV grows with B, too, that is .18 at most, so for a = .5 never (published: from 16
 // on). The draft that would not pay at 16 costs half a step, 4.3 ms, 3.6 more than these are: what was measured there was
 // not the cards. `turbo` is the rule of draft_length.h: the same k as the best of all, to one.
-//
-// pd. Llama-3-70B on 8 x H800, four instances, prompts of 4,096 and answers of 256, a = .7, ngram. c = 11.3 ms, s = 41 us, a
-// prompt .18 s. Colocated a step is 1 / (1 - u) as long for the prompts of its share u of the time, and so is B; D has
-// none. 12 requests/s: 4C have 3 each, u = .55; 2P2D 6 for each D, and P .55 * 2 = more than 1: too few P; 3P1D 12 at
-// one D. What arrives at D is at most what P computes and the links carry (1.34 GB a prompt: 9.3/s of 100 Gb/s, 2.3 of
-// 25). B = r o t / E, so twice the rate and half the step are about one batch. Ever more drafts pay where the batch is
-// small: where the links are slow, k is larger by 1 to 5, for nothing: who waits for a link does not wait for D.
-//
-// mtp. DeepSeek-V3 in fp8 on 8 x H200 behind 4,096 tokens: c = 25.5 ms (all experts: true of batches of hundreds), s = 21
-// us, v L = 10.7 us, l L = 5.9. 3 drafts of which 1.18 are right (SGLang: 2.18 tokens a step): alone 2.18 / 1.05 = 2.1; of
-// hundreds (26.7 + .109 B) / (25.5 + .032 B): 1.24 at B = 340, 0.96 at 840, .64 for ever more. One draft, right in .85:
-// 1.85 / 1.02 alone, 1.09 at last: never below 1. So a row from .96 to 1.24 is one of large batches, and of too many drafts.
-//
-// prompts. Llama-3-70B on 8 x H800 and Llama-3-8B that drafts, prompts of 4,096 (--draft-prefill). The smaller model's
-// prompt takes 20 ms there, of the larger one's .18 s: 6 requests/s spend .12 of D's time on it, or .12 more of P's. Sent,
-// 131 KB a token are 537 MB beside 1.34 GB: 1.4 times the bytes; at 100 Gb/s 43 ms more, at 25 .17 s. So D should compute
-// where the links are what is short, and P where D is: TTFT hides neither.
 #include <algorithm>
 #include <cmath>
 
@@ -115,88 +96,6 @@ Result<Finding> optimum(const Values& point) {
   return found;
 }
 
-// `rate` requests/s at one instance that also computes `busy` of the time, k drafts: sequences at once; negative: it
-// cannot keep up.
-double batch_of(const Target& t, double rate, double output, double context, double busy, double a, int k) {
-  const double fixed = t.step(0, context, k), each = t.step(1, context, k) - fixed;
-  const double tokens = rate * output, room = ended(a, k) * (1 - busy) - tokens * each;
-  return room > 0 ? tokens * fixed / room : -1;
-}
-
-Result<Finding> pd(const Values& point) {
-  Result<disagg::SimulatedModel> model = disagg::find_simulated_model("llama-3-70b");
-  Result<disagg::Hardware> h = disagg::find_hardware("h800x8");
-  if (!model || !h) return model ? h.error() : model.error();
-  const Target t = target(model.value(), h.value(), "ngram");
-  constexpr double kPrompt = 4096, kOutput = 256, kRight = .7, kContext = kPrompt + kOutput / 2, kInstances = 4;
-  const double prompt_s = kPrompt * t.prompt_token_s + kPrompt * kPrompt * t.prompt_pair_s;
-  const double asked = point["rate"];
-  Finding found;
-  const auto add = [&](const char* who, double gbps, double rate, double busy) {
-    const auto seconds = [&](int k) {  // of a token; -: none
-      const double batch = batch_of(t, rate, kOutput, kContext, busy, kRight, k);
-      return batch < 0 ? INFINITY : t.step(batch, kContext, k) / (1 - busy) / ended(kRight, k);
-    };
-    const int k = best([&](int n) { return -seconds(n); });
-    const double batch = batch_of(t, rate, kOutput, kContext, busy, kRight, k);
-    found.rows.push_back({{"who", who},
-                          {"gbps", gbps},
-                          {"arrives", rate},
-                          {"k", k},
-                          {"batch", batch},
-                          {"batch_off", batch_of(t, rate, kOutput, kContext, busy, kRight, 0)},
-                          {"tbt_ms", 1e3 * seconds(k)},
-                          {"gain", seconds(0) / seconds(k)}});
-  };
-  add("4C", 0, asked / kInstances, asked / kInstances * prompt_s);
-  for (int n_decode : {1, 2})
-    for (double gbps : {10., 25., 100., 400.}) {
-      const double computed = std::min(asked, (kInstances - n_decode) / prompt_s);
-      const double carried = gbps / 8 * 1e9 / (kPrompt * model.value().kv_token_bytes());
-      add(n_decode == 1 ? "3P1D" : "2P2D", gbps, std::min(computed / n_decode, carried), 0);
-    }
-  return found;
-}
-
-Result<Finding> mtp(const Values& point) {
-  Result<disagg::SimulatedModel> model = disagg::find_simulated_model("deepseek-v3");
-  Result<disagg::Hardware> h = disagg::find_hardware("h200x8");
-  if (!model || !h) return model ? h.error() : model.error();
-  const Target t = target(model.value(), h.value(), "mtp");
-  Finding found;
-  const int k = point["k"];
-  const double tokens = k == 1 ? 1.85 : 2.18, batch = point["batch"], context = 4096;
-  const double cost = t.step(batch, context, k) / t.step(batch, context, 0);
-  found.rows.push_back({{"tokens_per_step", tokens}, {"step", cost}, {"gain", tokens / cost}});
-  return found;
-}
-
-Result<Finding> prompts(const Values& point) {
-  Result<disagg::SimulatedModel> large = disagg::find_simulated_model("llama-3-70b"),
-                                 small = disagg::find_simulated_model("llama-3-8b");
-  Result<disagg::Hardware> h = disagg::find_hardware("h800x8");
-  if (!large || !small || !h) return invalid("a model or a card that is not known");
-  constexpr double kPrompt = 4096, kChunk = 2048;
-  const auto prompt_s = [&](const disagg::SimulatedModel& model) {
-    return disagg::step_cost(model, h.value()).seconds(model::prompt_steps(kPrompt, 0, kChunk));
-  };
-  const double rate = point["rate"], gbps = point["gbps"], draft_s = prompt_s(small.value());
-  const double bytes = kPrompt * large.value().kv_token_bytes(), more = kPrompt * small.value().kv_token_bytes();
-  return Finding{{{{"draft_prompt_ms", 1e3 * draft_s},
-                   {"of_the_prompt", draft_s / prompt_s(large.value())},
-                   {"busy_share", rate * draft_s},  // of D, or of P
-                   {"bytes", (bytes + more) / bytes},
-                   {"sent_ms", 1e3 * more / (gbps / 8 * 1e9)}}},
-                 ""};
-}
-
-std::vector<Values> prompts_points(const Setting&) {
-  std::vector<Values> all;
-  for (double rate : {2., 6.})
-    for (double gbps : {25., 100., 400.}) all.push_back({{"rate", rate}, {"gbps", gbps}});
-  return all;
-}
-
 std::vector<Values> optimum_points(const Setting&) {
   std::vector<Values> all;
   for (double right : {.3, .5, .7, .9})
@@ -204,28 +103,8 @@ std::vector<Values> optimum_points(const Setting&) {
   return all;
 }
 
-std::vector<Values> pd_points(const Setting&) {
-  std::vector<Values> all;
-  for (double rate : {2., 4., 8., 12.}) all.push_back({{"rate", rate}});
-  return all;
-}
-
-std::vector<Values> mtp_points(const Setting&) {
-  std::vector<Values> all;
-  for (int k : {1, 3})
-    for (int batch = 1; batch <= 4096; batch *= 2) all.push_back({{"k", k}, {"batch", batch}});
-  return all;
-}
-
 Measure open_optimum(const Setting&) { return optimum; }
-Measure open_pd(const Setting&) { return pd; }
-Measure open_mtp(const Setting&) { return mtp; }
-Measure open_prompts(const Setting&) { return prompts; }
-
 REGISTER_EXPERIMENT("speculate_optimum", "cpu", optimum_points, open_optimum);
-REGISTER_EXPERIMENT("speculate_pd", "cpu", pd_points, open_pd);
-REGISTER_EXPERIMENT("speculate_mtp", "cpu", mtp_points, open_mtp);
-REGISTER_EXPERIMENT("speculate_prompts", "cpu", prompts_points, open_prompts);
 
 }  // namespace
 }  // namespace xpyd::experiments::speculate_costs_experiment

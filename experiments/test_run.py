@@ -272,16 +272,6 @@ class RunnerTest(unittest.TestCase):
         self.assertFalse(good)
         self.assertIn("not run: no CUDA device", out)
 
-    def test_what_an_environment_is_missing_for_is_said_with_the_command_that_brings_it(self):
-        # kv_points failed at its turn, after half an hour of others.
-        self.claim.clients = True
-        good, out = self.run_claim()
-        self.assertFalse(good)
-        self.assertIn("not run: it needs build/clients-venv/bin/python: `make test-clients` makes it", out)
-        self.assertEqual(self.measured(), [])
-        self.edit(run.CLIENTS, "")
-        self.assertTrue(self.run_claim()[0])
-
     def test_hosts_of_namespaces_without_root_are_said_to_be_missing(self):
         self.claim.netns = True
         with unittest.mock.patch("os.geteuid", return_value=1000):

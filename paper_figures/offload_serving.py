@@ -1,13 +1,11 @@
-"""Requests a second while all KV is copied to the host (KV offloading's experiment 3), and with preempted sequences
-swapped in or computed again (PagedAttention Fig. 19)."""
+"""Requests a second while all KV is copied to the host (KV offloading's experiment 3)."""
 import style
 
 # Experiment 3, 3B: requests a second without and with swapping out, by the tokens of a step.
 PUBLISHED = [(32, .29 / .30), (1024, 2.45 / 2.48)]
 
 table = style.result("offload_overhead")
-preempt = style.result("offload_preempt")
-figure, (left, right) = style.plt.subplots(1, 2, figsize=(8.4, 3.3))
+figure, left = style.plt.subplots(figsize=(4.2, 3.3))
 style.line(left, table.curve("chunk", "ratio", link_times=0, waits="off"), 0, "memory's speed")
 style.line(left, table.curve("chunk", "ratio", link_times=5, waits="off"), 1, "a link of 1/5 of the prefill")
 left.axhline(1 / 1.2, color="0.4", linestyle=":")
@@ -18,11 +16,4 @@ left.set_ylim(.7, 1.1)
 left.set_xlabel("tokens of a step")
 left.set_ylabel("requests/s with the tier / without")
 left.legend(fontsize=6.5, loc="lower right")
-for number, (column, label) in enumerate((("requests_per_s_swap", "swapped in"), ("requests_per_s_recompute", "computed again"))):
-    style.line(right, preempt.curve("block", column), number, label)
-style.powers(right, [1, 16])
-right.set_ylim(bottom=0)
-right.set_xlabel("tokens of a block")
-right.set_ylabel("requests/s")
-right.legend(fontsize=7)
 style.save(figure, "offload_serving", table, "KV offloading (wde), experiment 3, 3B; a copy that takes a fifth and is not hidden")

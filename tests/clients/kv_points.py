@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo_model"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../experiments/demo_model"))
 import data  # noqa: E402
 
 TASK = """task: xpyd_facts
