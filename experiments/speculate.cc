@@ -1,40 +1,15 @@
-// speculate: how many drafts are right, and what they are worth in tokens/s against none, by how many are made, batch
-// and text. Greedy loops, questions about facts, and text in which nothing is ever right.
-//
-// Engines over one model take turns, step by step: one for each --speculate-tokens, from 0 (off) to turbo, whose cost of
-// a step is fitted to its own steps as an instance's is. All must end with the text and the logits' hash of `off`
-// before anything is told. Prompts are computed first, and not timed.
-//   loops    random weights, greedy, and what has been said is made likelier (repetition_penalty .1, frequency_penalty
-//            -2): they say one thing over and over. ngram; "int4 4": 4 drafts of the same weights in 4 bits, as a
-//            model that drafts, with KV of its own.
-//   chat     the demo model is told 20 facts and asked for one; what it says then, and goes on to say, are those
-//            sentences. ngram; "turbo prompts": --ngram-scope prompts.
-//   nothing  random weights at temperature 1: of 128,256 tokens hardly two come twice. ngram.
-//            "mtp": of its own multi-token head, by a model that computes it beside every step.
-//   wrong    the same, and a drafter that always has 16, none of them right: nobody's text is worse.
-//
-// Arithmetic. llama-1b in bf16: a step reads 2.5 GB, 100 ms on two cores; each more token multiplies 2.5 GFLOP, 10 ms:
-// a price p = .1 of a step. k drafts that are right with probability a each end (1 - a^(k+1)) / (1 - a) tokens in 1 + k
-// p steps. A loop of one token has a = 1 once it is found, after 3 tokens of 32: k = 4 gives 5 / 1.4 = 3.6, 8 gives 9 /
-// 1.8 = 5; over 32 tokens, of which the first are single and the last step is cut, 2 to 3.6 and 2 to 5. Turbo begins
-// with few: 1.6 to 5. In `wrong` turbo may lose half a token at first, and then 1 % (draft_length.h): of 32 tokens .975
-// at worst, and of a round that is not its first .98 to 1; four fixed drafts cost 1 / 1.4 = .7. `nothing` costs what
-// looking does, a microsecond of 100 ms: 1.
-// llama-mini in bf16: 54 MB, 3 to 5 ms a step, and .4 to .6 ms a token: p = .15 alone; 64 sequences take 5 + 32 ms, and
-// a draft costs nearly what a token does. So what four drafts are worth falls with the batch: alone 5 / 1.6 = 3, at 64 5 /
-// (5 * .9) = 1.1. The demo model (1.4 million parameters, 2.8 MB) is bound by its products at any batch, and by what a
-// step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64. Its head is one layer more
-// than its trunk's four, and a product with the embedding: a step with it 1.2, a draft of it .4 and its row .3; k = 1,
-// right 97 of 100 times, 1.97 / 1.9 = 1.04. llama-mini in 4 bits: a draft takes .35 to .5 of a step of bf16, so that four
-// that are right make 5 / (1.6 + 4 * .42) = 1.5.
+// speculate: how many drafts are right, and what they are worth in tokens/s.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 
+#include "batch/draft_length.h"
 #include "batch/drafter.h"
+#include "disagg/simulate/hardware.h"
 #include "experiments/contestant.h"
-#include "experiments/experiment.h"
 #include "experiments/demo_facts.h"
+#include "experiments/experiment.h"
 #include "model/folder.h"
 #include "model/model.h"
 #include "model/step_cost.h"
@@ -43,6 +18,17 @@
 
 namespace xpyd::experiments::speculate_experiment {
 namespace {
+
+// speculate: engines over one model take turns, step by step: one for each --speculate-tokens, from off to turbo; all
+// must end with the text and the logits' hash of `off`. loops: random weights, greedy, what has been said is made
+// likelier. chat: the demo model is told 20 facts and asked for one; "mtp" is its own multi-token head. nothing:
+// random weights at temperature 1. wrong: the same, and a drafter that always has 16, none right.
+//
+// Arithmetic. llama-1b: a step reads 2.5 GB, 100 ms, and each more token takes 10: k drafts that are right with
+// probability a end (1 - a^(k+1)) / (1 - a) tokens in 1 + .1 k steps: 2 to 3.6 over 32 tokens of a loop, turbo 1.6 to
+// 5; in `wrong` turbo loses at most 2.5 %. llama-mini: .15 a token alone, nearly 1 of 64. The demo model's head,
+// right 97 of 100 times: 1.97 / 1.9 = 1.04.
+namespace live {
 
 constexpr int kPrompt = 16, kMostDraftsHere = 8, kMostBatch = 64, kStepTokens = 1024;
 constexpr size_t kLongestPrompt = 512;
@@ -66,7 +52,6 @@ constexpr DrafterRow kWrong = {
 struct How {
   const char* name;
   int tokens;  // -1: off; 0: turbo
-  NgramScope scope = NgramScope::sequence;
   const char* drafter = "ngram";
 };
 
@@ -77,24 +62,21 @@ struct Case {
 };
 
 constexpr How kOff = {"off", -1}, kOne = {"1", 1}, kTwo = {"2", 2}, kFour = {"4", 4}, kEight = {"8", 8},
-              kTurbo = {"turbo", 0}, kPrompts = {"turbo prompts", 0, NgramScope::prompts},
-              kHeadOne = {"mtp 1", 1, NgramScope::sequence, "mtp"}, kHeadTwo = {"mtp 2", 2, NgramScope::sequence, "mtp"},
-              kHeadTurbo = {"mtp turbo", 0, NgramScope::sequence, "mtp"},
-              kSmaller = {"int4 4", 4, NgramScope::sequence, "draft"};
+              kTurbo = {"turbo", 0},
+              kHeadOne = {"mtp 1", 1, "mtp"}, kHeadTwo = {"mtp 2", 2, "mtp"},
+              kHeadTurbo = {"mtp turbo", 0, "mtp"};
 
 std::vector<Case> cases(bool tiny) {
   const std::vector<How> all = {kOff, kOne, kTwo, kFour, kEight, kTurbo};
-  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kPrompts, kHeadTwo}},
-                    {"llama-tiny", "loops", 1, 12, {kOff, kSmaller}},
+  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kHeadTwo}},
                     {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
   std::vector<Case> made = {{"llama-1b", "loops", 1, 32, {kOff, kFour, kTurbo}},
                             {"llama-1b", "nothing", 1, 12, {kOff, kTurbo}},
                             {"llama-1b", "wrong", 1, 32, {kOff, kTurbo}}};
   for (const auto& [batch, tokens] : {std::pair(1, 48), {kMostBatch, 12}}) {
     made.push_back({"llama-mini", "loops", batch, tokens, all});
-    made.back().hows.push_back(kSmaller);
     made.push_back({"llama-mini", "wrong", batch, tokens, {kOff, kFour, kTurbo}});
-    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kPrompts, kHeadOne, kHeadTwo, kHeadTurbo}});
+    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kHeadOne, kHeadTwo, kHeadTurbo}});
   }
   return made;
 }
@@ -109,7 +91,6 @@ struct Served {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
   std::unique_ptr<Model> model, headed;        // headed: the demo model with its multi-token head
-  std::shared_ptr<const Weights> draft;        // the same weights in 4 bits; null: not asked for yet
   std::unique_ptr<const Tokenizer> tokenizer;  // null: random weights
 };
 
@@ -212,23 +193,6 @@ class Bed {
     return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere);
   }
 
-  // With KV for as many tokens as `kv` has room for.
-  Result<std::shared_ptr<DraftModel>> smaller(Served& served, const Case& c, const KvOptions& kv) {
-    if (!served.draft) {
-      auto draft = load_weights("", served.config, {.weight_dtype = Dtype::int4, .dummy = true}, team_);
-      if (!draft) return draft.error();
-      served.draft = draft.value();
-    }
-    auto made = std::make_shared<DraftModel>();
-    made->model = make_llama(served.draft, team_, kStepTokens, rows_of(c.model));
-    made->step_tokens = kStepTokens;
-    const KvScheme& paged = *find_kv_scheme("paged");
-    auto pool = make_block_pool(paged.name, kv);
-    if (!pool) return pool.error();
-    made->memory = paged.make(std::move(pool).value(), kv);
-    return made;
-  }
-
   Status make(std::vector<Racer>& racers, const Case& c, Served& served) {
     for (const How& how : c.hows) {
       Model& model = how.drafter == std::string("mtp") ? *served.headed : *served.model;
@@ -239,13 +203,7 @@ class Bed {
                             .step_tokens = kStepTokens};
       if (how.tokens >= 0)
         options.speculation = {.drafter = c.text == std::string("wrong") ? &kWrong : find_drafter(how.drafter),
-                               .tokens = how.tokens,
-                               .ngram_scope = how.scope};
-      if (how.drafter == std::string("draft")) {
-        auto draft = smaller(served, c, kv);
-        if (!draft) return draft.error();
-        options.speculation.model = std::move(draft).value();
-      }
+                               .tokens = how.tokens};
       auto made = Contestant::create("paged", model, kv, options);
       if (!made) return made.error();
       racers.push_back({.how = how, .engine = std::move(made).value()});
@@ -292,6 +250,97 @@ Measure open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("speculate", "cpu", points, open);
+
+}  // namespace live
+
+// speculate/optimum: how many drafts are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step of B
+// sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l), and what made the drafts: nothing (ngram),
+// or a model of 160 M parameters; `max`: the slower of bandwidth and products.
+//
+// Arithmetic. c = 6.25 ms, s = 31 us. a = .7 alone, by a model: 4 (4 to 5); .5: 2 (3); .9: 9 to 12 (7). At B = 64 2
+// to 4 (1 to 2); never off at a = .5 (off from 16 on): what was measured there was not the card. turbo takes the same
+// k to one.
+namespace optimum {
+
+constexpr int kMostHere = 24;
+
+struct Target {
+  double launch_s, weights_s, token_s, kv_s, look_s;
+  double made_launch = 0, made_share = 0;  // of a draft
+  bool overlaps = false;
+
+  double made(double batch) const { return made_launch * launch_s + made_share * (weights_s + token_s * batch); }
+  double step(double batch, double context, double k) const {
+    const double kv = batch * context * kv_s, look = batch * context * look_s * (k + 1);
+    const double products = token_s * batch * (k + 1);
+    const double verify = overlaps ? std::max(weights_s + kv, products + look) : weights_s + products + std::max(kv, look);
+    return launch_s + verify + k * made(batch);
+  }
+};
+
+Target target(const disagg::SimulatedModel& model, const disagg::Hardware& h, const std::string& drafter) {
+  const StepCost::Terms t = disagg::step_cost(model, h).terms();
+  Target made{h.step_s, t[0] - h.step_s, t[4], t[2], 2 * t[3]};
+  if (drafter == "model") made.made_launch = 1, made.made_share = .024;
+  return made;
+}
+
+double ended(double a, double k) { return (1 - std::pow(a, k + 1)) / (1 - a); }
+
+// The k of which f(k) is the most.
+template <class F>
+int best(F&& f) {
+  int found = 0;
+  for (int k = 1; k <= kMostHere; ++k)
+    if (f(k) > f(found)) found = k;
+  return found;
+}
+
+// What the engine's rule takes for each of `batch` sequences, in the mean, whose drafts have been right that often.
+double turbo(const Target& t, int batch, double context, double a) {
+  DraftRecord record;
+  for (int i = 0; i < 1000; ++i) record.saw(1, i * 7 % 10 < std::lround(10 * a));
+  const double off = t.step(batch, context, 0);
+  DraftRate rate{.tokens = double(batch), .seconds = off, .token_seconds = (t.step(batch, context, 1) - off) / batch,
+                 .credit = 1e9};
+  int taken = 0;
+  for (int i = 0; i < batch; ++i) taken += rate.take(record, kMostHere);
+  return double(taken) / batch;
+}
+
+Result<Finding> optimum(const Values& point, const Setting&) {
+  const disagg::SimulatedModel model{"llama-2-7b", 32, 32, 128, 6.74e9, 6.74e9, 2 * 32 * 128, 2, 2, ""};
+  const disagg::Hardware card = disagg::find_hardware("h100x1").value();
+  Finding found;
+  for (const char* drafter : {"ngram", "model"})
+    for (bool overlaps : {false, true}) {
+      Target t = target(model, card, drafter);
+      t.overlaps = overlaps;
+      const double batch = point["batch"], a = point["right"], context = 500;
+      const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
+      const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
+      found.rows.push_back({{"drafter", drafter},
+                            {"cost", overlaps ? "max" : "sum"},
+                            {"k", k},
+                            {"gain", rate(k)},
+                            {"turbo_k", turbo(t, point["batch"], context, a)},
+                            {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
+                            {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
+                            {"step_ms", 1e3 * t.step(batch, context, 0)}});
+    }
+  return found;
+}
+
+std::vector<Values> optimum_points(const Setting&) {
+  std::vector<Values> all;
+  for (double right : {.3, .5, .7, .9})
+    for (int batch = 1; batch <= 256; batch *= 2) all.push_back({{"right", right}, {"batch", batch}});
+  return all;
+}
+
+REGISTER_EXPERIMENT("speculate/optimum", "cpu", optimum_points, each<optimum>);
+
+}  // namespace optimum
 
 }  // namespace
 }  // namespace xpyd::experiments::speculate_experiment

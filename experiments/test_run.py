@@ -586,7 +586,7 @@ class ClaimsTest(unittest.TestCase):
         registered = set()
         for path in glob.glob(os.path.join(here, "*.cc")) + glob.glob(os.path.join(here, "cuda", "*.cu")):
             with open(path) as file:
-                registered |= set(re.findall(r'^REGISTER_EXPERIMENT\("(\w+)"', file.read(), re.M))
+                registered |= set(re.findall(r'^REGISTER_EXPERIMENT\("([\w/]+)"', file.read(), re.M))
         for claim in CLAIMS:
             self.assertIn(claim.name, registered)
             self.assertTrue(claim.question and claim.source and claim.expect)
@@ -633,10 +633,10 @@ class ClaimsTest(unittest.TestCase):
             self.assertEqual(re.findall(r'.*"paper: .*', text), [], path)
             for call in re.findall(r"style\.paper\(.*", text):
                 self.assertIn("known(", call, path)
-            for experiment, label in re.findall(r'''known\(["'](\w+)["'], ["']([^"']+)["']\)''', text):
+            for experiment, label in re.findall(r'''known\(["']([\w/]+)["'], ["']([^"']+)["']\)''', text):
                 known(experiment, label)
         self.assertEqual(known("waste", "useful, slots"), ", from memory")
-        self.assertEqual(known("break_even", "8 x A800, 8,192 tokens, their constants"), "")
+        self.assertEqual(known("fetch_or_compute/break_even", "8 x A800, 8,192 tokens, their constants"), "")
         with self.assertRaises(KeyError):
             known("waste", "useful, vAttention")
 
@@ -655,7 +655,7 @@ class ClaimsTest(unittest.TestCase):
                 self.assertFalse(run.unexplained(e, one), f"{claim.name}: {e.label}: {run.seen(e, one)}")
 
     def test_profiles_of_copies_are_an_event_log(self):
-        table = Table.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", "offload_trace.csv"))
+        table = Table.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", "offload_cost-trace.csv"))
         first, *lines = map(json.loads, run.span_log(table).split("\n"))
         self.assertEqual(first["xpyd_event_log"], 1)
         rows = [row for row in table.rows if row["repeat"] == "0" and row["round"] == "0"]
@@ -677,7 +677,7 @@ class ClaimsTest(unittest.TestCase):
 
 class TablesTest(unittest.TestCase):
     """The list of the tables and figures that the notes and papers print."""
-    KEYS = {f"{run.anchor(c)}: {e.label}": e for c in CLAIMS for e in c.expect}
+    KEYS = {f"{c.anchor}: {e.label}": e for c in CLAIMS for e in c.expect}
 
     def test_a_published_figure_belongs_to_one_row_and_no_claim_to_two(self):
         self.assertGreater(sum(bool(e.paper) for e in self.KEYS.values()), 200)

@@ -155,6 +155,8 @@ std::vector<OptionRow> make_rows() {
        sets_as<find_dtype, &ClusterOptions::kv, &KvOptions::shape, &KvShape::dtype>},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine,
        sets_as<find_kv_scheme, &ClusterOptions::kv_scheme>},
+      {"allocator", choice, "paged", "", "paged|vattention", 0, 0,
+       "vattention: page groups that appear and stay behind the addresses of sequences that come, grow and end", "tour"},
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)", kShape,
        sets<&ClusterOptions::kv, &KvOptions::block_tokens>, "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
