@@ -44,11 +44,14 @@ LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-l
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/*/*.cc))
 AVX512_SRC := %_avx512.cc %_avx512vnni.cc %_avx512bf16.cc
-LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
-TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
+# What reads, simulates and loads a cluster stands above it: subcommands of the same binary.
+SUBCOMMANDS := $(if $(filter disagg,$(ROOMS)),$(filter-out $(if $(filter server,$(ROOMS)),,%_command.cc %_commands.cc),\
+               $(wildcard experiments/simulate/*.cc experiments/event_log/*.cc $(if $(filter server,$(ROOMS)),experiments/load/*.cc experiments/subcommands.cc))))
+LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(foreach r,$(ROOMS),$(call room_sources,$(r)))) $(SUBCOMMANDS)
+TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end experiments issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
 HARNESS   := $(BUILD)/experiments/bench/harness.o
-EXP_SRC   := $(wildcard experiments/*.cc)
+EXP_SRC   := $(filter-out experiments/subcommands.cc,$(wildcard experiments/*.cc))
 EXP_CU    := $(wildcard experiments/cuda/*.cu)
 EXP_PARTS := $(if $(filter server,$(ROOMS)),$(filter-out experiments/main.cc,$(EXP_SRC)))
 # CUDA: compiled in where nvcc and a card are found, or with CUDA=1 (`make cuda` does that in build/cuda).

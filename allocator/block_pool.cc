@@ -13,7 +13,6 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
       blocks_(size_t(n_blocks_) * sizeof(Block)),
       source_(std::move(source)),
       share_(share),
-      marks_(size_t(n_blocks_), 0),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, {}, -1, -1};
@@ -28,61 +27,21 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
 
 size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
   const size_t in_free_list = sizeof(int32_t), filled = sizeof(int32_t);
-  return size_t(layout.n_blocks) * (sizeof(Block) + in_free_list + filled + sizeof(uint8_t)) +
+  return size_t(layout.n_blocks) * (sizeof(Block) + in_free_list + filled) +
          (prefix_cache ? PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens) : 0);
 }
 
 void BlockPool::lru_append(int32_t block) {
   Block& b = at(block);
-  List& list = list_of(block);
-  b.older = list.newest, b.newer = -1;
-  (list.newest < 0 ? list.oldest : at(list.newest).newer) = block;
-  list.newest = block;
+  b.older = newest_, b.newer = -1;
+  (newest_ < 0 ? oldest_ : at(newest_).newer) = block;
+  newest_ = block;
 }
 
 void BlockPool::lru_remove(int32_t newest, int32_t oldest) {
   const int32_t newer = at(newest).newer, older = at(oldest).older;
-  (older < 0 ? list_of(oldest).oldest : at(older).newer) = newer;
-  (newer < 0 ? list_of(newest).newest : at(newer).older) = older;
-}
-
-int32_t BlockPool::goes_after(int32_t block) const {
-  const int32_t newer = at(block).newer;
-  return newer < 0 && marks_[size_t(block)] == 0 ? lists_[1].oldest : newer;
-}
-
-void BlockPool::set_marks(int32_t block, uint8_t marks) {
-  uint8_t& now = marks_[size_t(block)];
-  if (now == marks) return;
-  const bool listed = cached(block) && !at(block).users.any();
-  if (listed) lru_remove(block, block);
-  n_marked_ += int(marks != 0) - int(now != 0);
-  now = marks;
-  if (listed) lru_append(block);
-}
-
-void BlockPool::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) {
-  if (!index_) return;
-  std::vector<std::pair<int32_t, uint64_t>> found;  // blocks, and who they are
-  PrefixChain chain{.hash = salt};
-  const int n = index_->walk(tokens, int(tokens.size()), chain, locked(), [&](std::span<const int32_t> blocks) {
-    for (int32_t block : blocks) found.emplace_back(block, at(block).node.uid);
-  });
-  found.resize(size_t(n / block_tokens_));  // full ones: others have more than these tokens, or will
-  Lock lock(mutex_);
-  for (size_t i = found.size(); i-- > size_t(begin / block_tokens_);) {
-    const auto [block, uid] = found[i];
-    if (at(block).node.uid != uid) continue;
-    const uint8_t bit = uint8_t(1 << int(mark)), now = marks_[size_t(block)];
-    if (mark != KvMark::thought) {
-      set_marks(block, on ? uint8_t(now | bit) : uint8_t(now & ~bit));
-    } else if (on && now == 0) {
-      if (at(block).users.any())
-        index_->erase(block);  // free when it is not in use any more
-      else
-        evict(block);
-    }
-  }
+  (older < 0 ? oldest_ : at(older).newer) = newer;
+  (newer < 0 ? newest_ : at(newer).older) = older;
 }
 
 int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
@@ -123,7 +82,6 @@ int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
 void BlockPool::unlist(int32_t block) {
   lru_remove(block, block);
   --n_cached_;
-  n_marked_ -= int(std::exchange(marks_[size_t(block)], uint8_t{0}) != 0);
 }
 
 void BlockPool::forget(int32_t block) {
@@ -132,7 +90,7 @@ void BlockPool::forget(int32_t block) {
 }
 
 void BlockPool::lost(int32_t block) {
-  if (at(block).users.any()) return set_marks(block, 0);
+  if (at(block).users.any()) return;
   unlist(block);
   source_->release(block);
 }
@@ -143,7 +101,7 @@ void BlockPool::evict(int32_t block) {
 }
 
 void BlockPool::shed() {
-  while (goes_first() >= 0 && n_blocks_ - n_free() > share_) evict(goes_first());
+  while (oldest_ >= 0 && n_blocks_ - n_free() > share_) evict(oldest_);
 }
 
 void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
@@ -169,7 +127,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
     source_->claim(n, out);
     size_t claimed = out.size();
     // Of what is cached here, that which others hold, too, gives no room: it stays.
-    for (int32_t block = goes_first(); out.size() < end && block >= 0; block = goes_after(block))
+    for (int32_t block = oldest_; out.size() < end && block >= 0; block = at(block).newer)
       if (source_->alone(block)) out.push_back(block);
     if (out.size() < end) out.resize(claimed);
     std::vector<int32_t> instead;
@@ -279,13 +237,12 @@ void BlockPool::tell(std::shared_ptr<CacheListener> listener) {
 
 void BlockPool::clear_prefix_cache() {
   Lock lock(mutex_);
-  while (goes_first() >= 0) evict(goes_first());
+  while (oldest_ >= 0) evict(oldest_);
 }
 
 KvStats BlockPool::stats() const {
   Lock lock(mutex_);
   KvStats stats = count();
-  stats.soft_pinned = n_marked_;
   stats.escrowed = escrowed_;
   // Others may have claimed and died between: never more than are not ours.
   stats.free = std::min(source_->count_free(), n_free());
@@ -300,21 +257,14 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
   Lock lock(mutex_);
   check_uses(references, leases, complete);
   std::vector<char> in_lru(size_t(n_blocks_), 0), held(size_t(n_blocks_), 0);
-  for (const List& list : lists_)
-    for (int32_t b = list.oldest, before = -1; b >= 0 || before != list.newest; before = b, b = at(b).newer) {
-      XPYD_CHECK(b >= 0 && b < n_blocks_ && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
-      XPYD_CHECK((marks_[size_t(b)] != 0) == (&list != lists_), "LRU list of block " + std::to_string(b));
-    }
-  int marked = 0;
+  for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
+    XPYD_CHECK(b >= 0 && b < n_blocks_ && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
   for (int32_t b = 0; b < n_blocks_; ++b) {
     const bool used = at(b).users.any();
     held[size_t(b)] = used || cached(b);
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
     if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
-    if (marks_[size_t(b)] != 0) XPYD_CHECK(cached(b), "block " + std::to_string(b));
-    marked += marks_[size_t(b)] != 0;
   }
-  XPYD_CHECK(marked == n_marked_);
   XPYD_CHECK(escrowed_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0),
              "more is set aside than there is");
   source_->check_invariants(held);

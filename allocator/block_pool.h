@@ -1,7 +1,7 @@
 // BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the source of blocks
 // (block_source.h), or cached: the index (block_index.h) finds them, and the least recently used goes when room is
-// wanted, those that are marked after all others (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One
-// may serve several KvMemory on several threads.
+// wanted (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One may serve several KvMemory on several
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,6 @@ class BlockPool final : public KvPool {
   int indexed_tokens(int32_t block) const;  // BlockIndex::tokens_in()
   void tell(std::shared_ptr<CacheListener> listener) override;
   void clear_prefix_cache() override;
-  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) override;
 
   KvStats stats() const override;
   void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
@@ -65,10 +64,7 @@ class BlockPool final : public KvPool {
   struct Block {  // 32 bytes: two in a cache line, with what the index asks of it
     BlockIndex::Node node;
     Users users;
-    int32_t older, newer;  // neighbours in its LRU list while cached; -1: end
-  };
-  struct List {
-    int32_t oldest = -1, newest = -1;
+    int32_t older, newer;  // neighbours in the LRU list while cached; -1: end
   };
 
   int64_t begin_use(std::span<const int32_t> blocks) override;
@@ -77,15 +73,11 @@ class BlockPool final : public KvPool {
   void sign(KvHandover& handover) override;
   void lru_append(int32_t block);
   void lru_remove(int32_t newest, int32_t oldest);  // all between them, too
-  List& list_of(int32_t block) { return lists_[marks_[size_t(block)] != 0]; }
-  int32_t goes_first() const { return lists_[lists_[0].oldest < 0].oldest; }  // -1: nothing is cached
-  int32_t goes_after(int32_t block) const;
-  void set_marks(int32_t block, uint8_t marks);
-  void unlist(int32_t block);  // out of the LRU list, without marks
-  void forget(int32_t block);  // … and out of the index, with what continues it in a tree
-  void evict(int32_t block);   // … and given back
-  void lost(int32_t block);    // the index has dropped it already
-  void shed();                 // cached blocks beyond the share
+  void unlist(int32_t block);                       // out of the LRU list
+  void forget(int32_t block);                       // … and out of the index, with what continues it in a tree
+  void evict(int32_t block);                        // … and given back
+  void lost(int32_t block);                         // the index has dropped it already
+  void shed();                                      // cached blocks beyond the share
   int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - escrowed_; }
   int spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   void poison(int32_t block);
@@ -101,9 +93,7 @@ class BlockPool final : public KvPool {
   const std::unique_ptr<BlockSource> source_;
   const int share_;
   std::unique_ptr<BlockIndex> index_;
-  List lists_[2];               // LRU lists: of blocks without a mark, and of those with one
-  std::vector<uint8_t> marks_;  // [n_blocks] a bit for each KvMark, of indexed blocks
-  int n_marked_ = 0;
+  int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
   std::atomic<int> escrowed_{0};  // blocks that are set aside, of the free and the cached ones; changed under the lock
   bool poison_;
 };

@@ -9,7 +9,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -29,44 +28,30 @@ Error bad(const std::string& dir, const std::string& what) { return invalid("--d
 
 bool on_sector(const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % DiskFile::kSector == 0; }
 
-std::string no_file(int error) {  // of open() with O_DIRECT
-  return error == EINVAL ? "its file system has no direct I/O (O_DIRECT)" : "cannot write there: " + why(error);
-}
-
-Result<Fd> make_file(const std::string& dir) {
-  static std::atomic<int> count{0};
-  const std::string path = dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600);
-  const int error = errno;
-  // Some file systems make the file before they refuse O_DIRECT (EINVAL). After any other error it
-  // is not ours: without a free descriptor nobody has even looked whether there is one (EMFILE).
-  if (fd >= 0 || error == EINVAL) ::unlink(path.c_str());
-  if (fd < 0) return bad(dir, no_file(error));
-  return Fd(fd);
-}
-
-Result<Fd> open_kept(const std::string& dir, const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_DIRECT));
-  if (fd.get() < 0) return bad(dir, no_file(errno));
-  return fd;
-}
-
-// Of what it has, it keeps the first `bytes`.
-Status size_file(int fd, const std::string& dir, size_t bytes) {
+Result<Fd> make_file(const std::string& dir, size_t bytes) {
   struct stat about;
-  if (::fstat(fd, &about) != 0) return bad(dir, why(errno));
+  if (::stat(dir.c_str(), &about) != 0) return bad(dir, why(errno) + "; expected a folder");
+  if (!S_ISDIR(about.st_mode)) return bad(dir, "expected a folder");
   struct statvfs space;
-  if (::fstatvfs(fd, &space) == 0) {
-    const size_t there = size_t(space.f_bavail) * size_t(space.f_frsize) + 512 * size_t(about.st_blocks);
+  if (::statvfs(dir.c_str(), &space) == 0) {
+    const size_t there = size_t(space.f_bavail) * size_t(space.f_frsize);
     if (there < bytes)
       return bad(dir, "--disk-kv-bytes is " + std::to_string(bytes) + ", the disk has " + std::to_string(there) +
                           " bytes left");
   }
-  if (size_t(about.st_size) > bytes && ::ftruncate(fd, off_t(bytes)) != 0) return bad(dir, why(errno));
-  const int refused = ::posix_fallocate(fd, 0, off_t(bytes));
-  if (refused == 0) return ok();
-  (void)!::ftruncate(fd, std::min(off_t(bytes), about.st_size));  // what it did get is others' again
-  return bad(dir, "--disk-kv-bytes " + std::to_string(bytes) + ": " + why(refused));
+  static std::atomic<int> count{0};
+  const std::string path = dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600));
+  const int error = errno;
+  // Some file systems make the file before they refuse O_DIRECT (EINVAL). After any other error it
+  // is not ours: without a free descriptor nobody has even looked whether there is one (EMFILE).
+  if (fd.get() >= 0 || error == EINVAL) ::unlink(path.c_str());
+  if (fd.get() < 0)
+    return bad(dir,
+               error == EINVAL ? "its file system has no direct I/O (O_DIRECT)" : "cannot write there: " + why(error));
+  const int refused = ::posix_fallocate(fd.get(), 0, off_t(bytes));
+  if (refused != 0) return bad(dir, "--disk-kv-bytes " + std::to_string(bytes) + ": " + why(refused));
+  return fd;
 }
 
 }  // namespace
@@ -79,18 +64,9 @@ struct DiskFile::Ring {
   }
 };
 
-Status DiskFile::check_folder(const std::string& dir) {
-  struct stat about;
-  if (::stat(dir.c_str(), &about) != 0) return bad(dir, why(errno) + "; expected a folder");
-  if (!S_ISDIR(about.st_mode)) return bad(dir, "expected a folder");
-  return ok();
-}
-
 Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t block_bytes, int n_blocks,
-                                                 DiskFault fault, DiskRefusal refusal, const std::string& kept) try {
-  need(check_folder(dir));
-  Fd fd = need(kept.empty() ? make_file(dir) : open_kept(dir, kept));
-  need(size_file(fd.get(), dir, padded(block_bytes) * size_t(n_blocks)));
+                                                 DiskFault fault, DiskRefusal refusal) try {
+  Fd fd = need(make_file(dir, padded(block_bytes) * size_t(n_blocks)));
   auto ring = std::make_unique<Ring>();
   if (ring->error != 0) return bad(dir, "io_uring is not permitted here: " + why(ring->error));
   return std::unique_ptr<DiskFile>(

@@ -5,8 +5,7 @@
 // The kernel may refuse to take operations (no memory for them): they are tried again for some
 // milliseconds, then they have failed. Nothing else is lost, and the next ones are tried anew.
 //
-// The file is unlinked as soon as it is open, so that nothing stays behind however the process ends; one that is to be
-// kept (disk_index.h) is there already, and stays.
+// The file is unlinked as soon as it is open, so that nothing stays behind however the process ends.
 //
 // Thread safety: one owner.
 #pragma once
@@ -51,11 +50,9 @@ class DiskFile {
     uint64_t checksum;  // of what was written
   };
 
-  // The errors name `dir`, what it must be, and the option. `kept`: that file in it, made as large as it must be.
+  // The errors name `dir`, what it must be, and the option.
   static Result<std::unique_ptr<DiskFile>> open(const std::string& dir, size_t block_bytes, int n_blocks,
-                                                DiskFault fault = {}, DiskRefusal refusal = {},
-                                                const std::string& kept = "");
-  static Status check_folder(const std::string& dir);
+                                                DiskFault fault = {}, DiskRefusal refusal = {});
   ~DiskFile();  // after what is under way
 
   // The memory stays as it is, and the caller's, until Done with this id.

@@ -95,8 +95,6 @@ struct KvStats {
   int in_transfer = 0;  // held by a lease: being sent or received
   int escrowed = 0;     // of the free and the cached ones: set aside for sequences (KvMemory::escrow)
   int elsewhere = 0;    // beside the capacity: only other processes hold them
-  int soft_pinned = 0;  // of any state: go last when they are cached (KvMark)
-  int hard_pinned = 0;  // active for a pin's sake (disagg/pool/pins.h)
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -187,12 +185,6 @@ class KvMemory {
   // Of each block of the pool. What only other processes hold is free here.
   virtual std::vector<KvState> states() const = 0;
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
-
-  // Marks what a prefix cache here, or a tier, has now of `tokens`, from the block with token `begin` on, or takes that
-  // mark from it; it ends with the block. A thought's blocks are not found any more, and go first.
-  virtual void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) {
-    (void)tokens, (void)salt, (void)begin, (void)mark, (void)on;
-  }
 
   // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference accounted
   // for, every index entry valid) and aborts on a difference. `complete`: this memory is the only user of its pool, so

@@ -70,7 +70,6 @@ class KvPool {
   // What a prefix index finds from now on, and what it loses. Before any use.
   virtual void tell(std::shared_ptr<CacheListener>) {}
   virtual void clear_prefix_cache() {}  // cached blocks become free
-  virtual void mark(std::span<const int32_t>, uint64_t, int, KvMark, bool) {}  // KvMemory::mark()
 
   // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they
   // are all there are, and must be equal; otherwise they are a lower bound. Aborts on a difference.

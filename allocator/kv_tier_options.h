@@ -7,7 +7,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "allocator/eviction.h"
@@ -15,21 +14,10 @@
 
 namespace xpyd::allocator {
 
-// What is known of KV that is kept: how long it is worth having.
-enum class KvMark : uint8_t {
-  pinned,   // it goes when nothing else can
-  awaited,  // it will be asked for soon: a tool is at work, and the conversation goes on
-  thought,  // it will not: of a finished thought, which the next turn's prompt does not have
-};
-
 struct KvTierOptions {
   size_t host_bytes = 0;         // 0: no host tier, and no disk below it
   std::string disk_dir;          // empty: no disk tier
   size_t disk_bytes = 0;         // at most, in disk_dir
-  bool disk_keep = false;        // what is there outlives the process: the next one of its role finds it again
-  std::string disk_role = "kv";  // … in files of that name
-  // … if they are of this model, of which this room does not know more (DiskIdentity, disk_index.h).
-  std::vector<std::pair<std::string, std::string>> disk_identity = {};
   int block_tokens = 16;         // tokens that are kept, found and moved together
   double copy_gbps = 0;          // CPU: device <-> host copies take at least bytes / this; 0: no limit
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)

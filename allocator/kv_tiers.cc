@@ -58,15 +58,9 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
     if (slots < 1)
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
                      std::to_string(DiskFile::padded(block)) + " bytes");
-    if (options.disk_keep) {
-      need(DiskFile::check_folder(options.disk_dir));
-      t->disk_name_ = need(DiskName::take(options.disk_dir, options.disk_role),
-                           "--disk-kv-dir " + options.disk_dir + ": ");
-    }
-    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal,
-                                   options.disk_keep ? t->disk_name_->data() : ""));
+    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal));
     t->disk_slots_ = int(slots);
-    t->restore();
+    for (int slot = int(slots); slot-- > 0;) t->free_disk_.push_back(slot);
   }
   return t;
 } catch (const Error& error) {
@@ -121,23 +115,10 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
   if (touch) {
     b.use.last_use = tick_;
     ++b.use.uses;
-    b.use.visited = true;
     b.pins += pin;
     refresh(block);
   }
   chain = {hash, b.uid, block, chain.n_blocks + 1};
-  return block;
-}
-
-int32_t KvTiers::new_block() {
-  if (unused_.empty()) {
-    blocks_.emplace_back();
-    tokens_.resize(tokens_.size() + size_t(options_.block_tokens));
-    return int32_t(blocks_.size()) - 1;
-  }
-  const int32_t block = unused_.back();
-  unused_.pop_back();
-  at(block) = Block{};
   return block;
 }
 
@@ -161,15 +142,23 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
     refresh(chain.block);
   }
   if (slot < 0) return -1;
-  const int32_t block = new_block();
+  int32_t block;
+  if (unused_.empty()) {
+    block = int32_t(blocks_.size());
+    blocks_.emplace_back();
+    tokens_.resize(tokens_.size() + size_t(options_.block_tokens));
+  } else {
+    block = unused_.back();
+    unused_.pop_back();
+  }
   Block& b = at(block);
+  b = Block{};
   b.uid = next_uid_++;
   b.parent = chain.block;
   b.parent_uid = chain.uid;
   b.hash = hash;
   b.parent_hash = chain.hash;
-  b.use = {tick_, 1, chain.n_blocks};
-  enter(b, false);
+  b.use = {tick_, 1, chain.n_blocks, tick_};
   b.storing = true;
   std::memcpy(&tokens_[size_t(block) * size_t(options_.block_tokens)], tokens,
               sizeof(int32_t) * size_t(options_.block_tokens));
@@ -203,21 +192,6 @@ void KvTiers::stored(int32_t block) {
   refresh(block);
 }
 
-void KvTiers::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) {
-  constexpr bool BlockUse::*const kMarks[] = {&BlockUse::pinned, &BlockUse::awaited, &BlockUse::thought};
-  const int bt = options_.block_tokens;
-  Chain chain = root(salt);
-  std::lock_guard lock(mutex_);
-  while (chain.n_blocks < int(tokens.size()) / bt) {
-    const int32_t* own = &tokens[size_t(chain.n_blocks) * size_t(bt)];
-    const uint64_t hash = next_hash(chain, own);
-    const int32_t block = look_up(chain, hash, own);
-    if (block < 0) break;
-    if (chain.n_blocks >= begin / bt && std::exchange(at(block).use.*kMarks[int(mark)], on) != on) refresh(block);
-    chain = {hash, at(block).uid, block, chain.n_blocks + 1};
-  }
-}
-
 // ---- Readers.
 
 void KvTiers::unpin(int32_t block) {
@@ -243,7 +217,7 @@ KvTiers::Where KvTiers::fetch(int32_t block, bool* from_disk) {
   *from_disk = true;
   b.reading = true;
   ++reading_;
-  enter(b, false);
+  b.use.entered = tick_;
   set_host(block, slot);
   disk_->read(b.disk, host_.get() + layout_.offset(slot, 0, 0, 0, 0), b.checksum, block);
   return Where::coming;
@@ -277,12 +251,11 @@ void KvTiers::refresh(int32_t block) {
     b.in[order] = belongs[order];
     if (!belongs[order]) continue;
     const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
-    // What goes is the deepest of one age; what is written, the first, since the others need it.
-    b.place[order] = {rank_of(policy, b.use), order == kDirty ? b.use.position : -b.use.position, block};
+    b.place[order] = {policy.rank(b.use), -b.use.position, block};
     orders_[order].insert(b.place[order]);
   }
   clean_ -= int(b.clean);
-  b.clean = known && on_host && on_disk && !b.reading && !b.use.pinned;
+  b.clean = known && on_host && on_disk && !b.reading;
   clean_ += int(b.clean);
   if (!options_.listeners.empty()) tell(block);
 }
@@ -303,36 +276,16 @@ void KvTiers::set_host(int32_t block, int slot) {
   refresh(block);
 }
 
-// Of the block there whose turn it is.
-int64_t KvTiers::lap(bool disk) const {
-  int64_t lap = lap_[disk];
-  for (Order order : {disk ? kDiskLeaf : kClean, disk ? kDiskLeaf : kDirtyLeaf})
-    if (!orders_[order].empty()) lap = std::max(lap, at(std::get<2>(*orders_[order].begin())).use.lap);
-  return lap;
-}
-
-// It stands in one tier's orders at a time: as long as it is on the host, in the host's.
-void KvTiers::enter(Block& block, bool disk) {
-  block.use.entered = tick_;
-  block.use.lap = lap(disk);
-  block.use.visited = false;
-}
-
-int32_t KvTiers::goes_first(Order order) {
+int32_t KvTiers::goes_first(Order order) const {
   constexpr size_t kShown = 8;
   const std::set<Place>& places = orders_[order];
-  const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
-  const auto whose_turn = [&] { return std::get<2>(*places.begin()); };
-  while (policy.spares && policy.spares(at(whose_turn()).use)) refresh(whose_turn());
-  int64_t& lap = lap_[order == kDiskLeaf];
-  lap = std::max(lap, at(whose_turn()).use.lap);
   if (options_.evicts) {
     std::vector<BlockUse> first;
     for (auto place = places.begin(); place != places.end() && first.size() < kShown; ++place)
       first.push_back(at(std::get<2>(*place)).use);
-    options_.evicts(policy, first);
+    options_.evicts(order == kDiskLeaf ? *disk_policy_ : *host_policy_, first);
   }
-  return whose_turn();
+  return std::get<2>(*places.begin());
 }
 
 int KvTiers::take_host_slot() {
@@ -354,7 +307,7 @@ int KvTiers::take_host_slot() {
 
 void KvTiers::drop_host(int32_t block) {
   free_host_.push_back(at(block).host);
-  if (at(block).disk >= 0) enter(at(block), true);
+  if (at(block).disk >= 0) at(block).use.entered = tick_;
   set_host(block, -1);
 }
 
@@ -365,7 +318,7 @@ void KvTiers::remove(int32_t block) {
   if (const auto found = index_.find(key_of(b.hash)); found != index_.end() && found->second == block)
     index_.erase(found);
   if (b.host >= 0) drop_host(block);
-  if (b.disk >= 0) free_disk_slot(std::exchange(b.disk, -1));
+  if (b.disk >= 0) free_disk_.push_back(std::exchange(b.disk, -1));
   if (Block* parent = parent_of(b)) {
     --parent->children;
     refresh(b.parent);
@@ -393,7 +346,6 @@ void KvTiers::forget() {
         more = true;
       }
   }
-  flush_index();
 }
 
 // ---- Between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
@@ -416,22 +368,7 @@ void KvTiers::poll() {
   disk_->take(done_);
   for (const DiskFile::Done& done : done_) ended(done);
   write_behind();
-  flush_index();
-  if (disk_index_ && disk_index_->grown())
-    if (Status written = rewrite_index(); !written) disk_failed(written.error().message, false);
   relieve();
-}
-
-// The first of those to be written whose parent is, or is no longer on the host alone.
-int32_t KvTiers::next_to_write() const {
-  int32_t block = std::get<2>(*orders_[kDirty].begin());
-  for (int32_t before = block;;) {
-    const Block& b = at(before);
-    if (b.parent < 0 || at(b.parent).uid != b.parent_uid || at(b.parent).disk >= 0 || at(b.parent).writing)
-      return block;
-    before = b.parent;
-    if (at(before).in[kDirty]) block = before;
-  }
 }
 
 // From the high watermark on, down to the low one, the host gives up what the disk has, too: there is room before
@@ -440,7 +377,6 @@ void KvTiers::relieve() {
   const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
   if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
   while (used() > options_.low_watermark && !orders_[kClean].empty()) {
-    if (at(std::get<2>(*orders_[kClean].begin())).use.pinned) return;  // so are all behind it
     drop_host(goes_first(kClean));
     ++stats_.host_relieved;
   }
@@ -452,11 +388,7 @@ void KvTiers::write_behind() {
          (int(free_host_.size()) + clean_ + writing_) * kHeadroom < capacity) {
     const int slot = take_disk_slot();
     if (slot < 0) return;
-    if (!flush_index()) {  // who had it is not dropped
-      free_disk_.push_back(slot);
-      return;
-    }
-    const int32_t block = next_to_write();
+    const int32_t block = std::get<2>(*orders_[kDirty].begin());
     Block& b = at(block);
     b.writing = true;
     b.disk_target = slot;
@@ -478,7 +410,6 @@ void KvTiers::ended(const DiskFile::Done& done) {
     if (good) {
       b.disk = b.disk_target;
       b.checksum = done.checksum;
-      if (disk_index_) disk_index_->put(b.disk, b.parent < 0, b.uid, b.parent_uid, b.checksum, tokens_at(block));
       stats_.disk_bytes_written += bytes;
     } else {
       free_disk_.push_back(b.disk_target);
@@ -521,7 +452,7 @@ void KvTiers::disk_failed(const std::string& what, bool reads_too) {
     if (b.host < 0) {
       remove(block);
     } else {
-      free_disk_slot(std::exchange(b.disk, -1));
+      free_disk_.push_back(std::exchange(b.disk, -1));
       refresh(block);
     }
   }
@@ -577,7 +508,7 @@ void KvTiers::check_invariants() const {
     if (b.parent >= 0 && at(b.parent).uid == b.parent_uid) ++children[size_t(b.parent)];
     storing += b.storing, writing += b.writing, reading += b.reading, clean += b.clean;
     const bool idle = !b.busy() && b.pins == 0;
-    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading && !b.use.pinned));
+    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading));
     XPYD_CHECK(b.in[kClean] == (idle && b.host >= 0 && b.disk >= 0));
     XPYD_CHECK(b.in[kDirtyLeaf] == (idle && b.host >= 0 && b.disk < 0 && b.children == 0));
     XPYD_CHECK(b.in[kDiskLeaf] == (idle && b.host < 0 && b.children == 0));

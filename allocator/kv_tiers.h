@@ -14,11 +14,7 @@
 // Host blocks are written to the disk in the background while less than a quarter of the host is
 // free or has its copy on the disk: such "clean" blocks can be given up at once. A block that is
 // read from the disk is on the host, clean, until it is evicted there. So much is clean that the watermarks (relieve())
-// find enough to give up: a quarter is more than what they want free. No block is written before those that it
-// continues, unless they are just coming.
-//
-// Where the disk is kept (disk_index.h), its blocks are known again from the start, but for those whose parent is not
-// there: they could not be proved. Their bytes are, as ever, when they are read.
+// find enough to give up: a quarter is more than what they want free.
 //
 // Thread safety: every function locks for itself; those marked `owner` belong to one thread.
 #pragma once
@@ -34,7 +30,6 @@
 #include <vector>
 
 #include "allocator/disk_file.h"
-#include "allocator/disk_index.h"
 #include "allocator/eviction.h"
 #include "allocator/kv_layout.h"
 #include "allocator/kv_tier_options.h"
@@ -73,7 +68,6 @@ class KvTiers {
   // Blocks of the longest known prefix, at most max_blocks.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
   void forget();  // everything that nobody uses
-  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on);  // KvMemory::mark()
 
   // ---- owner
   void tick();  // a new moment in the order of uses: blocks used in one moment age from the deepest
@@ -132,7 +126,7 @@ class KvTiers {
     int disk_target = -1;      // being written
     bool storing = false, writing = false, reading = false, lost = false;
     uint64_t checksum = 0;
-    bool clean = false;      // on the host and on the disk, and not pinned
+    bool clean = false;      // on the host and on the disk
     bool told[kTiers] = {};  // to listeners: it is there
     bool in[kOrders] = {};
     Place place[kOrders];
@@ -151,25 +145,16 @@ class KvTiers {
   Block& at(int32_t block) { return blocks_[size_t(block)]; }
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
   Block* parent_of(const Block& block);
-  int32_t new_block();
   bool disk_on() const { return disk_ && !writes_off_; }
   void refresh(int32_t block);
   void tell(int32_t block);
   void set_host(int32_t block, int slot);
-  int64_t lap(bool disk) const;
-  void enter(Block& block, bool disk);
-  int32_t goes_first(Order order);
+  int32_t goes_first(Order order) const;
   int take_host_slot();
   int take_disk_slot();
   void drop_host(int32_t block);
   void remove(int32_t block);
-  int32_t next_to_write() const;
   void write_behind();
-  void restore();
-  void free_disk_slot(int slot);
-  bool flush_index();
-  Status rewrite_index();
-  DiskIdentity identity() const;
   void relieve();
   void ended(const DiskFile::Done& done);
   void disk_failed(const std::string& what, bool reads_too);
@@ -190,14 +175,11 @@ class KvTiers {
   int disk_slots_ = 0;
   uint64_t next_uid_ = 1;
   int64_t tick_ = 1;
-  int64_t lap_[2] = {};  // of the host, of the disk: of who went last (BlockUse::lap)
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
   bool writes_off_ = false, logged_ = false;
   int failed_reads_ = 0;
   KvTierStats stats_;
   std::vector<DiskFile::Done> done_;
-  std::unique_ptr<DiskName> disk_name_;  // null, and so is the index: it is not kept
-  std::unique_ptr<DiskIndex> disk_index_;
   std::unique_ptr<DiskFile> disk_;  // last: its thread ends before the memory that it reads goes
 };
 

@@ -34,9 +34,6 @@ class PooledMemory : public KvMemory, public KvHandoff {
   KvStats stats() const override;
   std::vector<KvState> states() const override { return pool_->states(); }
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
-  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) override {
-    pool_->mark(tokens, salt, begin, mark, on);
-  }
   void check_invariants(bool complete) const override;
 
  protected:

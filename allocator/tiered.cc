@@ -521,11 +521,6 @@ void TieredMemory::clear_prefix_cache() {
   tiers_->forget();
 }
 
-void TieredMemory::mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) {
-  memory_->mark(tokens, salt, begin, mark, on);
-  tiers_->mark(tokens, salt, begin, mark, on);
-}
-
 void TieredMemory::check_invariants(bool complete) const {
   memory_->check_invariants(complete);
   tiers_->check_invariants();

@@ -69,7 +69,6 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   KvStats stats() const override;
   std::vector<KvState> states() const override { return memory_->states(); }
   void clear_prefix_cache() override;
-  void mark(std::span<const int32_t> tokens, uint64_t salt, int begin, KvMark mark, bool on) override;
   void check_invariants(bool complete) const override;
 
   void drain();  // until nothing is under way; sequences that were loading are ready

@@ -112,7 +112,7 @@ constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`:
 
 // Grows, never shrinks; contents are not kept.
 float* grow(Buffer& buffer, size_t floats) {
-  if (buffer.size() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float), Pages::grown);
+  if (buffer.size() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float));
   return buffer.as<float>();
 }
 

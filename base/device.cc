@@ -105,7 +105,7 @@ class CopyThread final : public DeviceQueue {
   std::thread thread_;
 };
 
-Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) try {
+Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) {
   if (Status there = check_available_memory(bytes); !there) return there.error();
   // What this process may have of it (ulimit -v) only a mapping tells.
   void* trial = bytes == 0 ? nullptr : ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -114,8 +114,6 @@ Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) try {
   if (trial) ::munmap(trial, bytes);
   auto buffer = std::make_shared<Buffer>(bytes);
   return std::shared_ptr<std::byte>(buffer, buffer->data());
-} catch (const Error& error) {  // huge pages that somebody else took meanwhile
-  return error;
 }
 
 class CpuQueue final : public DeviceQueue {

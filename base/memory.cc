@@ -13,33 +13,23 @@
 #include <string>
 
 #include "base/copy.h"
-#include "base/os.h"
 
 namespace xpyd {
 namespace {
 
-// A line of /proc/meminfo; 0: unknown.
-size_t meminfo(const char* format) {
-  unsigned long value = 0;
+// 0: unknown.
+size_t available_bytes() {
+  unsigned long kib = 0;
   if (std::FILE* file = std::fopen("/proc/meminfo", "r")) {
     char line[128];
     while (std::fgets(line, sizeof line, file))
-      if (std::sscanf(line, format, &value) == 1) break;
+      if (std::sscanf(line, "MemAvailable: %lu kB", &kib) == 1) break;
     std::fclose(file);
   }
-  return value;
+  return size_t(kib) << 10;
 }
 
 std::atomic<HugePages> pages_of_process = HugePages::transparent;
-
-// Whether memory of so many bytes is of huge pages that the system has reserved.
-bool of_reserved(size_t bytes) { return bytes >= kHugePage && huge_pages() == HugePages::reserved; }
-
-Error too_few_reserved(size_t bytes) {
-  return {ErrorCode::unavailable, "--huge-pages explicit: " + std::to_string(bytes) + " bytes: this machine has " +
-                                      std::to_string(meminfo("HugePages_Free: %lu")) +
-                                      " free huge pages of 2 MiB (vm.nr_hugepages)"};
-}
 
 constexpr size_t kReserve = 1 << 20;  // bytes; to end requests and say goodbye
 std::atomic<void*> reserve = nullptr;
@@ -58,34 +48,25 @@ void use_huge_pages(HugePages pages) { pages_of_process = pages; }
 HugePages huge_pages() { return pages_of_process; }
 
 void ask_for_pages(void* at, size_t bytes) {
-  if (!of_reserved(bytes)) madvise(at, bytes, huge_pages() == HugePages::off ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+  madvise(at, bytes, huge_pages() == HugePages::off ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 }
 
-Buffer::Buffer(size_t bytes, Pages pages) : bytes_(bytes) {
+Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  const bool reserved = pages == Pages::chosen && of_reserved(bytes);
-  mapped_ = reserved ? round_up(bytes, kHugePage) : bytes;
   void* p;
-  while ((p = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (reserved ? MAP_HUGETLB : 0),
-                   -1, 0)) == MAP_FAILED) {
-    if (reserved) throw too_few_reserved(bytes);
+  while ((p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED)
     out_of_memory(bytes);
-  }
   data_ = static_cast<std::byte*>(p);
-  if (!reserved) madvise(p, bytes, huge_pages() == HugePages::off ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+  ask_for_pages(p, bytes);
   for (size_t i = 0; i < bytes; i += 4096) reinterpret_cast<volatile char*>(data_)[i] = 0;
 }
 
 Buffer::~Buffer() {
-  if (data_) munmap(data_, mapped_);
+  if (data_) munmap(data_, bytes_);
 }
 
 Status check_available_memory(size_t bytes) {
-  if (of_reserved(bytes)) {
-    if (bytes > meminfo("HugePages_Free: %lu") * kHugePage) return too_few_reserved(bytes);
-    return ok();
-  }
-  if (const size_t there = meminfo("MemAvailable: %lu kB") << 10; there > 0 && bytes > there)
+  if (const size_t there = available_bytes(); there > 0 && bytes > there)
     return Error{ErrorCode::unavailable,
                  std::to_string(bytes) + " bytes: this machine has " + std::to_string(there) + " bytes of memory left"};
   return ok();

@@ -9,29 +9,24 @@
 
 namespace xpyd {
 
-// The pages of a process's memory of 2 MiB and more, where it holds weights, KV and scratch: small ones; huge ones as
-// far as the kernel has them; huge ones that the system has reserved (vm.nr_hugepages), or none.
-enum class HugePages : uint8_t { off, transparent, reserved };
+// The pages of a process's memory of 2 MiB and more, where it holds weights, KV and scratch: small ones, or huge ones
+// as far as the kernel has them.
+enum class HugePages : uint8_t { off, transparent };
 void use_huge_pages(HugePages pages);  // before such memory is made; `transparent` where nobody calls it
 HugePages huge_pages();
-// A hint, for memory that is mapped and not yet touched; of none that must be of reserved pages.
+// A hint, for memory that is mapped and not yet touched.
 void ask_for_pages(void* at, size_t bytes);
-
-// Memory that grows while requests are served is never of reserved pages: who needs more then could not be refused.
-enum class Pages : uint8_t { chosen, grown };
 
 // Memory that does not move: page aligned, in huge_pages(), touched when made so that no page fault happens later.
 class Buffer {
  public:
   Buffer() = default;
-  // Zeroed; out_of_memory() where the machine has none. Throws an Error where it has not reserved that many huge pages.
-  explicit Buffer(size_t bytes, Pages pages = Pages::chosen);
+  explicit Buffer(size_t bytes);  // zeroed; out_of_memory() where the machine has none
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
-    std::swap(mapped_, other.mapped_);
     return *this;
   }
   std::byte* data() const { return data_; }
@@ -43,12 +38,11 @@ class Buffer {
 
  private:
   std::byte* data_ = nullptr;
-  size_t bytes_ = 0, mapped_ = 0;
+  size_t bytes_ = 0;
 };
 
 // Whether this machine has memory, asked before it is touched: afterwards the kernel ends a program
-// where a message was due. Error `unavailable`: it has not that much left (MemAvailable; of huge pages that must be
-// reserved, HugePages_Free).
+// where a message was due. Error `unavailable`: it has not that much left (MemAvailable).
 Status check_available_memory(size_t bytes);
 
 // What becomes of a process that gets no memory: one line on stderr, and exit code 1. A server or a

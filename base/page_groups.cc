@@ -135,14 +135,10 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
   if (o.group_bytes == 0 || o.group_bytes % page != 0)
     return invalid("page-group-bytes is " + std::to_string(o.group_bytes) + ": expected a multiple of the page, " +
                    std::to_string(page));
-  const bool reserved = huge_pages() == HugePages::reserved;
-  if (reserved && !whole_huge_pages(o))
-    return invalid("--huge-pages explicit: page groups of " + std::to_string(o.group_bytes) +
-                   " bytes: expected a multiple of 2 MiB");
   XPYD_CHECK(o.n_groups > 0);
   const size_t bytes = o.group_bytes * size_t(o.n_groups);
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  Fd fd(::memfd_create("xpyd-kv", MFD_CLOEXEC | (reserved ? MFD_HUGETLB : 0)));
+  Fd fd(::memfd_create("xpyd-kv", MFD_CLOEXEC));
   if (fd.get() < 0) return os_error("memfd_create");
   auto groups = std::make_shared<HostGroups>(o, std::move(fd));
   if (whole_huge_pages(o) && huge_pages() == HugePages::transparent) ask_for_huge_pages(groups->fd(), bytes);

@@ -16,11 +16,11 @@ auto find_row(const Rows& rows, std::string_view name) -> decltype(&*std::begin(
   return nullptr;
 }
 
-// "a, b, c"
+// "a, b, c"; for the choices of an option: "a|b|c"
 template <class Rows>
-std::string names_of(const Rows& rows) {
+std::string names_of(const Rows& rows, const char* between = ", ") {
   std::string names;
-  for (const auto& row : rows) names += (names.empty() ? "" : ", ") + std::string(row.name);
+  for (const auto& row : rows) names += (names.empty() ? "" : between) + std::string(row.name);
   return names;
 }
 

@@ -1,5 +1,5 @@
-// equal_time and its oracle: waves of a pipeline that take equally long in every stage, because its slowest wave is
-// paid for P times: sum t_i + (P - 1) max t_i.
+// equal_time: waves of a pipeline that take equally long in every stage, because its slowest wave is paid for P times:
+// sum t_i + (P - 1) max t_i.
 //
 // The prompts that wait stand one behind the other; a wave is a stretch of them, from one stop to another. In prefix
 // sums over the stops any wave's seconds come in constant time.
@@ -15,7 +15,6 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr size_t kStops = 2048;  // of one search: further apart where there is more to compute, and no more
 constexpr double kFinest = 128, kCoarsest = 16;  // … in a prompt's longest piece
-constexpr size_t kWaveTimes = 128;               // that the oracle tries, besides equal_time's own
 
 struct Stop {
   int tokens = 0;       // before it
@@ -51,7 +50,6 @@ class Stretch {
   }
 
   size_t end() const { return stops_.size() - 1; }
-  int tokens(size_t stop) const { return stops_[stop].tokens; }
 
   double seconds(size_t from, size_t to) const {
     const Stop &i = stops_[from], &j = stops_[to];
@@ -86,13 +84,9 @@ class Stretch {
   std::vector<Stop> stops_;
 };
 
-// What the pipeline takes when each wave takes all that fits in `most_s`; and its longest wave.
-struct Makespan {
-  double seconds = kInf, longest_s = 0;
-};
-
-Makespan filled(const Stretch& stretch, int stages, double most_s) {
-  Makespan all{.seconds = 0};
+// What the pipeline takes when each wave takes all that fits in `most_s`.
+double filled(const Stretch& stretch, int stages, double most_s) {
+  double sum_s = 0, longest_s = 0;
   for (size_t at = 0; at < stretch.end();) {
     size_t next = at;
     double took = 0;
@@ -101,72 +95,19 @@ Makespan filled(const Stretch& stretch, int stages, double most_s) {
       next = to, took = s;
       return true;
     });
-    all.seconds += took, all.longest_s = std::max(all.longest_s, took);
+    sum_s += took, longest_s = std::max(longest_s, took);
     at = next;
   }
-  all.seconds += (stages - 1) * all.longest_s;
-  return all;
+  return sum_s + (stages - 1) * longest_s;
 }
-
-struct Search {
-  double wave_s = 0;
-  Makespan best;
-};
 
 // By the first wave: those after it take as long.
-Search best_equal_time(const Stretch& stretch, int stages) {
-  Search search;
+double best_wave_s(const Stretch& stretch, int stages) {
+  double best_s = kInf, wave_s = 0;
   stretch.each_wave(0, [&](size_t, double s) {
-    const Makespan tried = filled(stretch, stages, s);
-    if (tried.seconds < search.best.seconds) search = {s, tried};
+    if (const double tried = filled(stretch, stages, s); tried < best_s) best_s = tried, wave_s = s;
     return true;
   });
-  return search;
-}
-
-// Least sum of seconds from the beginning to the end in waves of at most `most_s`, and where the first one ends.
-struct Schedule {
-  double seconds = kInf;
-  size_t first = 0;
-};
-
-Schedule best_schedule(const Stretch& stretch, double most_s) {
-  std::vector<Schedule> from(stretch.end() + 1);
-  from[stretch.end()] = {0, stretch.end()};
-  for (size_t at = stretch.end(); at-- > 0;)
-    stretch.each_wave(at, [&](size_t to, double s) {
-      if (s > most_s) return false;
-      if (s + from[to].seconds < from[at].seconds) from[at] = {s + from[to].seconds, to};
-      return true;
-    });
-  return from[0];
-}
-
-double best_wave_s(const Stretch& stretch, int stages) {
-  const Search equal = best_equal_time(stretch, stages);
-  std::vector<double> tries;
-  for (size_t at = 0; at < stretch.end(); ++at)
-    stretch.each_wave(at, [&](size_t, double s) {
-      tries.push_back(s);
-      return true;
-    });
-  std::ranges::sort(tries);
-  tries.erase(std::unique(tries.begin(), tries.end()), tries.end());
-  if (tries.size() > kWaveTimes) {  // TeraPipe leaves out those that are nearly alike, too
-    for (size_t i = 0; i < kWaveTimes; ++i) tries[i] = tries[(i + 1) * tries.size() / kWaveTimes - 1];
-    tries.resize(kWaveTimes);
-  }
-  double best_s = kInf, wave_s = equal.best.longest_s;
-  const auto attempt = [&](double most_s) {
-    const double s = best_schedule(stretch, most_s).seconds + (stages - 1) * most_s;
-    if (s < best_s) best_s = s, wave_s = most_s;
-  };
-  attempt(equal.best.longest_s);
-  const double least_sum_s = best_schedule(stretch, kInf).seconds;
-  for (double most_s : tries) {
-    if (least_sum_s + (stages - 1) * most_s >= best_s) break;  // and longer ones only add to it
-    attempt(most_s);
-  }
   return wave_s;
 }
 
@@ -176,22 +117,13 @@ int farthest(const ChunkView& view) {
   return end;
 }
 
-// Chosen once for a prompt, when its turn comes, so that what is left of it does not change its waves.
-template <class Choose>
-bool choose_wave(const ChunkView& view, ChunkState& state, Choose&& choose) {
-  const uint64_t head = view.prompts[0].id;
-  if (state.wave_s > 0 && state.head == head) return false;
-  state.head = head;
-  state.wave_s = choose(Stretch(view), view.stages);
-  return true;
-}
-
 }  // namespace
 
 ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave) {
   if (prompt_room(view) == 0) return state;
-  const bool searched = choose_wave(
-      view, state, [](const Stretch& stretch, int stages) { return best_equal_time(stretch, stages).wave_s; });
+  // Chosen once for a prompt, when its turn comes, so that what is left of it does not change its waves.
+  const bool searched = state.wave_s == 0 || state.head != view.prompts[0].id;
+  if (searched) state = {.head = view.prompts[0].id, .wave_s = best_wave_s(Stretch(view), view.stages)};
   double left_s = state.wave_s * (1 + 1e-9) - empty_wave_s(view);  // rounding is no reason to leave a block out
   for (const ChunkPrompt& p : view.prompts) {
     const bool first = wave.tokens == 0;
@@ -204,22 +136,6 @@ ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave&
     if (x < p.left || wave.tokens >= prompt_room(view)) break;
     left_s -= view.cost[1] * x + view.cost[2] * p.done + view.cost[3] * (2.0 * p.done * x + double(x) * x);
   }
-  wave.extrapolates = extrapolates(view, searched ? farthest(view) : view.prompts[0].done, wave.tokens);
-  return state;
-}
-
-ChunkState decide_dp_oracle(const ChunkView& view, ChunkState state, ChunkWave& wave) {
-  if (prompt_room(view) == 0) return state;
-  const bool searched = choose_wave(view, state, best_wave_s);
-  const Stretch stretch(view);
-  Schedule schedule = best_schedule(stretch, state.wave_s * (1 + 1e-9));
-  if (schedule.seconds == kInf)  // somebody has come since whom such waves have no place for
-    stretch.each_wave(0, [&](size_t to, double s) {
-      if (schedule.first > 0 && s > state.wave_s) return false;
-      schedule.first = to;
-      return true;
-    });
-  wave.tokens = stretch.tokens(schedule.first);
   wave.extrapolates = extrapolates(view, searched ? farthest(view) : view.prompts[0].done, wave.tokens);
   return state;
 }

@@ -14,31 +14,10 @@ ChunkState decide_fixed(const ChunkView& view, ChunkState state, ChunkWave& wave
   return state;
 }
 
-// The chunk after L that takes as long as the first one of `base`, by whole prefills f(l) = a l^2 + b l + c, so that c
-// cancels: f(L + x) - f(L) = f(base) - f(0). Smoothed, because small chunks pay for what cancelled.
-ChunkState decide_sglang(const ChunkView& view, ChunkState state, ChunkWave& wave) {
-  constexpr double kSmooth = 0.75;  // SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR
-  constexpr int kLeastTokens = 64;
-  const ChunkPrompt& head = view.prompts[0];
-  const double b = view.cost[1], a = view.cost[3], base = view.base;
-  const double x = tokens_in({0, b, 0, a, 0, 0}, head.done, a * base * base + b * base);
-  const double smooth = std::max(base + kSmooth * (x - base), base / 4);
-  const int page = std::max(view.block_tokens, kLeastTokens);
-  wave.tokens = std::max(int(smooth * (1 + 1e-9)) / page * page, std::min(page, view.base));
-  wave.extrapolates = extrapolates(view, head.done, wave.tokens);
-  return state;
-}
-
 constexpr ChunkPolicy kChunkPolicies[] = {
     {"fixed", decide_fixed, false, "Mooncake (FAST '25) section 3.3; vLLM V1: the same tokens in every step"},
-    {"sglang", decide_sglang, true, "SGLang's ChunkSizePredictor, --enable-dynamic-chunking (2026-01)"},
     {"equal_time", decide_equal_time, true,
      "the time of a wave that makes sum t + (P-1) T least; ATOM's cost of a chunk"},
-    {"dp_oracle", decide_dp_oracle, true, "TeraPipe (ICML '21) section 3.3: min over t_max of sum t + (P-1) t_max"},
-    {"mpu", decide_mpu, true, "WavePP (2026-09) section 4.6, maximum pipeline utilisation"},
-    {"dcp_greedy", decide_dcp_greedy, true,
-     "Revisiting Pipeline Parallelism (OSDI '26), greedy dynamic chunked prefill"},
-    {"dcp_predictive", decide_dcp_predictive, true, "… predictive dynamic chunked prefill"},
 };
 
 // ---- Whoever decides how many tokens a wave has: prompts take them in order, and no piece is a crumb.
@@ -62,12 +41,12 @@ int piece(const ChunkPrompt& p, int want, int most, int least, int page, bool fi
 
 int fill(const ChunkView& view, const ChunkWave& wave, std::vector<int>& most) {
   const int room = prompt_room(view);
-  const int tokens = wave.tokens > 0 ? std::min(std::max(wave.tokens, wave.least), room) : 0;
+  const int tokens = wave.tokens > 0 ? std::min(std::max(wave.tokens, view.minimum), room) : 0;
   int used = 0;
   for (size_t i = 0; i < view.prompts.size() && used < tokens; ++i) {
     const int want = std::min(tokens - used, view.base), at_most = std::min(room - used, view.base);
     const bool full = want < view.base && want < view.prompts[i].left;  // not by its own limit alone
-    most[i] = piece(view.prompts[i], want, at_most, wave.least, view.block_tokens, used == 0);
+    most[i] = piece(view.prompts[i], want, at_most, view.minimum, view.block_tokens, used == 0);
     used += most[i];
     if (full || most[i] == 0) break;
   }
@@ -88,7 +67,7 @@ int chunk_minimum(const ChunkPolicy& policy, int asked, int base, int block_toke
 void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const ChunkState& state, ChunkChoice& choice) {
   ChunkView seen = view;
   seen.minimum = least_piece(view, view.minimum);
-  ChunkWave wave{.least = seen.minimum};
+  ChunkWave wave;
   choice.state = policy.decide(seen, state, wave);
   choice.extrapolates = wave.extrapolates;
   if (!policy.shapes && view.minimum == 0) {
@@ -96,7 +75,6 @@ void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const Chunk
     choice.most.assign(view.prompts.size(), view.base < view.budget ? view.base : INT_MAX);
     return;
   }
-  wave.least = least_piece(view, wave.least);
   choice.most.assign(view.prompts.size(), 0);
   const int used = fill(seen, wave, choice.most);
   choice.step_tokens = std::clamp(view.decodes + std::max(wave.tokens, used), 1, view.budget);
@@ -104,18 +82,6 @@ void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const Chunk
 
 double empty_wave_s(const ChunkView& view) {
   return view.cost[0] + view.cost[4] * view.decodes + view.cost[5] * view.decode_context;
-}
-
-double wave_s(const ChunkView& view, int tokens) {
-  StepShape shape;
-  shape.add_decodes(view.decodes, view.decode_context);
-  for (const ChunkPrompt& p : view.prompts) {
-    if (tokens <= 0) break;
-    const int x = std::min(tokens, p.left);
-    shape.add_prompt(x, p.done);
-    tokens -= x;
-  }
-  return seconds(view.cost, shape);
 }
 
 // The root of a x^2 + (b + 2 a L) x = seconds - gamma L, in the form that is exact for a = 0, too.

@@ -22,7 +22,6 @@ struct ChunkPrompt {
 
 struct ChunkView {
   std::span<const ChunkPrompt> prompts;       // running ones, oldest first, then waiting ones in order
-  std::span<const int> in_flight;             // tokens of each prompt's chunk in the waves under way
   int decodes = 0;                            // sequences that have one token to compute
   double decode_context = 0;                  // KV tokens that they look at
   int budget = 0;                             // of a step: prompts' tokens and decodes
@@ -30,26 +29,15 @@ struct ChunkView {
   int minimum = 0;                            // of a prompt in a step, unless it has fewer; 0: whatever is left
   int block_tokens = 1;                       // a chunk ends at a multiple, unless the prompt ends
   int stages = 1;                             // P
-  int window = 1;                             // a decoding sequence takes part in every so many-th wave
   StepCost::Terms cost = {};                  // of a wave in a stage: t(L, x) and the decodes beside it
   double steps_seen = 0;                      // … that it was fitted to
   int longest_prefix = 0, longest_chunk = 0;  // … in them
-  double ttft_s = 0, tbt_s = 0;               // objectives, the strictest of these sequences'; 0: none
-  double slack_s = 0;           // until the first token of the prompt that has least time is due; ttft_s > 0
-  double gap_s = 0;             // between two tokens of a sequence, lately; 0: not known
-  double arrival_tokens_s = 0;  // prompts' tokens that come in a second
-  double kv_free = 1;           // share
 };
 
-// What a policy remembers, each row its own part. A new engine's is ChunkState{}.
+// What a policy remembers. A new engine's is ChunkState{}.
 struct ChunkState {
-  uint64_t head = 0;               // equal_time, dp_oracle: the prompt for which
-  double wave_s = 0;               // … a wave's seconds were chosen; 0: none
-  int level = -1;                  // mpu: how often the budget is halved; -1: not decided yet
-  int more_for = 0, less_for = 0;  // … decisions in a row that wanted more, or less
-  bool waited = false;             // … for a mate, in the last one; whatever mail comes ends it
-  int chunk = 0;                   // dcp: the budget; 0: not decided yet
-  int since = 0;                   // … decisions since it was
+  uint64_t head = 0;  // equal_time: the prompt for which
+  double wave_s = 0;  // … a wave's seconds were chosen; 0: none
   bool operator==(const ChunkState&) const = default;
 };
 
@@ -63,7 +51,6 @@ struct ChunkChoice {
 // What a row decides: all rows fill their waves with prompts in order, by the same rules (chunk_policy.cc).
 struct ChunkWave {
   int tokens = 0;  // of prompts
-  int least = 0;   // … and of one prompt, unless it has fewer
   bool extrapolates = false;
 };
 
@@ -88,8 +75,6 @@ void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const Chunk
 inline int prompt_room(const ChunkView& view) { return view.budget > view.decodes ? view.budget - view.decodes : 0; }
 // t(0, 0): a wave without prompts.
 double empty_wave_s(const ChunkView& view);
-// What the first `tokens` of the prompts take in one wave.
-double wave_s(const ChunkView& view, int tokens);
 // Tokens after L that take so long, beside what takes no longer by them: -1: L alone takes longer.
 double tokens_in(const StepCost::Terms& cost, double L, double seconds);
 // The cost was fitted to fewer than kKnownSteps, or to nothing half as far or half as long.
@@ -98,9 +83,5 @@ constexpr int kKnownSteps = 8;       // as many lengths as SGLang profiles at le
 constexpr double kGivenSteps = 1e9;  // ChunkView::steps_seen of a cost that is known beforehand
 
 ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave);
-ChunkState decide_dp_oracle(const ChunkView& view, ChunkState state, ChunkWave& wave);
-ChunkState decide_mpu(const ChunkView& view, ChunkState state, ChunkWave& wave);
-ChunkState decide_dcp_greedy(const ChunkView& view, ChunkState state, ChunkWave& wave);
-ChunkState decide_dcp_predictive(const ChunkView& view, ChunkState state, ChunkWave& wave);
 
 }  // namespace xpyd::batch

@@ -1,7 +1,6 @@
 #include "batch/drafter.h"
 
 #include "base/table.h"
-#include "batch/draft_model.h"
 #include "batch/mtp.h"
 #include "batch/ngram.h"
 
@@ -12,10 +11,8 @@ constexpr DrafterRow kDrafters[] = {
     {"off", nullptr, "one token a step"},
     {"ngram", [](const SpeculationOptions& options, const DrafterParts&) { return make_ngram_drafter(options); },
      "what followed where the sequence's last tokens have stood before: prompt lookup decoding (Saxena 2023)"},
-    {"draft", make_model_drafter, "what a smaller model draws with the sequence's random numbers (Leviathan et al. 2023)",
-     true},
     {"mtp", make_head_drafter,
-     "what the model's own multi-token head draws, whose KV is one more layer (DeepSeek-V3, section 2.2)", false, true},
+     "what the model's own multi-token head draws, whose KV is one more layer (DeepSeek-V3, section 2.2)", true},
 };
 
 }  // namespace

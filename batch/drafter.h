@@ -35,7 +35,6 @@ struct DraftWish {
   std::span<const int32_t> tokens;  // its own, all known: prompt and output so far
   std::unique_ptr<DraftMemory>& memory;
   int most;                          // at least 1
-  uint64_t salt = 0;                 // who has another one may not be told this text (Request::cache_salt)
   std::vector<int32_t> drafts = {};  // the answer: at most so many that may come next
 };
 
@@ -47,18 +46,9 @@ class Drafter {
   virtual bool in_place() const { return false; }
   // What one more draft of every sequence takes, beside the step; 0: nothing.
   virtual double round_seconds() const { return 0; }
-  // No more tokens will follow these.
-  virtual void ended(DraftWish last) { (void)last; }
 };
 
 inline constexpr int kMostDrafts = 64;  // of a sequence in a step
-
-// A model that drafts for another one: with the same vocabulary, and KV memory of its own.
-struct DraftModel {
-  std::unique_ptr<Model> model;
-  std::shared_ptr<KvMemory> memory;
-  int step_tokens = 0;  // that a step of it takes at most
-};
 
 // What an engine has.
 struct DrafterParts {
@@ -67,14 +57,11 @@ struct DrafterParts {
   Clock& clock;
 };
 
-enum class NgramScope { sequence, prompts };
-
 struct SpeculationOptions;
 struct DrafterRow {
   const char* name;
   std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options, const DrafterParts& parts);  // null: no drafts
   const char* source;
-  bool own_model = false;  // SpeculationOptions::model
   bool uses_head = false;  // the engine's model has a multi-token head
 };
 
@@ -82,8 +69,6 @@ struct SpeculationOptions {
   const DrafterRow* drafter = nullptr;  // null: none
   int tokens = 0;                       // drafts of a sequence in a step, at most; 0: as many as pay (draft_length.h)
   int ngram_min = 2, ngram_max = 4;     // tokens that must be alike, and those that are looked for first
-  NgramScope ngram_scope = NgramScope::sequence;  // whose text is looked in; prompts: that of all, of one salt
-  std::shared_ptr<DraftModel> model;    // of one engine
   bool on() const { return drafter && drafter->make; }
 };
 

@@ -15,12 +15,11 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
       // A model that chooses by itself would have to wait for drafts.
       window_(options_.ahead && !(options_.speculation.on() && model.chooses()) ? model.window() : 1),
-      by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1 && !options_.policy->layered),
+      by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1),
       clock_(clock),
       hooks_(hooks) {
   chunks_.options = options_.chunks;
   if (!chunks_.options.policy) chunks_.options.policy = find_chunk_policy("fixed");
-  XPYD_CHECK(!options_.policy->layered || (model.layered() && window_ == 1));
   if (by_layer_) memory_.load_by_layer();
   if (options_.speculation.on())
     drafter_ = options_.speculation.drafter->make(options_.speculation, {model_, memory_, clock_});
@@ -35,12 +34,10 @@ void Engine::submit(SequencePtr sequence) {
     s.prompt_logprobs.assign(s.tokens.size(), Sampled{});
     s.prompt_logprobs[0].chosen = {s.tokens[0], std::numeric_limits<float>::quiet_NaN()};
   }
-  chunks_.arrived(sequence->n_prompt(), clock_.now());
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
-    const int priority = before.scheduled ? INT_MIN : before.request->priority;
-    if (std::pair(before.flex(), priority) <= std::pair(sequence->flex(), sequence->request->priority)) break;
+    if (before.scheduled || before.request->priority <= sequence->request->priority) break;
     --place;
   }
   waiting_.insert(place, std::move(sequence));
@@ -49,24 +46,19 @@ void Engine::submit(SequencePtr sequence) {
 void Engine::adopt(SequencePtr sequence) {
   charge(clock_.now());
   sequence->probed = sequence->scheduled = true;  // where its KV was computed
-  waiting_.insert(first_without_kv(sequence->flex()), std::move(sequence));
+  waiting_.insert(first_without_kv(), std::move(sequence));
 }
 
-// Of the flex sequences, or of all others: behind it no other one of these holds any to keep.
-std::deque<SequencePtr>::iterator Engine::first_without_kv(bool flex) {
-  return std::find_if(waiting_.begin(), waiting_.end(), [flex](const SequencePtr& s) {
-    return s->flex() > flex || (s->flex() == flex && !s->keeps_kv());
-  });
+// Behind it no other one holds any to keep.
+std::deque<SequencePtr>::iterator Engine::first_without_kv() {
+  return std::find_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return !s->keeps_kv(); });
 }
 
 void Engine::check_invariants() const {
-  for (bool flex : {false, true}) {
-    bool without = false;
-    for (const SequencePtr& s : waiting_) {
-      if (s->flex() != flex) continue;
-      XPYD_CHECK(!(without && s->keeps_kv()), "who waits without KV stands before who holds some");
-      without |= !s->keeps_kv();
-    }
+  bool without = false;
+  for (const SequencePtr& s : waiting_) {
+    XPYD_CHECK(!(without && s->keeps_kv()), "who waits without KV stands before who holds some");
+    without |= !s->keeps_kv();
   }
 }
 
@@ -74,14 +66,9 @@ int Engine::waiting_with_kv() const {
   return int(std::count_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->kv != kNoKv; }));
 }
 
-int64_t Engine::waiting_tokens() const {
+int64_t Engine::pending_tokens() const {
   int64_t tokens = 0;
   for (const SequencePtr& s : waiting_) tokens += s->pending();
-  return tokens;
-}
-
-int64_t Engine::pending_tokens() const {
-  int64_t tokens = waiting_tokens();
   for (const SequencePtr& s : running_) tokens += s->pending();
   return tokens;
 }
@@ -90,7 +77,7 @@ int Engine::blocks_wanted() const {
   const int block_tokens = memory_.stats().block_tokens;
   int blocks = 0;
   for (const SequencePtr& s : waiting_)
-    if (s->kv == kNoKv && !s->flex()) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
+    if (s->kv == kNoKv) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
   return blocks;
 }
 
@@ -114,21 +101,15 @@ bool Engine::iterate(double now) {
   if (window_ > 1 && int(under_way_.size()) == window_) return wait();
   make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
-  const auto others_lose = [this] {
-    return std::ranges::any_of(plan_.preempts, [this](int i) { return !running_views_[size_t(i)].flex; });
-  };
-  while (others_lose() && give_up_early()) make_plan();
+  while (!plan_.preempts.empty() && give_up_early()) make_plan();
   if (!under_way_.empty() && needs_settling()) return wait();
   const bool moved = apply_plan(now);
-  // A step that waits for a mate is a decision, too; one that has nothing to run is none.
-  if (!next_->entries.empty() || (!under_way_.empty() && chunks_.decided && chunks_.choice.state.waited)) keep_chunks();
+  if (!next_->entries.empty()) keep_chunks();  // a step that has nothing to run is no decision
   if (next_->entries.empty()) return under_way_.empty() ? moved || ended : wait();
   next_->shape = {.steps = 0};
   for (const Entry& entry : next_->entries) {
-    const double layers = entry.layers.end - entry.layers.begin;
-    next_->shape.add_tokens(entry.n_tokens, entry.first, entry.whole() ? 1 : layers / model_.config().n_layers);
-    if (entry.ends(model_.config().n_layers))  // else a later step counts them
-      stats_.prompt_tokens += std::clamp(entry.sequence->n_prompt() - entry.first, 0, entry.n_tokens);
+    next_->shape.add_tokens(entry.n_tokens, entry.first);
+    stats_.prompt_tokens += std::clamp(entry.sequence->n_prompt() - entry.first, 0, entry.n_tokens);
   }
   if (in_waves()) {
     begin();
@@ -184,19 +165,13 @@ void Engine::forward() {
   const double now = clock_.now();
   stats_.wait_seconds += now - start;
   charge(now);
-  count_work(input);
+  stats_.flops += model_.work(input).flops;
   const float* hidden = hidden_.data();
   for (Entry& entry : next_->entries) {
-    Sequence& s = *entry.sequence;
-    if (entry.ends(model_.config().n_layers)) {
-      s.computed = entry.first + entry.n_known();
-      entry.hidden = hidden;
-      keep_hidden(entry);
-      hidden += size_t(entry.n_tokens) * size_t(model_.config().hidden);
-      s.forget_layers();
-    } else {
-      s.n_layered = entry.n_tokens, s.layers_done = entry.layers.end;
-    }
+    entry.sequence->computed = entry.first + entry.n_known();
+    entry.hidden = hidden;
+    keep_hidden(entry);
+    hidden += size_t(entry.n_tokens) * size_t(model_.config().hidden);
   }
   settle_arrivals(*next_);
   kv_in_place(*next_);
@@ -215,14 +190,6 @@ void Engine::charge(double now) {
             seconds * double(memory_.blocks(s->kv).size());
   };
   add(running_), add(waiting_);
-}
-
-// Of layered prefill's groups, their share of it.
-void Engine::count_work(const StepInput& input) {
-  StepInput whole = input;
-  whole.group = {};
-  const StepShape& shape = next_->shape;
-  stats_.flops += model_.work(whole).flops * (shape.tokens + shape.decodes) / double(input.token_ids.size());
 }
 
 // For the multi-token head: what the last computed token has become.
@@ -329,7 +296,7 @@ void Engine::begin() {
     next_->logits.resize(input.logit_rows.size() * size_t(model_.config().vocab));
   }
   model_.begin(input, draws_, next_->logits.data());
-  count_work(input);
+  stats_.flops += model_.work(input).flops;
   for (const Entry& entry : next_->entries) entry.sequence->computed = entry.end();
   under_way_.push_back(std::move(next_));
   if (spare_.empty()) spare_.push_back(std::make_unique<Step>());
@@ -393,16 +360,13 @@ void Engine::tell_layers(Step& step, int layers) {
   if (!hooks_ || layers <= told) return;
   hooks_->layer_ended();
   for (const Entry& entry : step.entries)
-    if (Sequence& s = *entry.sequence; !entry.ended && s.leaves) {
-      const int begin = std::max(told, entry.layers.begin);
-      const int end = entry.whole() ? layers : std::min(layers, entry.layers.end);
-      if (begin < end) hooks_->kv_written(s, begin, end, entry.first, entry.end());
-    }
+    if (Sequence& s = *entry.sequence; !entry.ended && s.leaves)
+      hooks_->kv_written(s, told, layers, entry.first, entry.end());
 }
 
 void Engine::kv_in_place(Step& step) {
   for (const Entry& entry : step.entries) {
-    if (entry.ended || !entry.ends(model_.config().n_layers)) continue;
+    if (entry.ended) continue;
     Sequence& s = *entry.sequence;
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_known())));
   }
@@ -434,9 +398,6 @@ bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash,
   if (first) s.prompt_ticket.reset();
   const bool ended = accept_token(s, size_t(at), std::move(sampled), row_hash, now);
   if (!ended && !(first && s.leaves)) return false;
-  if (ended && drafter_)
-    drafter_->ended({.sequence = &s, .tokens = std::span(s.tokens).first(size_t(at) + 1), .memory = s.drafts, .most = 0,
-                     .salt = s.request->cache_salt});
   SequencePtr gone = remove(s);
   if (!ended) {
     std::vector<SequencePtr> choices;

@@ -29,8 +29,6 @@ struct EngineOptions {
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
   int step_tokens = 512;   // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  int chunk_tokens = 512;  // layered prefill: of a prompt, for each group of layers
-  int flex_tokens = 16;    // of flex sequences, in a step in which others take part
   ChunkOptions chunks;     // of these, how many are whose
   bool ahead = true;       // plan the next steps while the model computes some, where the model can
   bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
@@ -122,15 +120,8 @@ class Engine final : private LayerObserver {
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
-  struct Flex {
-    int sequences = 0, blocks = 0;
-  };
-  Flex flex();  // what flex sequences alone hold that would yield it now
-  // The last of them yields. False: there is none. Between steps.
-  bool yield_one();
-  int64_t waiting_tokens() const;  // to compute, of those that wait
-  int64_t pending_tokens() const;  // … and of those that run
-  int blocks_wanted() const;       // by those that wait without any, and would not yield it
+  int64_t pending_tokens() const;  // to compute, of those that wait and those that run
+  int blocks_wanted() const;       // by those that wait without any
   // f(request, handle) of each sequence that holds KV here. Between steps.
   template <class F>
   void each_holder(F&& f) const {
@@ -169,21 +160,17 @@ class Engine final : private LayerObserver {
   int choose_chunks(const KvStats& kv);
   void keep_chunks();
   void charge_shared_blocks();
-  int newly_charged(const Sequence& s);
   void share_decodes();
   bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
   size_t startable() const;
   void charge(double now);
-  void count_work(const StepInput& input);
-  std::deque<SequencePtr>::iterator first_without_kv(bool flex);
-  bool yields(const SequencePtr& sequence) const;
+  std::deque<SequencePtr>::iterator first_without_kv();
   bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence);
-  bool place(SequencePtr& sequence, int n_tokens, int layers, double now);
-  StepEntry entry_of(Sequence& sequence, int n_tokens, int layers) const;
-  void place_groups();
+  bool place(SequencePtr& sequence, int n_tokens, double now);
+  static StepEntry entry_of(Sequence& sequence, int n_tokens);
   void add_drafts(int spare_rows);
   void keep_hidden(const Entry& entry) const;
   StepInput gather();
@@ -207,8 +194,6 @@ class Engine final : private LayerObserver {
   bool accept_token(Sequence& sequence, size_t at, Sampled sampled, uint64_t row_hash, double now);
   void share_kv(std::vector<SequencePtr> choices);
   void preempt(SequencePtr sequence);
-  void take_memory(Sequence& sequence);
-  void wait_again(SequencePtr sequence);
   void release(Sequence& sequence);
   void retire(SequencePtr sequence);
   void end(SequencePtr sequence, FinishReason reason, const std::string& error, double now);
@@ -228,8 +213,8 @@ class Engine final : private LayerObserver {
   EngineHooks* hooks_;
 
   std::vector<SequencePtr> running_;  // oldest first; null only inside apply_plan and finish
-  // Those that keep KV, then preempted ones, then new ones by priority; flex ones behind all others, in the same order.
-  // Some of those that keep none hold memory before their turn (Sequence::early).
+  // Those that keep KV, then preempted ones, then new ones by priority. Some of those that keep none hold memory before
+  // their turn (Sequence::early).
   //
   // Something can always move. Memory is held by those that run, by those that keep KV, by those that hold some early,
   // and by rooms of the hand-over, which end by themselves (receiver.h). Where nothing runs and the first one does not

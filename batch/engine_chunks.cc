@@ -2,17 +2,11 @@
 #include "batch/engine_chunks.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/log.h"
 #include "batch/engine.h"
 
 namespace xpyd::batch {
-
-void EngineChunks::arrived(double tokens, double now_s) {
-  arrived_tokens = arrived_tokens * std::exp(-std::max(0.0, now_s - arrived_s) / kArrivalWindow) + tokens;
-  arrived_s = now_s;
-}
 
 void Engine::know_cost(const StepCost::Terms& cost, double steps_seen) {
   chunks_.cost = cost;
@@ -23,66 +17,38 @@ void Engine::know_cost(const StepCost::Terms& cost, double steps_seen) {
 int Engine::choose_chunks(const KvStats& kv) {
   EngineChunks& c = chunks_;
   // What was decided last did not run: what was searched for its first prompt holds all the same.
-  if (std::exchange(c.decided, false)) c.state.head = c.choice.state.head, c.state.wave_s = c.choice.state.wave_s;
-  if (!c.decides() || options_.policy->layered) return options_.step_tokens;
+  if (std::exchange(c.decided, false)) c.state = c.choice.state;
+  if (!c.decides()) return options_.step_tokens;
   c.prompts.clear();
-  c.in_flight.clear();
   ChunkView& v = c.view = {};
   std::vector<SequenceView*> of;  // [prompt]
-  const double now = clock_.now();
-  const auto strictest = [](double& least, double own, double server) {
-    const double wanted = own > 0 ? own : server;
-    if (wanted > 0 && (least == 0 || wanted < least)) least = wanted;
-  };
   const auto add = [&](const Sequence& s, SequenceView& view) {
-    const Request& request = *s.request;
     if (view.most() < 1) return;  // its token is being computed, or another wave takes it
-    if (view.flex) return;        // it gets what is left
     if (view.pending() == 1) {
       ++v.decodes, v.decode_context += view.n_tokens;
-      strictest(v.tbt_s, request.slo_tbt_s, c.options.tbt_s);
       return;
     }
-    const double before = v.ttft_s;
-    strictest(v.ttft_s, request.slo_ttft_s, c.options.ttft_s);
-    if (const double own = request.slo_ttft_s > 0 ? request.slo_ttft_s : c.options.ttft_s; own > 0) {
-      const double slack = request.arrival_s + own - now;
-      v.slack_s = before == 0 ? slack : std::min(v.slack_s, slack);
-    }
-    c.prompts.push_back({request.id, view.n_computed, view.pending()});
+    c.prompts.push_back({s.request->id, view.n_computed, view.pending()});
     of.push_back(&view);
   };
   for (size_t i = 0; i < running_views_.size(); ++i) add(*running_[size_t(runnable_[i])], running_views_[i]);
   for (size_t i = 0; i < waiting_views_.size(); ++i) add(*waiting_[size_t(admissible_[i])], waiting_views_[i]);
   if (c.prompts.empty()) return options_.step_tokens;  // decodes alone: nobody is asked, nothing is remembered
-  for (const auto& step : under_way_)
-    for (const Entry& entry : step->entries)
-      if (entry.n_tokens > 1) c.in_flight.push_back(entry.n_tokens);
-  if (stats_.steps > c.counted_steps) {
-    const double s = (stats_.step_seconds - c.counted_s) / double(stats_.steps - c.counted_steps);
-    c.step_s = c.counted_steps == 0 ? s : 0.75 * c.step_s + 0.25 * s;
-    c.counted_steps = stats_.steps, c.counted_s = stats_.step_seconds;
-  }
-  c.arrived(0, now);
   v.prompts = c.prompts;
-  v.in_flight = c.in_flight;
   v.budget = options_.step_tokens;
   v.base = c.options.request_tokens > 0 ? std::min(c.options.request_tokens, v.budget) : v.budget;
   v.block_tokens = kv.block_tokens < v.budget ? kv.block_tokens : 1;  // a slot is no reason to end a chunk
   v.minimum = chunk_minimum(*c.options.policy, c.options.minimum, v.base, v.block_tokens);
-  v.stages = in_waves() ? model_.stages() : 1, v.window = std::min(window_, v.stages);
+  v.stages = in_waves() ? model_.stages() : 1;
   v.cost = c.cost, v.steps_seen = c.steps_seen;
   v.longest_prefix = c.longest_prefix, v.longest_chunk = c.longest_chunk;
-  v.gap_s = c.step_s * v.window;
-  v.arrival_tokens_s = c.arrived_tokens / EngineChunks::kArrivalWindow;
-  v.kv_free = kv.capacity > 0 ? double(kv.available()) / kv.capacity : 0;
   xpyd::batch::choose_chunks(*c.options.policy, v, c.state, c.choice);
   c.decided = true;
   for (size_t i = 0; i < of.size(); ++i) of[i]->n_held = std::max(0, of[i]->pending() - c.choice.most[i]);
   return c.choice.step_tokens;
 }
 
-// The step runs, or waits as the policy said: what was decided for it counts.
+// The step runs: what was decided for it counts.
 void Engine::keep_chunks() {
   EngineChunks& c = chunks_;
   for (const Entry& entry : next_->entries)

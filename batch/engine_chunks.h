@@ -14,38 +14,28 @@ struct ChunkOptions {
   const ChunkPolicy* policy = nullptr;  // null: fixed
   int request_tokens = 0;               // of one prompt in a step at most; 0: as the step's
   int minimum = 0;                      // of a prompt in a step, unless it has fewer; 0: the policy's own
-  double ttft_s = 0, tbt_s = 0;         // objectives of requests that bring none; 0: none
 };
 
 // A decision: `before` is what the policy remembered. The view lasts as long as the call.
 using ChunkWatcher = std::function<void(const ChunkView& view, const ChunkState& before, const ChunkChoice& choice)>;
 
 struct EngineChunks {
-  static constexpr double kArrivalWindow = 10;  // s
-
   ChunkOptions options;
   ChunkWatcher watcher;
   // What steps take, as its owner has fitted it; and the longest of them.
   StepCost::Terms cost = StepCost().terms();
   double steps_seen = 0;
   int longest_prefix = 0, longest_chunk = 0;
-  // Prompts' tokens that came, each counted by e^-(its age / kArrivalWindow).
-  double arrived_tokens = 0, arrived_s = 0;
-  double step_s = 0;  // of the last steps, in the mean
-  int64_t counted_steps = 0;
-  double counted_s = 0;
   bool told = false;  // that it extrapolates
 
   // The decision of the plan that is being made, and what it was made from. None: nobody has to decide.
   bool decided = false;
   std::vector<ChunkPrompt> prompts;
-  std::vector<int> in_flight;
   ChunkView view;
   ChunkChoice choice;
   ChunkState state;  // of the last step that ran
 
   bool decides() const { return options.policy->shapes || options.request_tokens > 0 || options.minimum > 0; }
-  void arrived(double tokens, double now_s);
 };
 
 }  // namespace xpyd::batch

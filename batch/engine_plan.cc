@@ -14,9 +14,6 @@ SequenceView Engine::view_of(const Sequence& s) const {
   view.n_limit = s.leaves ? s.given + 1 : s.n_prompt() + s.request->max_tokens;
   view.n_output = s.n_output();
   view.choices = s.stands_for;
-  view.n_layered = s.n_layered;
-  view.layers_done = s.layers_done;
-  view.flex = s.flex();
   if (s.kv != kNoKv) {
     view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.escrowed(s.kv);
     view.tail_shared = memory_.tail_shared(s.kv);
@@ -33,17 +30,10 @@ BatchView Engine::view_of(std::span<const SequenceView> running, int available_b
           .block_tokens = kv.block_tokens,
           .max_batch = options_.max_batch,
           .step_tokens = step_tokens,
-          .admission = admission_,
-          .n_layers = model_.config().n_layers,
-          .chunk_tokens = options_.chunk_tokens,
-          .flex_tokens = options_.flex_tokens};
+          .admission = admission_};
 }
 
-// Places that are free, or that flex sequences have.
-size_t Engine::startable() const {
-  const auto stays = [](const SequencePtr& s) { return !s->flex(); };
-  return size_t(std::max<int64_t>(0, options_.max_batch - std::ranges::count_if(running_, stays)));
-}
+size_t Engine::startable() const { return size_t(std::max(0, options_.max_batch - int(running_.size()))); }
 
 void Engine::make_plan() {
   running_views_.clear();
@@ -76,7 +66,7 @@ void Engine::make_plan() {
   const int step_tokens = choose_chunks(kv);
   const BatchView view = view_of(running_views_, kv.available(), kv, step_tokens);
   plan_.clear();
-  plan_batch(*options_.policy, view, plan_);
+  options_.policy->plan(view, plan_);
   if (watcher_ && !(plan_.runs.empty() && plan_.keeps_batch())) watcher_(view, plan_);
 }
 
@@ -97,7 +87,6 @@ std::vector<uint64_t> Engine::planned_requests() const {
   for (const ScheduledRun& run : plan_.admits)
     requests.push_back(waiting_[size_t(admissible_[size_t(run.index)])]->request->id);
   for (int index : plan_.preempts) requests.push_back(running_[size_t(runnable_[size_t(index)])]->request->id);
-  for (int index : plan_.yields) requests.push_back(waiting_[size_t(admissible_[size_t(index)])]->request->id);
   return requests;
 }
 
@@ -112,20 +101,12 @@ void Engine::charge_shared_blocks() {
   std::stable_sort(by_output_left_.begin(), by_output_left_.end(), [&](int a, int b) { return left(a) > left(b); });
   ++charge_;
   for (int i : by_output_left_) {
-    const Sequence& s = *running_[size_t(runnable_[size_t(i)])];
     SequenceView& view = running_views_[size_t(i)];
-    view.n_shared_blocks += int(memory_.blocks(s.kv).size()) - newly_charged(s);
+    for (int32_t block : memory_.blocks(running_[size_t(runnable_[size_t(i)])]->kv)) {
+      if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
+      view.n_shared_blocks += std::exchange(charged_[size_t(block)], charge_) == charge_;
+    }
   }
-}
-
-// Blocks of a sequence that nobody was charged for since charge_ was counted up.
-int Engine::newly_charged(const Sequence& s) {
-  int n = 0;
-  for (int32_t block : memory_.blocks(s.kv)) {
-    if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
-    n += std::exchange(charged_[size_t(block)], charge_) != charge_;
-  }
-  return n;
 }
 
 // Whether the plan does what may not be done to sequences that are under way: preempt, or, where the model chooses,
@@ -209,19 +190,17 @@ bool Engine::reserve(Sequence& s) {
   return true;
 }
 
-// The sequence's next n_tokens in a step, up to that layer; 0: through all. Whose logprobs are wanted goes through all:
-// a step has rows of logits for few tokens of it.
-StepEntry Engine::entry_of(Sequence& s, int n_tokens, int layers) const {
+// The sequence's next n_tokens in a step.
+StepEntry Engine::entry_of(Sequence& s, int n_tokens) {
   const int end = s.computed + n_tokens;
   Entry entry{.sequence = &s, .first = s.computed, .n_tokens = n_tokens};
-  if (layers > 0 && !s.wants_prompt_logprobs()) entry.layers = {s.layers_done, layers};
-  entry.wants_logits = end == int(s.tokens.size()) && entry.ends(model_.config().n_layers);
+  entry.wants_logits = end == int(s.tokens.size());
   if (s.wants_prompt_logprobs()) entry.n_prompt_rows = std::min(end, s.n_prompt() - 1) - s.computed;
   return entry;
 }
 
 // Gets memory for the next n_tokens of a waiting sequence. False: it does not run now.
-bool Engine::place(SequencePtr& s, int n_tokens, int layers, double now) {
+bool Engine::place(SequencePtr& s, int n_tokens, double now) {
   if (s->kv == kNoKv) {
     if (!reserve(*s) || s->loading) return false;
     n_tokens = std::min(n_tokens, s->pending());
@@ -242,21 +221,12 @@ bool Engine::place(SequencePtr& s, int n_tokens, int layers, double now) {
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
-  next_->entries.push_back(entry_of(*s, n_tokens, layers));
+  next_->entries.push_back(entry_of(*s, n_tokens));
   return true;
 }
 
-// Those who take only some layers come last, and who begins gets rows in which to be kept.
-void Engine::place_groups() {
-  auto& entries = next_->entries;
-  std::ranges::stable_partition(entries, &Entry::whole);
-  int row = 0;
-  for (Entry& entry : entries)
-    if (!entry.whole() && entry.layers.begin == 0) entry.sequence->kept_row = std::exchange(row, row + entry.n_tokens);
-}
-
 // Those who decode compute drafts beside their next token, as far as the step has tokens and rows of logits for them
-// and free blocks: nobody is preempted for a draft, and no prefix is forgotten. Flex sequences do where they are alone.
+// and free blocks: nobody is preempted for a draft, and no prefix is forgotten.
 void Engine::add_drafts(int spare_rows) {
   const KvStats kv = memory_.stats();
   const int block_tokens = kv.block_tokens;
@@ -270,14 +240,13 @@ void Engine::add_drafts(int spare_rows) {
     rate.tokens += entry.wants_logits;
   }
   rate.seconds = seconds(cost, shape);
-  const bool others = std::ranges::any_of(next_->entries, [](const Entry& e) { return !e.sequence->flex(); });
   std::vector<Entry*> entries;
   wishes_.clear();
   for (Entry& entry : next_->entries) {
     Sequence& s = *entry.sequence;
     // (Nothing is trimmed while KV comes: a draft that turns out wrong would be.)
-    const bool decodes = entry.wants_logits && entry.whole() && s.n_output() > 0 && !s.leaves && !s.arrival &&
-                         s.request->most_drafts != 0 && !(s.flex() && others);
+    const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves && !s.arrival &&
+                         s.request->most_drafts != 0;
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
     const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
     int most = std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens,
@@ -293,11 +262,7 @@ void Engine::add_drafts(int spare_rows) {
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     spare_tokens -= most, spare_rows -= most;
     entries.push_back(&entry);
-    wishes_.push_back({.sequence = &s,
-                       .tokens = s.tokens,
-                       .memory = s.drafts,
-                       .most = most,
-                       .salt = s.request->cache_salt});
+    wishes_.push_back({.sequence = &s, .tokens = s.tokens, .memory = s.drafts, .most = most});
   }
   drafter_->draft(wishes_);
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -321,16 +286,8 @@ void Engine::add_drafts(int spare_rows) {
 // False: nothing runs, and nothing was changed either.
 bool Engine::apply_plan(double now) {
   next_->entries.clear();
-  // Their memory may be what the plan gives to others; they wait again when the others have left the queue.
-  std::vector<SequencePtr> losers;
-  for (const auto& [lost, from] : {std::pair(&plan_.yields, &admissible_), {&plan_.preempts, &runnable_}}) {
-    std::ranges::sort(*lost, std::greater());  // youngest first: the oldest waits in front
-    for (int i : *lost) {
-      const auto at = size_t((*from)[size_t(i)]);
-      losers.push_back(std::move(lost == &plan_.yields ? waiting_[at] : running_[at]));
-      take_memory(*losers.back());
-    }
-  }
+  std::ranges::sort(plan_.preempts, std::greater());  // youngest first: the oldest waits in front
+  for (int i : plan_.preempts) preempt(std::move(running_[size_t(runnable_[size_t(i)])]));
   // A step has max_batch rows of logits: one for each sequence, and what is left is for prompts
   // whose logprobs are wanted, which take more steps therefore.
   int spare_rows = options_.max_batch - int(plan_.runs.size() + plan_.admits.size());
@@ -343,26 +300,21 @@ bool Engine::apply_plan(double now) {
   for (const ScheduledRun& run : plan_.runs) {
     Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
     const int n_tokens = tokens_of(s, run);
-    if (!append(s, n_tokens)) {  // the plan's arithmetic was too hopeful: next step
-      s.forget_layers();
-      continue;
-    }
-    next_->entries.push_back(entry_of(s, n_tokens, run.layers));
+    if (!append(s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    next_->entries.push_back(entry_of(s, n_tokens));
   }
   std::erase(running_, nullptr);
   // A refusal stops admission: whoever comes later waits too.
   for (const ScheduledRun& run : plan_.admits) {
     SequencePtr& s = waiting_[size_t(admissible_[size_t(run.index)])];
-    if (!place(s, tokens_of(*s, run), run.layers, now)) break;
+    if (!plan_.preempts.empty() || !place(s, tokens_of(*s, run), now)) break;
     running_.push_back(std::move(s));
   }
   std::erase(waiting_, nullptr);
-  for (SequencePtr& s : losers) wait_again(std::move(s));
   if (drafter_) add_drafts(spare_rows);
-  if (options_.policy->layered) place_groups();
   if (options_.policy->keeps_rows) arrays_.arrange(next_->entries);
 
-  if (next_->entries.empty() && losers.empty()) return under_way_.empty() && loading_ == 0 && make_room();
+  if (next_->entries.empty() && plan_.preempts.empty()) return under_way_.empty() && loading_ == 0 && make_room();
   return true;
 }
 
@@ -373,7 +325,7 @@ bool Engine::make_room() {
   const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
   const int rivals = int(running_.size()) + waiting_with_kv() + head_waits;
   if (rivals < 2) return false;
-  if (give_up_early() || yield_one()) return true;
+  if (give_up_early()) return true;
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
     running_.pop_back();
@@ -389,61 +341,14 @@ bool Engine::make_room() {
 }
 
 void Engine::preempt(SequencePtr s) {
-  take_memory(*s);
-  wait_again(std::move(s));
-}
-
-void Engine::take_memory(Sequence& s) {
-  s.arrival.reset();
-  if (s.kv != kNoKv) memory_.set_aside(std::exchange(s.kv, kNoKv));
-  s.drafts.reset();
-  s.computed = 0;
-  s.forget_layers();
-  s.early = s.probed = false;
+  s->arrival.reset();
+  if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
+  s->drafts.reset();
+  s->computed = 0;
+  s->early = s->probed = false;
   ++stats_.preemptions;
-  ++s.preemptions;
-}
-
-void Engine::wait_again(SequencePtr s) { waiting_.insert(first_without_kv(s->flex()), std::move(s)); }
-
-// Whether it can give up its memory now.
-bool Engine::yields(const SequencePtr& s) const {
-  return s->flex() && s->kv != kNoKv && !s->loading && memory_.ready(s->kv);
-}
-
-// What another sequence holds, too, is free when that one has ended.
-Engine::Flex Engine::flex() {
-  Flex flex;
-  if (!under_way_.empty() || options_.policy->layered) return flex;
-  std::vector<const Sequence*> all;
-  const auto add = [&](const auto& sequences) {
-    for (const SequencePtr& s : sequences)
-      if (yields(s)) all.push_back(s.get());
-  };
-  add(running_), add(waiting_);
-  if (all.empty()) return flex;
-  ++charge_;
-  const auto keep = [&](const auto& sequences) {
-    for (const SequencePtr& s : sequences)
-      if (s->kv != kNoKv && !yields(s)) newly_charged(*s);
-  };
-  keep(running_), keep(waiting_);
-  for (const Sequence* s : all) ++flex.sequences, flex.blocks += newly_charged(*s);
-  return flex;
-}
-
-bool Engine::yield_one() {
-  const auto last = [this](auto& sequences) {
-    const auto found = std::find_if(sequences.rbegin(), sequences.rend(), [this](const auto& s) { return yields(s); });
-    SequencePtr s = found == sequences.rend() ? nullptr : std::move(*found);
-    if (s) sequences.erase(std::next(found).base());
-    return s;
-  };
-  if (flex().sequences == 0) return false;
-  SequencePtr s = last(waiting_);
-  if (!s) s = last(running_);
-  preempt(std::move(s));
-  return true;
+  ++s->preemptions;
+  waiting_.insert(first_without_kv(), std::move(s));
 }
 
 }  // namespace xpyd::batch

@@ -27,8 +27,8 @@ StepRun Engine::alike(int most, bool evicts) {
   for (const ScheduledRun& r : plan_.runs) {
     const Sequence& s = *running_[size_t(runnable_[size_t(r.index)])];
     const Request& request = *s.request;
-    if (r.layers > 0 || s.n_output() == 0 || s.pending() != 1 || s.leaves || !request.ignore_eos ||
-        !request.stop.empty() || !request.stop_token_ids.empty() || request.deadline_s > 0)
+    if (s.n_output() == 0 || s.pending() != 1 || s.leaves || !request.ignore_eos || !request.stop.empty() ||
+        !request.stop_token_ids.empty() || request.deadline_s > 0)
       return run;
     most = std::min(most, request.max_tokens - s.n_output() - 1);
     if (tier_block > 0) most = std::min(most, tier_block - 1 - s.computed % tier_block);  // a full one is copied
@@ -50,8 +50,7 @@ bool Engine::planned_alike(int steps, bool evicts) {
     view.n_blocks = std::max(view.n_blocks, (view.n_computed + kv.block_tokens - 1) / kv.block_tokens);
   }
   later_plan_.clear();
-  plan_batch(*options_.policy, view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens),
-             later_plan_);
+  options_.policy->plan(view_of(later_views_, kv.available() - before_last, kv, options_.step_tokens), later_plan_);
   return later_plan_.runs == plan_.runs && later_plan_.keeps_batch();
 }
 

@@ -5,6 +5,9 @@
 // evicted with it, and a prefix hit loses no block (as vLLM's do, issue 54360, where the head runs one token ahead).
 // What a hit does lose is one hidden state: the first row behind it is computed without.
 //
+// From its logits it draws with the sequence's own sampler and random numbers, so that where head and model think alike
+// the draft is what the engine will draw, at any temperature (arXiv 2408.07978).
+//
 // Thread safety: the engine's.
 #pragma once
 

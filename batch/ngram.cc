@@ -3,9 +3,18 @@
 #include <algorithm>
 #include <utility>
 
-#include "batch/recent_texts.h"
-
 namespace xpyd::batch {
+
+// f(n, key) of the n-grams at the end of `tokens`, shortest first.
+template <class F>
+void NgramIndex::keys(std::span<const int32_t> tokens, F&& f) const {
+  uint64_t key = 0;
+  for (int n = 1; n <= max_ && size_t(n) <= tokens.size(); ++n) {
+    key = (key ^ uint32_t(tokens[tokens.size() - size_t(n)])) * 0x9e3779b97f4a7c15u;
+    key ^= key >> 29;
+    if (n >= min_) f(n, key + uint64_t(n));
+  }
+}
 
 NgramIndex::Entry& NgramIndex::entry(uint64_t key) {
   const size_t mask = entries_.size() - 1;
@@ -24,14 +33,14 @@ void NgramIndex::grow() {
 void NgramIndex::propose(std::span<const int32_t> tokens, int most, std::vector<int32_t>& out) {
   for (; indexed_ + 1 < tokens.size(); ++indexed_) {  // those at the very end are what is looked for
     if (2 * (used_ + size_t(max_)) > entries_.size()) grow();
-    each_ngram(tokens.first(indexed_ + 1), min_, max_, 0, [&](int, uint64_t key) {
+    keys(tokens.first(indexed_ + 1), [&](int, uint64_t key) {
       Entry& e = entry(key);
       used_ += e.behind == 0;
       e = {key, int32_t(indexed_ + 1)};
     });
   }
   size_t from = 0;
-  each_ngram(tokens, min_, max_, 0, [&](int n, uint64_t key) {
+  keys(tokens, [&](int n, uint64_t key) {
     const size_t behind = size_t(entry(key).behind), length = size_t(n);
     // Two n-grams may have one key.
     if (behind >= length && std::ranges::equal(tokens.subspan(behind - length, length), tokens.last(length)))
@@ -47,37 +56,20 @@ namespace {
 struct NgramMemory final : DraftMemory {
   explicit NgramMemory(const SpeculationOptions& o) : index(o.ngram_min, o.ngram_max) {}
   NgramIndex index;
-  RecentTexts::Place place;
 };
 
-// A sequence's own text is asked first, then that of all.
 class NgramDrafter final : public Drafter {
  public:
-  explicit NgramDrafter(const SpeculationOptions& options) : options_(options) {
-    if (options.ngram_scope == NgramScope::prompts)
-      recent_ = std::make_unique<RecentTexts>(options.ngram_min, options.ngram_max);
-  }
+  explicit NgramDrafter(const SpeculationOptions& options) : options_(options) {}
   void draft(std::span<DraftWish> wishes) override {
     for (DraftWish& wish : wishes) {
-      NgramMemory& memory = memory_of(wish);
-      memory.index.propose(wish.tokens, wish.most, wish.drafts);
-      if (!recent_) continue;
-      if (wish.drafts.empty()) recent_->propose(wish.tokens, wish.salt, wish.most, wish.drafts);
-      recent_->tell(wish.tokens, wish.salt, memory.place);
+      if (!wish.memory) wish.memory = std::make_unique<NgramMemory>(options_);
+      static_cast<NgramMemory&>(*wish.memory).index.propose(wish.tokens, wish.most, wish.drafts);
     }
-  }
-  void ended(DraftWish last) override {
-    if (recent_) recent_->tell(last.tokens, last.salt, memory_of(last).place);
   }
 
  private:
-  NgramMemory& memory_of(DraftWish& wish) const {
-    if (!wish.memory) wish.memory = std::make_unique<NgramMemory>(options_);
-    return static_cast<NgramMemory&>(*wish.memory);
-  }
-
   SpeculationOptions options_;
-  std::unique_ptr<RecentTexts> recent_;  // null: nobody sees another's text
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Where in a sequence its last tokens have stood before. Thread safety: none.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -9,17 +8,6 @@
 #include "batch/drafter.h"
 
 namespace xpyd::batch {
-
-// f(n, key) of the n-grams at the end of `tokens`, shortest first. Under another salt they have other keys; none is 0.
-template <class F>
-void each_ngram(std::span<const int32_t> tokens, int min, int max, uint64_t salt, F&& f) {
-  uint64_t key = salt * 0xbf58476d1ce4e5b9u;  // else the last token could make up for it
-  for (int n = 1; n <= max && size_t(n) <= tokens.size(); ++n) {
-    key = (key ^ uint32_t(tokens[tokens.size() - size_t(n)])) * 0x9e3779b97f4a7c15u;
-    key ^= key >> 29;
-    if (n >= min) f(n, std::max<uint64_t>(1, key + uint64_t(n)));
-  }
-}
 
 // Of a sequence that only grows. Every n-gram of min to max tokens has the place behind its last occurrence, so that a
 // token costs max - min + 1 entries, and a look-up as many.
@@ -36,6 +24,8 @@ class NgramIndex {
     int32_t behind = 0;  // 0: free
   };
   Entry& entry(uint64_t key);
+  template <class F>
+  void keys(std::span<const int32_t> tokens, F&& f) const;
   void grow();
 
   int min_, max_;

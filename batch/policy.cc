@@ -92,7 +92,7 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
 void run_decodes(Room& room) {
   for (int i = 0; i < int(room.view.running.size()); ++i) {
     const SequenceView& s = room.view.running[size_t(i)];
-    if (!room.preempted(i) && s.pending() == 1 && s.n_layered == 0 && s.most() > 0) room.run(i, 1);
+    if (!room.preempted(i) && s.pending() == 1 && s.most() > 0) room.run(i, 1);
   }
 }
 
@@ -139,53 +139,13 @@ void plan_chunked(const BatchView& view, BatchPlan& plan) { plan_mixed(view, pla
 // Every running sequence decodes; whole prompts join the step they fit in.
 void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::whole); }
 
-// Where the group of layers ends that prompts of so many tokens go through after `done` layers. There are as many
-// groups as there would be chunks.
-int group_end(const BatchView& view, int tokens, int done) {
-  const int64_t n = std::max(1, view.n_layers), chunk = std::max(1, view.chunk_tokens);
-  const int64_t groups = std::clamp<int64_t>((tokens + chunk - 1) / chunk, 1, n);
-  const int64_t group = ((done + int64_t{1}) * groups + n - 1) / n;  // the first that ends beyond them
-  return int(group * n / groups);
-}
-
-// Every running sequence decodes; of the prompts that the step has tokens for, which are computed together, one group
-// of layers after the other. Who comes meanwhile waits for the last group's end.
-void plan_layered(const BatchView& view, BatchPlan& plan) {
-  Room room(view, plan);
-  run_decodes(room);
-  int done = 0, tokens = 0;
-  for (int i = 0; i < int(view.running.size()); ++i) {
-    const SequenceView& s = view.running[size_t(i)];
-    if (s.n_layered > 0 && !room.preempted(i)) done = s.layers_done, tokens += s.n_layered;
-  }
-  if (tokens == 0) {
-    run_prefills(room);
-    admit(room, find_admission_rule(kPrompt), false);
-  } else if (tokens <= room.tokens) {  // else there are more who decode than when they began
-    for (int i = 0; i < int(view.running.size()); ++i)
-      if (const int n = view.running[size_t(i)].n_layered; n > 0 && !room.preempted(i)) room.run(i, n);
-  }
-  // One token of which all is known is as good as a decoding one.
-  std::vector<ScheduledRun*> prompts;
-  for (auto [runs, of] : {std::pair(&plan.runs, view.running), {&plan.admits, view.waiting}})
-    for (ScheduledRun& run : *runs)
-      if (const SequenceView& s = of[size_t(run.index)]; s.pending() > 1 || s.n_layered > 0) prompts.push_back(&run);
-  tokens = 0;
-  for (const ScheduledRun* run : prompts) tokens += run->n_tokens;
-  if (const int end = group_end(view, tokens, done); done > 0 || end < view.n_layers)
-    for (ScheduledRun* run : prompts) run->layers = end;
-  std::ranges::sort(plan.runs, {}, &ScheduledRun::index);
-}
-
 constexpr BatchPolicy kPolicies[] = {
-    {"chunked", plan_chunked, kPrompt, true, false, false, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
-    {"layered", plan_layered, kPrompt, false, false, true,
-     "layered prefill (arXiv 2510.08055): a group of layers in each step"},
-    {"persistent", plan_persistent, kPrompt, false, true, false,
+    {"chunked", plan_chunked, kPrompt, true, false, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
+    {"persistent", plan_persistent, kPrompt, false, true,
      "TurboMind's persistent batch: places that sequences take and leave at any step"},
-    {"prefill_first", plan_prefill_first, kPrompt, false, false, false,
+    {"prefill_first", plan_prefill_first, kPrompt, false, false,
      "vLLM V0's scheduler; Orca (OSDI '22) iteration-level batching"},
-    {"static", plan_static, kLongest, false, false, false,
+    {"static", plan_static, kLongest, false, false,
      "request-level batching, the baseline of Orca (OSDI '22) section 3"},
 };
 

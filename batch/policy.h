@@ -21,9 +21,6 @@ struct SequenceView {
   int n_output = 0;          // of n_tokens, those that were generated
   int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
   int n_held = 0;            // of pending(), those that the next step must leave (chunk_policy.h, waves)
-  int n_layered = 0;         // of pending(), those that have gone through some layers and not through all:
-  int layers_done = 0;       // … these
-  bool flex = false;         // it runs in what no other wants
   int pending() const { return n_tokens - n_computed; }
   int most() const { return pending() - n_held; }  // tokens of it in the next step
 };
@@ -39,15 +36,11 @@ struct BatchView {
   int max_batch = 0;                         // sequences running at once
   int step_tokens = 0;                       // tokens of one step; decodes of all running sequences fit in any case
   const AdmissionRule* admission = nullptr;  // null: the policy's own
-  int n_layers = 0;                          // of the model
-  int chunk_tokens = 0;                      // of a prompt in all layers, in a step that is no longer than wanted
-  int flex_tokens = 0;                       // of flex sequences, in a step in which others take part
 };
 
 struct ScheduledRun {
   int index = 0;     // into running (or waiting)
-  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= most; n_layered of them where there are any
-  int layers = 0;    // they go through the layers up to this one; 0: through all, having been through none
+  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= most
   bool operator==(const ScheduledRun&) const = default;
 };
 
@@ -55,13 +48,11 @@ struct BatchPlan {
   std::vector<ScheduledRun> runs;    // of running, ascending, none of them preempted
   std::vector<ScheduledRun> admits;  // of waiting, ascending
   std::vector<int> preempts;         // of running: their blocks are freed and they wait again
-  std::vector<int> yields;           // of waiting flex ones: the same
-  bool keeps_batch() const { return admits.empty() && preempts.empty() && yields.empty(); }
+  bool keeps_batch() const { return admits.empty() && preempts.empty(); }
   void clear() {
     runs.clear();
     admits.clear();
     preempts.clear();
-    yields.clear();
   }
 };
 
@@ -71,15 +62,10 @@ struct BatchPolicy {
   const char* admission;  // the rule that it has been published with
   bool chunks;            // step_tokens bound the gaps between tokens; else only memory
   bool keeps_rows;        // sequences keep their rows of the step's arrays
-  bool layered;           // prompts go through some layers in a step: of models that can (Model::layered)
   const char* source;
 };
 
 std::span<const BatchPolicy> batch_policies();
 const BatchPolicy* find_batch_policy(std::string_view name);  // null: no such policy
-
-// What runs in the next step: by the policy, of all that are not flex; then, by the same policy, of those that are, in
-// what is left (flex.cc).
-void plan_batch(const BatchPolicy& policy, const BatchView& view, BatchPlan& plan);
 
 }  // namespace xpyd::batch

@@ -27,7 +27,6 @@ struct Request {
   bool skip_special_tokens = true;       // in the text
   bool prompt_is_text_prefix = true;     // the output continues the prompt's text (no leading space is stripped)
   int priority = 0;                      // lower runs earlier
-  bool flex = false;                     // runs in what no other request wants, and yields it (batch/flex.cc)
   uint64_t cache_salt = 0;               // sequences of different salts share no prefix; of a session its own
   std::string session_id;                // multi-turn: the prompt holds the conversation so far
   double arrival_s = 0;                  // Clock seconds, at the frontend

@@ -54,10 +54,7 @@ struct Sequence {
 
   // Prompt, then output; below 0: being chosen (batch/engine.cc). While a step computes drafts they are the last ones.
   std::vector<int32_t> tokens;
-  int computed = 0;             // tokens whose KV is in place or under way, on the instance that holds it
-  int n_layered = 0;            // tokens after these that have been through layers_done layers, not all; 0: none
-  int layers_done = 0;
-  int kept_row = 0;       // … where their residual stream is kept (model/model.h, LayerGroup)
+  int computed = 0;       // tokens whose KV is in place or under way, on the instance that holds it
   KvHandle kv = kNoKv;    // in that instance's memory
   int cached_tokens = 0;  // prompt tokens found in a prefix cache at first admission
   int preemptions = 0;    // times it lost its memory
@@ -82,14 +79,10 @@ struct Sequence {
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }
-  void forget_layers() { n_layered = layers_done = kept_row = 0; }
   int pending() const { return int(tokens.size()) - computed; }
   uint64_t salt() const { return kv_salt(*request, attempt); }
   // It holds memory that nobody but preemption takes from it.
   bool keeps_kv() const { return kv != kNoKv && !early; }
-  // A batch job that gives way (flex.cc). Of one that leaves, and has begun, D may hold room by now, behind which others
-  // wait there: here it has its turn as any other.
-  bool flex() const { return request->flex && !(leaves && scheduled); }
   bool wants_prompt_logprobs() const { return request->prompt_logprobs >= 0 && n_output() == 0; }
 };
 

@@ -73,14 +73,6 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     views_[r] = memory.view(entry.sequence->kv);
     for (size_t rank = 1; rank < n_ranks; ++rank) views_[rank * n + r] = memory.view(entry.sequence->kv, int(rank));
   }
-  kept_rows_.clear();
-  LayerGroup group;
-  for (const StepEntry& entry : entries) {
-    if (entry.whole()) continue;
-    group.layers = entry.layers;
-    kept_rows_.push_back(entry.sequence->kept_row);
-  }
-  group.kept_rows = kept_rows_;
   before_.clear();
   for (const StepEntry& entry : hidden ? entries : std::span<const StepEntry>()) {
     const Sequence& s = *entry.sequence;
@@ -92,7 +84,6 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
           .views = views_,
           .logit_rows = logit_rows_,
           .observer = observer,
-          .group = group,
           .hidden = {hidden, before_}};
 }
 

@@ -20,15 +20,12 @@ struct StepEntry {  // one sequence's share of a step
   bool wants_logits = false;    // and then tokens[first + n_tokens] is chosen
   int n_prompt_rows = 0;        // logits of its first so many tokens are wanted, too: prompt logprobs
   int n_drafts = 0;             // its last so many tokens may be wrong: logits of the one before and of each are wanted
-  Range layers = {0, 0};        // that its tokens go through, where some do not go through all: the last entries
   const float* hidden = nullptr;  // HiddenStates::rows of its tokens, once they are computed
   bool ended = false;           // it ended while the step was under way: what the step gives it is dropped
   double draft_price = 0;       // of each of n_drafts (draft_length.h)
   int end() const { return first + n_tokens; }
   int n_known() const { return n_tokens - n_drafts; }
   int n_rows() const { return n_prompt_rows + wants_logits + n_drafts; }  // of logits
-  bool whole() const { return layers.end == 0; }
-  bool ends(int n_layers) const { return whole() || layers.end == n_layers; }  // then the tokens are computed
 };
 
 class StepArrays {
@@ -48,7 +45,7 @@ class StepArrays {
   };
   static Row row_of(const StepEntry& e) { return {e.n_tokens, e.n_prompt_rows, e.n_drafts, e.wants_logits}; }
   std::vector<Row> rows_;  // of the step before: where these are the same, so are the offsets
-  std::vector<int32_t> token_ids_, q_offsets_ = {0}, kv_lengths_, logit_rows_, kept_rows_;
+  std::vector<int32_t> token_ids_, q_offsets_ = {0}, kv_lengths_, logit_rows_;
   std::vector<KvView> views_;
   std::vector<const float*> before_;
   std::vector<StepEntry> arranged_, newcomers_;

@@ -11,7 +11,6 @@
 #include <memory>
 #include <unordered_map>
 
-#include "batch/draft_model.h"
 #include "disagg/messages.h"
 #include "disagg/transfer_plan.h"
 
@@ -66,20 +65,13 @@ struct InstanceParts {
   std::optional<KvShards> post_by_stage = {};  // each post is of rows of one of these stages; nothing: of any
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses
-  std::shared_ptr<DraftModel> drafts = {};  // whose KV of a prompt P computes, too; null: D does, or nobody
-  WireKv wire_kv = WireKv::off;        // --wire-kv-dtype: of prompts that leave or come
   handover::Visits* visits = nullptr;  // of a test
-  std::function<WireKv(int tokens, int cached)> choose_wire_kv = {};  // automatic: of one prompt that leaves
-  std::function<void(const Moved& moved)> moved = {};                 // null: nobody asks
+  std::function<void(const Moved& moved)> moved = {};  // null: nobody asks
   WireRate rate = {};                                  // of its own posts
   struct {                                             // cumulative, of them; planning and posting
     int64_t transfers = 0, bytes = 0, descriptors = 0;
     double seconds = 0;
   } posted = {};
-  struct {  // cumulative: wide rows that were made narrow, or narrow ones wide, for them
-    int64_t bytes = 0;
-    double seconds = 0;
-  } converted = {};
   FetchStats fetch = {};
   Peers peers{memory, wire};
 

@@ -61,7 +61,6 @@ Limits limits(const ClusterOptions& o) {
 
 ConductorOptions conductor_options(const ClusterOptions& o) {
   ConductorOptions conductor = o;
-  if (o.batching->layered) conductor.step_tokens = o.chunk_tokens;  // as many steps as there would be chunks
   conductor.zero_copy = o.transport->shared_pool;
   conductor.limits = limits(o);
   if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
@@ -93,34 +92,6 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
   return ok();
 }
 
-Status check_wire_kv(const ClusterOptions& o, WireKv form) {
-  if (form == WireKv::off) return ok();
-  const KvShape& shape = o.kv.shape;
-  const auto error = [&](const std::string& text) {
-    return invalid("--wire-kv-dtype " + std::string(kWireKvNames[int(form)]) + ": " + text);
-  };
-  if (!o.transport->posts_any_memory)
-    return error(std::string("--transport ") + o.transport->name +
-                 (o.transport->shared_pool ? " moves no bytes" : " sends out of the KV memory alone") +
-                 ": expected local, shm or tcp");
-  if (o.device != &cpu_device() || o.kv.vattention.on_card)
-    return error("rows are made on the CPU: expected --device cpu");
-  if (o.ranks && o.ranks->far)
-    return error("the KV of --ranks remote is on other hosts: expected threads or processes");
-  if (wire_row_bytes(shape, form == WireKv::automatic ? WireKv::int4 : form) == 0)
-    return error(std::string("--kv-dtype ") + dtype_name(shape.dtype) + " has no narrower rows of " +
-                 std::to_string(shape.head_dim) + " elements: expected a wider one, and for int4 an even number");
-  if (o.disagg_options.pull) return error("D reads what P has, as it is: expected --kv-transfer push");
-  if (o.disagg->decode_first)
-    return error(std::string("--disagg ") + o.disagg->name +
-                 ": D's room is held before a P says the form: expected --disagg prefill_first");
-  if (o.disagg->local || std::ranges::count(o.topology, Role::colocated) > 0)
-    return error(
-        "a prompt that stays where it is computed would have other KV than one that crosses: expected "
-        "--disagg prefill_first, and no C in --topology");
-  return ok();
-}
-
 Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
   if (!o.transport->shared_pool) return std::unique_ptr<HandoffPool>();
   if (Status can = check_shared_pool(o, true); !can) return can.error();
@@ -143,28 +114,6 @@ std::vector<std::string> instance_names(const std::vector<Role>& topology) {
   int counts[3] = {0, 0, 0};
   for (Role role : topology) names.push_back(instance_name(role, counts[int(role)]++));
   return names;
-}
-
-// KV of a model that drafts: of as many tokens as the instance's own pool has, of the same scheme, without tiers, and
-// nobody hears of it.
-Result<std::shared_ptr<DraftModel>> make_draft_parts(const ClusterOptions& o, const KvShards& shards, int model_index,
-                                                     DeviceQueue& queue, Clock& clock) try {
-  auto draft = std::make_shared<DraftModel>();
-  draft->model = need(o.make_draft_model(model_index, queue));
-  draft->step_tokens = std::max(o.step_tokens, o.max_batch);
-  const KvLayout own = need(plan_ranks(o.kv_scheme->name, kv_options(o), shards)).whole;
-  KvOptions kv = kv_options(o);
-  kv.shape = kv_shape(draft->model->config(), kv.shape.dtype);
-  kv.tiers = {};
-  kv.queue = &queue;
-  kv.clock = &clock;
-  kv.n_memories = 1;
-  const int64_t tokens = int64_t(own.n_blocks) * own.block_tokens, of_block = o.kv_scheme->block_tokens(kv);
-  kv.pool_bytes = size_t((tokens + of_block - 1) / of_block) * o.kv_scheme->block_bytes(kv);
-  draft->memory = o.kv_scheme->make(need(make_block_pool(o.kv_scheme->name, kv), "--draft-model: "), kv);
-  return draft;
-} catch (const Error& error) {
-  return error;
 }
 
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
@@ -195,13 +144,11 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     // What is handed over there is looked for again by who was preempted alone.
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
-  kv.tiers.disk_role = as.name.substr(0, 1);
   if (o.log)
     kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
                                                              std::span<const BlockUse> first) {
       log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
     };
-  need(check_wire_kv(o, as.wire_kv));
   const KvShards shards = o.shards(as.role);
   const PoolPlan plan = need(plan_ranks(o.kv_scheme->name, kv, shards));
   std::unique_ptr<ranks::RemotePipeline> pipeline;
@@ -281,7 +228,6 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .lease_s = as.lease_s,
                           .checksum = o.kv_checksum && !far,  // it cannot read its KV
                           .post_by_stage = far != nullptr,
-                          .wire_kv = as.wire_kv,
                           .cache_log = own.cache_log,
                           .log = o.log,
                           .peak_tflops = 1e-12 * peak_flops};
@@ -289,21 +235,13 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .admission = o.admit,
                     .max_batch = o.max_batch,
                     .step_tokens = o.step_tokens,
-                    .chunk_tokens = o.chunk_tokens,
-                    .flex_tokens = o.flex_tokens,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
                     .by_layer = o.kv_by_layer,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
   const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
-  std::shared_ptr<DraftModel> drafts;
-  if (o.speculation.on() && o.speculation.drafter->own_model && (!leaves || o.draft_prefill))
-    drafts = need(make_draft_parts(o, shards, model_index, *own.queue, clock));
-  if (o.draft_prefill) options.drafts = drafts;
-  if (!leaves) options.engine.speculation = o.speculation, options.engine.speculation.model = drafts;
-  options.engine.chunks.ttft_s = o.objectives.ttft_s;
-  options.engine.chunks.tbt_s = o.objectives.tbt_s;
+  if (!leaves) options.engine.speculation = o.speculation;
   built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
                                               post);
   return built;
@@ -335,11 +273,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   for (size_t i = 0; i < n; ++i) {
     const Role role = o.topology[i];
     const OnCpus here(cluster->cpus_[i]);
-    const Welcome as{.id = cluster->conductor_.new_id(),
-                     .name = names[i],
-                     .role = role,
-                     .local = o.disagg->local,
-                     .wire_kv = o.wire_kv};
+    const Welcome as{.id = cluster->conductor_.new_id(), .name = names[i], .role = role, .local = o.disagg->local};
     BuiltInstance built = need(build_instance(o, as, int(i), shared_pool, clock, *cluster));
     cluster->memories_.push_back(std::move(built.memory));
     cluster->instances_.push_back(std::move(built.instance));

@@ -44,10 +44,8 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the policy's own
-  int chunk_tokens = 512;                // layered prefill: of a prompt, for each group of layers
-  ChunkOptions chunks;                   // but for what follows from the role's shards and from `objectives`
+  ChunkOptions chunks;                   // but for what follows from the role's shards
   SpeculationOptions speculation;
-  bool draft_prefill = false;  // prefill instances compute the prompt's KV of the model that drafts, too
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;            // an instance adds its number to the rank
   std::optional<FaultOptions> faults;   // of the transport, on purpose
@@ -55,7 +53,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
   int max_batch = 64;                   // sequences per instance
-  int flex_tokens = 16;                 // of batch jobs, in a step with others
   int vocab = INT_MAX;                  // token ids
   bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
   bool kv_by_layer = true;              // EngineOptions::by_layer
@@ -66,8 +63,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<std::vector<int>> cpus;
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
-  // Likewise, the one that drafts (SpeculationOptions::model); it computes on the instance's thread, with one rank.
-  std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_draft_model;
   // FLOP/s that its threads can do, 0 where it is not known; null: of none.
   std::function<double(int instance)> peak_flops;
 };
@@ -79,8 +74,6 @@ Limits limits(const ClusterOptions& options);  // of what crosses a process
 ConductorOptions conductor_options(const ClusterOptions& options);
 // Whether the instances can draw from one pool, where the wire wants that.
 Status check_shared_pool(const ClusterOptions& options, bool processes);
-// Whether prompts' KV can cross in this form, and does wherever they are placed.
-Status check_wire_kv(const ClusterOptions& options, WireKv form);
 // That of processes; null where the wire wants none.
 Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
@@ -131,9 +124,6 @@ class Cluster final : public Runtime, private Post {
 
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   void clear_prefix_caches() override;
-  Status pin_prefix(PinPrefix pin) override { return conductor_.pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return conductor_.unpin_prefix(id); }
-  void hint(KvHint hint) override { conductor_.hint(std::move(hint)); }
   const Conductor& conductor() const { return conductor_; }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }
 

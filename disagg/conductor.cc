@@ -35,7 +35,6 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
     member.heard_s = clock_.now();
     board_.joined(member);
     ++totals_.joined;
-    tell_pins(id);
     retry_parked(out);
     dispatch_jobs();
   });
@@ -91,7 +90,6 @@ void Conductor::tick() {
         if (now > member.heard_s + options_.lease_s) silent.push_back(id);
     for (InstanceId id : silent) remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
     retry_parked(out);
-    end_pins();
   });
 }
 

@@ -26,9 +26,7 @@
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
-#include "disagg/roles.h"
 #include "disagg/scoreboard.h"
 #include "disagg/service.h"
 #include "disagg/token_times.h"
@@ -55,8 +53,6 @@ struct ConductorOptions {
   DisaggOptions disagg_options;
   const AdmissionPolicy* admission = find_admission_policy("none");
   AdmissionOptions admission_options;
-  const RolesPolicy* roles = find_roles_policy("fixed");
-  RolesOptions roles_options;
   Objectives objectives = {};             // of requests that have none; 0: none
   bool zero_copy = false;                 // the wire: nothing can be pulled
   int max_model_len = 0;                  // tokens: prompt and output together
@@ -74,10 +70,8 @@ struct ConductorOptions {
   int step_tokens = 512;  // of one step
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;  // InstanceOptions
-  WireKv wire_kv = WireKv::off;
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
-  const PathPolicy* path = find_path_policy("direct");
   double kv_bytes_scale = 1;     // of KV in the event log (a simulation's is small)
   double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
   std::optional<CostPrior> prior = {};
@@ -87,12 +81,6 @@ struct ConductorOptions {
 
 // What a request holds here while it waits: its prompt, and some for all the rest.
 int64_t queue_bytes(const Request& request);
-
-struct RoleMove {
-  InstanceId id;
-  std::string name;
-  Role role;  // that it is to have
-};
 
 class Conductor final : public Service {
  public:
@@ -106,18 +94,12 @@ class Conductor final : public Service {
   void drain(InstanceId id, bool on);  // it gets nothing new
   void receive(InstanceId from, Message message);
   void tick();  // every so often: who is silent, who has waited too long
-  // Every so often, too: who is to change its role now. Draining it, and that it joins anew, are the caller's.
-  std::optional<RoleMove> change_roles();
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
   ServicePicture picture() const override;
   std::string trouble() const override;
-
-  Status pin_prefix(PinPrefix pin);  // as Runtime says
-  Status unpin_prefix(uint64_t id);
-  void hint(const KvHint& hint);
 
   void drain();                    // refuses new requests from now on
   bool wait_idle(double seconds);  // true: nothing in flight any more
@@ -142,8 +124,7 @@ class Conductor final : public Service {
     PlacedPrompt prompt;     // charged to `prefill`
     int64_t context = 0;     // tokens charged to `decode`
     double prompt_s = 0;     // that its prompt was said to take
-    InstanceId lender = -1;  // charged for its prefix, …
-    InstanceId getter = -1;  // … and who reads that
+    InstanceId lender = -1;  // charged for its prefix:
     double lends_s = 0;
     double joins_s = 0;                      // Clock: it decodes, or was said to begin to
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
@@ -209,7 +190,6 @@ class Conductor final : public Service {
   void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
                  const KvShape& shape) const;
   bool start(uint64_t id, int first, int count, Out& out);
-  double decode_velocity(const Member& member) const;
   ClusterAdmission admission(const Entry& entry, InstanceId decode, double ttft_s);
   void foresee(const Member& member);
   Objectives objectives(const Request& request) const;
@@ -229,11 +209,7 @@ class Conductor final : public Service {
   void retry_parked(Out& out);
   void dispatch_jobs();
   Member* find(InstanceId id);
-  void tell_pins(InstanceId id);
-  long most_pinned(long capacity, int block_tokens) const;
-  void end_pins();
   void charge(Attempt& attempt, Member& member);
-  bool relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const;
   void uncharge_lender(Attempt& attempt);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);
@@ -262,9 +238,7 @@ class Conductor final : public Service {
   std::optional<PrefixHeat> heat_;             // where --replication asks for it
   StepCost decode_cost_;                       // admission()'s
   std::vector<DecodeView> decoding_, coming_;  // …
-  Demand demand_;
-  RolesView roles_ = {.now_s = -1};  // what was seen last
-  double ticked_s_ = 0;              // Clock: the last tick; 0: none yet
+  double ticked_s_ = 0;                        // Clock: the last tick; 0: none yet
   InstanceId last_id_ = -1;
   AttemptId last_attempt_ = 0;
   std::unordered_map<uint64_t, Entry> requests_;
@@ -272,11 +246,6 @@ class Conductor final : public Service {
   std::deque<RequestLife> ended_;  // the last, without gaps; newest first
   std::vector<Parked> parked_;
   std::deque<PrefillJob> jobs_;  // the global prefill queue
-  struct Pinned {
-    PinPrefix pin;
-    double until_s = 0;  // Clock; 0: never
-  };
-  std::vector<Pinned> pinned_;  // conductor_pins.cc
   int64_t queued_bytes_ = 0;
   int64_t passing_ = 0;  // events on their way to their sinks
   uint64_t logits_hash_ = 0;

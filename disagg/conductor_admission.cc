@@ -9,9 +9,8 @@ namespace xpyd::disagg {
 
 Objectives Conductor::objectives(const Request& request) const {
   const auto first = [](double own, double all, double none) { return own > 0 ? own : all > 0 ? all : none; };
-  const Objectives all = request.flex ? Objectives{} : options_.objectives;  // nobody waits for a flex one
-  Objectives own = {first(request.slo_ttft_s, all.ttft_s, kNoObjectives.ttft_s),
-                    first(request.slo_tbt_s, all.tbt_s, kNoObjectives.tbt_s)};
+  Objectives own = {first(request.slo_ttft_s, options_.objectives.ttft_s, kNoObjectives.ttft_s),
+                    first(request.slo_tbt_s, options_.objectives.tbt_s, kNoObjectives.tbt_s)};
   if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // nobody waits for another token
   return own;
 }

@@ -123,7 +123,6 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.finish == FinishReason::stop || event.finish == FinishReason::length) {
     logits_hash_ += event.logits_hash;
     ++totals_.ended;
-    demand_.ended(int64_t(choice.output.size()));
     if (const auto gaps = double(choice.times.gaps.size()); gaps > 0)
       totals_.tbt_error.add(choice.tbt_s, (choice.times.last_s - choice.times.first_s) / gaps);
     totals_.kept += choice.times.keeps(objectives(*entry.request), entry.request->arrival_s);
@@ -256,7 +255,6 @@ void Conductor::uncharge_prompt(Attempt& attempt) {
 // The prefix is there, or nobody waits for it.
 void Conductor::uncharge_lender(Attempt& attempt) {
   if (Member* lender = find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
-  if (Member* getter = find(std::exchange(attempt.getter, -1))) getter->load.gets_s -= attempt.lends_s;
 }
 
 void Conductor::forget(AttemptId number) {

@@ -51,26 +51,6 @@ void Conductor::charge(Attempt& attempt, Member& member) {
   board_.placed(member, attempt.prompt, clock_.now());
 }
 
-// Whether P reads what the attempt's decode instance, which has `held` tokens, has read for it, where there is one who
-// could.
-bool Conductor::relays(const Attempt& attempt, const Scoreboard::Fetch& fetch, int held) const {
-  if (!options_.path->relays || attempt.decode == attempt.prefill) return false;
-  if (std::ranges::find(fetch.holders, attempt.decode) != fetch.holders.end()) return false;
-  const Member &p = members_.at(attempt.prefill), &relay = members_.at(attempt.decode);
-  const FetchView& f = fetch.view;
-  const int lacks = f.holder_tokens - std::min(f.holder_tokens, held);
-  const PathView view{.direct_queue_s = p.load.gets_s,
-                      .direct_s = f.bytes_s,
-                      .relay_queue_s = relay.load.gets_s,
-                      .relay_s = board_.fetch_s(relay, fetch.holders[0], lacks),
-                      .hop_s = board_.fetch_s(p, attempt.decode, f.holder_tokens - f.cached_tokens)};
-  const bool answer = options_.path->relays(view);
-  if (EventLog* const log = options_.log.get())
-    log->decided(clock_.now(), "path", options_.path->name, attempt.request, view, NoOptions{}, answer, "instance",
-                 p.info.name, "relay", relay.info.name);
-  return answer;
-}
-
 // Places choices [first, first + count) of a request. False: there is nobody to place them on.
 bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   Entry& entry = requests_.at(id);
@@ -178,9 +158,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   const AttemptId number = ++last_attempt_;
   ++totals_.attempts;
   attempt.prompt = board_.prompt(int(tokens.size()), cached);
-  if (request.flex) attempt.prompt.work = {.steps = 0};  // no other prompt waits for it
   attempt.context = int64_t(tokens.size());
-  demand_.placed(attempt.prompt.tokens, attempt.context, clock_.now());
   attempt.prompt_s = prompt_s;
   attempt.joins_s = clock_.now() + ttft_s;
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
@@ -196,7 +174,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     charge(attempt, members_.at(attempt.prefill));
   }
   board_.decodes(decode, count, attempt.context);
-  if (!request.flex) decode.decoding.insert(number);
+  decode.decoding.insert(number);
   for (int c = first; c < first + count; ++c) {
     Choice& one = entry.choices[size_t(c)];
     one.attempt = number;
@@ -204,16 +182,12 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     if (entry.tries == 0) one.ttft_s = ttft_s, one.tbt_s = d.step_with_s;
   }
   bool keep = true;
-  InstanceId via = -1;
   if (fetches && request.prompt_logprobs < 0) {  // whose KV nobody can have
     attempt.lender = fetch.holders[0];
     attempt.lends_s = fetch.view.bytes_s;
     members_.at(attempt.lender).load.lends_s += attempt.lends_s;
     keep = options_.replication->keeps(heat);
     if (log) log->decided(clock_.now(), "replicate", options_.replication->name, id, heat, NoOptions{}, keep);
-    if (keep && relays(attempt, fetch, d.held_tokens())) via = attempt.decode;  // who relays keeps a copy
-    attempt.getter = via < 0 ? attempt.prefill : via;
-    members_.at(attempt.getter).load.gets_s += attempt.lends_s;
   } else {
     fetch.holders.clear();
   }
@@ -233,8 +207,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
                 .tokens = fetch.view.holder_tokens,
                 .worth_s = fetch.view.saved_s,
                 .limit_s = options_.fetch->most > 0 ? options_.fetch->most * fetch.view.saved_s : kPatience,
-                .keep = keep,
-                .via = via}};
+                .keep = keep}};
   const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
   const InstanceId to = at_decode ? attempt.decode : attempt.prefill;
   attempts_.emplace(number, attempt);

@@ -1,5 +1,5 @@
 // What policies see and what they answer, as columns of the event log (event_log.h): a decision that is written so can
-// be taken again by any build (disagg/replay.h).
+// be taken again by any build (experiments/event_log/replay.h).
 //
 // Thread safety: plain functions.
 #pragma once
@@ -10,35 +10,30 @@
 #include "batch/chunk_policy.h"
 #include "batch/policy.h"
 #include "disagg/admission.h"
-#include "disagg/handover/wire_kv.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/pool/fetch_policy.h"
-#include "disagg/pool/path_policy.h"
 #include "disagg/pool/replication.h"
-#include "disagg/roles.h"
 
 namespace xpyd::allocator {
 
-XPYD_COLUMNS(BlockUse, last_use, uses, position, entered, lap, visited, pinned, awaited, thought)
+XPYD_COLUMNS(BlockUse, last_use, uses, position, entered)
 
 }  // namespace xpyd::allocator
 
 namespace xpyd::batch {
 
 XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
-             n_held, n_layered, layers_done, flex)
+             n_held)
 // Without `admission`, which is a row's name beside it.
-XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens,
-             n_layers, chunk_tokens, flex_tokens)
-XPYD_COLUMNS(ScheduledRun, index, n_tokens, layers)
-XPYD_COLUMNS(BatchPlan, runs, admits, preempts, yields)
+XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
+XPYD_COLUMNS(ScheduledRun, index, n_tokens)
+XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
 
 XPYD_COLUMNS(ChunkPrompt, id, done, left)
-XPYD_COLUMNS(ChunkView, prompts, in_flight, decodes, decode_context, budget, base, minimum, block_tokens, stages,
-             window, cost, steps_seen, longest_prefix, longest_chunk, ttft_s, tbt_s, slack_s, gap_s, arrival_tokens_s,
-             kv_free)
-XPYD_COLUMNS(ChunkState, head, wave_s, level, more_for, less_for, waited, chunk, since)
+XPYD_COLUMNS(ChunkView, prompts, decodes, decode_context, budget, base, minimum, block_tokens, stages, cost, steps_seen,
+             longest_prefix, longest_chunk)
+XPYD_COLUMNS(ChunkState, head, wave_s)
 XPYD_COLUMNS(ChunkChoice, step_tokens, most, extrapolates, state)
 
 }  // namespace xpyd::batch
@@ -54,7 +49,6 @@ XPYD_COLUMNS(PlacementOptions, fetch_threshold)
 XPYD_COLUMNS(Placement, prefill, decode, source)
 
 XPYD_COLUMNS(FetchView, prompt_tokens, cached_tokens, holder_tokens, bytes_s, handshake_s, queue_s, saved_s)
-XPYD_COLUMNS(PathView, direct_queue_s, direct_s, relay_queue_s, relay_s, hop_s)
 XPYD_COLUMNS(ReplicationView, reads_s, replicas)
 
 XPYD_COLUMNS(DecodeView, joins_s, ends_s, context, at_longest)
@@ -69,12 +63,5 @@ XPYD_COLUMNS(DisaggOptions, pull, max_local_prefill_tokens, max_prefill_queue, m
 XPYD_COLUMNS(DisaggView, tokens, cached_decode, cached_prefill, prefill_jobs, prefill_queued_tokens,
              decode_queued_tokens, decode_sequences, prefill_s_per_token, decode_s_per_token, step_s, kv_s_per_token,
              overlap, chunk_tokens, decode_life_s)
-
-XPYD_COLUMNS(WireKvView, bytes, int8_bytes, int4_bytes, pack_int8_s, pack_int4_s, widen_int8_s, widen_int4_s,
-             wire_s_per_byte, compute_s, overlap)
-
-XPYD_COLUMNS(RolesOptions, pressure, band, cool_down_s, at_least)
-XPYD_COLUMNS(RolesView, now_s, changed_s, prefill, decode, prompt_tokens_s, output_tokens_s, prefill_velocity,
-             decode_velocity)
 
 }  // namespace xpyd::disagg

@@ -16,18 +16,17 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       memory_(std::move(memory)),
       transport_(std::move(transport)),
       clock_(clock),
+      post_(post),
       parts_{.self = options_.id,
              .memory = *memory_,
              .wire = *transport_,
              .clock = clock,
-             .post = post,
+             .post = post_,
              .tokenizer = options_.engine.tokenizer,
              .n_layers = model_->config().n_layers,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
-             .drafts = options_.drafts,
-             .wire_kv = options_.wire_kv,
              .visits = options_.visits},
       attempts_(parts_),
       leases_(options_.lease_s, clock),
@@ -35,19 +34,12 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       receiver_(parts_, attempts_, engine_),
       reservations_(parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens),
-      fetcher_(
-          parts_, attempts_, engine_.by_layer(),
-          [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
-            begin(std::move(message), kv, tokens, std::move(arrival));
-          },
-          [this](InstanceId to, FetchKv asked) { handle(to, std::move(asked)); }),
-      lender_(parts_),
-      pins_(*memory_, clock) {
+      fetcher_(parts_, attempts_, engine_.by_layer(),
+               [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
+                 begin(std::move(message), kv, tokens, std::move(arrival));
+               }),
+      lender_(parts_) {
   if (options_.log) watch();
-  if (options_.wire_kv == WireKv::automatic)
-    parts_.choose_wire_kv = [this, cost = measure_converting(memory_->layout().shape, clock)](int tokens, int cached) {
-      return choose_wire_kv(cost, tokens, cached);
-    };
   // A load waits behind loads, and what is computed in its place behind what was: link and processor work beside each
   // other. (`until`: when that will be computed.)
   memory_->loads_if([this, until = 0.0](int from, int to, int tokens, double load_s) mutable {
@@ -67,29 +59,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
   publish();
 }
 
-// The wire may still read what its posts have packed.
-Instance::~Instance() { transport_.reset(); }
-
-WireKv Instance::choose_wire_kv(const ConvertCost& cost, int tokens, int cached) const {
-  const KvShape& shape = memory_->layout().shape;
-  const double rows = double(tokens) * double(shape.token_bytes()) / double(shape.row_bytes());
-  const double bytes = rows * double(shape.row_bytes());
-  const int step_tokens = options_.engine.step_tokens;
-  const WireKvView view{.bytes = bytes,
-                        .int8_bytes = rows * double(wire_row_bytes(shape, WireKv::int8)),
-                        .int4_bytes = rows * double(wire_row_bytes(shape, WireKv::int4)),
-                        .pack_int8_s = bytes * cost.pack_int8,
-                        .pack_int4_s = bytes * cost.pack_int4,
-                        .widen_int8_s = bytes * cost.widen_int8,
-                        .widen_int4_s = bytes * cost.widen_int4,
-                        .wire_s_per_byte = parts_.rate.s_per_byte(),
-                        .compute_s = cost_.seconds(prompt_steps(tokens - cached, cached, step_tokens)),
-                        .overlap = overlap(options_.stream_kv, false, shape.n_layers, tokens - cached, step_tokens)};
-  const WireKv form = disagg::choose_wire_kv(view);
-  if (options_.log)
-    options_.log->decided(clock_.now(), "wire_kv", "auto", 0, view, NoOptions{}, int(form), "instance", options_.name);
-  return form;
-}
+Instance::~Instance() = default;
 
 void Instance::watch() {
   engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
@@ -175,14 +145,16 @@ bool Instance::turn() {
   moved |= receiver_.tick();
   moved |= fetcher_.tick();
   moved |= lender_.tick();
-  for_others([this] { pins_.tick(); });
   moved |= reservations_.tick();
   update_leases();
   charge_transfers();
+  post_.hold();
   moved |= engine_.step();
   fit_cost();
   report_cache();
   publish();
+  const bool tell_counters = options_.lease_s > 0 && post_.has_answers();
+  post_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
   draw_map();
   return moved;
 }
@@ -212,19 +184,6 @@ void Instance::handle(InstanceId, StartRequest message) {
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
   if (!message.fetch.holders.empty()) return fetcher_.start(std::move(message));
   begin(std::move(message), kNoKv, 0, nullptr);
-}
-
-void Instance::handle(InstanceId, KvHint message) {
-  const KvStats kv = memory_->stats();
-  const auto prompt_s = [&](double tokens) {
-    return cost_.seconds(prompt_steps(tokens, 0, options_.engine.step_tokens));
-  };
-  const double blocks = double(message.kept) / std::max(1, kv.block_tokens);
-  const pool::Pause pause{.reload_s = prompt_s(message.kept),
-                          .queue_s = prompt_s(double(engine_.waiting_tokens())),
-                          .ttl_s = message.ttl_s,
-                          .share = blocks / std::max(1, kv.capacity)};
-  pins_.handle(std::move(message), pause);
 }
 
 // Its first `tokens` tokens are in `kv`, if that is any, or come there.
@@ -262,7 +221,6 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->max_tokens = 2;
   request->ignore_eos = true;
   request->priority = message.request->priority;
-  request->flex = message.request->flex;
   request->cache_salt = message.request->cache_salt;
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
@@ -401,7 +359,6 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   reservations_.clear(reason, error);
   fetcher_.clear(reason, error, attempts_);
   lender_.clear();
-  pins_.clear();
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
   for (Envelope& envelope : leases_.take()) {
@@ -479,8 +436,7 @@ void Instance::charge_transfers() {
 }
 
 void Instance::publish() {
-  KvStats kv = memory_->stats();
-  kv.hard_pinned = pins_.hard_blocks();
+  const KvStats kv = memory_->stats();
   const EngineStats& engine = engine_.stats();
   std::lock_guard lock(stats_mutex_);
   InstanceStats& s = published_;
@@ -505,8 +461,6 @@ void Instance::publish() {
   s.transfer_bytes = parts_.posted.bytes;
   s.transfer_descriptors = parts_.posted.descriptors;
   s.transfer_seconds = parts_.posted.seconds;
-  s.converted_bytes = parts_.converted.bytes;
-  s.convert_seconds = parts_.converted.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;

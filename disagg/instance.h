@@ -21,7 +21,7 @@
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/reservation.h"
 #include "disagg/handover/sender.h"
-#include "disagg/handover/wire_kv.h"
+#include "disagg/held_post.h"
 #include "disagg/pool/fetcher.h"
 #include "disagg/pool/lender.h"
 
@@ -40,9 +40,7 @@ struct InstanceOptions {
   bool cost_known = false;  // steps take just that (a simulation's)
   double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
-  bool post_by_stage = false;            // as InstanceParts have them, and the next two
-  WireKv wire_kv = WireKv::off;
-  std::shared_ptr<DraftModel> drafts;
+  bool post_by_stage = false;            // InstanceParts
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // … at most
   handover::Visits* visits = nullptr;    // of a test
@@ -108,11 +106,6 @@ class Instance final {
  private:
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId, PinPrefix message) {
-    for_others([&] { pins_.handle(std::move(message)); });
-  }
-  void handle(InstanceId, UnpinPrefix message) { pins_.handle(message); }
-  void handle(InstanceId from, KvHint message);
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
@@ -120,17 +113,14 @@ class Instance final {
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvReserved message) { sender_.handle(from, std::move(message)); }
-  void handle(InstanceId from, DraftRows message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
   void handle(InstanceId from, FetchKv message) {
-    for_others([&] {
-      message.holders.empty() ? lender_.handle(from, std::move(message)) : fetcher_.relay(from, std::move(message));
-    });
+    for_others([&] { lender_.handle(from, std::move(message)); });
   }
   void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
-  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message), fetcher_.handle(from, message); }
+  void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
   void handle(InstanceId from, KvRenewed message);
   // The conductor's alone.
@@ -144,7 +134,6 @@ class Instance final {
   void report_cache();
   void fit_cost();
   void watch();
-  WireKv choose_wire_kv(const ConvertCost& cost, int tokens, int cached) const;
   void log_step(const StepShape& step, double seconds);
   std::string name_of(InstanceId id) const;
   // reserve() for whoever computes nothing here: there is no choice between loading and computing.
@@ -163,6 +152,7 @@ class Instance final {
   std::shared_ptr<KvMemory> memory_;
   std::unique_ptr<KvTransport> transport_;
   Clock& clock_;
+  HeldPost post_;
   InstanceParts parts_;
   Attempts attempts_;
   handover::Leases leases_;
@@ -172,7 +162,6 @@ class Instance final {
   handover::Reservations reservations_;
   pool::Fetcher fetcher_;
   pool::Lender lender_;
-  pool::PrefixPins pins_;
   bool computes_ = true;  // what it reserves now, where that is not found
 
   // A peer that the wire is not connected to yet.

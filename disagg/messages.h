@@ -19,7 +19,6 @@
 #include "batch/sequence.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/pool/pins.h"
 #include "disagg/service.h"
 #include "disagg/transfer_plan.h"
 
@@ -42,7 +41,6 @@ struct InstanceInfo {
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
-  std::string kv_events, kv_events_replay;  // where it tells them (pool/kv_events.h); empty: nowhere
 };
 
 // ---- Conductor -> instance.
@@ -54,7 +52,6 @@ struct FetchOrder {
   double worth_s = 0;               // what computing it would take
   double limit_s = 0;               // what fetching it may take
   bool keep = true;                 // for others, too (pool/replication.h)
-  InstanceId via = -1;              // who gets it from them first, and is read then (pool/path_policy.h); -1: nobody
 };
 struct StartRequest {
   AttemptId attempt = 0;
@@ -76,7 +73,7 @@ struct PeerGone {
 struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
   InstanceId id = -1;
 };
-struct ClearPrefixCache {};  // and PinPrefix, UnpinPrefix, KvHint (pool/pins.h)
+struct ClearPrefixCache {};
 // To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
@@ -86,7 +83,6 @@ struct Welcome {
   std::string pool;           // where the one pool of all instances is (transport/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
   bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
-  WireKv wire_kv = WireKv::off;
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {
@@ -150,17 +146,10 @@ struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reser
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
-  WireKv form = WireKv::off;  // in which its KV will come
 };
 struct KvReserved {  // D -> P
   AttemptId attempt = 0;
   KvPlace destination;  // empty for a zero-copy transport
-};
-// P -> D, before KvDelivered: KV of the model that drafts, of the whole prompt, in pieces that follow each other
-// (batch/draft_model.h; --draft-prefill prefill).
-struct DraftRows {
-  AttemptId attempt = 0;
-  std::vector<uint64_t> rows;
 };
 struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may still be on its way
   AttemptId attempt = 0;
@@ -194,10 +183,6 @@ struct FetchKv {  // it wants to read the KV of tokens from `begin` on, of all b
   uint64_t salt = 0;
   int begin = 0;
   std::vector<int32_t> tokens;
-  // To a relay, which gets what it lacks from these first, if it can in this time; empty: it lends what it has.
-  std::vector<InstanceId> holders;
-  uint64_t request = 0;
-  double limit_s = 0;
 };
 struct KvLent {
   AttemptId attempt = 0;
@@ -208,11 +193,10 @@ struct FetchOver {  // nobody reads, or will
   AttemptId attempt = 0;
 };
 
-using Message =
-    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
-                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
-                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport,
-                 TokensOf, FetchKv, KvLent, FetchOver, PinPrefix, UnpinPrefix, KvHint, DraftRows>;
+using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
+                             Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
+                             KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
+                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -21,10 +21,6 @@ enum class DisaggOrder : uint8_t {
 // When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.
 enum class StreamKv : uint8_t { layer, chunk, request };
 
-// In what a prompt's rows cross (handover/wire_kv.h): as they are kept, or in fewer bits; `automatic`: whichever of these
-// each prompt is at D soonest with.
-enum class WireKv : uint8_t { off, int8, int4, automatic };
-
 struct DisaggOptions {
   bool pull = false;                      // prefill_first: D reads
   int max_local_prefill_tokens = 1000;    // conditional_threshold, decode_first: longer ones are remote

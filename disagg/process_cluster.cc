@@ -113,9 +113,8 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
                     .role = request->role,
                     .lease_s = options_.conductor.lease_s,
                     .pool = options_.pool ? options_.pool->address() : "",
-                    .report_cache = !options_.by_events,
-                    .local = options_.conductor.disagg->local,
-                    .wire_kv = options_.conductor.wire_kv};
+                    .report_cache = true,
+                    .local = options_.conductor.disagg->local};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);
@@ -144,16 +143,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
       info.role = worker.role;
       worker.probe = probe;
     }
-    conductor_.joined(info, std::move(probe));
-    if (options_.by_events) {
-      auto feed = KvEventFeed::open(info.kv_events, info.kv_events_replay, info.block_tokens,
-                                    [this, id](CacheReport heard) { conductor_.receive(id, std::move(heard)); });
-      if (feed)
-        feeds_[id] = std::move(feed).value();
-      else
-        log_line(LogLevel::warning, "xpyd: %s: what its cache holds is not known: %s", info.name.c_str(),
-                 feed.error().message.c_str());
-    }
+    conductor_.joined(std::move(info), std::move(probe));
     std::lock_guard lock(mutex_);
     changed_.notify_all();
     return;
@@ -174,7 +164,6 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
 }
 
 void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
-  feeds_.erase(id);
   bool joined;
   {
     std::lock_guard lock(mutex_);
@@ -233,7 +222,6 @@ void ProcessCluster::keep() {
     lock.unlock();
     if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
     conductor_.tick();
-    if (const auto move = conductor_.change_roles()) (void)retire(move->name, move->role);  // or it has just left
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
       if (worker.retiring && conductor_.idle(id)) {

@@ -16,7 +16,6 @@
 #include "disagg/conductor.h"
 #include "disagg/control/codec.h"
 #include "disagg/net/channel.h"
-#include "disagg/pool/kv_event_feed.h"
 #include "disagg/transport/handoff_pool.h"
 
 namespace xpyd::disagg {
@@ -28,7 +27,6 @@ struct ProcessClusterOptions {
   uint64_t fingerprint = 0;           // of what workers must agree on; others are refused
   std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
   bool stands_by = false;             // no worker is taken before take_workers(true)
-  bool by_events = false;             // what their caches hold is heard as KV events, not as CacheReports
 };
 
 // What the conductor sees of a worker's process: no channel; one, but no instance; an instance.
@@ -49,9 +47,6 @@ class ProcessCluster final : public Runtime, public Post {
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;
-  Status pin_prefix(PinPrefix pin) override { return conductor_.pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return conductor_.unpin_prefix(id); }
-  void hint(KvHint hint) override { conductor_.hint(std::move(hint)); }
   void drain() override { conductor_.drain(); }
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;  // and closes every channel
@@ -99,7 +94,6 @@ class ProcessCluster final : public Runtime, public Post {
   std::set<std::string> retired_;  // processes
   std::thread keeper_;
   std::unique_ptr<ControlLoop> loop_;
-  std::map<InstanceId, std::unique_ptr<KvEventFeed>> feeds_;  // the loop's
 };
 
 }  // namespace xpyd::disagg

@@ -239,7 +239,8 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   const auto source = std::ranges::find_if(rows_, [&](const Row& r) { return r.member->info.id == fetch.holders[0]; });
   const InstanceStats stats = here.probe->stats();
   f.holder_tokens = std::min(best, f.prompt_tokens - 1);
-  f.bytes_s = fetch_s(here, fetch.holders[0], f.holder_tokens - f.cached_tokens);
+  f.bytes_s = (f.holder_tokens - f.cached_tokens) *
+              here.probe->fetch_s_per_token(fetch.holders[0]).value_or(row.fetch_s_per_token);
   // Who has never asked: a holder answers between two of its steps.
   f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
   f.queue_s = source->member->load.lends_s;
@@ -248,10 +249,6 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   };
   f.saved_s = prompt_s(f.cached_tokens) - prompt_s(f.holder_tokens);
   return fetch;
-}
-
-double Scoreboard::fetch_s(const Member& to, InstanceId from, int tokens) const {
-  return tokens * to.probe->fetch_s_per_token(from).value_or(rows_[to.row].fetch_s_per_token);
 }
 
 // What the best holder has and one has not, from there to here.

@@ -58,7 +58,7 @@ struct PlacedLoad {
   int64_t queued_tokens = 0;                                  // uncached prompt tokens, prompt not done
   int sequences = 0;                                          // to decode, not ended
   int64_t context_tokens = 0;                                 // of these, KV
-  double lends_s = 0, gets_s = 0;                             // predicted, of prefixes from it, and to it
+  double lends_s = 0;                                         // predicted, of prefixes that others get from it
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started, and not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
   double ended_s = 0;                                         // Clock: when a decode last ended
@@ -124,7 +124,6 @@ class Scoreboard {
     int replicas = 0;                 // instances with more than there is here that compute prompts
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
-  double fetch_s(const Member& to, InstanceId from, int tokens) const;  // their KV on the wire
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
   // Whom admission asks: 5 s after its last step what an instance's steps were fitted to begins to decay, by half each
   // 5 s, to the prior. Steps of a cold start, or of a busy machine, are no reason to refuse for ever. By the last look.

@@ -18,9 +18,6 @@
 
 namespace xpyd::disagg {
 
-struct PinPrefix;  // pool/pins.h
-struct KvHint;
-
 // A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;
 
@@ -30,7 +27,6 @@ struct FetchStats {
   int64_t failed = 0;                 // parts that did not come, or came changed
   int64_t lent = 0, lent_tokens = 0;  // from here
   int64_t expired = 0;                // … whose reader fell silent
-  int64_t relayed = 0;                // of `fetches`: for another instance
   double seconds = 0;                 // of all fetches, from asking to the end
   double wait_s = 0;                  // that steps stood still for a layer of theirs
   double regret_s = 0;                // that they took beyond what they were worth
@@ -60,8 +56,6 @@ struct InstanceStats {
   int64_t transfers = 0;                                  // of prompts' KV, posted here: by P, or pulled by D
   int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of them
   double transfer_seconds = 0;                            // of its thread: planning and posting
-  int64_t converted_bytes = 0;                            // --wire-kv-dtype: of wide rows, here, either way
-  double convert_seconds = 0;                             // … of its thread
   double wire_s_per_byte = 0;                             // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
@@ -95,7 +89,6 @@ struct ConductorStats {
   int64_t refused_early = 0, refused_late = 0;     // requests, on arrival and when their prompt was done
   std::array<int64_t, kRefusals> refused_by = {};  // of both: Refusal::Why
   double wasted_prefill_s = 0;                     // predicted, of those refused late
-  int64_t role_changes = 0;                        // begun by --roles
   double regret = 0;                               // sum of regret_ratio() of all attempts
   PredictionError ttft_error, tbt_error;  // of what was predicted at placement; TBT: the mean of a choice's gaps
   int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of them, within both objectives
@@ -149,11 +142,6 @@ class Runtime : public Service {
   // Order-independent sum over the choices that ended by stop or length of their logits hash.
   virtual uint64_t logits_hash() const = 0;
   virtual void clear_prefix_caches() = 0;
-  // Prefixes that stay at whatever instance has them, also at those that join later. Errors: invalid_argument: shorter
-  // than a block; unavailable: the most that may be pinned is.
-  virtual Status pin_prefix(PinPrefix pin) = 0;
-  virtual Status unpin_prefix(uint64_t id) = 0;  // error: not_found
-  virtual void hint(KvHint hint) = 0;            // to whoever has that KV
   // An instance gets nothing new; when it is empty it ends, or comes back as another role. Errors:
   // not_found; invalid_argument: its instances do not come and go.
   virtual Status retire(const std::string& name, std::optional<Role> role) {

@@ -54,35 +54,28 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination, Replica
   return map;
 }
 
-void each_shard_piece(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
-                      const KvRegion& region, const ShardPiece& f) {
+void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
+                           const KvRegion& region, TransferPlan& plan) {
   XPYD_CHECK(int(source.size()) == map.source.n_ranks() && int(destination.size()) == map.destination.n_ranks());
+  plan.copies.clear();
+  plan.bytes = 0;
   for (const ShardMove& move : map.moves) {
     const KvRect from = map.source.rect(move.source_rank), to = map.destination.rect(move.destination_rank);
     const int layer_begin = std::max(region.layer_begin, move.rect.layers.begin);
     const int layer_end = std::min(region.layer_end, move.rect.layers.end);
     const KvRange part = token_part(region.token_end - region.token_begin, move.part, move.parts);
     if (layer_begin >= layer_end || part.size() <= 0) continue;
-    f(move, source[size_t(move.source_rank)], destination[size_t(move.destination_rank)],
-      {.token_begin = region.token_begin + part.begin,
-       .token_end = region.token_begin + part.end,
-       .layer_begin = layer_begin - from.layers.begin,
-       .layer_end = layer_end - from.layers.begin,
-       .head_begin = move.rect.heads.begin - from.heads.begin,
-       .head_end = move.rect.heads.end - from.heads.begin,
-       .to_layer = layer_begin - to.layers.begin,
-       .to_head = move.rect.heads.begin - to.heads.begin});
+    plan.bytes += add_copies(source[size_t(move.source_rank)], destination[size_t(move.destination_rank)],
+                             {.token_begin = region.token_begin + part.begin,
+                              .token_end = region.token_begin + part.end,
+                              .layer_begin = layer_begin - from.layers.begin,
+                              .layer_end = layer_end - from.layers.begin,
+                              .head_begin = move.rect.heads.begin - from.heads.begin,
+                              .head_end = move.rect.heads.end - from.heads.begin,
+                              .to_layer = layer_begin - to.layers.begin,
+                              .to_head = move.rect.heads.begin - to.heads.begin},
+                             plan.copies);
   }
-}
-
-void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
-                           const KvRegion& region, TransferPlan& plan) {
-  plan.copies.clear();
-  plan.bytes = 0;
-  each_shard_piece(map, source, destination, region,
-                   [&](const ShardMove&, const KvView& from, const KvView& to, const KvRegion& piece) {
-                     plan.bytes += add_copies(from, to, piece, plan.copies);
-                   });
 }
 
 // ---- Places.
@@ -160,11 +153,6 @@ std::vector<KvView> Peers::views(PeerId peer, const KvPlace& place) const {
 void Peers::plan_write(KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region,
                        TransferPlan& plan) const {
   plan_sharded_transfer(known_.at(peer).to, views_of(memory_, kv), views(peer, place), region, plan);
-}
-
-void Peers::each_piece(KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region,
-                       const ShardPiece& f) const {
-  each_shard_piece(known_.at(peer).to, views_of(memory_, kv), views(peer, place), region, f);
 }
 
 void Peers::plan_read(PeerId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,

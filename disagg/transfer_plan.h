@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -49,12 +48,7 @@ struct ShardMap {
 // Before: both shapes pass check_shards and are of one model.
 ShardMap map_shards(const KvShards& source, const KvShards& destination, ReplicaUse use = ReplicaUse::spread);
 
-// f(move, source, destination, region in their own numbers) of each part of a region, …
-using ShardPiece =
-    std::function<void(const ShardMove& move, const KvView& from, const KvView& to, const KvRegion& region)>;
-void each_shard_piece(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
-                      const KvRegion& region, const ShardPiece& f);
-// … and its copies. A region of one sequence (tokens; layers in numbers of the whole model; heads are not looked at),
+// The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are not looked at),
 // between any of the ranks' regions. source[r], destination[r]: the sequence in the KV of rank r of either side.
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
                            const KvRegion& region, TransferPlan& plan);
@@ -102,7 +96,6 @@ class Peers {
   // Copies of a region (layers of the whole model) of a sequence here to a place at a peer, or from
   // there, whatever the shapes of the two instances. Before, as for what follows: the peer is known.
   void plan_write(KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;
-  void each_piece(KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region, const ShardPiece& f) const;
   void plan_read(PeerId peer, const KvPlace& place, KvHandle kv, const KvRegion& region, TransferPlan& plan) const;
   // Whether n_tokens of a sequence have a place at a peer where it says: it comes from another
   // process. The error: what is amiss.

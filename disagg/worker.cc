@@ -29,14 +29,6 @@ ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
 
-// Of an endpoint on all interfaces: on the one of the control channel, by which others come here.
-std::string reached(const std::string& endpoint, const std::string& control) {
-  const size_t port = endpoint.rfind(':');
-  const bool any = endpoint.starts_with("tcp://0.0.0.0:") || endpoint.starts_with("tcp://[::]:");
-  if (!any || control.starts_with("unix:")) return endpoint;
-  return "tcp://" + control.substr(0, control.rfind(':')) + endpoint.substr(port);
-}
-
 }  // namespace
 
 Worker::Worker(WorkerOptions options, Clock& clock) : options_(std::move(options)), clock_(clock) {}
@@ -181,9 +173,6 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   std::atomic<bool> stop{false};
   InstanceInfo info = instance.info();
   info.control = listening.value();
-  if (const KvEvents* events = built.value().memory.events.get())
-    info.kv_events = reached(events->endpoint(), info.control),
-    info.kv_events_replay = reached(events->replay(), info.control);
   {
     std::lock_guard lock(mutex_);
     instance_ = &instance;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/chunk_oracle.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
 #include "experiments/simulated.h"
@@ -34,7 +35,7 @@ std::vector<Values> points(const Setting& setting) {
   for (const Load& load : kLoads)
     for (const char* policy : {"fixed", "equal_time", "dp_oracle"})
       for (int window : {kStages, 2 * kStages})
-        if (load.prompts == 1 || (!setting.tiny && policy != std::string("dp_oracle")))
+        if (load.prompts == 1 || !setting.tiny)
           all.push_back({{"load", load.name}, {"policy", policy}, {"window", window}});
   return all;
 }
@@ -50,53 +51,11 @@ Trace trace_of(const Load& load, bool tiny) {
   return trace;
 }
 
-// The dynamic program of TeraPipe (section 3.3): for each longest chunk the cut whose chunks take no longer and whose sum of
-// seconds is least; of these the one with the least sum + (P - 1) longest.
-std::vector<Chunk> oracle(const ChunkCost& cost, int tokens, int step_tokens) {
-  const int n = tokens / kBlock, widest = step_tokens / kBlock;
-  const auto seconds = [&](int i, int j) { return cost.seconds(i * kBlock, (j - i) * kBlock, kStages); };
-  std::vector<double> longest;
-  for (int i = 0; i < n; ++i)
-    for (int j = i + 1; j <= std::min(n, i + widest); ++j) longest.push_back(seconds(i, j));
-  std::ranges::sort(longest);
-  const size_t tries = std::min<size_t>(128, longest.size());  // TeraPipe leaves out those that are nearly alike, too
-  std::vector<Chunk> chunks;
-  double best_s = INFINITY;
-  for (size_t k = 1; k <= tries; ++k) {
-    const double most_s = longest[k * longest.size() / tries - 1];
-    std::vector<double> least(size_t(n) + 1, INFINITY);
-    std::vector<int> next(size_t(n) + 1, n);
-    least.back() = 0;
-    for (int i = n; i-- > 0;)
-      for (int j = i + 1; j <= std::min(n, i + widest) && seconds(i, j) <= most_s; ++j)
-        if (seconds(i, j) + least[size_t(j)] < least[size_t(i)])
-          least[size_t(i)] = seconds(i, j) + least[size_t(j)], next[size_t(i)] = j;
-    if (least[0] + (kStages - 1) * most_s >= best_s) continue;
-    best_s = least[0] + (kStages - 1) * most_s;
-    chunks.clear();
-    for (int i = 0; i < n; i = next[size_t(i)]) chunks.push_back({double(i * kBlock), double((next[size_t(i)] - i) * kBlock)});
-  }
-  return chunks;
-}
-
-Finding by_oracle(int tokens, int step_tokens, int window) {
-  const SimulatedModel model = find_simulated_model("llama-3-70b").value();
-  const Hardware card = find_hardware("h200x1").value();
-  const ChunkCost cost = chunk_cost(model, card);
-  const std::vector<Chunk> chunks = oracle(cost, tokens, step_tokens);
-  const double token_s = 2. * model.n_heads * model.head_dim / kLink;
-  const double end_s = model::pipeline_times(stream(cost, chunks, kStages, 1, token_s, card.link_s), window).end();
-  double busy_s = 0;
-  for (double s : stage_seconds(cost, chunks, kStages)) busy_s += s;
-  return {{{{"tokens_per_s", tokens / end_s}, {"ttft_s", end_s}, {"waves", chunks.size()}, {"busy", busy_s / end_s}}}, ""};
-}
-
 Result<Finding> measure(const Values& point, const Setting& setting) {
   const bool tiny = setting.tiny;
   const std::string name = point["load"], wanted = point["policy"];
   const Load& load = *std::ranges::find(kLoads, name, &Load::name);
   const int step_tokens = kStepTokens / (tiny ? 16 : 1);
-  if (wanted == "dp_oracle") return by_oracle(load.tokens / (tiny ? 16 : 1), step_tokens, point["window"]);
   const Trace trace = trace_of(load, tiny);
   SimulationOptions options = simulated("h200x1", "llama-3-70b", "1C", trace).value();
   options.block_tokens = kBlock;
@@ -105,7 +64,7 @@ Result<Finding> measure(const Values& point, const Setting& setting) {
   options.pipeline_window = point["window"];
   set_step_tokens(options, step_tokens);
   options.engine.max_batch = load.at_once;
-  options.engine.chunks.policy = find_chunk_policy(wanted);
+  options.engine.chunks.policy = wanted == kChunkOracle.name ? &kChunkOracle : find_chunk_policy(wanted);
   options.conductor.placement = find_placement_policy("least_loaded");
   const Result<Simulation> run = simulate(options, trace);
   if (!run) return run.error();

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "model/pipeline_time.h"
 
 namespace xpyd::experiments {

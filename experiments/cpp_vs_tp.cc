@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
 
@@ -10,7 +10,7 @@ namespace xpyd::experiments::cpp_vs_tp_experiment {
 namespace {
 
 // cpp_vs_tp: first token and throughput, by length, reused prefix, prompts queued, chunks and window; /crossover:
-// where one passes the other. Llama-3-70B on H200 by its card's figures (disagg/simulate/hardware.cc); a boundary
+// where one passes the other. Llama-3-70B on H200 by its card's figures (experiments/simulate/hardware.cc); a boundary
 // carries 16 KiB a token at 50 GB/s and 20 us. TP has two ring all-reduces a layer that nothing hides, over NVLink
 // (450 GB/s, 1 us a hop) or NICs (50 GB/s, 5 us).
 //

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/random.h"
-#include "server/datasets.h"
+#include "experiments/load/datasets.h"
 
 namespace xpyd::experiments {
 namespace {

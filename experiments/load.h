@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "experiments/experiment.h"
-#include "server/bench.h"
-#include "server/datasets.h"
+#include "experiments/load/bench.h"
+#include "experiments/load/datasets.h"
 #include "server/stack.h"
 
 namespace xpyd::experiments {

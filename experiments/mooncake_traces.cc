@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "allocator/eviction.h"
-#include "disagg/simulate/traces.h"
+#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
 #include "experiments/simulated.h"
 

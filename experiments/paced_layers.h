@@ -27,7 +27,6 @@ class PacedLayers final : public Model {
     null_->forward(unobserved, logits);
     ended_s = clock_.now();
   }
-  bool layered() const override { return true; }
   Work work(const StepInput&) const override { return {}; }
   size_t weight_bytes() const override { return 0; }
   size_t scratch_bytes() const override { return 0; }

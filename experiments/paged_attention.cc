@@ -15,7 +15,7 @@
 #include "base/stats.h"
 #include "base/thread_team.h"
 #include "batch/engine.h"
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/attention_case.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"

@@ -6,10 +6,10 @@
 #include "allocator/block_pool.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "disagg/simulate/traces.h"
+#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
 #include "experiments/load.h"
-#include "server/prefix_stats.h"
+#include "experiments/load/prefix_stats.h"
 
 namespace xpyd::experiments::prefix_experiment {
 namespace {

@@ -1,11 +1,11 @@
-// A cluster in virtual time (disagg/simulate/), asked as `xpyd simulate` asks it, and what experiments tell of a run.
+// A cluster in virtual time (experiments/simulate/), asked as `xpyd simulate` asks it, and what experiments tell of a run.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "disagg/simulate/cluster.h"
+#include "experiments/simulate/cluster.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments {

@@ -6,7 +6,7 @@
 
 #include "batch/draft_length.h"
 #include "batch/drafter.h"
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/contestant.h"
 #include "experiments/demo_facts.h"
 #include "experiments/experiment.h"
@@ -253,37 +253,26 @@ REGISTER_EXPERIMENT("speculate", "cpu", points, open);
 
 }  // namespace live
 
-// speculate/optimum: how many drafts are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step of B
-// sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l), and what made the drafts: nothing (ngram),
-// or a model of 160 M parameters; `max`: the slower of bandwidth and products.
+// speculate/optimum: how many drafts of ngram are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step of B
+// sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l); `max`: the slower of bandwidth and products.
 //
-// Arithmetic. c = 6.25 ms, s = 31 us. a = .7 alone, by a model: 4 (4 to 5); .5: 2 (3); .9: 9 to 12 (7). At B = 64 2
-// to 4 (1 to 2); never off at a = .5 (off from 16 on): what was measured there was not the card. turbo takes the same
-// k to one.
+// Arithmetic. c = 6.25 ms, s = 31 us: 9 to 12 drafts alone at a = .7. turbo takes the same k to one where bandwidth and
+// products add up.
 namespace optimum {
 
 constexpr int kMostHere = 24;
 
 struct Target {
   double launch_s, weights_s, token_s, kv_s, look_s;
-  double made_launch = 0, made_share = 0;  // of a draft
   bool overlaps = false;
 
-  double made(double batch) const { return made_launch * launch_s + made_share * (weights_s + token_s * batch); }
   double step(double batch, double context, double k) const {
     const double kv = batch * context * kv_s, look = batch * context * look_s * (k + 1);
     const double products = token_s * batch * (k + 1);
     const double verify = overlaps ? std::max(weights_s + kv, products + look) : weights_s + products + std::max(kv, look);
-    return launch_s + verify + k * made(batch);
+    return launch_s + verify;
   }
 };
-
-Target target(const disagg::SimulatedModel& model, const disagg::Hardware& h, const std::string& drafter) {
-  const StepCost::Terms t = disagg::step_cost(model, h).terms();
-  Target made{h.step_s, t[0] - h.step_s, t[4], t[2], 2 * t[3]};
-  if (drafter == "model") made.made_launch = 1, made.made_share = .024;
-  return made;
-}
 
 double ended(double a, double k) { return (1 - std::pow(a, k + 1)) / (1 - a); }
 
@@ -311,23 +300,21 @@ double turbo(const Target& t, int batch, double context, double a) {
 Result<Finding> optimum(const Values& point, const Setting&) {
   const disagg::SimulatedModel model{"llama-2-7b", 32, 32, 128, 6.74e9, 6.74e9, 2 * 32 * 128, 2, 2, ""};
   const disagg::Hardware card = disagg::find_hardware("h100x1").value();
+  const StepCost::Terms terms = disagg::step_cost(model, card).terms();
   Finding found;
-  for (const char* drafter : {"ngram", "model"})
-    for (bool overlaps : {false, true}) {
-      Target t = target(model, card, drafter);
-      t.overlaps = overlaps;
-      const double batch = point["batch"], a = point["right"], context = 500;
-      const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
-      const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
-      found.rows.push_back({{"drafter", drafter},
-                            {"cost", overlaps ? "max" : "sum"},
-                            {"k", k},
-                            {"gain", rate(k)},
-                            {"turbo_k", turbo(t, point["batch"], context, a)},
-                            {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
-                            {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
-                            {"step_ms", 1e3 * t.step(batch, context, 0)}});
-    }
+  for (bool overlaps : {false, true}) {
+    const Target t{card.step_s, terms[0] - card.step_s, terms[4], terms[2], 2 * terms[3], overlaps};
+    const double batch = point["batch"], a = point["right"], context = 500;
+    const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
+    const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
+    found.rows.push_back({{"cost", overlaps ? "max" : "sum"},
+                          {"k", k},
+                          {"gain", rate(k)},
+                          {"turbo_k", turbo(t, point["batch"], context, a)},
+                          {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
+                          {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
+                          {"step_ms", 1e3 * t.step(batch, context, 0)}});
+  }
   return found;
 }
 

@@ -1,7 +1,7 @@
 // transfer_exposed: how much of a prompt's transfer its second token waits for.
 #include <algorithm>
 
-#include "disagg/simulate/hardware.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
 #include "experiments/simulated.h"

@@ -12,8 +12,8 @@
 
 #include "base/arrivals.h"
 #include "base/files.h"
-#include "disagg/replay.h"
-#include "disagg/simulate/calibrate.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/calibrate.h"
 #include "experiments/load.h"
 #include "experiments/simulated.h"
 
@@ -56,7 +56,6 @@ SimulationOptions simulation_of(Stack& stack, const std::string& topology, const
   o.kv_tokens = double(live.kv.pool_bytes) / double(shape.token_bytes());
   o.engine.max_batch = live.max_batch;
   o.engine.policy = live.batching;
-  o.engine.chunk_tokens = live.chunk_tokens;
   set_step_tokens(o, live.step_tokens);
   o.conductor.placement = live.placement;
   return o;

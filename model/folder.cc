@@ -1,6 +1,5 @@
 #include "model/folder.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
-#include <vector>
 
 #include "base/json.h"
 #include "base/numbers.h"
@@ -154,39 +152,6 @@ bool holds_demo(const std::string& dir) {
 }
 
 }  // namespace
-
-uint64_t model_fingerprint(const std::string& dir, bool with_weights) {
-  constexpr size_t kMost = size_t{64} << 20, kPiece = 4096, kPieces = 64;
-  uint64_t hash = 0;
-  const auto add = [&hash](std::string_view what) { hash = siphash({hash, 2}, what); };
-  for (const char* name : {"/config.json", "/params.json"})
-    if (const auto config = read_model_file(dir + name, kMost)) add(config.value());
-  if (!with_weights) return hash;
-  if (is_embedded(dir)) {
-    add(embedded_file(dir + "/model.safetensors").value_or(""));
-    return hash;
-  }
-  std::vector<std::string> files;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(dir, error))
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
-  std::sort(files.begin(), files.end());
-  for (const std::string& path : files) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat about {};
-    if (fd < 0 || ::fstat(fd, &about) != 0) about = {};
-    add(fs::path(path).filename().string() + " " + std::to_string(about.st_size) + " " +
-        std::to_string(about.st_mtim.tv_sec) + "." + std::to_string(about.st_mtim.tv_nsec));
-    std::string piece(kPiece, 0);
-    for (size_t i = 0; fd >= 0 && i < kPieces; ++i) {
-      const size_t last = size_t(about.st_size) > kPiece ? size_t(about.st_size) - kPiece : 0;
-      const ssize_t n = ::pread(fd, piece.data(), kPiece, off_t(last * i / (kPieces - 1)));
-      if (n > 0) add({piece.data(), size_t(n)});
-    }
-    if (fd >= 0) ::close(fd);
-  }
-  return hash;
-}
 
 Status export_demo(const std::string& dir) {
   std::error_code error;

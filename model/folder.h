@@ -26,11 +26,6 @@ bool has_model_file(const std::string& path);
 // A whole small file, from either place; errors are those of read_small_file.
 Result<std::string> read_model_file(const std::string& path, size_t max_bytes);
 
-// Of what a model computes: its configuration and its weights, the latter by their files' names, sizes, times of change
-// and a sample of their bytes. Another number is another model; one that was copied may be one. `with_weights`: false of
-// those that are made up.
-uint64_t model_fingerprint(const std::string& dir, bool with_weights);
-
 // Writes the demo model into `dir`, which is new or empty: no file that is there is touched.
 Status export_demo(const std::string& dir);
 // A copy of it in this user's cache folder ($XDG_CACHE_HOME or ~/.cache, in xpyd/), made when it is

@@ -45,7 +45,6 @@ class Llama final : public Model {
       rank.predict(mine, rank.x(0), step.observer, logits);
     });
   }
-  bool layered() const override { return config().n_predict == 0; }
   Work work(const StepInput& step) const override { return sharded_work(weights_->config, WeightBits(*weights_), step); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }

@@ -168,11 +168,6 @@ void LlamaRank::gemm(const PackedMatrix& w, const std::vector<float>& bias, cons
   gemm_.run(args, gemm_scratch_, team_);
 }
 
-LlamaRank::Rows LlamaRank::rows_of(const StepInput& step, size_t n_seqs) const {
-  return {step.q_offsets[n_seqs], step.q_offsets.first(n_seqs + 1), step.kv_lengths.first(n_seqs),
-          step.views.first(n_seqs)};
-}
-
 void LlamaRank::embed(int32_t token, float* x) const {
   const size_t from = size_t(token) * size_t(c_.hidden);
   if (weights_->dtype == Dtype::f32) {
@@ -183,21 +178,18 @@ void LlamaRank::embed(int32_t token, float* x) const {
   }
 }
 
-// Of these sequences' tokens: x = embedding rows, or x_in, where theirs begin, which the stage or the group before has
-// made of them; normed for the layer that is next; and the angles of every token's position.
-void LlamaRank::receive(const StepInput& step, Range sequences, const float* x_in, float* x0,
-                        const LayerWeights& next) {
-  const int begin = step.q_offsets[size_t(sequences.begin)], end = step.q_offsets[size_t(sequences.end)];
-  for (size_t s = size_t(sequences.begin); s < size_t(sequences.end); ++s) {
+// x = embedding rows, or x_in, which the stage before has made of them; normed for the layer that is next; and the
+// angles of every token's position.
+void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0, const LayerWeights& next) {
+  for (size_t s = 0; s < step.kv_lengths.size(); ++s) {
     int position = step.kv_lengths[s] - (step.q_offsets[s + 1] - step.q_offsets[s]);
     for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i) positions_[size_t(i)] = position++;
   }
   const int half = c_.head_dim / 2;
-  for_rows(end - begin, c_.hidden, [&](int at) {
-    const int i = begin + at;
+  for_rows(int(step.token_ids.size()), c_.hidden, [&](int i) {
     float* x = row(x0, i, c_.hidden);
     if (x_in) {
-      std::copy_n(row(x_in, at, c_.hidden), c_.hidden, x);
+      std::copy_n(row(x_in, i, c_.hidden), c_.hidden, x);
     } else {
       embed(step.token_ids[size_t(i)], x);
     }
@@ -328,20 +320,12 @@ void LlamaRank::mlp(const LayerWeights& layer, int n) {
 }
 
 void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool observed, float* logits) {
-  // Before and after the layers of the group, the step is its first sequences.
-  const LayerGroup& group = step.group;
-  const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - group.kept_rows.size();
   const auto& layers = weights_->layers;
   const int trunk = c_.trunk_layers(), end = std::min(slice_.layers.end, trunk);
-  Rows rows = rows_of(step, n_whole);
-  receive(step, {0, int(n_whole)}, x_in, x, layers[size_t(slice_.layers.begin)]);
+  Rows rows{int(step.token_ids.size()), step.q_offsets, step.kv_lengths, step.views};
+  receive(step, x_in, x, layers[size_t(slice_.layers.begin)]);
   for (int i = slice_.layers.begin; i < end; ++i) {
     const LayerWeights& layer = layers[size_t(i)];
-    if (n_whole < n_seqs) {
-      if (i == group.layers.begin) begin_group(step, x);
-      rows = rows_of(step, i >= group.layers.begin && i < group.layers.end ? n_seqs : n_whole);
-      if (rows.n == 0) continue;
-    }
     const bool last = i + 1 == c_.n_layers;  // a head takes what all tokens have become
     project(layer, rows.n);
     turn(layer, rows.n);
@@ -359,7 +343,6 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
     mlp(layer, rows.n);
     const bool leaves = i + 1 == end;
     add_and_norm(x, layer.down_bias, 1, leaves ? nullptr : &layers[size_t(i) + 1].attention_norm, rows.n);
-    if (n_whole < n_seqs && !leaves && i + 1 == group.layers.end) keep_group(step, x);
   }
   if (slice_.layers.end < c_.n_layers) return;
   const std::span<const int32_t> wanted = c_.n_predict ? step.logit_rows : wanted_.logit_rows;
@@ -419,8 +402,8 @@ void LlamaRank::join(const StepInput& step, float* x) {
 void LlamaRank::predict(const StepInput& step, float* x, bool observed, float* logits) {
   const int i = c_.trunk_layers(), n = int(step.token_ids.size());
   const LayerWeights& layer = weights_->layers[size_t(i)];
-  const Rows rows = rows_of(step, step.kv_lengths.size());
-  receive(step, {0, n}, nullptr, x, layer);  // for the angles
+  const Rows rows{n, step.q_offsets, step.kv_lengths, step.views};
+  receive(step, nullptr, x, layer);  // for the angles
   join(step, x);
   project(layer, n);
   turn(layer, n);
@@ -434,30 +417,6 @@ void LlamaRank::predict(const StepInput& step, float* x, bool observed, float* l
   if (tensor_rank_ == 0) std::copy_n(x, size_t(n) * size_t(c_.hidden), step.hidden.rows);
   if (width(slice_.vocab) > 0)
     gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n, slice_.vocab);
-}
-
-// The group's sequences join the step, where their last group has left them.
-void LlamaRank::begin_group(const StepInput& step, float* x) {
-  const int n_seqs = int(step.kv_lengths.size()), n_whole = n_seqs - int(step.group.kept_rows.size());
-  const int begin = step.group.layers.begin;
-  const LayerWeights& layer = weights_->layers[size_t(begin)];
-  if (begin == 0) return receive(step, {n_whole, n_seqs}, nullptr, x, layer);
-  XPYD_CHECK(kept_.size() > 0);
-  for (int s = n_whole; s < n_seqs; ++s) {
-    const int32_t kept = step.group.kept_rows[size_t(s - n_whole)];
-    receive(step, {s, s + 1}, row(kept_.as<float>(), kept, c_.hidden), x, layer);
-  }
-}
-
-void LlamaRank::keep_group(const StepInput& step, const float* x) {
-  if (kept_.size() == 0) kept_ = Buffer(place_floats_ * sizeof(float), Pages::grown);
-  const size_t n_seqs = step.kv_lengths.size(), n_whole = n_seqs - step.group.kept_rows.size();
-  for (size_t s = n_whole; s < n_seqs; ++s) {
-    const int first = step.q_offsets[s], kept = step.group.kept_rows[s - n_whole];
-    for_rows(step.q_offsets[s + 1] - first, c_.hidden, [&](int i) {
-      std::copy_n(row(x, first + i, c_.hidden), c_.hidden, row(kept_.as<float>(), kept + i, c_.hidden));
-    });
-  }
 }
 
 // Moves the wanted tokens' rows of x and q to the front.

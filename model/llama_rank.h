@@ -89,9 +89,7 @@ class LlamaRank {
   // [max_step_tokens, hidden]
   float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
-  size_t scratch_bytes() const {
-    return activations_.size() + kept_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int);
-  }
+  size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
 
  private:
   // Tokens of a step, or of a part of it, as attention wants them.
@@ -111,13 +109,10 @@ class LlamaRank {
   const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
 
   const LayerWeights& first_layer() const { return weights_->layers[size_t(slice_.layers.begin)]; }
-  Rows rows_of(const StepInput& step, size_t n_seqs) const;
   void embed(int32_t token, float* x) const;
   void join(const StepInput& step, float* x);
   void layer_written(const StepInput& step, int layer, bool observed);
-  void receive(const StepInput& step, Range sequences, const float* x_in, float* x, const LayerWeights& layer);
-  void begin_group(const StepInput& step, float* x);
-  void keep_group(const StepInput& step, const float* x);
+  void receive(const StepInput& step, const float* x_in, float* x, const LayerWeights& layer);
   void project(const LayerWeights& layer, int n);
   void turn(const LayerWeights& layer, int n);
   void append(int layer, const Rows& rows);
@@ -144,7 +139,6 @@ class LlamaRank {
   WantedRows wanted_;
   std::vector<const float*> before_;  // join()'s
   Buffer activations_;
-  Buffer kept_;  // [max_step_tokens, hidden]: residual streams between two groups of layers; empty before the first
   const size_t place_floats_;
   // Into activations_, [max_step_tokens, width] each, of the tokens of one run() but for x_:
   float* x_;         // [places] of hidden: residual streams

@@ -27,20 +27,9 @@ void check_step(const StepInput& step, const ModelConfig& c, int max_step_tokens
                    std::to_string(step.kv_lengths[s]));
   }
   for (int32_t id : step.token_ids) XPYD_CHECK(id >= -n_previous && id < c.vocab, std::to_string(id));
-  const LayerGroup& group = step.group;
-  XPYD_CHECK(group.kept_rows.empty() ||
-                 (group.layers.begin >= 0 && group.layers.begin < group.layers.end && group.layers.end <= c.n_layers),
-             std::to_string(group.layers.begin) + " to " + std::to_string(group.layers.end));
-  XPYD_CHECK(group.kept_rows.size() <= size_t(n_seqs));
-  const size_t n_whole = size_t(n_seqs) - group.kept_rows.size();
-  for (size_t s = n_whole; s < size_t(n_seqs); ++s) {
-    const int row = group.kept_rows[s - n_whole];
-    XPYD_CHECK(row >= 0 && row + step.q_offsets[s + 1] - step.q_offsets[s] <= max_step_tokens, std::to_string(row));
-  }
-  const int n_rows = group.layers.end < c.n_layers ? step.q_offsets[n_whole] : n;  // that have gone through all layers
   int previous = -1;
   for (int32_t r : step.logit_rows) {
-    XPYD_CHECK(r > previous && r < n_rows, std::to_string(r));
+    XPYD_CHECK(r > previous && r < n, std::to_string(r));
     previous = r;
   }
 }
@@ -115,7 +104,6 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
 
 Work llama_work(const StepInput& step, const ModelConfig& c, const WeightBits& bits, Dtype activations) {
   if (step.views.empty()) return {};
-  XPYD_CHECK(step.group.kept_rows.empty());
   WantedRows wanted;
   wanted.select(step);
   const StepRows rows{.all = double(step.token_ids.size()),

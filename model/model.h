@@ -34,16 +34,6 @@ class LayerObserver {
   virtual void layer_done(int layer) = 0;
 };
 
-// Layered prefill (arXiv 2510.08055): sequences that go through some layers in this step and through the next ones in a
-// later one. They begin at layer 0, the layers of one step follow those of the step before that had them, with the same
-// tokens, and after the last layer their logits may be wanted.
-struct LayerGroup {
-  Range layers = {0, 0};
-  // [the last n sequences of the step]: the first of as many rows as it has tokens, below max_step_tokens, in which its
-  // residual stream is kept between two groups. A sequence that goes on has the rows that it began with.
-  std::span<const int32_t> kept_rows;
-};
-
 // Of a model with a multi-token head (ModelConfig::n_predict), which takes, with each token, what the model made of the
 // one before it.
 struct HiddenStates {
@@ -63,7 +53,6 @@ struct StepInput {
   std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
   LayerObserver* observer = nullptr;    // may be null
   bool watched = false;                 // begin(): Model::wait() returns at the end of each stage, too
-  LayerGroup group = {};                // of a model with layered(): who does not take all layers
   HiddenStates hidden = {};
 };
 
@@ -90,9 +79,6 @@ class Model {
     (void)step, (void)logits;
     XPYD_CHECK(false, "predict() of a model without a multi-token head");
   }
-
-  // forward() takes a StepInput::group. Its first one takes memory for rows that are kept.
-  virtual bool layered() const { return false; }
 
   // Waves: steps that are begun and not ended, at most so many, and they end in order; forward() is called when there
   // are none. 1: forward() alone.
@@ -125,11 +111,10 @@ class Model {
   // Of the wave that ended last, [stages()], until the next one ends; empty: not known.
   virtual std::span<const double> stage_seconds() const { return {}; }
 
-  // Weights, KV and activations that this step, without a group, must touch, and its useful FLOPs.
+  // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
-  virtual size_t weight_bytes() const = 0;  // shared with other models over the same weights
-  virtual size_t scratch_bytes()
-      const = 0;  // activations and buffers of this instance, fixed at construction but for kept rows
+  virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
+  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
 };
 
 inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {

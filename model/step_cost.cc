@@ -11,14 +11,12 @@ void StepShape::add(const StepShape& other, double times) {
   decode_context += times * other.decode_context;
 }
 
-void StepShape::add_tokens(double n, double L, double share) {
-  StepShape one{.steps = 0};
+void StepShape::add_tokens(double n, double L) {
   if (n > 1 || L == 0)
-    one.add_prompt(n, L);
+    add_prompt(n, L);
   else
-    one.add_decodes(n, L + 1);
-  add(one, share);
-  steps = std::max(steps, share);
+    add_decodes(n, L + 1);
+  steps = std::max(steps, 1.0);
 }
 
 StepShape prompt_steps(double tokens, double cached, double chunk) {

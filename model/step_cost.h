@@ -26,8 +26,8 @@ struct StepShape {
 
   void add_prompt(double x, double L) { tokens += x, prefix += L, attended += 2 * L * x + x * x; }
   void add_decodes(double n, double K) { decodes += n, decode_context += K; }
-  // n tokens of a sequence after L, in that share of the layers; a step takes as long as whoever takes most of them.
-  void add_tokens(double n, double L, double share = 1);
+  // n tokens of a sequence after L, of one step.
+  void add_tokens(double n, double L);
   void add(const StepShape& other, double times = 1);
 };
 

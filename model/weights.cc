@@ -386,7 +386,7 @@ size_t Weights::bytes() const {
 }
 
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
-                                                    const LoadOptions& options, ThreadTeam& team) try {
+                                                    const LoadOptions& options, ThreadTeam& team) {
   if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16) return invalid("dtype: expected f32 or bf16");
   if (options.weight_group < 0) return invalid("weight_group: expected 0 or more");
   const Dtype matrices = matrix_dtype(config, options);
@@ -415,8 +415,6 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   if (!weights) return weights;
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
   return weights;
-} catch (const Error& error) {  // no such pages
-  return error;
 }
 
 }  // namespace xpyd::model

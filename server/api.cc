@@ -135,19 +135,6 @@ std::span<const Api::Row> Api::table() {
       return api.retire_instance(in->request.body);
     });
   };
-  static constexpr auto pin_prefix = [](Api& api, const In& in) {
-    api.on_body(in, [&api, in](Then& then) {
-      auto body = std::make_shared<std::string>();
-      then = [&api, in, body] { api.answer(*in, json_response(std::move(*body))); };
-      return api.pin_prefix(in->request.body, *body);
-    });
-  };
-  static constexpr auto unpin_prefix = [](Api& api, const In& in) {
-    api.on_body(in, [&api, in](Then& then) {
-      then = [&api, in] { api.answer(*in, json_response("{}")); };
-      return api.unpin_prefix(in->request.body);
-    });
-  };
   static constexpr auto server_info = [](Api& api, const In& in) {
     api.answer(*in, json_response(JsonText().object("options", api.options_.server_info).take()));
   };
@@ -166,8 +153,6 @@ std::span<const Api::Row> Api::table() {
       {{"/v1/chat/completions", "POST", false, false}, [](Api& api, const In& in) { api.generate(in, true); }},
       {{"/tokenize", "POST", false, false}, [](Api& api, const In& in) { api.convert(in, tokenize); }},
       {{"/detokenize", "POST", false, false}, [](Api& api, const In& in) { api.convert(in, detokenize); }},
-      {{"/pin_prefix", "POST", false, false}, pin_prefix},
-      {{"/unpin_prefix", "POST", false, false}, unpin_prefix},
       {{"/reset_prefix_cache", "POST", false, true}, reset_prefix_cache},
       {{"/retire_instance", "POST", false, true}, retire_instance},
       {{"/server_info", "GET", false, true}, server_info},
@@ -215,11 +200,6 @@ const Api::Row* Api::find_row(const HttpRequest& request) const {
   }
   if (row != nullptr && row->dev && !(options_.dev_endpoints && request.from_loopback)) row = nullptr;
   return row;
-}
-
-bool Api::is_probe(const HttpRequest& request) {
-  const Row* row = find_row(request);
-  return row != nullptr && row->open;
 }
 
 std::optional<HttpResponse> Api::on_header(const HttpRequest& request) {
@@ -339,7 +319,7 @@ void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::option
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
                         body.find("\\u") == body.npos;
   if (is_short) return whole_work()();
-  body_threads_.run(in->request.client, in->request.body.size(),
+  body_threads_.run(in->request.body.size(),
                     [post = post_, whole_work = std::move(whole_work)] { post(whole_work()); });
 }
 
@@ -410,12 +390,9 @@ BodyThreads::~BodyThreads() {
   for (auto& thread : threads_) thread.join();
 }
 
-void BodyThreads::run(const std::string& client, size_t body_bytes, Work work) {
+void BodyThreads::run(size_t body_bytes, Work work) {
   std::lock_guard lock(mutex_);
-  Line& line = body_bytes <= kSmallBodyBytes ? small_ : large_;
-  auto at = std::ranges::find(line, client, &Line::value_type::first);
-  if (at == line.end()) at = line.insert(at, {client, {}});
-  at->second.push_back(std::move(work));
+  (body_bytes <= kSmallBodyBytes ? small_ : large_).push_back(std::move(work));
   if (threads_.empty()) {
     const unsigned n = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
     for (unsigned i = 0; i <= n; ++i) threads_.emplace_back([this, i] { loop(i == 0); });
@@ -428,22 +405,13 @@ void BodyThreads::loop(bool small_only) {
   for (;;) {
     changed_.wait(lock, [&] { return stopped_ || !small_.empty() || (!small_only && !large_.empty()); });
     if (stopped_) return;
-    Line& line = small_only || large_.empty() ? small_ : large_;
-    const std::string client = line.front().first;
-    std::deque<Work>& works = line.front().second;
+    std::deque<Work>& works = small_only || large_.empty() ? small_ : large_;
     Work work = std::move(works.front());
     works.pop_front();
-    if (works.empty())
-      line.pop_front();
-    else
-      line.splice(line.end(), line, line.begin());
     lock.unlock();
     work();
     work = nullptr;
     lock.lock();
-    // Who came meanwhile is before this client.
-    if (auto at = std::ranges::find(line, client, &Line::value_type::first); at != line.end())
-      line.splice(line.end(), line, at);
   }
 }
 
@@ -513,35 +481,6 @@ std::optional<ApiError> Api::retire_instance(std::string_view text) try {
   if (body.contains("role") && role != "prefill" && role != "decode" && role != "colocated")
     throw invalid("role: expected prefill, decode or colocated, got " + role);
   need(options_.retire_instance(name, role));
-  return {};
-} catch (const Error& error) {
-  return ApiError{.status = error.code == ErrorCode::not_found ? 404 : 400, .message = error.message};
-}
-
-// The id is a secret between whoever pins and the server: nobody else unpins it.
-std::optional<ApiError> Api::pin_prefix(std::string_view text, std::string& answer) {
-  PinPrefix pin;
-  if (auto error = parse_pin(text, model_, pin)) return error;
-  if (!options_.pin_prefix)
-    return ApiError{.status = 501, .message = "this memory has no prefix cache whose blocks could be pinned"};
-  pin.id = random_word() >> 11;  // a number that JSON's readers keep
-  JsonText out;
-  out.object("id", pin.id, "prompt_tokens", pin.tokens.size(), "soft", pin.soft, "ttl_s", pin.ttl_s);
-  if (Status pinned = options_.pin_prefix(std::move(pin)); !pinned) switch (pinned.error().code) {
-      case ErrorCode::invalid_argument: return ApiError{.status = 400, .message = pinned.error().message};
-      case ErrorCode::not_found: return ApiError{.status = 503, .message = pinned.error().message};
-      default: return ApiError{.status = 507, .message = pinned.error().message, .code = "pins_full"};
-    }
-  answer = out.take();
-  return {};
-}
-
-std::optional<ApiError> Api::unpin_prefix(std::string_view text) try {
-  const nlohmann::json body = need(parse_json(text, "request body"));
-  const int64_t id = need(get_int(body, "id", 0, int64_t{1} << 53));
-  if (!options_.unpin_prefix)
-    return ApiError{.status = 501, .message = "this memory has no prefix cache whose blocks could be pinned"};
-  need(options_.unpin_prefix(uint64_t(id)));
   return {};
 } catch (const Error& error) {
   return ApiError{.status = error.code == ErrorCode::not_found ? 404 : 400, .message = error.message};

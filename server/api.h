@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,7 +25,6 @@
 #include "base/siphash.h"
 #include "base/status.h"
 #include "batch/request.h"
-#include "disagg/pool/pins.h"
 #include "disagg/service.h"
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
@@ -38,9 +36,6 @@ namespace xpyd::server {
 
 // ---- request bodies -> Requests (api_parse.cc): plain functions of (body, what the server serves), so that they can
 // run on any thread, be fuzzed and be tested without a socket
-
-// Around a thought, as Qwen3, DeepSeek-R1 and those that follow them write it.
-inline constexpr const char *kThinkBegins = "<think>", *kThinkEnds = "</think>";
 
 // What is wrong with a request, as OpenAI's error envelope says it.
 struct ApiError {
@@ -82,8 +77,6 @@ struct GenerationCall {
   bool prompt_only = false;      // echo of no token more: one is generated, and not shown
   bool has_seed = false;
   bool session_end = false;
-  bool drop_thoughts = false;             // kv_hints: the KV of a finished thought is not kept,
-  double kv_ttl_s = 0;                    // and the next turn comes after a tool has taken so long; 0: nobody knows
   std::string session_id;                 // where one is named
   Sessions::Turn turn;                    // of that session
   std::vector<ChatMessage> messages;      // chat in a session: so far and new
@@ -109,12 +102,6 @@ constexpr size_t kMaxStops = 64, kMaxStopBytes = 256, kMaxStopTokens = 64;
 // Takes the named conversation from `sessions` into out.turn. Null: session_id is refused.
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
                                          GenerationCall& out, Sessions* sessions = nullptr);
-
-// Of a prompt and its answer: where the thought begins that the answer ends; tokens.size(): there is none.
-int thought_begins(std::span<const int32_t> tokens, int n_prompt, int32_t begins, int32_t ends);
-
-// /pin_prefix: all but the id.
-std::optional<ApiError> parse_pin(std::string_view body, const ServedModel& model, PinPrefix& out);
 
 // /tokenize and /detokenize: the answer's body.
 std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer);
@@ -151,10 +138,6 @@ struct ServerOptions : HttpListenOptions, ServedModel {
   // POST /retire_instance {"name": "P0", "role": "decode"}: that instance leaves when it is empty,
   // and comes back in that role ("": not at all). Any thread.
   std::function<Status(const std::string& name, const std::string& role)> retire_instance;
-  // POST /pin_prefix, /unpin_prefix; empty: they answer 501. What a client says of its KV. Any thread, all of these.
-  std::function<Status(PinPrefix)> pin_prefix;
-  std::function<Status(uint64_t id)> unpin_prefix;
-  std::function<void(KvHint)> kv_hint;
   std::string switches = "[]";                  // for /stats, a JSON list: name, value, whether it was given
   std::string server_info;                      // the option table, for GET /server_info
   LogLevel log_level = LogLevel::info;          // the least that is logged
@@ -167,24 +150,21 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
                        const std::string& switches = "[]");
 
 // Threads on which request bodies are parsed and tokenized. One takes small ones alone, so that no
-// number of large bodies is in their way; the others take large ones first, then small ones. Of
-// each kind the clients have their turns, a body each: nobody waits for more than what runs and one
-// body of each other client. What waits is bounded by the bytes of bodies that the listener holds.
+// number of large bodies is in their way; the others take large ones first, then small ones. What
+// waits is bounded by the bytes of bodies that the listener holds.
 //
 // Thread safety: any thread.
 class BodyThreads {
  public:
   ~BodyThreads();  // ends what runs, drops what waits
-  void run(const std::string& client, size_t body_bytes, std::function<void()> work);
+  void run(size_t body_bytes, std::function<void()> work);
 
  private:
   using Work = std::function<void()>;
-  // Clients; the one whose turn it is first.
-  using Line = std::list<std::pair<std::string, std::deque<Work>>>;
   void loop(bool small_only);
   std::mutex mutex_;
   std::condition_variable changed_;
-  Line small_, large_;
+  std::deque<Work> small_, large_;
   bool stopped_ = false;
   std::vector<std::thread> threads_;  // started with the first body
 };
@@ -198,7 +178,6 @@ class Api final : public HttpHandler {
   ~Api() override;
 
   std::optional<HttpResponse> on_header(const HttpRequest& request) override;
-  bool is_probe(const HttpRequest& request) override;
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpResponse refuse(int status, const std::string& why) override;
   void tick() override;
@@ -239,8 +218,6 @@ class Api final : public HttpHandler {
   void generate(const std::shared_ptr<Incoming>& in, bool chat);
   void convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_or_ids);
   std::optional<ApiError> retire_instance(std::string_view body);
-  std::optional<ApiError> pin_prefix(std::string_view body, std::string& answer);
-  std::optional<ApiError> unpin_prefix(std::string_view body);
 
   void log_line(LogLevel level, const std::string& line);
 
@@ -300,7 +277,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
     FinishReason finish = FinishReason::none;
     std::string reply;  // in a session: what it keeps of this turn
     std::vector<int32_t> session_tokens;
-    std::vector<int32_t> output;  // with kv_hints
     double last_token_s = 0;
   };
   struct Prompt {
@@ -317,7 +293,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void stream(size_t prompt, size_t index);
   void remember(Choice& choice, const TokenEvent& event);
   void end_turn(bool whole);
-  void give_hint(const Prompt& prompt, const Choice& choice);
   void complete();
   void fail(const ApiError& error);
   void on_gone();

@@ -112,7 +112,7 @@ constexpr RefusedField kRefusedFields[] = {
 // is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
 // clang-format off
 constexpr const char* kHarmlessFields[] = {
-    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels",
+    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels", "service_tier",
     "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "ngram_corpus_id", "prediction",
     "prompt_cache_key", "prompt_cache_retention", "stream_interval", "length_penalty", "truncation_side",
     "spaces_between_special_tokens", "parallel_tool_calls", "separate_reasoning", "stream_reasoning",
@@ -566,21 +566,6 @@ void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedMod
   request.min_tokens = static_cast<int>(min_tokens);
 }
 
-// What the client knows of how its KV will be used.
-void read_kv_hints(Fields& fields, const ServedModel& model, GenerationCall& out) {
-  const json* hints = fields.find("kv_hints");
-  if (hints == nullptr) return;
-  if (!hints->is_object()) throw field_error("kv_hints", "an object");
-  Fields own(*hints);
-  out.kv_ttl_s = own.number("ttl_s", 0, 86400, 0);
-  out.drop_thoughts = !own.boolean("keep_reasoning", true);
-  for (const std::string& name : own.unknown()) own.unsupported("kv_hints." + name, true);
-  const auto has = [&](const char* token) { return model.tokenizer && model.tokenizer->token_id(token) >= 0; };
-  if (out.drop_thoughts && !(has(kThinkBegins) && has(kThinkEnds)))
-    throw bad("kv_hints",
-              std::string("kv_hints.keep_reasoning: this model has no tokens ") + kThinkBegins + " and " + kThinkEnds);
-}
-
 // The conversation that the request names.
 void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
                   Sessions* sessions, GenerationCall& out) {
@@ -592,6 +577,10 @@ void take_session(Request& request, const std::string& salt, const std::string& 
   }
   if (sessions == nullptr) throw bad("session_id", "field \"session_id\": no sessions here");
   if (request.n > 1) throw bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (generation.empty())
+    throw bad("session_generation",
+              "session_generation: expected \"new\" in the first turn of a session, and in each later one that of the "
+              "answer before it");
   const std::string name = "session `" + id + "`";
   auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
     return ApiError{.status = status, .message = why, .param = param, .code = code};
@@ -603,10 +592,7 @@ void take_session(Request& request, const std::string& salt, const std::string& 
     case Sessions::State::busy:
       throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
     case Sessions::State::dropped:
-      throw refused(410,
-                    name +
-                        " is not here any more: send the whole conversation with session_generation \"new\", and "
-                        "from then on the session_generation of each answer",
+      throw refused(410, name + " is not here any more: send the whole conversation with session_generation \"new\"",
                     "session_expired");
     case Sessions::State::stale:
       throw refused(409, name + " is at another turn than the session_generation says", "session_stale",
@@ -664,17 +650,11 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
   request.priority = static_cast<int>(fields.integer("priority", 0));
-  // OpenAI's: what is cheaper because it may wait. Its other tiers are the plain one, or are sold.
-  const std::string tier = fields.text("service_tier", 0, kMaxShortText);
-  if (!tier.empty() && tier != "auto" && tier != "default" && tier != "flex")
-    throw field_error("service_tier", "auto, default or flex");
-  request.flex = tier == "flex";
   out.session_id = request.session_id = fields.text("session_id", 1, kMaxShortText);
   out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
   const std::string generation = fields.text("session_generation", 1, kMaxShortText);
   if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
-  read_kv_hints(fields, model, out);
   read_speculative(fields, model, request);
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
@@ -742,35 +722,6 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   // What does not fit may be the history's fault, which the client does not see in its request.
   if (out.turn && error.reason == RejectReason::too_long)
     error.message += " The conversation so far, session `" + out.session_id + "`, counts too.";
-  return error;
-}
-
-std::optional<ApiError> parse_pin(std::string_view body, const ServedModel& model, PinPrefix& out) try {
-  const json object = parse_body(body);
-  Fields fields(object);
-  check_model(fields, model);
-  out.soft = fields.boolean("soft", false);
-  out.ttl_s = fields.number("ttl_s", 0, 1e9, 0);
-  const std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
-  if (!salt.empty()) out.salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
-  const bool add_special_tokens = fields.boolean("add_special_tokens", true);
-  const json *messages = fields.find("messages"), *prompt = fields.find("prompt");
-  if ((messages == nullptr) == (prompt == nullptr)) throw field_error("prompt", "a prompt, or else \"messages\"");
-  if (messages != nullptr) {
-    const jinja::Value ordered = jinja::json_value(body);
-    ChatTemplate::Request request;
-    read_chat_request(fields, *ordered.dict(), model, request);
-    request.add_generation_prompt = fields.boolean("add_generation_prompt", false);  // others go on otherwise
-    std::vector<ChatMessage> list;
-    out.tokens = read_messages(messages, *ordered.dict(), model, request, list);
-  } else {
-    std::vector<Prompt> prompts = read_prompts(prompt, model, add_special_tokens);
-    if (prompts.size() != 1) throw field_error("prompt", "one prompt");
-    out.tokens = std::move(prompts[0].ids);
-  }
-  for (const std::string& name : fields.unknown()) fields.unsupported(name, true);
-  return {};
-} catch (const ApiError& error) {
   return error;
 }
 

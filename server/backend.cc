@@ -33,18 +33,15 @@ struct Threads {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Stack& stack, std::shared_ptr<const Weights> weights, std::shared_ptr<const Weights> draft_weights,
-             std::vector<Threads> threads)
+  CpuBackend(const Stack& stack, std::shared_ptr<const Weights> weights, std::vector<Threads> threads)
       : weights_(std::move(weights)),
-        draft_weights_(std::move(draft_weights)),
         max_step_tokens_(stack.max_step_tokens()),
         max_batch_(stack.options.max_batch),
         window_(stack.options.pipeline_window),
         kernels_(stack.backend_options.kernels),
         threads_(std::move(threads)) {
     for (const Threads& t : threads_)
-      teams_.push_back(t.shards.n_ranks() == 1 || draft_weights_ ? std::make_unique<ThreadTeam>(t.total(), t.cpus)
-                                                                 : nullptr);
+      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, t.cpus) : nullptr);
   }
   Device& device() override { return cpu_device(); }
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
@@ -55,9 +52,6 @@ class CpuBackend final : public Backend {
                                 max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
-  Result<std::unique_ptr<Model>> make_draft_model(int instance, DeviceQueue&) override {
-    return make_llama(draft_weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
-  }
   double peak_flops(int instance) const override {
     const std::optional<Peak> peak = kept_peak();
     if (!peak) return 0;
@@ -65,11 +59,11 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  std::shared_ptr<const Weights> weights_, draft_weights_;
+  std::shared_ptr<const Weights> weights_;
   int max_step_tokens_, max_batch_, window_;
   Kernels kernels_;
   std::vector<Threads> threads_;
-  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances on one rank, and of models that draft
+  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances on one rank
 };
 
 // ---- the rows
@@ -96,14 +90,13 @@ Dtype find_dtype(const std::string& name) {
   return {};
 }
 
-Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack, const std::string& dir,
-                                                         const ModelConfig& config) {
+Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
   RealClock clock;
   Progress bar("weights", 1000, clock, !stack.processes);  // of several processes none draws
   LoadOptions load = stack.backend_options.load;
   load.progress = [&bar](double share) { bar.update(int64_t(share * 1000)); };
-  return load_weights(dir, config, load, loaders);
+  return load_weights(stack.model_dir, stack.config, load, loaders);
 }
 
 Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
@@ -129,10 +122,8 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
   if (stack.backend_options.pin && total > cores)
     return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
                    " threads, more than the " + std::to_string(cores) + " cores here");
-  std::shared_ptr<const Weights> weights = need(load_host_weights(stack, stack.model_dir, stack.config)), drafts;
-  if (!stack.draft_dir.empty()) drafts = need(load_host_weights(stack, stack.draft_dir, stack.draft_config));
   return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(stack, std::move(weights), std::move(drafts), std::move(of_instances)));
+      std::make_unique<CpuBackend>(stack, need(load_host_weights(stack)), std::move(of_instances)));
 } catch (const Error& error) {
   return error;
 }

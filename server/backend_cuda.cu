@@ -14,11 +14,9 @@ namespace {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(cuda::Card card, std::shared_ptr<const CudaWeights> weights, std::shared_ptr<const CudaWeights> drafts,
-              CudaModelOptions model, CudaSharing sharing)
+  CudaBackend(cuda::Card card, std::shared_ptr<const CudaWeights> weights, CudaModelOptions model, CudaSharing sharing)
       : card_(std::move(card)),
         weights_(std::move(weights)),
-        drafts_(std::move(drafts)),
         model_(std::move(model)),
         device_(make_cuda_device(std::move(sharing))) {}
   Device& device() override { return *device_; }
@@ -31,18 +29,13 @@ class CudaBackend final : public Backend {
     }
     return Result<std::unique_ptr<Model>>(std::move(made).value());
   }
-  Result<std::unique_ptr<Model>> make_draft_model(int, DeviceQueue& queue) override {
-    Result<std::unique_ptr<CudaModel>> made = make_cuda_llama(drafts_, card_, stream_of(queue), model_);
-    if (!made) return made.error();
-    return Result<std::unique_ptr<Model>>(std::move(made).value());
-  }
 
   std::string describe() const override { return first_ ? first_->describe() : ""; }
 
  private:
   const CudaModel* first_ = nullptr;
   cuda::Card card_;
-  std::shared_ptr<const CudaWeights> weights_, drafts_;
+  std::shared_ptr<const CudaWeights> weights_;
   CudaModelOptions model_;
   std::unique_ptr<Device> device_;
 };
@@ -86,18 +79,9 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
   const KvLayout layout{o.kv.shape, o.kv.order, block_tokens, 1};
   need(check_cuda_attention(model, stack.config, b.load.dtype, layout, contiguous, card));
   cuda::Stream stream;
-  const auto upload = [&](const std::string& dir, const ModelConfig& config) {
-    return need(upload_weights(*need(load_host_weights(stack, dir, config)), stream));
-  };
-  std::shared_ptr<const CudaWeights> weights = upload(stack.model_dir, stack.config), drafts;
-  if (!stack.draft_dir.empty()) {
-    KvLayout of_drafts = layout;
-    of_drafts.shape = kv_shape(stack.draft_config, o.kv.shape.dtype);
-    need(check_cuda_attention(model, stack.draft_config, b.load.dtype, of_drafts, contiguous, card), "--draft-model: ");
-    drafts = upload(stack.draft_dir, stack.draft_config);
-  }
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(card, std::move(weights), std::move(drafts),
-                                                                std::move(model), std::move(sharing)));
+  const std::shared_ptr<const Weights> host = need(load_host_weights(stack));
+  return std::unique_ptr<Backend>(
+      std::make_unique<CudaBackend>(card, need(upload_weights(*host, stream)), std::move(model), std::move(sharing)));
 } catch (const Error& error) {
   return error;
 }

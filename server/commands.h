@@ -31,15 +31,8 @@ int tour_main(const Options& options);
 int serve_main(const Options& options);
 int worker_main(const Options& options);
 int generate_main(const Options& options);
-int bench_main(const Options& options);
 int peak_main(const Options& options);
 int info_main(const Options& options);
-int prefix_stats_main(const Options& options);
-int simulate_main(const Options& options);
-int replay_main(const Options& options);
-int trace_main(const Options& options);
-int explain_main(const Options& options);
-int calibrate_main(const Options& options);
 int export_main(const Options& options);
 
 }  // namespace xpyd::server

@@ -111,16 +111,6 @@ void add_completion_logprobs(JsonText& out, const Tokenizer* tokenizer, const st
 
 }  // namespace
 
-int thought_begins(std::span<const int32_t> tokens, int n_prompt, int32_t begins, int32_t ends) {
-  const auto output = tokens.begin() + n_prompt;
-  auto begin = std::find(output, tokens.end(), begins);
-  // Templates begin a thought themselves.
-  for (auto at = output; at != tokens.begin() && *(at - 1) != ends;)
-    if (*--at == begins) begin = at;
-  const bool over = std::find(std::max(begin, output), tokens.end(), ends) != tokens.end();
-  return int((over ? begin : tokens.end()) - tokens.begin());
-}
-
 // Engine threads come in here; everything else happens on the I/O thread.
 class Generation::Sink final : public EventSink {
  public:
@@ -151,7 +141,6 @@ Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchan
   JsonText shared;
   if (call_.turn) shared.add("session_generation", call_.turn.generation());
   shared.add("created", int64_t{std::time(nullptr)}).add("model", api.model_.name).add("system_fingerprint", nullptr);
-  if (call_.prompts[0].flex) shared.add("service_tier", "flex");
   shared_ = shared.take();
 }
 
@@ -213,10 +202,6 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   if (!event.prompt_logprobs.empty()) prompt.logprobs = std::move(event.prompt_logprobs);
   bool last = event.finish != FinishReason::none;
   if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
-  if (call_.drop_thoughts || call_.kv_ttl_s > 0) {
-    if (event.token >= 0) choice.output.push_back(event.token);
-    if (event.finish == FinishReason::stop || event.finish == FinishReason::length) give_hint(prompt, choice);
-  }
   if (!over_) {
     if (event.finish == FinishReason::refused) {
       api_.metrics_.rejected(RejectReason::objective);
@@ -267,19 +252,6 @@ void Generation::remember(Choice& choice, const TokenEvent& event) {
                     !(event.stop_token >= 0 && prompts_[0].request->include_stop_text);
   if (event.token >= 0 && !ends) choice.session_tokens.push_back(event.token);
   choice.reply += event.text;
-}
-
-// What of prompt and answer the next turn's prompt will have: all, or what is before a thought that has ended.
-void Generation::give_hint(const Prompt& prompt, const Choice& choice) {
-  if (!api_.options_.kv_hint) return;
-  KvHint hint{.salt = prompt.request->cache_salt, .tokens = prompt.request->prompt, .ttl_s = call_.kv_ttl_s};
-  hint.tokens.insert(hint.tokens.end(), choice.output.begin(), choice.output.end());
-  hint.kept = int(hint.tokens.size());
-  if (call_.drop_thoughts)
-    hint.kept = thought_begins(hint.tokens, int(prompt.request->prompt.size()),
-                               api_.model_.tokenizer->token_id(kThinkBegins),
-                               api_.model_.tokenizer->token_id(kThinkEnds));
-  api_.options_.kv_hint(std::move(hint));
 }
 
 // Before the client hears the end, so that it can go on at once. Not whole: as if never asked.

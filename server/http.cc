@@ -13,7 +13,6 @@
 #include <deque>
 #include <limits>
 #include <mutex>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "base/log.h"
@@ -43,6 +42,13 @@ std::string date_header() {
   char text[64];
   size_t n = std::strftime(text, sizeof text, "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts);
   return std::string(text, n);
+}
+
+// Also where it stands inside an IPv6 address.
+bool is_loopback_address(const asio::ip::address& address) {
+  if (address.is_v6() && address.to_v6().is_v4_mapped())
+    return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
+  return address.is_loopback();
 }
 
 // Asio does not: a worker process that inherits a socket holds the port, and its client, on.
@@ -86,17 +92,9 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   asio::steady_timer accept_retry{io}, ticker{io};
   HttpHandler* handler = nullptr;
   std::unordered_set<std::shared_ptr<Connection>> connections;
-  struct Use {
-    int places = 0;
-    size_t body_bytes = 0;
-  };
-  std::unordered_map<std::string, Use> use;         // by address; none for what holds nothing
-  int places = 0;                                   // taken
-  std::deque<std::shared_ptr<Connection>> waiting;  // with a request, for a place
-  size_t body_bytes = 0;                            // held by all connections
+  size_t body_bytes = 0;  // held by all connections
   bool draining = false, accepting = false;
-  bool letting_in = false;  // it is posted
-  size_t waited_for = 0;    // draining: connections from before it
+  size_t waited_for = 0;  // draining: connections from before it
   std::vector<char> scratch = std::vector<char>(kReadBytes);
 
   std::mutex mutex;  // guards the next three
@@ -126,11 +124,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   void drain();
   void end_drain();
   void leave(const std::shared_ptr<Connection>& connection);
-  void charge(const std::string& address, int n_places, ptrdiff_t bytes);
-  bool is_at_limit(const std::string& address) const;
-  bool make_place(const std::string& address);
-  bool has_room();
-  void let_in();
+  bool close_idlest();
   void shed_bodies();
   bool free_descriptor();
   double said_s = -kNever;  // when it last said that there are no descriptors
@@ -149,24 +143,11 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     socket_.non_blocking(true, ignored);
     socket_.set_option(tcp::no_delay(true), ignored);
     auto peer = socket_.remote_endpoint(ignored);
-    if (!ignored) peer_ = address_group(peer.address().to_string());
-    client_ = peer_;
-    const auto& trusted = loop_.options.trusted_proxies;
-    is_proxy_ = std::find(trusted.begin(), trusted.end(), peer_) != trusted.end();
-    if (!is_proxy_) counted_as_ = peer_;
-    if (loop_.make_place(counted_as())) take_place();
+    from_loopback_ = !ignored && is_loopback_address(peer.address());
     arm(loop_.options.header_timeout_s);
     read();
   }
 
-  bool has_place() const { return has_place_; }
-  void take_place() {
-    has_place_ = true;
-    ++loop_.places;
-    loop_.charge(counted_as(), 1, 0);
-  }
-  // Whose places it takes: nobody's in particular where it carries many clients.
-  const std::string& counted_as() const { return counted_as_; }
   // Without a request for some time: since when. kNever: others have a better right to go.
   double idle_since_s() const {
     const bool idle = phase_ == Phase::lingering ||
@@ -175,14 +156,6 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   }
   double body_since_s() const {  // kNever: none is coming
     return phase_ == Phase::receiving && body_accounted_ > 0 ? since_s_ : kNever;
-  }
-  bool is_answered() const { return phase_ == Phase::flushing || phase_ == Phase::lingering; }
-  const std::string& client() const { return client_; }
-  void go_on() {  // it has waited for its place
-    phase_ = Phase::receiving;
-    arm(loop_.options.body_timeout_s);
-    advance();
-    read();
   }
 
   void drain() {  // an idle connection has nothing to wait for
@@ -193,10 +166,6 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     if (phase_ == Phase::closed) return;
     phase_ = Phase::closed;
     account_body(0);
-    if (std::exchange(has_place_, false)) {
-      --loop_.places;
-      loop_.charge(counted_as(), -1, 0);
-    }
     timer_.cancel();
     error_code ignored;
     socket_.close(ignored);
@@ -216,10 +185,9 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void on_half_closed(std::function<void()> callback) { doubted_ = std::move(callback); }
 
  private:
-  // receiving: a request, or waiting for one; waiting: with a request's header, for a place;
-  // answering: the handler has it; flushing: the answer is complete and being sent; lingering:
-  // sent, the client's remaining input is thrown away.
-  enum class Phase { receiving, waiting, answering, flushing, lingering, closed };
+  // receiving: a request, or waiting for one; answering: the handler has it; flushing: the answer is complete and being
+  // sent; lingering: sent, the client's remaining input is thrown away.
+  enum class Phase { receiving, answering, flushing, lingering, closed };
 
   void arm(double s);
   void on_timer();
@@ -245,8 +213,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   asio::steady_timer timer_;
   HttpParser parser_;
   Phase phase_ = Phase::receiving;
-  std::string peer_, client_, counted_as_;  // addresses; the client's is another behind a proxy
-  bool is_proxy_ = false, has_place_ = false, judged_ = false;
+  bool from_loopback_ = false, judged_ = false;
   double since_s_ = now_s();  // without a request, or with a body that is coming
   bool ended_ = false;        // the client's side is closed
   bool head_begun_ = false;   // of the answer
@@ -301,14 +268,13 @@ void HttpListener::Connection::arm(double s) {
 }
 
 void HttpListener::Connection::on_timer() {
-  if (phase_ == Phase::waiting) return refuse(503, "the server has too many connections");
   bool began = !input_.empty() || parser_.state() != HttpParser::State::header;
   if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive in time");
   close();  // silent, or does not take its answer
 }
 
 void HttpListener::Connection::read() {
-  if (reading_ || ended_ || phase_ == Phase::closed || phase_ == Phase::waiting) return;
+  if (reading_ || ended_ || phase_ == Phase::closed) return;
   bool busy = phase_ == Phase::answering || phase_ == Phase::flushing;
   if (busy && input_.size() >= kPipelineBytes) return;
   reading_ = true;
@@ -350,8 +316,7 @@ void HttpListener::Connection::advance() {
   if (advancing_) return;
   advancing_ = true;
   size_t at = 0;
-  // judged_: what has waited for its place may be whole.
-  while (phase_ == Phase::receiving && (at < input_.size() || judged_)) {
+  while (phase_ == Phase::receiving && at < input_.size()) {
     size_t used = parser_.feed(std::string_view(input_).substr(at));
     at += used;
     auto state = parser_.state();
@@ -380,36 +345,25 @@ void HttpListener::Connection::advance() {
 
 void HttpListener::Connection::account_body(size_t bytes) {
   loop_.body_bytes += bytes - body_accounted_;
-  loop_.charge(client_, 0, static_cast<ptrdiff_t>(bytes - body_accounted_));
   body_accounted_ = bytes;
   if (bytes > 0) loop_.shed_bodies();
 }
 
-// The header is whole. False: it has been answered, or waits.
+// The header is whole. False: it has been answered.
 bool HttpListener::Connection::judge() {
   HttpRequest& request = parser_.request();
   account_body(0);
-  client_ = request.client = client_address(peer_, request, loop_.options.trusted_proxies);
-  bool proxied = is_proxy_;
+  bool proxied = false;
   for (const char* name : {"x-forwarded-for", "forwarded", "via"}) proxied = proxied || !request.header(name).empty();
-  request.from_loopback = is_loopback_address(peer_) && !proxied;
+  request.from_loopback = from_loopback_ && !proxied;
   since_s_ = now_s();
-  if (auto refusal = loop_.handler->on_header(request)) {
-    begin_exchange(request);
-    // Its body is not read: where the next request begins is not known.
-    close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
-    if (parser_.state() == HttpParser::State::done) parser_.take();
-    respond(std::move(*refusal));
-    return false;
-  }
-  if (has_place_ || loop_.handler->is_probe(request)) return true;
-  if (loop_.make_place(counted_as())) {
-    take_place();
-    return true;
-  }
-  phase_ = Phase::waiting;
-  arm(loop_.options.idle_timeout_s);
-  loop_.waiting.push_back(shared_from_this());
+  auto refusal = loop_.handler->on_header(request);
+  if (!refusal) return true;
+  begin_exchange(request);
+  // Its body is not read: where the next request begins is not known.
+  close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
+  if (parser_.state() == HttpParser::State::done) parser_.take();
+  respond(std::move(*refusal));
   return false;
 }
 
@@ -421,7 +375,7 @@ void HttpListener::Connection::begin_exchange(const HttpRequest& request) {
   ++exchange_id_;
   version_ = request.version;
   head_only_ = request.method == "HEAD";
-  close_after_ = !request.keep_alive || !has_place_;
+  close_after_ = !request.keep_alive;
   chunked_ = false;
 }
 
@@ -438,7 +392,6 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
   ++exchange_id_;
   head_only_ = false;
   account_body(0);
-  std::erase(loop_.waiting, shared_from_this());
   respond(std::move(response));
 }
 
@@ -559,91 +512,30 @@ void HttpListener::Connection::linger() {
 
 int connections_within(int wanted, size_t descriptors) {
   constexpr size_t kReserve = 64;  // files, channels, wires, pipes of workers
-  const size_t spared = kReserve + waiting_room(0);
-  const size_t most = descriptors > spared ? (descriptors - spared) / 3 * 2 : 0;  // half as many more wait
+  const size_t most = descriptors > kReserve ? descriptors - kReserve : 0;
   return static_cast<int>(std::clamp(most, size_t(1), static_cast<size_t>(wanted)));
-}
-
-void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdiff_t bytes) {
-  Use& held = use[address];
-  held.places += n_places;
-  held.body_bytes += static_cast<size_t>(bytes);
-  if (held.places == 0 && held.body_bytes == 0) use.erase(address);
-}
-
-bool HttpListener::Loop::is_at_limit(const std::string& address) const {
-  const auto found = use.find(address);
-  return !address.empty() && found != use.end() && found->second.places >= options.max_connections_per_address;
-}
-
-// True: there is a place for one more connection of that address, if need be since another has lost its own.
-bool HttpListener::Loop::make_place(const std::string& address) {
-  const bool own = is_at_limit(address);
-  if (!own && places < options.max_connections) return true;
-  std::shared_ptr<Connection> oldest;
-  for (const auto& c : connections)
-    if (c->has_place() && (!own || c->counted_as() == address) &&
-        c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever))
-      oldest = c;
-  if (oldest) oldest->close();
-  return oldest != nullptr;
-}
-
-// Those that wait, in the order of their coming.
-void HttpListener::Loop::let_in() {
-  letting_in = false;
-  std::unordered_set<std::string> none;  // has no place for these; "": for nobody below its limit
-  for (size_t i = 0; i < waiting.size();) {
-    auto connection = waiting[i];
-    const std::string group = is_at_limit(connection->counted_as()) ? connection->counted_as() : "";
-    if (none.contains(group) || !make_place(connection->counted_as())) {
-      none.insert(group);
-      ++i;
-      continue;
-    }
-    waiting.erase(waiting.begin() + static_cast<ptrdiff_t>(i));
-    connection->take_place();
-    connection->go_on();
-  }
 }
 
 void HttpListener::Loop::shed_bodies() {
   while (body_bytes > options.max_body_bytes_in_all) {
-    std::shared_ptr<Connection> worst;
-    auto rank = [this](const Connection& c) {
-      return std::pair(-static_cast<double>(use[c.client()].body_bytes), c.body_since_s());
-    };
+    std::shared_ptr<Connection> oldest;
     for (const auto& c : connections)
-      if (c->body_since_s() < kNever && (!worst || rank(*c) < rank(*worst))) worst = c;
-    if (!worst) return;
-    worst->refuse(503, "too many request bodies are being received");
+      if (c->body_since_s() < (oldest ? oldest->body_since_s() : kNever)) oldest = c;
+    if (!oldest) return;
+    oldest->refuse(503, "too many request bodies are being received");
   }
 }
 
-// The waiting room has room for one more, if need be since another leaves it: the oldest that has
-// said nothing, or the latest that waits.
-bool HttpListener::Loop::has_room() {
-  const size_t without_place = connections.size() - static_cast<size_t>(places);
-  const size_t room = waiting_room(options.max_connections);
-  if (without_place < room) return true;
+// True: the connection that has been without a request for longest is closed. False: all have one, or have only come.
+bool HttpListener::Loop::close_idlest() {
   std::shared_ptr<Connection> oldest;
-  size_t answered = 0;
-  for (const auto& c : connections) {
-    if (c->has_place()) continue;
-    answered += c->is_answered();
+  for (const auto& c : connections)
     if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
-  }
-  if (without_place - answered < room && answered < room) return true;
-  if (oldest)
-    oldest->close();
-  else if (!waiting.empty())
-    std::shared_ptr(waiting.back())->refuse(503, "the server has too many connections");
-  else
-    return false;
-  return true;
+  if (oldest) oldest->close();
+  return oldest != nullptr;
 }
 
-// True: the connection that has been without a request for longest is closed, and its descriptor is there for another.
+// True: one is there for another connection.
 bool HttpListener::Loop::free_descriptor() {
   constexpr double kQuietSeconds = 10;
   if (now_s() >= said_s + kQuietSeconds) {
@@ -652,11 +544,7 @@ bool HttpListener::Loop::free_descriptor() {
              "xpyd: no file descriptor is left for a connection, with %zu open; idle ones are closed",
              connections.size());
   }
-  std::shared_ptr<Connection> oldest;
-  for (const auto& c : connections)
-    if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
-  if (oldest) oldest->close();
-  return oldest != nullptr;
+  return close_idlest();
 }
 
 void HttpListener::Loop::accept() {
@@ -668,11 +556,15 @@ void HttpListener::Loop::accept() {
       if (!stopped) accept();
     });
   };
-  if (!has_room()) return later();
   accepting = true;
-  acceptor.async_accept([this, later](error_code failed, tcp::socket socket) {
+  acceptor.async_wait(Wait::wait_read, [this, later](error_code failed) {
     accepting = false;
     if (!acceptor.is_open()) return;
+    const bool full = connections.size() >= static_cast<size_t>(options.max_connections);
+    if (failed || (full && !close_idlest())) return later();
+    tcp::socket socket(io);
+    acceptor.accept(socket, failed);
+    if (failed == asio::error::would_block) return accept();  // it has gone
     const bool none_left = failed == asio::error::no_descriptors || failed == std::errc::too_many_files_open_in_system;
     if (none_left && free_descriptor()) return accept();
     if (failed) return later();
@@ -688,7 +580,6 @@ void HttpListener::Loop::tick() {
   ticker.async_wait([this](error_code stopped) {
     if (stopped) return;
     handler->tick();
-    let_in();
     tick();
   });
 }
@@ -711,10 +602,7 @@ void HttpListener::Loop::end_drain() {
 
 void HttpListener::Loop::leave(const std::shared_ptr<Connection>& connection) {
   connections.erase(connection);
-  std::erase(waiting, connection);
   if (draining && !connection->late && --waited_for == 0) end_drain();
-  // Once for however many leave: a crowd of those who come and go must not cost the others' time.
-  if (!waiting.empty() && !std::exchange(letting_in, true)) asio::post(io, [this] { let_in(); });
 }
 
 HttpListener::HttpListener(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}
@@ -737,6 +625,7 @@ Result<std::unique_ptr<HttpListener>> HttpListener::open(const HttpListenOptions
   if (failed) return failed_at("open a socket for", failed);
   keep_from_children(loop->acceptor.native_handle());
   loop->acceptor.set_option(tcp::acceptor::reuse_address(true), failed);
+  loop->acceptor.non_blocking(true, failed);
   loop->acceptor.bind(endpoint, failed);
   if (failed) return failed_at("bind", failed);
   loop->acceptor.listen(asio::socket_base::max_listen_connections, failed);

@@ -5,10 +5,9 @@
 // all, bytes waiting for a slow reader, and the time for each phase of a connection.
 //
 // Where there is not enough for everybody, the one that has least to lose gives way. For a new connection: the one that
-// has been without a request for longest, also where the system has no descriptor left. Where all have one, the new one
-// has a place in the waiting room: what it asks is heard, probes are answered at once, the rest waits for a place. For
-// a body: of the address that holds most bytes, the body that has been coming for longest. A request is judged at the
-// end of its header, before its body is read.
+// has been without a request for longest, also where the system has no descriptor left. Where all have one, new ones
+// wait to be accepted. For a body: the body that has been coming for longest. A request is judged at the end of its
+// header, before its body is read.
 //
 // Thread safety: handler and exchanges are used on the thread in run() only. begin_drain(), stop()
 // and an HttpPost may be called from any thread (not from a signal handler).
@@ -42,7 +41,6 @@ struct HttpRequest {
   HttpHeaders headers;  // names in lower case, in the order sent
   std::string body;
   bool keep_alive = true;      // the client's wish
-  std::string client;          // its address (client_address)
   bool from_loopback = false;  // the client is on this machine, and no proxy stands between
   std::string_view header(std::string_view name) const { return find_header(headers, name); }
 };
@@ -67,17 +65,6 @@ std::string http_reason(int status);
 std::string lower(std::string_view text);  // of ASCII
 
 // ---- who asks: judged at the end of a request's header, before its body is read
-
-// For whom a connection or a request counts, where there is not enough for everybody: an IPv4 address as it is, also
-// inside IPv6; of another IPv6 address its /64, since who has one of them has all. "" where `address` is none.
-std::string address_group(std::string_view address);
-
-// The client's address: the peer's, or, where the peer is one of `trusted` proxies, the last of
-// X-Forwarded-For that is none of them. What a stranger writes there counts for nothing.
-std::string client_address(const std::string& peer, const HttpRequest& request,
-                           const std::vector<std::string>& trusted);
-
-bool is_loopback_address(const std::string& address);
 
 // Why the request's Host, Origin, content type or content encoding is not served. `allowed_hosts` are names that Host
 // may have beside addresses, localhost and this machine's name: with any name, a stranger's page
@@ -168,9 +155,7 @@ struct HttpListenOptions {
   std::string host = "127.0.0.1";  // a literal address or a name
   int port = 8000;                 // 0 = any free port
   HttpLimits limits;
-  int max_connections = 2048;                 // beyond: they wait for a place
-  int max_connections_per_address = 1024;     // of them; those of trusted proxies do not count
-  std::vector<std::string> trusted_proxies;   // addresses whose X-Forwarded-For is believed
+  int max_connections = 2048;                 // beyond: the idlest gives way, or the new one waits
   size_t max_body_bytes_in_all = 256u << 20;  // bodies being received or parsed; beyond: 503
   size_t max_stream_buffer_bytes = 1u << 20;  // of a stream whose client does not read; beyond: closed
   double header_timeout_s = 10;               // from the first byte of a request, or from the connection's start
@@ -180,11 +165,8 @@ struct HttpListenOptions {
   double write_timeout_s = 30;                // without a byte taken by the client
 };
 
-// Who is heard without a place, beside so many that have one.
-constexpr size_t waiting_room(int max_connections) { return 64 + static_cast<size_t>(max_connections) / 2; }
-
-// `wanted` connections, or as many as so many descriptors are enough for, with those that wait and all else that a
-// process opens. At least one.
+// `wanted` connections, or as many as so many descriptors are enough for, with all else that a process opens. At least
+// one.
 int connections_within(int wanted, size_t descriptors);
 
 // The answer to one request. After the client has gone every call is ignored.
@@ -212,7 +194,6 @@ class HttpHandler {
   virtual void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
   // At the end of a header, before handle(): an answer, and the body is not read.
   virtual std::optional<HttpResponse> on_header(const HttpRequest&) { return {}; }
-  virtual bool is_probe(const HttpRequest&) { return false; }  // answered without a place
   // The answer to what was not a request, or came at a bad time (status 4xx or 503).
   virtual HttpResponse refuse(int status, const std::string& why) = 0;
   virtual void tick() {}  // about every half second

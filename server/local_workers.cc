@@ -263,9 +263,6 @@ class LocalWorkers final : public Runtime {
   }
   uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
-  Status pin_prefix(PinPrefix pin) override { return cluster_->pin_prefix(std::move(pin)); }
-  Status unpin_prefix(uint64_t id) override { return cluster_->unpin_prefix(id); }
-  void hint(KvHint hint) override { cluster_->hint(std::move(hint)); }
   Status retire(const std::string& name, std::optional<Role> role) override { return cluster_->retire(name, role); }
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
     return cluster_->submit(std::move(request), std::move(sink));
@@ -372,7 +369,6 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   }
   ProcessClusterOptions cluster{
       .conductor = conductor_options(stack.options), .key = own.read_key(), .fingerprint = fingerprint(stack)};
-  options.fill(cluster);
   cluster.conductor.lease_s = own.lease_s;
   cluster.pool = need(make_handoff_pool(stack.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;

@@ -19,6 +19,7 @@
 #include "base/memory.h"
 #include "base/table.h"
 #include "base/version.h"
+#include "experiments/subcommands.h"
 #include "server/commands.h"
 #include "server/stack.h"
 
@@ -90,14 +91,14 @@ std::string manual_of_serve(bool all) {
   std::string text;
   if (!all) {
     for (const char* name : kFirstOptions)
-      for (const OptionRow& row : option_table())
+      for (const OptionRow& row : all_options())
         if (row.name == std::string(name) && options_manual({&row, 1}, "serve") != "") rows.push_back(row);
     text = "the first options to know\n" + manual(rows) + "\nall options, `xpyd help serve --all`, are in the groups\n";
     for (const auto& group : kOptionGroups) text += std::string("  ") + group.title + "\n";
     return text;
   }
   size_t begun = 0;
-  for (const OptionRow& row : option_table()) {
+  for (const OptionRow& row : all_options()) {
     if (options_manual({&row, 1}, "serve") == "") continue;
     if (begun < std::size(kOptionGroups) && row.name == std::string(kOptionGroups[begun].first)) {
       text += manual(rows) + (begun > 0 ? "\n" : "") + kOptionGroups[begun].title + "\n";
@@ -113,7 +114,7 @@ std::string manual(const Subcommand& subcommand, bool all) {
   std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
   return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" + subcommand.summary + "\n" +
          (takes_model(subcommand) ? "without MODEL_DIR: the demo model inside this binary\n\n" : "\n") +
-         (subcommand.run == serve_main ? manual_of_serve(all) : options_manual(option_table(), subcommand.name));
+         (subcommand.run == serve_main ? manual_of_serve(all) : options_manual(all_options(), subcommand.name));
 }
 
 int misuse(const std::string& message, const std::string& hint) {
@@ -165,7 +166,7 @@ int run(const std::vector<std::string>& words) {
   const bool serves = subcommand->run == serve_main || subcommand->run == worker_main;
   const std::string positional = subcommand->positional;
   const int max_positional = positional.ends_with("...") ? INT_MAX : positional.empty() ? 0 : 1;
-  auto options = Options::parse(option_table(), name, arguments, max_positional);
+  auto options = Options::parse(all_options(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
   if (!status)
     return misuse(name + ": " + status.error().message,
@@ -194,7 +195,7 @@ int run(const std::vector<std::string>& words) {
 
 // Every user of this machine reads the command lines of all processes.
 void hide_secrets(int argc, char** argv) {
-  for (const OptionRow& row : option_table()) {
+  for (const OptionRow& row : all_options()) {
     if (std::string(row.unit) != "secret") continue;
     const std::string name = std::string("--") + row.name;
     for (int i = 1; i < argc; ++i) {

@@ -233,11 +233,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
   text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
-  text.labelled<int KvStats::*>(
-      "kv_pinned_blocks",
-      "KV blocks that stay: hard, in use for a pin's sake, of each pin by itself; soft, which "
-      "go last (hard pins' blocks, and what a tool's pause keeps, too).",
-      holders, "kind", &S::kv, {{"hard", &KvStats::hard_pinned}, {"soft", &KvStats::soft_pinned}});
   text.instances("kv_escrowed_blocks",
                  "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
                  holders, [](I i) { return double(i.kv.escrowed); });
@@ -287,8 +282,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
   instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
   instances("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
-  instances("kv_convert_bytes_total", "KV bytes packed for the wire, or widened behind it.", &S::converted_bytes);
-  instances("kv_convert_seconds_total", "Time in that.", &S::convert_seconds);
   instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
   instances("kv_transfers_total", "KV transfers.", &S::transfers);
   text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all, &S::transfer_bytes);
@@ -309,8 +302,6 @@ std::string Metrics::render(const ServiceStats& service) const {
             fetch(&FetchStats::regret_s));
   instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
   instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
-  instances("kv_relayed_total", "Of kv_fetches_total, got for another instance (--pool-path).",
-            fetch(&FetchStats::relayed));
   instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",
@@ -351,7 +342,6 @@ std::string Metrics::render(const ServiceStats& service) const {
   prediction("tbt", c.tbt_error);
   text.counter("placement_regret_total", "Tokens that a choice of instance computes and another had: their shares.",
                c.regret);
-  text.counter("role_changes_total", "Begun by --roles.", c.role_changes);
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
   text.counter("instances_joined_total", "Instances that came.", c.joined);
   text.counter("instances_left_total", "Instances that left or were lost.", c.left);

@@ -12,13 +12,10 @@
 #include "batch/policy.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/roles.h"
-#include "disagg/simulate/cluster.h"
 #include "disagg/transport/transport.h"
 #include "disagg/worker.h"
 #include "model/gemm.h"
 #include "server/api.h"
-#include "server/bench.h"
 #include "server/local_workers.h"
 #include "server/stack.h"
 
@@ -48,9 +45,8 @@ constexpr const char* kEverywhere = "serve generate simulate worker";
 
 // "a|b|c", the names of a table's rows: a new row is a new choice.
 template <class Rows>
-std::string names(const Rows& rows, std::string list = "") {
-  for (const auto& row : rows) list += (list.empty() ? "" : "|") + std::string(row.name);
-  return list;
+std::string names(const Rows& rows) {
+  return names_of(rows, "|");
 }
 
 std::optional<Dtype> weight_dtype(const std::string& name) {
@@ -89,15 +85,13 @@ std::vector<std::string> one_or_none(const std::string& text) {
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
-                           admissions = names(admission_rules(), "auto"), chunks = names(chunk_policies()),
+                           admissions = "auto|" + names(admission_rules()), chunks = names(chunk_policies()),
                            placements = names(placement_policies()), fetches = names(fetch_policies()),
-                           replications = names(replication_policies()), paths = names(path_policies()),
-                           formats = names(trace_formats()), hardware = names(hardware_table()) + "|FILE.json",
-                           models = names(model_table()) + "|FILE.json", slo_admissions = names(admission_policies()),
+                           replications = names(replication_policies()), slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
-                           roles = names(roles_policies()), gemms = available(gemm_variants()),
-                           attentions = available(attention_variants()), isas = names(kIsas, "auto"),
+                           gemms = available(gemm_variants()),
+                           attentions = available(attention_variants()), isas = "auto|" + names(kIsas),
                            drafts = names(drafters());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
@@ -131,15 +125,17 @@ std::vector<OptionRow> make_rows() {
        "worker"},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape,
        sets_as<find_device, &BackendOptions::device>},
-      {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the embedding in memory, and of the weight matrices where nothing else is said of them", kShape,
+      {"dtype", choice, "f32", "", "f32|bf16", 0, 0,
+       "element type of the embedding in memory, and of the weight matrices where nothing else is said of them", kShape,
        sets_as<find_dtype, &BackendOptions::load, &LoadOptions::dtype>},
       {"weight-dtype", choice, "auto", "", "auto|f32|bf16|f16|int8|int4|fp8", 0, 0,
        "element type of the weight matrices in memory: int8, int4, fp8 are made at load where the folder has none; "
-       "auto: as a GPTQ or FP8 folder has them, else --dtype. --device cuda takes --dtype and the three", kShape,
-       sets_as<weight_dtype, &BackendOptions::load, &LoadOptions::weight_dtype>},
+       "auto: as a GPTQ or FP8 folder has them, else --dtype. --device cuda takes --dtype and the three",
+       kShape, sets_as<weight_dtype, &BackendOptions::load, &LoadOptions::weight_dtype>},
       {"weight-group", integer, "0", "inputs", "", 0, 1 << 20,
        "inputs of an output that share a scale, where codes are made at load (32 to 128 are usual); 0: 128 for int4, "
-       "all of them for int8 and fp8", kShape, sets<&BackendOptions::load, &LoadOptions::weight_group>},
+       "all of them for int8 and fp8",
+       kShape, sets<&BackendOptions::load, &LoadOptions::weight_group>},
       {"exact", flag, "off", "", "", 0, 0,
        "products of activations as they are, not rounded to what a faster row of --gemm auto multiplies", kShape},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
@@ -201,10 +197,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_dir>},
       {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_bytes>},
-      {"disk-kv-keep", choice, "off", "", "on|off", 0, 0,
-       "the files in disk-kv-dir outlive their instance: the next one of its role finds there what it has, if the model "
-       "is the same",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_keep>},
       {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
        "--host-kv-bytes: tokens of one block on the host and the disk", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
@@ -222,12 +214,10 @@ std::vector<OptionRow> make_rows() {
        "--host-kv-bytes: what the host and the disk have of a prompt's prefix is loaded always, or where that is "
        "predicted to take less time than to compute it",
        kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::load_by_cost>},
-      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
-       "--host-kv-bytes: which KV leaves the host first", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
-      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
-       "--disk-kv-dir: which KV leaves the disk first", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_eviction>},
+      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "--host-kv-bytes: which KV leaves the host first",
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
+      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "--disk-kv-dir: which KV leaves the disk first",
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_eviction>},
       {"host-high-watermark", number, "0.9", "", "", 0, 1,
        "--disk-kv-dir: share of the host in use from which on it gives up what the disk has, too, before its room is "
        "wanted; 1: never",
@@ -243,11 +233,9 @@ std::vector<OptionRow> make_rows() {
        "memory that must be there for a sequence to start; auto: the batching policy's own rule", kEngine,
        sets_as<find_admission_rule, &ClusterOptions::admit>},
       {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
-       "chunked: tokens of one step at most; layered: tokens of prompts for each group of layers", kShape, kByName,
-       "max-num-batched-tokens chunked-prefill-size"},
+       "chunked: tokens of one step at most", kShape, kByName, "max-num-batched-tokens chunked-prefill-size"},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0,
-       "how many tokens of each prompt a step computes; all but fixed and mpu follow from what steps take, or have "
-       "taken",
+       "how many tokens of each prompt a step computes; equal_time follows from what steps take",
        kEngine, sets_as<find_chunk_policy, &ClusterOptions::chunks, &ChunkOptions::policy>},
       {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
        "of one prompt in a step at most; 0: as the step", kEngine,
@@ -259,8 +247,7 @@ std::vector<OptionRow> make_rows() {
       {"speculate", choice, "off", "", drafts.c_str(), 0, 0,
        "tokens that may come next are computed with the next one, as far as a step has room for them (of "
        "--chunk-tokens, of --max-batch rows of logits, and of free blocks), and kept where they are right; ngram: what "
-       "followed where a sequence's last tokens have stood in it before; draft: of a smaller model; mtp: of the model's "
-       "own multi-token head",
+       "followed where a sequence's last tokens have stood in it before; mtp: of the model's own multi-token head",
        kEngine, sets_as<find_drafter, &ClusterOptions::speculation, &SpeculationOptions::drafter>},
       {"speculate-tokens", text, "turbo", "tokens", "turbo|1..64", 0, 0,
        "--speculate: drafts of a sequence in a step at most; turbo: as many as pay, by how many of its last ones were "
@@ -270,28 +257,10 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
       {"ngram-max", integer, "4", "tokens", "", 1, 64, "--speculate ngram: that are looked for first", kEngine,
        sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_max>},
-      {"ngram-scope", choice, "sequence", "", "sequence|prompts", 0, 0,
-       "--speculate ngram: where they are looked for: in a sequence's own text; prompts: where that has nothing, in the "
-       "last 87,381 tokens (of --ngram-min 2, --ngram-max 4) of all sequences of the instance that have the same "
-       "cache_salt",
-       kEngine, sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_scope>},
-      {"draft-model", text, "", "folder", "DIR", 0, 0,
-       "--speculate draft: the smaller model, with the same vocabulary; it has KV of its own, as many tokens as "
-       "--kv-bytes holds",
-       kEngine},
-      {"draft-prefill", choice, "decode", "", "decode|prefill", 0, 0,
-       "--speculate draft: who computes its KV of a prompt; decode: the instance that drafts, when it first does; "
-       "prefill: the one that computes the prompt, which sends it in control messages, of prompts of a step's tokens and "
-       "16 MiB at most (not with --disagg of order pull)",
-       kEngine, sets_as<is<"prefill">, &ClusterOptions::draft_prefill>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
        sets<&ClusterOptions::max_batch>, "max-num-seqs max-running-requests parallel"},
-      {"flex-tokens", integer, "16", "tokens", "", 0, 1 << 20,
-       "of requests with \"service_tier\": \"flex\", together, in a step in which others take part; 0: they wait "
-       "while others run",
-       kEngine, sets<&ClusterOptions::flex_tokens>},
       {"max-queue-bytes", bytes, "256MiB", "bytes", "", 0, kMaxBytes,
        "memory of requests that wait for their first step: 4 KiB and 4 bytes per prompt token of each; beyond it: 503 "
        "and Retry-After; 0: one waits",
@@ -327,13 +296,9 @@ std::vector<OptionRow> make_rows() {
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
        sets<&ConductorOptions::stream_kv>},
-      {"wire-kv-dtype", choice, "off", "", "off|int8|int4|auto", 0, 0,
-       "in what a prompt's KV crosses: as it is kept, or in rows of fewer bits, which D widens and keeps for that "
-       "request alone (other tokens, the same ones over every wire; where D computes a prompt again they are those of "
-       "off); auto: with what each prompt is at D soonest, by the measured wire",
-       kCluster, sets<&ConductorOptions::wire_kv>},
       {"reservation", choice, "off", "", "off|escrow", 0, 0,
-       "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, with "
+       "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, "
+       "with "
        "--kv-transfer push, D has, too; off: as soon as P has room, whether D has any or not",
        kEverywhere, sets_as<is<"escrow">, &ConductorOptions::escrow>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
@@ -350,10 +315,6 @@ std::vector<OptionRow> make_rows() {
        "--kv-fetch: whether what was fetched stays for others: always, where it is read .8 times a second and by one "
        "instance alone, or never (--allocator paged)",
        "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
-      {"pool-path", choice, "direct", "", paths.c_str(), 0, 0,
-       "what is got from elsewhere: P reads it, or the prompt's D does and P reads it there, where that queue is "
-       "shorter, or (relay) wherever it can (--kv-fetch; simulate: or --store-gbps)",
-       kPolicy, sets_as<find_path_policy, &ConductorOptions::path>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "whether a request is taken that would miss its objectives, or would make others miss theirs; else 429 and "
        "Retry-After",
@@ -370,16 +331,6 @@ std::vector<OptionRow> make_rows() {
        sets<&ConductorOptions::admission_options, &AdmissionOptions::fixed_s>},
       {"admission-quantile", number, "0.9", "", "", 0, 1, "predicted, quantile: of the last decodes", kPolicy,
        sets<&ConductorOptions::admission_options, &AdmissionOptions::quantile>},
-      {"roles", choice, "fixed", "", roles.c_str(), 0, 0,
-       "velocity: an instance changes between P and D for what comes; live, with --processes", kPolicy,
-       sets_as<find_roles_policy, &ConductorOptions::roles>},
-      {"roles-pressure", number, "0.7", "", "", 0, 1000,
-       "--roles: tokens that come for a role, over those that it can do: below, nothing changes", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::pressure>},
-      {"roles-band", number, "1.25", "times", "", 1, 1000, "--roles: so many times the other role's pressure", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::band>},
-      {"roles-cool-down", number, "30", "s", "", 0, 1e6, "--roles: between two changes", kPolicy,
-       sets<&ConductorOptions::roles_options, &RolesOptions::cool_down_s>},
 
       {"event-log", text, "", "", "FILE", 0, 0,
        "every decision with what it saw, every step, every request's life (xpyd replay, trace, explain); a worker's "
@@ -402,10 +353,6 @@ std::vector<OptionRow> make_rows() {
       {"kv-events-rank", integer, "0", "", "", 0, 65535,
        "--kv-events: this worker's data_parallel_rank, which is added to both ports (serve gives each of its own one)",
        "worker", sets<&ClusterOptions::kv_events, &KvEventsOptions::rank>},
-      {"cache-news", choice, "reports", "", "reports|kv-events", 0, 0,
-       "--processes: how the conductor hears what workers' caches hold: by their own reports, or by their --kv-events, "
-       "to which it subscribes as another router would",
-       kCluster, sets_as<is<"kv-events">, &ProcessClusterOptions::by_events>},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
@@ -463,17 +410,16 @@ std::vector<OptionRow> make_rows() {
        kCluster},
       {"cpus", text, "", "", "0-3", 0, 0,
        "--device cpu: the cores of this worker, and so the node of its memory; empty: any", "worker"},
-      {"huge-pages", choice, "transparent", "", "off|transparent|explicit", 0, 0,
-       "pages of weights, KV pools and scratch: of 4 KiB; of 2 MiB as far as the kernel has them; only of 2 MiB, which "
-       "the system has reserved (vm.nr_hugepages)",
-       kEngine},
+      {"huge-pages", choice, "transparent", "", "off|transparent", 0, 0,
+       "pages of weights, KV pools and scratch: of 4 KiB, or of 2 MiB as far as the kernel has them", kEngine},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
        kShape, sets_as<row_named<gemm_variants>, &BackendOptions::kernels, &Kernels::gemm>},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
        kShape, sets_as<row_named<attention_variants>, &BackendOptions::kernels, &Kernels::attention>},
       {"cuda-prefill-attention", text, "auto", "", "VARIANT", 0, 0,
-       "--device cuda: attention of steps with several query tokens; auto: the fastest that takes the KV; naive for f32", kEngine,
-       sets<&BackendOptions::cuda_prefill_attention>},
+       "--device cuda: attention of steps with several query tokens; auto: the fastest that takes the KV; naive for "
+       "f32",
+       kEngine, sets<&BackendOptions::cuda_prefill_attention>},
       {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
        "--device cuda: attention of steps with one query token per sequence", kEngine,
        sets<&BackendOptions::cuda_decode_attention>},
@@ -483,8 +429,8 @@ std::vector<OptionRow> make_rows() {
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
        "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine,
        sets<&ClusterOptions::ahead>},
-      {"cuda-graphs", choice, "on", "", "on|off", 0, 0,
-       "--device cuda: replay decode steps as captured graphs", kEngine, sets<&BackendOptions::cuda_graphs>},
+      {"cuda-graphs", choice, "on", "", "on|off", 0, 0, "--device cuda: replay decode steps as captured graphs",
+       kEngine, sets<&BackendOptions::cuda_graphs>},
 
       // The front end.
       {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve", sets<&HttpListenOptions::port>,
@@ -518,14 +464,9 @@ std::vector<OptionRow> make_rows() {
       {"allowed-origins", text, "", "", "ORIGIN,...", 0, 0,
        "of pages elsewhere that browsers may let use this server (CORS), as https://app.example.com; *: any", "serve",
        sets<&ServerOptions::allowed_origins>},
-      {"trusted-proxies", text, "", "", "ADDRESS,...", 0, 0,
-       "reverse proxies whose X-Forwarded-For tells the client's address", "serve",
-       sets<&HttpListenOptions::trusted_proxies>},
       {"max-connections", integer, "2048", "connections", "", 1, 65536,
-       "with a request at once; half as many more, and 64, wait for a place", "serve",
+       "at once; beyond it the one without a request for longest is closed, or new ones wait", "serve",
        sets<&HttpListenOptions::max_connections>},
-      {"max-connections-per-address", integer, "1024", "connections", "", 1, 65536, "of them", "serve",
-       sets<&HttpListenOptions::max_connections_per_address>},
       {"request-timeout", number, "600", "s", "", 0, 86400, "of a request as a whole, queue included; 0: none", "serve",
        sets<&ServerOptions::request_timeout_s>},
       {"max-sessions", integer, "1024", "sessions", "", 1, 1 << 20,
@@ -552,67 +493,6 @@ std::vector<OptionRow> make_rows() {
       {"top-p", number, "1", "", "", 0, 1, "sample among the likeliest that together reach p", "generate",
        sets<&Request::sampling, &SamplingParams::top_p>},
 
-      // bench: the server and the load.
-      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0,
-       "server, http or https, whose certificate is checked (SSL_CERT_FILE names other authorities than the system's)",
-       "bench", sets<&BenchOptions::url>},
-      {"endpoint", text, "/v1/completions", "", "PATH", 0, 0,
-       "completions endpoint, or one of chats: …/chat/completions, each of one message", "bench",
-       sets<&SendOptions::endpoint>},
-      {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench",
-       sets<&SendOptions::model>},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench", sets<&BenchOptions::api_key>},
-      {"dataset", choice, "random", "", "random|shared-prefix|generated-shared-prefix|sharegpt|mooncake", 0, 0,
-       "where prompts and lengths come from; generated-shared-prefix: of words that can be read, so many as there are "
-       "tokens else", "bench", sets<&DatasetOptions::name>},
-      {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (a JSON array or JSON lines) and mooncake (JSON lines)", "bench",
-       sets<&DatasetOptions::path>},
-      {"requests", integer, "100", "requests", "", 1, 1 << 20, "how many to send; a file may hold fewer", "bench",
-       sets<&DatasetOptions::requests>, "num-prompts n"},
-      {"rate", number, "inf", "requests/s", "", 1e-6, kInf,
-       "arrivals; inf: all at once; the mooncake data set brings its own times", "bench", sets<&DatasetOptions::rate>},
-      {"arrival", choice, "poisson", "", "poisson|fixed", 0, 0, "gaps between arrivals", "bench",
-       sets_as<is<"fixed">, &DatasetOptions::fixed_arrival>},
-      {"burstiness", number, "1", "", "", 1e-3, 1e3,
-       "shape of the gamma distribution of gaps: 1 Poisson, below 1 burstier", "bench",
-       sets<&DatasetOptions::burstiness>},
-      {"max-concurrency", integer, "0", "requests", "", 0, 65536,
-       "in flight at once, others wait at the client; 0: no limit", "bench", sets<&SendOptions::max_concurrency>},
-      {"time-scale", number, "1", "", "", 1e-6, 1e6,
-       "mooncake: trace seconds per second of ours; 2 replays twice as fast", "bench",
-       sets<&DatasetOptions::time_scale>},
-      {"hash-block-tokens", integer, "512", "tokens", "", 1, kMaxTokens, "mooncake: that each of hash_ids stands for",
-       "bench", sets<&DatasetOptions::hash_block_tokens>},
-      {"input-len", integer, "512", "tokens", "", 1, kMaxTokens,
-       "random: prompt; shared-prefix: the part that is each request's own", "bench",
-       sets<&DatasetOptions::input_tokens>},
-      {"output-len", integer, "128", "tokens", "", 1, kMaxTokens, "random, shared-prefix; sharegpt when given", "bench",
-       sets<&DatasetOptions::output_tokens>},
-      {"range-ratio", number, "0", "", "", 0, 0.999, "random: lengths uniform in [(1-r)L, (1+r)L] (vLLM's meaning)",
-       "bench", sets<&DatasetOptions::range_ratio>},
-      {"prefix-len", integer, "256", "tokens", "", 1, kMaxTokens, "shared-prefix: the part that a group shares",
-       "bench", sets<&DatasetOptions::prefix_tokens>},
-      {"prefix-groups", integer, "8", "groups", "", 1, 1 << 20, "shared-prefix: groups, visited in turn", "bench",
-       sets<&DatasetOptions::prefix_groups>},
-      {"vocab", integer, "0", "tokens", "", 0, kMaxTokens, "ids of made-up prompts stay below it; 0: ask the server",
-       "bench", sets<&SendOptions::vocab>},
-      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "bench", sets<&SendOptions::temperature>},
-      {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench",
-       sets<&SendOptions::ignore_eos>},
-      {"goodput", text, "", "ms", "'ttft:200 tbt:50 tpot:50 e2el:5000'", 0, 0,
-       "limits that a good request meets, all of them; tbt: the mean of its longest tenth of gaps", "bench",
-       sets<&BenchOptions::goodput>},
-      {"format", choice, "vllm", "", "sglang|vllm|json", 0, 0, "whose table is printed; json: what --json writes", "bench",
-       sets<&BenchOptions::format>},
-      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench",
-       sets<&BenchOptions::warmups>},
-      {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench",
-       sets<&SendOptions::timeout_s>},
-      {"detailed", flag, "off", "", "", 0, 0, "each request in --json, too: lengths, times, gaps, text, error", "bench",
-       sets<&SendOptions::keep_text>},
-      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench",
-       sets_as<is<"auto">, &BenchOptions::progress>},
-
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},
       {"ranks", text, "", "", "[xPyD:]AxB:CxD", 0, 0,
@@ -624,111 +504,6 @@ std::vector<OptionRow> make_rows() {
        "from what bandwidth on the KV of a prefix is brought in less time than a machine that reaches so many TFLOP/s "
        "computes it; 0: not asked",
        "info"},
-      {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6, "--break-even: of a link whose time is set beside it", "info"},
-
-      // simulate.
-      {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "of the trace", "simulate"},
-      {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0, "of each instance: cards, or a JSON file", "simulate"},
-      {"model", text, "llama-3-70b", "", models.c_str(), 0, 0, "by its published shape, or a JSON file", "simulate"},
-      {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances, 4096 of each role at most", "simulate",
-       sets<&SimulationOptions::topology>},
-      {"prefill-pp", integer, "1", "stages", "", 1, 1024,
-       "pipeline stages of each prefill or colocated instance, each on --hardware of its own", "simulate",
-       sets<&SimulationOptions::prefill_pp>},
-      {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance", "simulate",
-       sets<&SimulationOptions::decode_pp>},
-      {"pipeline-window", integer, "0", "waves", "", 0, 1024,
-       "waves that an instance with several stages keeps under way; 0: two for each stage; 1: a step is waited for",
-       "simulate", sets<&SimulationOptions::pipeline_window>},
-      {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", "simulate",
-       sets<&SimulationOptions::scheme>},
-      {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
-       "which sequences run in a step, and how many tokens of each", "simulate",
-       sets_as<find_batch_policy, &EngineOptions::policy>},
-      {"admit", choice, "auto", "", admissions.c_str(), 0, 0, "memory that must be there for a sequence to start",
-       "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
-      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
-       "of one step at most; layered: tokens of prompts for each group of layers", "simulate",
-       sets<&EngineOptions::step_tokens>},
-      {"max-step-tokens", integer, "16384", "tokens", "", 1, 1 << 20, "layered: of one step at most", "simulate"},
-      {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
-       "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
-      {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
-       "of one prompt in a step at most; 0: as the step", "simulate",
-       sets<&EngineOptions::chunks, &ChunkOptions::request_tokens>},
-      {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
-       "of a prompt in a step at least; 0: a quarter of the most (--chunk-policy fixed: none)", "simulate",
-       sets<&EngineOptions::chunks, &ChunkOptions::minimum>},
-      {"max-batch", integer, "256", "sequences", "", 1, 65536, "running at once, each instance", "simulate",
-       sets<&EngineOptions::max_batch>},
-      {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens of one KV block", "simulate",
-       sets<&SimulationOptions::block_tokens>},
-      {"kv-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance; 0: what the model leaves of the memory",
-       "simulate", sets<&SimulationOptions::kv_tokens>},
-      {"host-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance's host memory", "simulate",
-       sets<&SimulationOptions::host_tokens>},
-      {"kv-load", choice, "always", "", "always|cost", 0, 0, "a prefix is loaded from there always, or where that pays",
-       "simulate", sets_as<is<"cost">, &SimulationOptions::load_by_cost>},
-      {"store-gbps", number, "0", "Gb/s", "", 0, 1e6,
-       "each instance's link to a store of all prompts so far: they come from there, and instances keep none; 0: "
-       "there is none",
-       "simulate", sets<&SimulationOptions::store_gbps>},
-      {"routers", integer, "1", "", "", 1, 1024,
-       "conductors that do not know of each other; requests go to them in turn", "simulate",
-       sets<&SimulationOptions::routers, &RouterOptions::routers>},
-      {"event-delay", number, "0", "s", "", 0, 1e6, "until a router hears what a prefix cache has stored or removed",
-       "simulate", sets<&SimulationOptions::routers, &RouterOptions::event_delay_s>},
-      {"event-loss", number, "0", "", "", 0, 1, "share of these that a router never hears of, by --seed", "simulate",
-       sets<&SimulationOptions::routers, &RouterOptions::event_loss>},
-      {"fetch", choice, "on", "", "on|off", 0, 0, "an instance gets prefixes from others (--placement mooncake)",
-       "simulate", sets_as<is<"on">, &SimulationOptions::fetch>},
-      {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0, "when KV is sent", "simulate",
-       sets<&ConductorOptions::stream_kv>},
-      {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0, "how P and D share a request", "simulate",
-       sets_as<find_disagg_policy, &ConductorOptions::disagg>},
-      {"speed", number, "1", "times", "", 1e-6, 1e6, "the trace's arrivals are so much closer", "simulate",
-       sets<&TraceOptions::speed>},
-      {"jitter", number, "0", "s", "", 0, 1e6, "added to each arrival, uniformly up to it", "simulate",
-       sets<&TraceOptions::jitter_s>},
-      {"repeat", integer, "1", "times", "", 1, 1e6, "the trace laid end to end, its blocks each time anew", "simulate",
-       sets<&TraceOptions::repeat>},
-      {"requests", integer, "0", "requests", "", 0, 1e9, "the trace's first; 0: all", "simulate",
-       sets<&TraceOptions::limit>},
-      {"rate", number, "1", "requests/s", "", 1e-6, kInf, "of a trace that has no times", "simulate",
-       sets<&TraceOptions::rate>},
-      {"hash-block-tokens", integer, "512", "tokens", "", 1, kMaxTokens,
-       "--format mooncake: that each of hash_ids stands for", "simulate", sets<&TraceOptions::hash_block_tokens>},
-      {"closed-loop", flag, "off", "", "", 0, 0, "a turn waits for the answer before it, though the trace has times",
-       "simulate"},
-      {"decode-tokens", integer, "-1", "tokens", "", -1, kMaxTokens,
-       "of every answer; 0: the first token alone; -1: the trace's", "simulate",
-       sets<&SimulationOptions::output_tokens>},
-      {"each-step", flag, "off", "", "", 0, 0, "play every step, also those that could be played at once", "simulate",
-       sets<&SimulationOptions::each_step>},
-
-      // replay, trace, explain.
-      {"placement", text, "", "", placements.c_str(), 0, 0, "what this one would have decided; empty: the recorded one",
-       "replay"},
-      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"disagg", text, "", "", orders.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
-      {"roles", text, "", "", roles.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},
-
-      // prefix-stats.
-      {"min-count", integer, "2", "prompts", "", 2, kMaxTokens, "a prefix counts when at least so many share it",
-       "prefix-stats"},
-      {"min-length", integer, "0", "tokens", "", 0, kMaxTokens,
-       "and when it is longer than this; of texts by bytes: bytes", "prefix-stats"},
-      {"unit", choice, "file", "", "file|tokens|blocks", 0, 0,
-       "what texts are compared by; file: bytes of texts, the blocks of a trace", "prefix-stats"},
-      {"block-tokens", integer, "16", "tokens", "", 2, 4096, "--unit blocks: of one", "prefix-stats"},
-      {"tokenizer", text, "", "", "DIR", 0, 0, "the model folder whose tokens are counted; empty: the demo model's",
-       "prefix-stats"},
-      {"list", flag, "off", "", "", 0, 0,
-       "all such prefixes, with what they are: of blocks, the number of a prompt that has it", "prefix-stats"},
 
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},
@@ -738,7 +513,6 @@ std::vector<OptionRow> make_rows() {
       // Everybody.
       {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker simulate",
        sets<&ConductorOptions::seed>},
-      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "bench", sets<&DatasetOptions::seed>},
       {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats simulate"},
       {"config", text, "", "", "FILE", 0, 0, "read options from FILE, lines `name = value`; the command line wins",
        "serve generate worker bench peak info prefix-stats simulate"},
@@ -757,19 +531,6 @@ const IsaRow* cpu_kernels(const Options& options) {
 }
 
 Status check_options(const Options& options, std::string_view group) {
-  if (group == "bench") {
-    const std::string& dataset = options.text("dataset");
-    bool needs_file = dataset == "sharegpt" || dataset == "mooncake";
-    if (needs_file && options.text("dataset-path").empty())
-      return invalid("--dataset-path: expected the file of data set " + dataset);
-    if (!needs_file && options.given("dataset-path"))
-      return invalid("--dataset-path: data set " + dataset + " has no file");
-    const std::string& endpoint = options.text("endpoint");
-    if (endpoint.empty() || endpoint[0] != '/')
-      return invalid("--endpoint: expected the path of a completions endpoint such as /v1/completions");
-    if (dataset == "mooncake" && options.given("rate"))
-      return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
-  }
   if (const IsaRow* isa = cpu_kernels(options); isa && *cpu_lacks(isa->needs))
     return Error{ErrorCode::unavailable,
                  "--cpu-kernels " + std::string(isa->name) + ": this CPU lacks " + cpu_lacks(isa->needs)};
@@ -798,9 +559,6 @@ Status check_options(const Options& options, std::string_view group) {
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
-  if ((group == "serve" || group == "generate" || group == "worker") && options.text("disk-kv-dir").empty() &&
-      options.text("disk-kv-keep") == "on")
-    return invalid("--disk-kv-keep on: needs --disk-kv-dir, whose files it keeps");
   if ((group == "serve" || group == "generate") && options.text("admission-decode") == "oracle")
     return invalid("--admission-decode oracle: nobody knows how long an answer will be: expected it of xpyd simulate");
   if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected a text to continue");
@@ -811,7 +569,7 @@ std::vector<std::string> without_effect(const Options& options) {
   std::vector<std::string> all;
   const auto& values = options.values();
   const auto ranks = values.find("ranks");  // of processes: so are instances
-  for (const OptionRow& row : option_table()) {
+  for (const OptionRow& row : options.rows()) {
     const std::string_view help = row.help, needs = help.substr(0, help.find(':'));
     if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name)) continue;
     const size_t blank = std::min(needs.find(' '), needs.size());

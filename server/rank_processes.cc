@@ -67,13 +67,6 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   }
   if (cluster.kv.slot_chunk > 0)
     return invalid(what + "--slot-prealloc: the memory of their slots is theirs from the start: expected all");
-  const auto drafts = [&](Role role) {
-    return cluster.shards(role).pp > 1 && (role != Role::prefill || cluster.draft_prefill);
-  };
-  if (cluster.speculation.on() && cluster.speculation.drafter->own_model &&
-      std::ranges::any_of(cluster.topology, drafts))
-    return invalid(what + "--speculate " + cluster.speculation.drafter->name +
-                   ": an instance that drafts computes in one process: expected --ranks threads");
   if (cluster.kv_scheme->page_groups)
     return invalid(what + "--allocator " + cluster.kv_scheme->name +
                    ": its page groups are mapped by one process: expected paged, token, contiguous or slots");

@@ -150,11 +150,6 @@ ServerOptions http_options(const Options& options, Stack& stack) {
     const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
     http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
   }
-  for (std::string& proxy : http.trusted_proxies) {
-    const std::string group = address_group(proxy);
-    if (group.empty()) throw invalid("--trusted-proxies: " + proxy + ": expected an IP address");
-    proxy = group;
-  }
   for (const std::string& origin : http.allowed_origins) {
     const size_t host = origin.find("://");
     if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
@@ -163,11 +158,6 @@ ServerOptions http_options(const Options& options, Stack& stack) {
   http.server_info = options.table();
   http.switches = switches_json(options, stack);
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
-  if (stack.options.kv_scheme->prefix_index && stack.options.kv.prefix_cache && !stack.options.kv.radix) {
-    http.pin_prefix = [&stack](PinPrefix pin) { return stack.runtime->pin_prefix(std::move(pin)); };
-    http.unpin_prefix = [&stack](uint64_t id) { return stack.runtime->unpin_prefix(id); };
-    http.kv_hint = [&stack](KvHint hint) { stack.runtime->hint(std::move(hint)); };
-  }
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
     return stack.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
   };

@@ -32,39 +32,22 @@ std::string Sessions::name_of(const Session& session, uint64_t turns) {
   return hex(session.tag) + "-" + std::to_string(turns);
 }
 
-// Whether the key was dropped: never false for one that was.
-bool Sessions::gone(const std::string& key, bool add) {
-  if (gone_.empty() && !add) return false;
-  gone_.resize(kGoneBits / 64);
-  const uint64_t first = siphash(secret_, "gone " + key), step = siphash(secret_, "step " + key) | 1;
-  bool all = true;
-  for (int i = 0; i < kGoneHashes; ++i) {
-    const size_t bit = (first + uint64_t(i) * step) % kGoneBits;
-    all &= (gone_[bit / 64] >> bit % 64 & 1) != 0;
-    if (add) gone_[bit / 64] |= uint64_t{1} << bit % 64;
-  }
-  return all;
-}
-
 Sessions::State Sessions::begin(const std::string& key, Turn& turn, const std::string& generation) {
   turn.release();
   std::lock_guard lock(mutex_);
   auto found = sessions_.find(key);
   if (found == sessions_.end()) {
-    if (generation.empty() ? gone(key, false) : generation != kNew) return State::dropped;
+    if (generation != kNew) return State::dropped;
     if (busy_ >= max_sessions_) return State::full;
     found = sessions_.emplace(key, Session{}).first;
     found->second.place = order_.insert(order_.end(), key);
-    found->second.anew = gone(key, false);
     found->second.tag = siphash(secret_, "tag " + std::to_string(++begun_));
   }
   Session& session = found->second;
-  if (generation.empty() ? session.anew
-                         : generation != kNew && !generation.starts_with(name_of(session, 0).substr(0, 17)))
+  if (generation != kNew && !generation.starts_with(name_of(session, 0).substr(0, 17)))
     return State::dropped;  // that one is gone, and another has its name
   if (session.busy) return State::busy;
-  if (generation == kNew ? session.turns > 0 : !generation.empty() && generation != name_of(session, session.turns))
-    return State::stale;
+  if (generation == kNew ? session.turns > 0 : generation != name_of(session, session.turns)) return State::stale;
   session.busy = true;
   ++busy_;
   order_.splice(order_.end(), order_, session.place);
@@ -80,7 +63,7 @@ bool Sessions::make_room(int sessions, size_t bytes) {
   auto fits = [&] { return kept_ + sessions <= max_sessions_ && bytes_ + bytes <= max_bytes_; };
   for (auto at = order_.begin(); at != order_.end() && !fits();) {
     const std::string key = *at++;
-    if (!sessions_.at(key).busy) remove(key, true);
+    if (!sessions_.at(key).busy) remove(key);
   }
   return fits();
 }
@@ -92,15 +75,11 @@ void Sessions::forget(const std::string& key, Session& session) {
   session.conversation = Conversation();
 }
 
-void Sessions::remove(const std::string& key, bool by_us) {
+void Sessions::remove(const std::string& key) {
   auto found = sessions_.find(key);
   Session& session = found->second;
   forget(key, session);
   order_.erase(session.place);
-  if (by_us) {
-    ++dropped_;
-    gone(key, true);
-  }
   sessions_.erase(found);
 }
 
@@ -112,23 +91,23 @@ void Sessions::finish(const std::string& key, Conversation* conversation, bool e
   if (conversation) {
     forget(key, session);
     const size_t more = key.size() + conversation->bytes();
-    if (more > max_bytes_) return remove(key, true);  // not even alone: the others stay
-    session.busy = true;                              // it is not the one to go
+    if (more > max_bytes_) return remove(key);  // not even alone: the others stay
+    session.busy = true;                        // it is not the one to go
     const bool fits = make_room(1, more);
     session.busy = false;
-    if (!fits) return remove(key, true);
+    if (!fits) return remove(key);
     session.conversation = std::move(*conversation);
     ++session.turns;
     bytes_ += more;
     ++kept_;
   } else if (ends || session.conversation.empty()) {
-    remove(key, false);
+    remove(key);
   }
 }
 
 Sessions::Stats Sessions::stats() const {
   std::lock_guard lock(mutex_);
-  return {kept_, bytes_, dropped_};
+  return {kept_, bytes_};
 }
 
 Sessions::Turn& Sessions::Turn::operator=(Turn&& other) noexcept {

@@ -1,15 +1,10 @@
 // Conversations that the server keeps for clients that name them (session_id): a turn brings only
 // what is new. Bounded in number and bytes; the one not used for longest goes first.
 //
-// Nobody gets an answer without the history that he believes to be there. Two proofs of it:
-// - A client that returns the generation of its last turn. It holds a tag that no other
-//   conversation has, of this process or another, and a turn number: what is not here under that
-//   tag is gone for ever, also after a restart.
-// - A client that returns none names a conversation that is here, or one that is certainly new: a
-//   Bloom filter, which never forgets, holds every name that was dropped since the start. A full
-//   filter refuses new names too, but for clients that say that theirs is new (kNew). A name that
-//   was dropped and is begun anew is never answered without the generation: whoever had it before
-//   could not be told from whoever has it now.
+// No client gets an answer without the history that it believes to be there: each turn says that it is
+// the first (kNew), or returns the generation of the answer before it. A generation holds a tag that no other
+// conversation has, of this process or another, and a turn number: what is not here under that tag is
+// gone for ever, also after a restart.
 //
 // A turn takes its conversation and gives it back changed (commit) or as it was (anything else: a
 // refusal, an abort, a timeout, a client that has left), so a turn is in it whole or not at all.
@@ -70,15 +65,14 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
     uint64_t salt_ = 0;
   };
 
-  // `generation`: what the client's last turn was answered with, kNew, or "" where it returns none. busy: another turn
-  // holds it. dropped: it is not here, and may have been, or what is here may be another's of its name. stale: it is
-  // here, but at another turn. full: as many as may be kept are in the middle of a turn.
-  State begin(const std::string& key, Turn& turn, const std::string& generation = "");
+  // `generation`: what the client's last turn was answered with, or kNew. busy: another turn holds it. dropped: it is
+  // not here, or what is here is another's of its name. stale: it is here, but at another turn. full: as many as may be
+  // kept are in the middle of a turn.
+  State begin(const std::string& key, Turn& turn, const std::string& generation);
 
   struct Stats {
     int sessions = 0;
     size_t bytes = 0;
-    uint64_t dropped = 0;  // since the start
   };
   Stats stats() const;
 
@@ -86,16 +80,14 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   struct Session {
     Conversation conversation;
     bool busy = false;
-    bool anew = false;  // its name was dropped before it began
     uint64_t tag = 0, turns = 0;
     std::list<std::string>::iterator place;  // in order_
   };
   void finish(const std::string& key, Conversation* conversation, bool ends);
   void forget(const std::string& key, Session& session);
-  void remove(const std::string& key, bool by_us);
+  void remove(const std::string& key);
   bool make_room(int sessions, size_t bytes);
   static std::string name_of(const Session& session, uint64_t turns);
-  bool gone(const std::string& key, bool add);
 
   const int max_sessions_;
   const size_t max_bytes_;
@@ -104,13 +96,8 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   std::list<std::string> order_;  // least recently used first
   int kept_ = 0, busy_ = 0;       // with a turn behind them; in the middle of one
   size_t bytes_ = 0;
-  uint64_t dropped_ = 0;
   uint64_t begun_ = 0;
   const SipKey secret_;  // of this store alone
-  // Of a new name 5 in 10,000 are refused after 4 million drops, 1 in 4 after 17 million.
-  static constexpr size_t kGoneBits = size_t{1} << 26;
-  static constexpr int kGoneHashes = 7;
-  std::vector<uint64_t> gone_;  // empty until the first drop
 };
 
 }  // namespace xpyd::server

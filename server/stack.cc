@@ -2,20 +2,17 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <ctime>
 #include <limits>
 #include <thread>
 #include <utility>
 
-#include "allocator/disk_index.h"
 #include "allocator/kv_plan.h"
 #include "attention/kv_row.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/numbers.h"
 #include "base/peak.h"
-#include "base/siphash.h"
 #include "base/version.h"
 #include "disagg/event_log.h"
 #include "disagg/worker.h"
@@ -65,74 +62,18 @@ std::string weights_text(const Stack& stack) {
          (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
 }
 
-// What KV that outlives a process is of, beside its shape. Ranks are not in it: KV has the same bits on any number.
-Result<allocator::DiskIdentity> kv_identity(const Stack& stack) {
-  const LoadOptions& load = stack.backend_options.load;
-  std::string tokenizer;
-  if (const std::string path = stack.model_dir + "/tokenizer.json"; has_model_file(path))
-    tokenizer = need(read_model_file(path, size_t{256} << 20));
-  return allocator::DiskIdentity{
-      {"xpyd", version()},
-      {"model", stack.config.name + " " + hex(model_fingerprint(stack.model_dir, !load.dummy)) +
-                    (load.dummy ? " of seed " + std::to_string(load.seed) : "")},
-      {"weights' dtype", weights_text(stack)},
-      {"tokenizer", hex(siphash({}, tokenizer))}};
-}
-
-// Where drafts come from: the model's own head, or another model of the same vocabulary.
-void read_drafter(const Options& options, Stack& stack) {
+// Where drafts come from: the model's own head.
+void read_drafter(Stack& stack) {
   const ClusterOptions& cluster = stack.options;
-  const SpeculationOptions& speculation = cluster.speculation;
-  const std::string drafter = speculation.on() ? speculation.drafter->name : "off", name = "--speculate " + drafter;
-  const bool head = speculation.on() && speculation.drafter->uses_head;
-  const bool own = speculation.on() && speculation.drafter->own_model;
-  const std::string& dir = options.text("draft-model");
-  if (own != !dir.empty())
-    throw invalid(own ? name + ": expected --draft-model, the folder of a smaller model with the same vocabulary"
-                      : "--draft-model: expected --speculate draft");
-  if (cluster.draft_prefill && !own)
-    throw invalid("--draft-prefill prefill: expected --speculate draft");
-  if (!own && !head) return;
-  if ((head || cluster.draft_prefill) && std::string(stack.backend_options.device->name) != "cpu")
-    throw invalid((head ? name : "--draft-prefill prefill") + ": expected --device cpu");
-  if (head) {
-    need(predict_next_tokens(stack.config), name + ": ");
-    if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
-      throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
-    if (cluster.batching->layered)
-      throw invalid(name + ": --batching " + cluster.batching->name + " cuts prompts by layers: expected another one");
-    return;
-  }
-  const LoadOptions& load = stack.backend_options.load;
-  need(check_model_folder(dir, !load.dummy), "--draft-model: ");
-  stack.draft_dir = dir;
-  stack.draft_config = need(load_model_config(dir), "--draft-model: ");
-  if (stack.draft_config.vocab != stack.config.vocab)
-    throw invalid("--draft-model " + dir + ": a vocabulary of " + std::to_string(stack.draft_config.vocab) +
-                  " tokens, expected the model's " + std::to_string(stack.config.vocab));
-  std::string tokenizers[2];
-  for (int i : {0, 1})
-    if (const std::string path = (i == 0 ? dir : stack.model_dir) + "/tokenizer.json"; has_model_file(path))
-      tokenizers[i] = need(read_model_file(path, size_t{256} << 20));
-  if (!tokenizers[0].empty() && !tokenizers[1].empty() && tokenizers[0] != tokenizers[1])
-    throw invalid("--draft-model " + dir + ": another tokenizer.json than the model's");
+  if (!cluster.speculation.on() || !cluster.speculation.drafter->uses_head) return;
+  const std::string name = std::string("--speculate ") + cluster.speculation.drafter->name;
+  if (std::string(stack.backend_options.device->name) != "cpu") throw invalid(name + ": expected --device cpu");
+  need(predict_next_tokens(stack.config), name + ": ");
+  if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
+    throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
 }
 
 }  // namespace
-
-Status check_batching(const Options& options, const BatchPolicy& policy) {
-  if (!policy.layered) return ok();
-  for (const auto& [name, only] : {std::pair{"device", "cpu"},
-                                   {"prefill-pp", "1"},
-                                   {"decode-pp", "1"},
-                                   {"chunk-policy", "fixed"},
-                                   {"request-chunk-tokens", "0"},
-                                   {"chunk-min", "0"}})
-    if (options.values().contains(name) && options.text(name) != only)
-      return invalid("--" + std::string(name) + " " + options.text(name) + ": --batching " + policy.name +
-                     " cuts prompts by layers, on one stage of a CPU: expected " + only);
-  return ok();
-}
 
 Status check_unread(const Options& options) {
   // A worker has no topology, and is told the options of the whole cluster.
@@ -224,7 +165,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   const std::string& dir = stack->model_dir;
   need(check_model_folder(dir, !backend.load.dummy));
   stack->config = need(load_model_config(dir));
-  read_drafter(options, *stack);
+  read_drafter(*stack);
   if (!backend.load.dummy || has_model_file(dir + "/tokenizer.json")) {
     stack->tokenizer = need(Tokenizer::load(dir));
     if (stack->tokenizer->vocab_size() > stack->config.vocab)
@@ -257,20 +198,15 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
   cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
-  if (cluster.kv.tiers.disk_keep) cluster.kv.tiers.disk_identity = need(kv_identity(*stack));
   const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);
   if (wanted_len > stack->config.max_position)
     return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
                    std::to_string(stack->config.max_position));
   if (wanted_len > 0) cluster.max_model_len = wanted_len;
-  need(check_batching(options, *cluster.batching));
-  cluster.chunk_tokens = int(options.integer("chunk-tokens"));
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
 
   // Processes share no memory unless the wire makes it so.
   const bool processes = stack->processes = worker || options.flag("processes") || options.text("ranks") == "processes";
-  if (!processes && cluster.roles != find_roles_policy("fixed"))
-    return invalid("--roles velocity: threads keep their roles: expected --processes");
   const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
   Result<TransportChoice> choice = parse_transport(wire);
   if (!choice) return invalid("--transport: " + choice.error().message);
@@ -287,10 +223,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
-  if (!worker && cluster.path->relays &&
-      (!cluster.fetch->fetches || std::ranges::find(cluster.topology, Role::decode) == cluster.topology.end()))
-    return invalid("--pool-path " + std::string(cluster.path->name) +
-                   ": there is nothing to relay: expected --kv-fetch always or cost, and decode instances");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
@@ -306,8 +238,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!cluster.cpus.empty() && options.text("ranks") != "threads")
     return invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
   need(check_kv_events(cluster.kv_events));
-  if (!worker && options.text("cache-news") == "kv-events" && (!processes || cluster.kv_events.endpoint.empty()))
-    return invalid("--cache-news kv-events: needs --processes and --kv-events");
   if (!cluster.kv_events.endpoint.empty() && !cluster.kv.tiers.on() &&
       !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     return invalid(
@@ -333,7 +263,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
   need(check_shared_pool(cluster, processes));
-  need(check_wire_kv(cluster, cluster.wire_kv));
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
@@ -367,9 +296,6 @@ Status open_backend(Stack& stack) try {
   stack.options.device = &stack.backend->device();
   stack.options.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
     return backend.make_model(i, queue);
-  };
-  stack.options.make_draft_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
-    return backend.make_draft_model(i, queue);
   };
   stack.options.peak_flops = [&backend = *stack.backend](int i) { return backend.peak_flops(i); };
   return ok();

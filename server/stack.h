@@ -55,7 +55,6 @@ class Backend {
   virtual Device& device() = 0;
   // Error `unavailable`: no room on the device.
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
-  virtual Result<std::unique_ptr<Model>> make_draft_model(int instance, DeviceQueue& queue) = 0;  // of Stack::draft_dir
   // FLOP/s that an instance's threads can do, where it has been measured (xpyd peak); 0: it has not.
   virtual double peak_flops(int /*instance*/) const { return 0; }
   // What instance 0's model, which must still be there, has chosen by now: lines, or "".
@@ -97,9 +96,8 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack);
 Result<DevicePeak> cuda_device_peak();
 Result<std::unique_ptr<Device>> open_cuda_alone();
 
-// A folder's weights on the host, as the options ask for them, read with every core.
-Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack, const std::string& dir,
-                                                         const ModelConfig& config);
+// The host's weights as the options ask for them, read with every core.
+Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack);
 
 // ---- the parts
 
@@ -107,8 +105,6 @@ struct Stack {
   RealClock clock;
   std::string model_dir;  // kDemoModel where none was given
   ModelConfig config;
-  std::string draft_dir;  // --draft-model; "": no other model drafts
-  ModelConfig draft_config;
   std::unique_ptr<const Tokenizer> tokenizer;         // null with --load-format dummy and no tokenizer.json
   std::unique_ptr<const ChatTemplate> chat_template;  // null: the model has none
   ClusterOptions options;                             // all that the model files and the command line say of it
@@ -129,8 +125,6 @@ Role role_of(const std::string& name);  // of --role
 Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names);
 // What the command line says of the cluster and of the device, which has a say in its memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
-// Whether the batching policy goes with the device, the stages and the chunk policy that are asked for.
-Status check_batching(const Options& options, const BatchPolicy& policy);
 // Of stages and ranks, what no instance would read.
 Status check_unread(const Options& options);
 

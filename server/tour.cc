@@ -81,8 +81,7 @@ struct Sender final : EngineHooks {
       const int block = token / here.layout->block_tokens;
       next = std::min(end, (block + 1) * here.layout->block_tokens);
       plan_transfer(here, there, {token, next, layer, layer_end}, plan);  // disagg/transfer_plan.h
-      const uint32_t number = uint32_t(posts.size()) + 1;
-      posts.push_back(p->wire->post({kD, KvOp::write, place.window, 0, number}, plan));
+      posts.push_back(p->wire->post({kD, KvOp::write, place.window}, plan));
       std::printf("  tokens %d to %d: block %d of P, layer %d, %zu KiB -> block %d of D\n", token, next,
                   here.block_table[block], layer, plan.bytes >> 10, there.block_table[block]);
     }

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "disagg/process_cluster.h"
-#include "disagg/replay.h"
-#include "disagg/trace_view.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
@@ -83,7 +83,6 @@ class Bed {
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
-    options_->fill(cluster);
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
       cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
@@ -109,9 +108,9 @@ class Bed {
   }
   size_t start_worker(Words words, const Words& other, const Words& before) {
     for (size_t i = 0; i < more_.size(); i += 2)
-      if (more_[i] != "--disagg" && !more_[i].starts_with("--roles") && more_[i] != "--kv-transfer" &&
-          more_[i] != "--placement" && more_[i] != "--kv-fetch" && more_[i] != "--cache-news" &&
-          more_[i] != "--pool-path" && std::find(other.begin(), other.end(), more_[i]) == other.end())
+      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" &&
+          more_[i] != "--placement" && more_[i] != "--kv-fetch" &&
+          std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     children_.emplace_back(std::move(words), log(children_.size()), before);
@@ -149,8 +148,8 @@ class Bed {
     Words words = more_;
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
-          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i].starts_with("--roles") ||
-          words[i] == "--ranks" || words[i] == "--cache-news" || words[i] == "--pool-path")
+          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") ||
+          words[i] == "--ranks")
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)

@@ -51,35 +51,13 @@ std::string TinySetup::describe() const {
   return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
-         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") + " on the wire " + kWireKvNames[int(wire_kv)] +
+         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
          (!prefix_cache ? " no prefix cache" : radix ? " radix cache" : " prefix cache") + " share " + std::to_string(int(share)) + " threads " +
          std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
          std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
-         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + (draft_prefill ? " with P's" : "") + " host " +
+         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + " host " +
          std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
-
-namespace {
-
-// A model that counts what it computes.
-class Counted final : public Model {
- public:
-  Counted(std::unique_ptr<Model> model, int64_t& tokens) : model_(std::move(model)), tokens_(tokens) {}
-  const ModelConfig& config() const override { return model_->config(); }
-  void forward(const StepInput& step, float* logits) override {
-    tokens_ += int64_t(step.token_ids.size());
-    model_->forward(step, logits);
-  }
-  Work work(const StepInput& step) const override { return model_->work(step); }
-  size_t weight_bytes() const override { return model_->weight_bytes(); }
-  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
-
- private:
-  std::unique_ptr<Model> model_;
-  int64_t& tokens_;
-};
-
-}  // namespace
 
 void Recorder::on_event(TokenEvent event) {
   std::lock_guard lock(mutex_);
@@ -130,11 +108,8 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.disagg_options = setup.disagg_options;
   options.stream_kv = setup.stream_kv;
   options.escrow = setup.escrow;
-  options.wire_kv = setup.wire_kv;
-  options.kv_checksum = setup.kv_checksum;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
-  options.chunk_tokens = setup.chunk_tokens;
   options.chunks = setup.chunks;
   options.speculation = setup.speculation;
   options.chunks.policy = find_chunk_policy(setup.chunk_policy);
@@ -145,7 +120,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.admission = find_admission_policy(setup.admission);
   options.objectives = setup.objectives;
   options.fetch = find_fetch_policy(setup.fetch);
-  options.path = setup.path;
   options.log = setup.log;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
@@ -161,13 +135,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   const auto weights = setup.make_model ? nullptr
                        : head           ? tiny(setup.layers, true).weights
                                         : tiny_weights(setup.layers, setup.weight_dtype);
-  options.draft_prefill = setup.draft_prefill;
-  draft_model_tokens.resize(options.topology.size());
-  options.make_draft_model = [this, max_step, setup](int i, DeviceQueue&) -> Result<std::unique_ptr<Model>> {
-    static const auto drafts = tiny_weights(2, Dtype::int4);
-    return std::unique_ptr<Model>(std::make_unique<Counted>(
-        make_llama(drafts, *teams[size_t(i)], max_step, setup.max_batch), draft_model_tokens[size_t(i)]));
-  };
   options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)

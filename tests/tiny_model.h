@@ -31,18 +31,14 @@ struct TinySetup {
   bool exact = false;
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;
-  WireKv wire_kv = WireKv::off;
-  bool kv_checksum = false;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
   bool prefix_cache = true, radix = false;
   KvShare share = KvShare::off;
   int step_tokens = 512;
-  int chunk_tokens = 24;  // layered prefill
   std::string chunk_policy = "fixed";
   ChunkOptions chunks = {};  // but for the policy
   SpeculationOptions speculation = {};
-  bool draft_prefill = false;
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
@@ -53,7 +49,6 @@ struct TinySetup {
   bool ahead = true, by_layer = true;
   KvTierOptions tiers;
   std::string admission = "none", fetch = "never";
-  const PathPolicy* path = find_path_policy("direct");
   Objectives objectives = {};
   std::shared_ptr<EventLog> log = {};
   // Another device than the CPU, and the tiny model on it.
@@ -96,7 +91,6 @@ class TinyCluster {
   std::vector<std::unique_ptr<ThreadTeam>> teams;
   TransportRow transport_row;
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
-  std::vector<int64_t> draft_model_tokens;  // [instances]: computed by a model that drafts
   std::unique_ptr<Cluster> cluster;
 };
 

@@ -104,8 +104,7 @@ constexpr const char* kKinds[] = {
     "A KvReserved", "A KvDelivered", "A ReservationCancelled", "A KvOffered", "A KvTaken",
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
     "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport", "- TokensOf",
-    "A FetchKv", "A KvLent", "A FetchOver", "D PinPrefix", "D UnpinPrefix",
-    "D KvHint", "A DraftRows"};
+    "A FetchKv", "A KvLent", "A FetchOver"};
 // clang-format on
 static_assert(std::size(kKinds) == std::variant_size_v<Message>);
 

@@ -25,8 +25,6 @@ inline constexpr Tier kLast<Tier> = Tier::disk;
 template <>
 inline constexpr Role kLast<Role> = Role::colocated;
 template <>
-inline constexpr WireKv kLast<WireKv> = WireKv::automatic;
-template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
 inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::granted;
@@ -135,7 +133,7 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 }
 
 XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop,
-             stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, flex, cache_salt,
+             stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt,
              session_id, arrival_s, deadline_s, slo_ttft_s, slo_tbt_s, most_drafts)
 XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s,
              hidden_tokens, hidden)
@@ -146,27 +144,27 @@ XPYD_MESSAGE(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_MESSAGE(KvLayout, shape, order, block_tokens, n_blocks)
 XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
 XPYD_MESSAGE(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
-             max_batch, address, control, kv_events, kv_events_replay)
+             max_batch, address, control)
 XPYD_MESSAGE(KvPlace, window, blocks, slot, cached_tokens, checksums)
 XPYD_MESSAGE(KvHandover, blocks, tokens, generations, giver)
 XPYD_MESSAGE(KvTierStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
              copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
              disk_evictions, host_relieved, failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds)
 XPYD_MESSAGE(VattentionStats, map_calls, unmap_calls, waited_jobs, map_wait_seconds)
-XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, escrowed, elsewhere, soft_pinned, hard_pinned,
-             block_tokens, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes,
-             written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
-XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, relayed, seconds, wait_s, regret_s, ask_s)
+XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, escrowed, elsewhere, block_tokens,
+             prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
+             reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
+XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s)
 XPYD_MESSAGE(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
              prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
              chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes,
-             transfer_descriptors, transfer_seconds, converted_bytes, convert_seconds, wire_s_per_byte, kv_refused,
-             leases_expired, fetch, spent, heartbeat_s, cost, cost_error)
+             transfer_descriptors, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, spent,
+             heartbeat_s, cost, cost_error)
 
 // ---- the messages
 
-XPYD_MESSAGE(FetchOrder, holders, tokens, worth_s, limit_s, keep, via)
+XPYD_MESSAGE(FetchOrder, holders, tokens, worth_s, limit_s, keep)
 XPYD_MESSAGE(StartRequest, attempt, request, state, order, decode, fetch)
 XPYD_MESSAGE(AbortAttempt, attempt)
 XPYD_MESSAGE(PeerJoined, info)
@@ -177,7 +175,7 @@ XPYD_MESSAGE(AttemptProgress, attempt, stage)
 XPYD_MESSAGE(AttemptFailed, attempt, reason, why)
 XPYD_MESSAGE(Report, stats)
 XPYD_MESSAGE(PrefillJob, attempt, request, state, decode)
-XPYD_MESSAGE(ReserveKv, attempt, request, state, form)
+XPYD_MESSAGE(ReserveKv, attempt, request, state)
 XPYD_MESSAGE(KvReserved, attempt, destination)
 XPYD_MESSAGE(KvDelivered, attempt, choices, kv_arrived, posts, checksums, handover)
 XPYD_MESSAGE(ReservationCancelled, attempt)
@@ -186,18 +184,14 @@ XPYD_MESSAGE(KvTaken, attempt)
 XPYD_MESSAGE(KvRenewed, attempts)
 XPYD_MESSAGE(PeerBroken, id)
 XPYD_FIELDS(ClearPrefixCache)
-XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local, wire_kv)
+XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local)
 XPYD_MESSAGE(Retire, rejoin, role)
 XPYD_MESSAGE(JoinRequest, role)
 XPYD_MESSAGE(Joined, info)
 XPYD_FIELDS(LeaveRequest)
 XPYD_MESSAGE(CacheReport, tier, stored, removed)
-XPYD_MESSAGE(FetchKv, attempt, salt, begin, tokens, holders, request, limit_s)
+XPYD_MESSAGE(FetchKv, attempt, salt, begin, tokens)
 XPYD_MESSAGE(KvLent, attempt, tokens, source)
 XPYD_MESSAGE(FetchOver, attempt)
-XPYD_MESSAGE(PinPrefix, id, salt, tokens, soft, ttl_s)
-XPYD_MESSAGE(UnpinPrefix, id)
-XPYD_MESSAGE(KvHint, salt, tokens, kept, ttl_s)
-XPYD_MESSAGE(DraftRows, attempt, rows)
 
 }  // namespace xpyd::disagg

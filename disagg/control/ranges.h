@@ -10,7 +10,6 @@
 #include <type_traits>
 
 #include "allocator/block_ledger.h"
-#include "disagg/transport/transport.h"
 
 namespace xpyd::disagg {
 
@@ -34,7 +33,6 @@ enum class Number : uint8_t {
   instance,          // an InstanceId
   instance_or_none,  // -1: none, or the conductor
   block,             // of whose pool, only its owner's layout can say (check_place())
-  post,              // a count of those of one window
   layers,
   heads,
   head_dim,
@@ -67,7 +65,6 @@ constexpr Bounds bounds(Number range, const Limits& limits) {
       {0, INT_MAX},                    // instance
       {-1, INT_MAX},                   // instance_or_none
       {0, INT_MAX},                    // block
-      {0, int64_t{kMaxPostNumber}},    // post
       {0, limits.n_layers},            // layers
       {0, limits.n_kv_heads},          // heads
       {0, limits.head_dim},            // head_dim
@@ -97,9 +94,8 @@ inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::choices, "n stands_for"},
     {Number::top_logprobs, "top_logprobs prompt_logprobs most_drafts"},
     {Number::instance, "id", "holders"},
-    {Number::instance_or_none, "decode via"},
+    {Number::instance_or_none, "decode"},
     {Number::block, "slot", "blocks"},
-    {Number::post, "posts"},
     {Number::layers, "n_layers", "stage_layers"},
     {Number::heads, "n_kv_heads"},
     {Number::head_dim, "head_dim"},

@@ -91,12 +91,7 @@ void Receiver::handle(InstanceId from, ReserveKv message) {
     return;
   }
   if (!is_welcome(from, message.attempt)) return;
-  if (message.form == WireKv::automatic || (parts_.wire_kv != WireKv::automatic && message.form != parts_.wire_kv)) {
-    parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused, "its KV has another form"});
-    return parts_.tell(from, ReservationCancelled{message.attempt});
-  }
   Incoming in{.attempt = message.attempt, .from = from, .request = std::move(message.request)};
-  in.form = message.form;
   in.tokens = in.request->prompt;
   in.tokens.insert(in.tokens.end(), message.state.output.begin(), message.state.output.end());
   in.deadline_s = parts_.new_deadline();
@@ -118,14 +113,6 @@ void Receiver::handle(InstanceId from, KvOffered message) {
   in.source = std::move(message.source);
   in.deadline_s = parts_.new_deadline();
   expect(std::move(in));
-}
-
-// More than there can be is no rows at all.
-void Receiver::handle(InstanceId from, DraftRows message) {
-  Incoming* in = find(from, message.attempt);
-  if (!in || !parts_.drafts) return;
-  in->draft_rows.insert(in->draft_rows.end(), message.rows.begin(), message.rows.end());
-  if (in->draft_rows.size() > draft_row_words(*parts_.drafts, in->n_computed())) in->draft_rows.clear();
 }
 
 void Receiver::handle(InstanceId from, KvDelivered message) {

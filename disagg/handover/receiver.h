@@ -43,7 +43,6 @@ class Receiver {
   // decode_first: this instance has the request; any prefill instance will compute its KV.
   void start(StartRequest message);
   void handle(InstanceId from, ReserveKv message);
-  void handle(InstanceId from, DraftRows message);
   void handle(InstanceId from, KvDelivered message);
   void handle(InstanceId from, KvOffered message);
   void handle(InstanceId from, const ReservationCancelled& message);
@@ -102,8 +101,6 @@ class Receiver {
     size_t read_bytes = 0;
     int posts = 0;  // that are to be counted in the window
     std::vector<uint64_t> checksums;
-    std::vector<uint64_t> draft_rows;
-    WireKv form = WireKv::off;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // without a word of the peer
     // decode_first: the last token is computed here, and the first one sampled.
@@ -131,13 +128,8 @@ class Receiver {
   void end(Incoming& in);
   // Room, and the KV that comes there (receiver_kv.cc).
   enum class Room { none, loading, all };
-  bool no_blocks(const Incoming& in, int sequences, int yielded) const;
-  // What flex sequences would yield to it.
-  Engine::Flex yielded(const Incoming& in) const { return in.request->flex ? Engine::Flex{} : engine_.flex(); }
-  // Beside it.
-  int sequences(const Incoming& in) const {
-    return engine_.running() + engine_.waiting_with_kv() + promised() - yielded(in).sequences;
-  }
+  bool no_blocks(const Incoming& in, int sequences) const;
+  int sequences() const { return engine_.running() + engine_.waiting_with_kv() + promised(); }
   Room take_room(Incoming& in);
   int promised() const;
   bool grant(Incoming& in);
@@ -145,8 +137,7 @@ class Receiver {
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;
-  bool is_whole(const Incoming& in);
-  uint64_t salt_of(const Incoming& in) const;
+  bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
   bool close(Place& place);
@@ -157,7 +148,7 @@ class Receiver {
   Attempts& attempts_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
-  std::deque<AttemptId> remote_prefilling_;   // want room, in turn, flex or not: P has begun them in this order
+  std::deque<AttemptId> remote_prefilling_;   // want room, in turn
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
   int gone_ = 0;                              // of incoming_, until the next tidy()
   std::vector<Place> quarantine_;             // not wanted any more, and somebody may be inside

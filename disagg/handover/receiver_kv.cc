@@ -1,9 +1,7 @@
 // Receiver: room for KV that comes, and what becomes of it when it has come, or has not.
 #include <algorithm>
 
-#include "base/random.h"
 #include "disagg/handover/receiver.h"
-#include "disagg/handover/wire_kv.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg::handover {
@@ -18,26 +16,20 @@ int Receiver::promised() const {
   return n;
 }
 
-bool Receiver::no_blocks(const Incoming& in, int sequences, int yielded) const {
+bool Receiver::no_blocks(const Incoming& in, int sequences) const {
   const KvStats kv = parts_.memory.stats();
   // Each of the others soon wants a block more.
   const int spare = sequences == 0 ? 0 : std::max(kv.capacity / 100, sequences);
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
-                   parts_.memory.probe(in.tokens, salt_of(in)) / kv.block_tokens;
-  return need + spare > kv.available() + yielded;
-}
-
-// What crossed in fewer bits is the attempt's alone.
-uint64_t Receiver::salt_of(const Incoming& in) const {
-  const uint64_t salt = kv_salt(*in.request, in.attempt);
-  return in.form == WireKv::off ? salt : Random(salt ^ Random(in.attempt).next()).next() | 1;
+                   parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
+  return need + spare > kv.available();
 }
 
 bool Receiver::may_move() const {
   if (!quarantine_.empty()) return true;
   if (remote_prefilling_.empty()) return false;
   const Incoming& next = incoming_.at(remote_prefilling_.front());
-  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, sequences(next), yielded(next).blocks);
+  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, sequences());
 }
 
 // Room is memory, never a place in the batch: KV that has come waits here for its turn. Where bytes are to be copied it
@@ -47,18 +39,14 @@ bool Receiver::may_move() const {
 Receiver::Room Receiver::take_room(Incoming& in) {
   Place& place = in.place;
   const std::vector<int32_t>& tokens = in.tokens;
-  const uint64_t salt = salt_of(in);
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
   if (place.kv == kNoKv) {
-    const int beside = sequences(in);
-    if (no_blocks(in, beside, yielded(in).blocks)) return Room::none;
-    while (no_blocks(in, beside, 0))
-      if (in.request->flex || !engine_.yield_one()) return Room::none;
+    if (no_blocks(in, sequences())) return Room::none;
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;
-    if (in.form != WireKv::off) memory.keep_private(place.kv);
   }
   // What a tier of this instance has need not cross: it is loaded while the other one computes.
   // Until it is there those who came later wait, too.
@@ -147,15 +135,7 @@ void Receiver::look(Incoming& in) {
   if (kHere.has(in.state)) on(in, Event::adopted);
 }
 
-bool Receiver::is_whole(const Incoming& in) {
-  if (in.form != WireKv::off) {
-    const double start = parts_.clock.now();
-    const bool sums = !in.checksums.empty();
-    const bool whole = widen_kv(parts_.memory, in.place.kv, in.n_computed(), in.form, sums) == in.checksums;
-    parts_.converted.bytes += int64_t(in.n_computed()) * int64_t(parts_.memory.layout().shape.token_bytes());
-    parts_.converted.seconds += parts_.clock.now() - start;
-    return whole;
-  }
+bool Receiver::is_whole(const Incoming& in) const {
   if (in.checksums.empty()) return true;
   // What was read was computed from token 0 on: so is this, with what was here before.
   const int from = in.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
@@ -165,7 +145,7 @@ bool Receiver::is_whole(const Incoming& in) {
 // `whole`: with the KV that came; else it is computed here, in other blocks.
 void Receiver::adopt(Incoming& in, bool whole) {
   KvMemory& memory = parts_.memory;
-  const uint64_t salt = salt_of(in);
+  const uint64_t salt = kv_salt(*in.request, in.attempt);
   const int n_tokens = in.n_computed();
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
   if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
@@ -194,8 +174,6 @@ void Receiver::adopt(Incoming& in, bool whole) {
   } else {
     for (const ChoiceState& state : in.choices) sequences.push_back(attempts_.begin(in.attempt, in.request, state));
   }
-  if (parts_.drafts && in.draft_rows.size() == draft_row_words(*parts_.drafts, n_tokens))
-    sequences[0]->drafts = adopt_draft_rows(parts_.drafts, tokens, salt, in.draft_rows);
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
     if (in.order == DisaggOrder::decode_first) {

@@ -6,9 +6,9 @@
 namespace xpyd::disagg::handover {
 
 void Reservations::start(SequencePtr sequence, DisaggOrder order, InstanceId decode) {
-  const auto turn = [](const Sequence& s) { return std::pair(s.request->flex, s.request->priority); };
-  const auto place =
-      std::ranges::find_if(waiting_, [&](const Waiting& w) { return turn(*w.sequence) > turn(*sequence); });
+  const int priority = sequence->request->priority;
+  const auto place = std::ranges::find_if(
+      waiting_, [priority](const Waiting& w) { return w.sequence->request->priority > priority; });
   waiting_.insert(place, {std::move(sequence), order, decode});
 }
 

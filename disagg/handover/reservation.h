@@ -60,7 +60,7 @@ class Reservations {
   Sender& sender_;
   Engine& engine_;
   const int64_t headroom_;
-  std::deque<Waiting> waiting_;                      // flex ones last; by priority, then in turn
+  std::deque<Waiting> waiting_;                      // by priority, then in turn
   std::unordered_map<InstanceId, int64_t> to_come_;  // of tick(): tokens that are held for, by their D
 };
 

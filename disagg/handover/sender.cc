@@ -13,7 +13,7 @@ void Sender::on(Outgoing& out, Event event, With with) {
     case Action::nothing: break;
     case Action::ask:
       out.deadline_s = parts_.new_deadline();
-      parts_.tell(out.peer, ReserveKv{out.attempt, with.sequence->request, state_of(*with.sequence), out.form});
+      parts_.tell(out.peer, ReserveKv{out.attempt, with.sequence->request, state_of(*with.sequence)});
       leases_.add(out.peer, out.attempt);
       break;
     case Action::take_place:
@@ -70,7 +70,6 @@ void Sender::ask(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.n_tokens = sequence.given;
   out.until_s = sequence.request->deadline_s;
-  out.form = parts_.choose_wire_kv ? parts_.choose_wire_kv(out.n_tokens, sequence.computed) : parts_.wire_kv;
   on(out, Event::started, {.sequence = &sequence});
 }
 
@@ -94,7 +93,6 @@ void Sender::prefill_done(std::vector<SequencePtr> choices) {
   out.kv = std::exchange(choices[0]->kv, kNoKv);
   out.choices = std::move(choices);
   if (kWriting.has(out.state)) send_rest(out);
-  if (parts_.drafts) send_draft_rows(out);
   on(out, Event::prompt_done);
 }
 
@@ -142,19 +140,17 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
     const int post_end = std::min(layer_end, parts_.post_end(layer));
     while (end < post_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
-      PackedRows packed;
-      plan(out, kv, {token_begin, token_end, layer, end}, packed);
+      parts_.peers.plan_write(kv, out.peer, out.destination, {token_begin, token_end, layer, end}, plan_);
       parts_.posted.bytes += int64_t(plan_.bytes);
       parts_.posted.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
       if (out.bytes == 0) out.first_post_s = post_s;
       out.bytes += int64_t(plan_.bytes);
-      const TransferId id = parts_.wire.post({out.peer, KvOp::write, out.destination.window,
-                                              parts_.post_deadline(out.until_s, plan_.bytes), uint32_t(++out.posts)},
-                                             plan_);
+      ++out.posts;
+      const TransferId id = parts_.wire.post(
+          {out.peer, KvOp::write, out.destination.window, parts_.post_deadline(out.until_s, plan_.bytes)}, plan_);
       const TransferState state = parts_.wire.poll(id);
-      if (state == TransferState::in_flight)
-        out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes, std::move(packed)});
+      if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
       if (state == TransferState::done) ended(out, post_s, plan_.bytes);
       if (state == TransferState::failed) on(out, Event::post_failed);
       std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
@@ -164,35 +160,9 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
   parts_.posted.seconds += parts_.clock.now() - start;
 }
 
-void Sender::plan(Outgoing& out, KvHandle kv, const KvRegion& region, PackedRows& packed) {
-  if (out.form == WireKv::off) return parts_.peers.plan_write(kv, out.peer, out.destination, region, plan_);
-  const double start = parts_.clock.now();
-  if (parts_.checksum) out.sums.resize(checksum_groups(out.n_tokens));
-  pack_kv(parts_.peers, kv, out.peer, out.destination, region, out.form, plan_, packed,
-          parts_.checksum ? &out.sums : nullptr);
-  parts_.converted.bytes += int64_t(region.token_end - region.token_begin) * (region.layer_end - region.layer_begin) *
-                            int64_t(parts_.memory.layout().shape.token_bytes()) / parts_.n_layers;
-  parts_.converted.seconds += parts_.clock.now() - start;
-}
-
 void Sender::ended(Outgoing& out, double post_s, size_t bytes) {
   out.last_end_s = parts_.clock.now();
   parts_.rate.done(post_s, out.last_end_s, bytes);
-}
-
-// While the wire has the prompt's own KV. (pull: D does not know of the attempt yet, and drafts from its own KV.) Of long
-// prompts D computes them: here they would hold up everybody for more than a step, and fill what control messages are
-// queued in.
-void Sender::send_draft_rows(const Outgoing& out) {
-  constexpr size_t kPiece = size_t{1} << 20, kMost = 2 * kPiece;  // words; a piece is half of a frame
-  const Sequence& first = *out.choices[0];
-  if (out.order == DisaggOrder::pull || !(kWriting | State::asked).has(out.state) || is_over(out)) return;
-  if (first.given > parts_.drafts->step_tokens || draft_row_words(*parts_.drafts, first.given) > kMost) return;
-  const auto tokens = std::span<const int32_t>(first.tokens).first(size_t(first.given));
-  const std::vector<uint64_t> rows = draft_rows(*parts_.drafts, tokens, first.salt());
-  for (size_t at = 0; at < rows.size(); at += kPiece)
-    parts_.tell(out.peer,
-                DraftRows{out.attempt, {rows.begin() + long(at), rows.begin() + long(std::min(rows.size(), at + kPiece))}});
 }
 
 void Sender::offer(Outgoing& out) {
@@ -222,8 +192,6 @@ void Sender::deliver(Outgoing& out) {
       out.deadline_s = parts_.new_deadline();
       on(out, Event::lends);
     }
-  } else if (out.form != WireKv::off) {
-    delivered.checksums = std::move(out.sums);
   } else if (parts_.checksum) {
     delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }

@@ -13,7 +13,6 @@
 #include "disagg/attempts.h"
 #include "disagg/handover/leases.h"
 #include "disagg/handover/states.h"
-#include "disagg/handover/wire_kv.h"
 
 namespace xpyd::disagg::handover {
 
@@ -82,7 +81,6 @@ class Sender final : public EngineHooks {
     KvLease lease;  // the source blocks stay while they are read
     double post_s;
     size_t bytes;
-    PackedRows packed;  // that are read instead of these
   };
   struct Outgoing {
     AttemptId attempt = 0;
@@ -90,13 +88,11 @@ class Sender final : public EngineHooks {
     DisaggOrder order = DisaggOrder::push;
     InstanceId peer = -1;
     State state = State::expected;
-    WireKv form = WireKv::off;
     int n_tokens = 0;       // for which the peer was asked for room
     double until_s = 0;     // of the request
     double deadline_s = 0;  // without a word of the peer
     KvPlace destination;
     std::vector<int> sent;  // [n_layers]: tokens already posted
-    std::vector<uint64_t> sums;  // of packed rows that were posted
     std::vector<Flight> in_flight;
     int posts = 0;
     double first_post_s = 0, last_end_s = 0;  // Clock; 0: none has ended well
@@ -120,10 +116,8 @@ class Sender final : public EngineHooks {
   void send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end);
   void send_rest(Outgoing& out) { send(out, out.kv, 0, parts_.n_layers, out.choices[0]->given); }
   void ended(Outgoing& out, double post_s, size_t bytes);
-  void send_draft_rows(const Outgoing& out);
   void offer(Outgoing& out);
   void deliver(Outgoing& out);
-  void plan(Outgoing& out, KvHandle kv, const KvRegion& region, PackedRows& packed);
   bool poll(Outgoing& out);
   bool is_over(const Outgoing& out) const;
   void end(Outgoing& out);

@@ -48,7 +48,7 @@ std::span<uint32_t> CacheDirectory::holders_at(size_t place) {
 
 void CacheDirectory::grow() {
   constexpr size_t kFirst = 1024;
-  const Buffer before = std::exchange(memory_, Buffer(sizeof(Slot) * std::max(kFirst, 2 * slots_.size()), Pages::grown));
+  const Buffer before = std::exchange(memory_, Buffer(sizeof(Slot) * std::max(kFirst, 2 * slots_.size())));
   const std::span<const Slot> slots = std::exchange(slots_, {memory_.as<Slot>(), memory_.size() / sizeof(Slot)});
   shift_ = std::countl_zero(slots_.size()) + 1;
   for (const Slot& slot : slots)

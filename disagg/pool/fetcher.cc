@@ -23,55 +23,31 @@ class Fetcher::Arrival final : public KvArrival {
 };
 
 void Fetcher::start(StartRequest message) {
+  const double now = parts_.clock.now();
   const Request& request = *message.request;
   Fetch fetch{.message = {},
-              .order = message.fetch,
               .attempt = message.attempt,
               .request = request.id,
               .salt = kv_salt(request, message.attempt),
+              .worth_s = message.fetch.worth_s,
               .tokens = request.prompt,
-              .until_s = parts_.clock.now() + message.fetch.limit_s};
+              .asked_s = now,
+              .until_s = now + message.fetch.limit_s};
   fetch.tokens.insert(fetch.tokens.end(), message.state.output.begin(), message.state.output.end());
   if (request.deadline_s > 0) fetch.until_s = std::min(fetch.until_s, request.deadline_s);
   fetch.message = std::move(message);
-  start(std::move(fetch));
-}
-
-void Fetcher::relay(InstanceId to, FetchKv asked) {
-  if (has(asked.attempt) || asked.tokens.empty()) return;  // it comes from another process
-  Fetch fetch{.message = {},
-              .to = to,
-              .order = {.holders = std::exchange(asked.holders, {}), .tokens = int(asked.tokens.size()) - 1},
-              .attempt = asked.attempt,
-              .request = asked.request,
-              .salt = asked.salt,
-              .tokens = asked.tokens,
-              .until_s = parts_.clock.now() + asked.limit_s};
-  fetch.asked = std::move(asked);
-  start(std::move(fetch));
-}
-
-void Fetcher::start(Fetch fetch) {
-  fetch.asked_s = parts_.clock.now();
   if (!take_room(fetch)) {
     if (fetch.kv != kNoKv) parts_.memory.free(fetch.kv);
-    return go_on(fetch, kNoKv, 0);
+    return begin_(std::move(fetch.message), kNoKv, 0, nullptr);
   }
   ask(fetches_.emplace(fetch.attempt, std::move(fetch)).first->second);
-}
-
-// With the first `tokens` of it in `kv`, or with what is in the prefix cache. (A relay's is found there.)
-void Fetcher::go_on(Fetch& fetch, KvHandle kv, int tokens) {
-  if (fetch.to < 0) return begin_(std::move(fetch.message), kv, tokens, nullptr);
-  if (kv != kNoKv) parts_.memory.free(kv);
-  lend_(fetch.to, std::move(fetch.asked));
 }
 
 // For all that holders are said to have; a tenth of the memory stays with those who run.
 bool Fetcher::take_room(Fetch& fetch) {
   KvMemory& memory = parts_.memory;
   const KvStats kv = memory.stats();
-  const int wanted = std::min(fetch.order.tokens, int(fetch.tokens.size()) - 1);
+  const int wanted = std::min(fetch.message.fetch.tokens, int(fetch.tokens.size()) - 1);
   const int missing = wanted - memory.probe(fetch.tokens, fetch.salt);
   if (missing <= 0 || missing / kv.block_tokens + 1 + kv.capacity / 10 > kv.available()) return false;
   const Result<KvReservation> reserved = memory.reserve(fetch.tokens, fetch.salt);
@@ -79,16 +55,14 @@ bool Fetcher::take_room(Fetch& fetch) {
   fetch.kv = reserved.value().handle;
   if (reserved.value().loading) return false;  // a tier here has more of it
   fetch.here = reserved.value().cached_tokens;
-  if (!fetch.order.keep) memory.keep_private(fetch.kv);
+  if (!fetch.message.fetch.keep) memory.keep_private(fetch.kv);
   return fetch.here < wanted && memory.append(fetch.kv, wanted - fetch.here);
 }
 
-// Each holder for a part of whole blocks, or the relay for all.
+// Each holder for a part of whole blocks.
 void Fetcher::ask(Fetch& fetch) {
-  const FetchOrder& order = fetch.order;
-  const bool relayed = order.via >= 0;
-  const std::vector<InstanceId> holders = relayed ? std::vector{order.via} : order.holders;
-  const int block = parts_.memory.stats().block_tokens, n = int(holders.size());
+  const FetchOrder& order = fetch.message.fetch;
+  const int block = parts_.memory.stats().block_tokens, n = int(order.holders.size());
   const int wanted = std::min(order.tokens, int(fetch.tokens.size()) - 1) - fetch.here;
   for (int i = 0; i < n; ++i) {
     const auto edge = [&](int64_t part) {
@@ -96,20 +70,16 @@ void Fetcher::ask(Fetch& fetch) {
     };
     if (edge(i) == edge(i + 1)) continue;
     fetch.parts.push_back(
-        {.holder = holders[size_t(i)], .begin = fetch.here + edge(i), .end = fetch.here + edge(i + 1)});
+        {.holder = order.holders[size_t(i)], .begin = fetch.here + edge(i), .end = fetch.here + edge(i + 1)});
     Part& part = fetch.parts.back();
     if (!parts_.peers.contains(part.holder)) {
       part.state = Part::lost;
       continue;
     }
     // One token more than is asked for: a memory never finds the last one of what it is asked for.
-    FetchKv asked{fetch.attempt, fetch.salt, part.begin, {fetch.tokens.begin(), fetch.tokens.begin() + part.end + 1}};
-    asked.request = fetch.request;
-    if (relayed) {  // half of the time is for the way from there
-      asked.holders = order.holders;
-      asked.limit_s = std::max(0.0, fetch.until_s - fetch.asked_s) / 2;
-    }
-    parts_.tell(part.holder, std::move(asked));
+    parts_.tell(
+        part.holder,
+        FetchKv{fetch.attempt, fetch.salt, part.begin, {fetch.tokens.begin(), fetch.tokens.begin() + part.end + 1}});
   }
 }
 
@@ -123,7 +93,7 @@ void Fetcher::handle(InstanceId from, KvLent message) {
   constexpr double kNew = 0.2;  // of the moving mean
   const double took_s = parts_.clock.now() - fetch.asked_s;
   double& ask_s = parts_.fetch.ask_s;
-  if (fetch.order.via < 0) ask_s = ask_s == 0 ? took_s : (1 - kNew) * ask_s + kNew * took_s;
+  ask_s = ask_s == 0 ? took_s : (1 - kNew) * ask_s + kNew * took_s;
   read(fetch, *part, message);
 }
 
@@ -180,17 +150,10 @@ void Fetcher::lose(Fetch& fetch, Part& part) {
   parts_.tell(part.holder, FetchOver{fetch.attempt});
 }
 
-void Fetcher::handle(InstanceId from, const FetchOver& message) {
-  const auto found = fetches_.find(message.attempt);
-  if (found != fetches_.end() && found->second.to == from) found->second.until_s = 0;
-}
-
 void Fetcher::peer_gone(InstanceId peer) {
   for (auto& [attempt, fetch] : fetches_)
     for (Part& part : fetch.parts)
       if (part.holder == peer && part.state == Part::asked) part.state = Part::lost, ++parts_.fetch.failed;
-  for (auto& [attempt, fetch] : fetches_)
-    if (fetch.to == peer) fetch.until_s = 0;
 }
 
 bool Fetcher::tick() {
@@ -233,7 +196,7 @@ bool Fetcher::begins(const Fetch& fetch) const {
     if (!first || part.begin != has) return false;
     has = part.end;
   }
-  return by_layer_ && fetch.to < 0;
+  return by_layer_;
 }
 
 void Fetcher::begin(Fetch& fetch) {
@@ -275,10 +238,10 @@ void Fetcher::finish(Fetch& fetch) {
     memory.written(fetch.kv, std::span(fetch.tokens).subspan(size_t(fetch.here), size_t(has - fetch.here)));
   if (late.reads.empty()) {
     memory.trim(fetch.kv);
-    return go_on(fetch, fetch.kv, has);
+    return begin_(std::move(fetch.message), fetch.kv, has, nullptr);
   }
   quarantine_.push_back(std::move(late));
-  go_on(fetch, kNoKv, 0);  // its full blocks are in the prefix cache
+  begin_(std::move(fetch.message), kNoKv, 0, nullptr);  // its full blocks are in the prefix cache
 }
 
 // What is still under way.
@@ -298,13 +261,12 @@ void Fetcher::count(const Fetch& fetch, int tokens) {
   stats.fetches += tokens > 0;
   stats.tokens += tokens;
   stats.seconds += took_s;
-  stats.relayed += fetch.to >= 0 && tokens > 0;
   // What did not come is computed after all.
   const int wanted = fetch.parts.empty() ? 0 : fetch.parts.back().end - fetch.here;
   const double share = wanted > 0 ? std::min(1.0, double(tokens) / wanted) : 0;
-  if (fetch.to < 0) stats.regret_s += std::max(0.0, took_s - fetch.order.worth_s * share);
+  stats.regret_s += std::max(0.0, took_s - fetch.worth_s * share);
   if (ended && !fetch.parts.empty())
-    ended({fetch.request, fetch.parts[0].holder, fetch.asked_s, now, tokens, fetch.bytes, fetch.order.worth_s});
+    ended({fetch.request, fetch.parts[0].holder, fetch.asked_s, now, tokens, fetch.bytes, fetch.worth_s});
 }
 
 void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& attempts) {
@@ -314,7 +276,6 @@ void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& att
       fetch.arrival->over(false);
       continue;
     }
-    if (fetch.to >= 0) continue;
     const StartRequest& m = fetch.message;
     emit_end(*attempts.begin(attempt, m.request, m.state), reason, error, parts_.clock.now());
   }

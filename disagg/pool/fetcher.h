@@ -7,9 +7,6 @@
 // first one is there; each layer of its first step waits for its own before it attends. Where checksums are
 // wanted, which are of all layers, and where other threads compute, the prompt waits for all.
 //
-// A relay (path_policy.h) does the same for another instance, which asks it for what it lacks: it gets that into blocks
-// of its own, whole, and lends then what it has.
-//
 // Thread safety: the instance's thread.
 #pragma once
 
@@ -37,14 +34,11 @@ class Fetcher {
   // Goes on with a prompt: `kv` has its first `tokens` tokens; kNoKv: nothing came that is not in the prefix cache.
   // `arrival`: of these tokens some are still coming; null: they are there.
   using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival)>;
-  using Lend = std::function<void(InstanceId to, FetchKv asked)>;  // what there is of it now, at a relay
-  Fetcher(InstanceParts& parts, const Attempts& attempts, bool by_layer, Begin begin, Lend lend)
-      : parts_(parts), attempts_(attempts), by_layer_(by_layer), begin_(std::move(begin)), lend_(std::move(lend)) {}
+  Fetcher(InstanceParts& parts, const Attempts& attempts, bool by_layer, Begin begin)
+      : parts_(parts), attempts_(attempts), by_layer_(by_layer), begin_(std::move(begin)) {}
 
   void start(StartRequest message);
-  void relay(InstanceId to, FetchKv asked);
   void handle(InstanceId from, KvLent message);
-  void handle(InstanceId from, const FetchOver& message);  // nobody waits for what is relayed
   void peer_gone(InstanceId peer);
   bool tick();  // true: something moved
   // Ends what waits here; nothing is told to holders.
@@ -77,11 +71,9 @@ class Fetcher {
   class Arrival;
   struct Fetch {
     StartRequest message;  // until it begins
-    InstanceId to = -1;    // or it is relayed to this one, …
-    FetchKv asked = {};    // … which asked so
-    FetchOrder order = {};
     AttemptId attempt = 0;
     uint64_t request = 0, salt = 0;
+    double worth_s = 0;
     std::vector<int32_t> tokens;
     KvHandle kv = kNoKv;  // … and so is this
     int here = 0;         // tokens that were
@@ -97,8 +89,6 @@ class Fetcher {
     std::vector<TransferId> reads;
   };
 
-  void start(Fetch fetch);
-  void go_on(Fetch& fetch, KvHandle kv, int tokens);
   bool take_room(Fetch& fetch);
   void ask(Fetch& fetch);
   void read(Fetch& fetch, Part& part, KvLent& lent);
@@ -115,7 +105,6 @@ class Fetcher {
   const Attempts& attempts_;
   const bool by_layer_;
   const Begin begin_;
-  const Lend lend_;
   std::map<AttemptId, Fetch> fetches_;
   std::vector<Late> quarantine_;
   bool reading_ = false;

@@ -71,9 +71,8 @@ void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, co
     s.plan.bytes += sizeof s.checksum;
   }
   s.plan.copies.push_back({reinterpret_cast<const std::byte*>(rows), to + kHeaderBytes, floats * sizeof(float)});
-  s.id = wire_.post(
-      {.peer = to_, .op = KvOp::write, .window = window, .deadline_s = clock_.now() + kPostSeconds, .number = 1},
-      s.plan);
+  s.id = wire_.post({.peer = to_, .op = KvOp::write, .window = window, .deadline_s = clock_.now() + kPostSeconds},
+                    s.plan);
 }
 
 Result<bool> BoundaryOut::left(int slot) {

@@ -63,7 +63,6 @@ class FarWire final : public ForwardingTransport {
     ++stats_.posts;
     Post post{.id = uint64_t(id),
               .peer = uint32_t(what.peer),
-              .number = what.number,
               .window = what.window,
               .seconds = what.deadline_s > 0 ? std::max(1e-3, what.deadline_s - clock_.now()) : 0,
               .pieces = {}};

@@ -75,8 +75,7 @@ void KvPoster::handle(uint16_t type, const std::string& bytes) {
     posts_[post.id] = wire_->post({.peer = PeerId(post.peer),
                                    .op = KvOp::write,
                                    .window = post.window,
-                                   .deadline_s = post.seconds > 0 ? clock_.now() + post.seconds : 0,
-                                   .number = post.number},
+                                   .deadline_s = post.seconds > 0 ? clock_.now() + post.seconds : 0},
                                   plan);
     plan = {};
   }

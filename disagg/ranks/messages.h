@@ -149,7 +149,7 @@ XPYD_FIELDS(Met, peer, error)
 
 struct Post {
   uint64_t id = 0;  // the head's
-  uint32_t peer = 0, number = 0;
+  uint32_t peer = 0;
   WindowKey window;
   double seconds = 0;  // until its deadline; 0: none
   bool more = false;   // another Post of this id follows, with the next pieces
@@ -157,8 +157,8 @@ struct Post {
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Post> s) {
-  auto& [id, peer, number, window, seconds, more, pieces] = s;
-  XPYD_EACH(a, id, peer, number, window);
+  auto& [id, peer, window, seconds, more, pieces] = s;
+  XPYD_EACH(a, id, peer, window);
   a.number("seconds", seconds, 0, 1e12);
   XPYD_EACH(a, more);
   a.list("pieces", pieces, kMaxPieces);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <map>
 
 #include "base/device.h"
@@ -22,7 +21,7 @@ class FaultTransport final : public ForwardingTransport {
         faults_(faults),
         clock_(*options.clock),
         random_(faults.seed * 0x9e3779b97f4a7c15u + uint64_t(options.self)) {}
-  ~FaultTransport() override { end(); }  // its threads may still send an echo's bytes
+  ~FaultTransport() override { end(); }  // its threads may still send a changed piece
 
   void disconnect(PeerId peer) override {
     for (auto& [id, post] : posts_)
@@ -50,7 +49,6 @@ class FaultTransport final : public ForwardingTransport {
     post.dropped = happens(faults_.drop);
     if (const double late = random_.exponential() * faults_.delay_s; late > 0) post.due_s += late, ++counts_.delayed;
     if (happens(faults_.reorder)) post.behind = true, ++counts_.reordered;
-    post.duplicate = happens(faults_.duplicate) && transfer.op == KvOp::write;
     const bool truncate = happens(faults_.truncate), corrupt = happens(faults_.corrupt);
     const double cut = random_.uniform(), place = random_.uniform();
     post.bit = random_.below(8);
@@ -79,10 +77,7 @@ class FaultTransport final : public ForwardingTransport {
       if (post.lost || late || (post.dropped && deadline_s <= 0)) state = TransferState::failed;
     }
     if (state == TransferState::in_flight) return state;
-    if (state == TransferState::done) {
-      if (post.corrupt_at >= 0 && post.transfer.op == KvOp::read) flip_read(post);
-      if (post.duplicate) duplicate(post);
-    }
+    if (state == TransferState::done && post.corrupt_at >= 0 && post.transfer.op == KvOp::read) flip_read(post);
     stats_failed_ += state == TransferState::failed;
     posts_.erase(at);
     return state;
@@ -110,19 +105,12 @@ class FaultTransport final : public ForwardingTransport {
     KvTransfer transfer;
     TransferPlan plan;
     double due_s = 0;
-    bool dropped = false, behind = false, duplicate = false;
+    bool dropped = false, behind = false;
     bool lost = false;        // cancelled, or its peer is gone, before it began
     int64_t corrupt_at = -1;  // byte of the plan
     uint64_t bit = 0;
     std::vector<std::byte> changed;   // what is sent instead of one piece
     std::optional<TransferId> inner;  // since it has begun
-  };
-  struct Echo {
-    KvTransfer transfer;
-    TransferPlan plan;
-    std::vector<std::byte> bytes;  // its sources
-    double due_s = 0;
-    std::optional<TransferId> inner;
   };
 
   void shorten(TransferPlan& plan, size_t bytes) {
@@ -162,21 +150,6 @@ class FaultTransport final : public ForwardingTransport {
     post.inner = inner().post(post.transfer, post.plan);
   }
 
-  void duplicate(Post& post) {
-    ++counts_.duplicated;
-    Echo echo{.transfer = post.transfer, .plan = std::move(post.plan)};
-    echo.transfer.deadline_s = 0;
-    echo.bytes.resize(echo.plan.bytes);
-    size_t at = 0;
-    for (Copy& copy : echo.plan.copies) {
-      if (copy.bytes > 0) std::memcpy(echo.bytes.data() + at, copy.source, copy.bytes);
-      copy.source = echo.bytes.data() + at;
-      at += copy.bytes;
-    }
-    echo.due_s = clock_.now() + random_.exponential() * std::max(faults_.delay_s, kHoldSeconds);
-    echoes_.push_back(std::move(echo));
-  }
-
   // Begins what is due. `newest`: a post that has just come, behind which others may have waited.
   void pump(TransferId newest = 0) {
     const double now = clock_.now();
@@ -186,12 +159,6 @@ class FaultTransport final : public ForwardingTransport {
       if (post.behind && newest > 0 && id < newest && !posts_[newest].behind) begin_newest(newest);
       begin(post);
     }
-    for (Echo& echo : echoes_) {
-      if (!echo.inner && now >= echo.due_s) echo.inner = inner().post(echo.transfer, echo.plan);
-    }
-    std::erase_if(echoes_, [this](const Echo& echo) {
-      return echo.inner && inner().poll(*echo.inner) != TransferState::in_flight;
-    });
   }
   void begin_newest(TransferId newest) {
     Post& post = posts_[newest];
@@ -202,14 +169,13 @@ class FaultTransport final : public ForwardingTransport {
   Clock& clock_;
   Random random_;
   std::map<TransferId, Post> posts_;  // in order: what is due together begins in order
-  std::vector<Echo> echoes_;
   TransferId last_id_ = 0;
   int64_t stats_posts_ = 0, stats_failed_ = 0;
   FaultCounts counts_;
 };
 
 constexpr const char* kExpected =
-    "expected fault:WIRE,KEY=VALUE,... with drop, reorder, duplicate, truncate, corrupt "
+    "expected fault:WIRE,KEY=VALUE,... with drop, reorder, truncate, corrupt "
     "(probabilities, 0 to 1), delay (as in 2ms; s, ms, us) or seed (a whole number)";
 
 bool parse_number(std::string_view text, double& value, std::string_view& rest) {
@@ -233,7 +199,6 @@ std::string parse_item(std::string_view item, FaultOptions& faults) {
   }
   const std::pair<std::string_view, double*> probabilities[] = {{"drop", &faults.drop},
                                                                 {"reorder", &faults.reorder},
-                                                                {"duplicate", &faults.duplicate},
                                                                 {"truncate", &faults.truncate},
                                                                 {"corrupt", &faults.corrupt}};
   for (const auto& [name, place] : probabilities) {
@@ -259,11 +224,11 @@ const FaultCounts* fault_counts(const KvTransport& transport) {
 }
 
 Result<std::unique_ptr<KvTransport>> TransportChoice::make(const TransportOptions& options) const {
-  if (faults && (faults->corrupt > 0 || faults->duplicate > 0) &&
+  if (faults && faults->corrupt > 0 &&
       (std::string_view(row->name) == "rdma" || dynamic_cast<VendorQueue*>(options.queue)))
     return invalid("--transport fault:" + std::string(row->name) +
-                   ": corrupt and duplicate post bytes of the host's, outside of the KV memory; "
-                   "expected neither over rdma, nor where the KV is a device's");
+                   ": corrupt posts bytes of the host's, outside of the KV memory; "
+                   "expected another wire than rdma, and KV that is not a device's");
   auto made = row->make(options);
   if (!made.ok() || !faults) return made;
   return make_fault_transport(std::move(made).value(), *faults, options);

@@ -1,18 +1,16 @@
-// fault: any wire, made worse on purpose: posts are late, out of order, lost, doubled, cut short or
-// changed on the way. What happens to which post is a matter of the seed and of the order of posts
-// alone, so under a virtual clock a run repeats itself.
+// fault: any wire, made worse on purpose: posts are late, out of order, lost, cut short or changed on the way. What
+// happens to which post is a matter of the seed and of the order of posts alone, so under a virtual clock a run repeats
+// itself.
 //
 //   drop       the post is never heard of again: in flight until its deadline, then failed
 //   delay      it begins later, by a time exponentially distributed around this mean
 //   reorder    it begins behind the next post, or after a millisecond
-//   duplicate  when it is done, the same bytes come once more (a write's only), maybe into a window
-//              that is closed by then; where it is still open, arrived() counts one, by its number
 //   truncate   its last bytes do not come, and it is done
 //   corrupt    one bit of it is another, and it is done
 //
-// All but the last three are within what transport.h allows. Those break its promises: they are for what checksums and
-// counts must catch. `duplicate` and `corrupt` read and post bytes of their own, in memory of the host and outside of
-// the regions, so TransportChoice::make refuses them where the wire needs its regions (rdma) or the KV is a device's.
+// All but the last two are within what transport.h allows. Those break its promises: they are for what checksums must
+// catch. `corrupt` reads and posts bytes of its own, in memory of the host and outside of the regions, so
+// TransportChoice::make refuses it where the wire needs its regions (rdma) or the KV is a device's.
 #pragma once
 
 #include <memory>
@@ -25,12 +23,12 @@ namespace xpyd::disagg {
 
 struct FaultOptions {
   uint64_t seed = 0;
-  double drop = 0, reorder = 0, duplicate = 0, truncate = 0, corrupt = 0;  // probabilities
-  double delay_s = 0;                                                      // mean
+  double drop = 0, reorder = 0, truncate = 0, corrupt = 0;  // probabilities
+  double delay_s = 0;                                       // mean
 };
 
 struct FaultCounts {
-  int64_t dropped = 0, delayed = 0, reordered = 0, duplicated = 0, truncated = 0, corrupted = 0;
+  int64_t dropped = 0, delayed = 0, reordered = 0, truncated = 0, corrupted = 0;
 };
 
 std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,

@@ -102,7 +102,7 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
     t.wanted &= !unwanted;
     if (t.state != TransferState::in_flight || !options_.queue->reached(t.mark)) return t.state;
     const bool wanted = t.wanted && peers_.count(t.what.peer) > 0;
-    const bool arrived = t.peer->windows.leave(t.what.window, wanted, t.what.number) && wanted;
+    const bool arrived = t.peer->windows.leave(t.what.window, wanted) && wanted;
     return t.state = arrived ? TransferState::done : TransferState::failed;
   }
   WindowTable& windows() const override { return node_->windows; }

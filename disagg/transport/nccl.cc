@@ -124,7 +124,7 @@ void Guest::ended(uint64_t seq, bool whole) {
   if (whole && ask.group == 0) post_ = ask.post, placed_ = 0;
   const bool next = whole && ask.post == post_ && ask.group == placed_;
   placed_ += next;
-  const bool counted = windows_.leave(ask.window, next && placed_ == ask.n_groups, ask.number);
+  const bool counted = windows_.leave(ask.window, next && placed_ == ask.n_groups);
   say(counted && next ? Message::placed : Message::lost, seq);
 }
 

@@ -60,7 +60,6 @@ void Link::ask() {
       Ask asked{.post = post->id,
                 .group = uint32_t(post->asked),
                 .n_groups = uint32_t(post->groups.size()),
-                .number = post->what.number,
                 .window = post->what.window,
                 .op = post->what.op,
                 .ranges = {}};

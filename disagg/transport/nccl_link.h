@@ -45,15 +45,14 @@ constexpr size_t kMaxMessageBytes = 512 + 16 * kGroupParts;
 struct Ask {
   uint64_t post = 0;
   uint32_t group = 0, n_groups = 0;
-  uint32_t number = 0;  // KvTransfer's
   WindowKey window;
   KvOp op = KvOp::write;
   std::vector<AddressRange> ranges;  // of the owner's memory, in the order of the calls
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Ask> s) {
-  auto& [post, group, n_groups, number, window, op, ranges] = s;
-  XPYD_EACH(a, post, group, n_groups, number, window, op);
+  auto& [post, group, n_groups, window, op, ranges] = s;
+  XPYD_EACH(a, post, group, n_groups, window, op);
   a.list("ranges", ranges, kGroupParts);
 }
 

@@ -318,10 +318,8 @@ bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
   last.wr_id |= 1;
   last.send_flags |= IBV_SEND_SIGNALED;
   if (size.last) {
-    if (link.counted.count(t.what)) {  // not one that comes again
-      last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-      last.imm_data = htonl(t.keys->generation);
-    }
+    last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    last.imm_data = htonl(t.keys->generation);
     if (size.notice && !write) last.send_flags |= IBV_SEND_FENCE;  // behind the reads
     t.stage = Transfer::sent;
   }

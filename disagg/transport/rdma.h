@@ -79,7 +79,6 @@ struct Link {
   enum { ready, renewing, lost } state = ready;
   std::deque<Transfer*> waiting;  // those with something left to post or to hear
   uint64_t last_sync = 0;
-  WindowNumbers counted;
   bool dead() const { return state == lost || mail->left; }
 };
 struct Connected {           // a peer that has answered

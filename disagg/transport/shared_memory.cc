@@ -70,10 +70,9 @@ class SharedDevice final : public Device {
 }  // namespace
 
 Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, Fd& file) {
-  const bool reserved = bytes >= kHugePage && huge_pages() == HugePages::reserved;
-  bytes = round_up(std::max<size_t>(bytes, 1), reserved ? kHugePage : 4096);
+  bytes = round_up(std::max<size_t>(bytes, 1), 4096);
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  Fd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (reserved ? MFD_HUGETLB : 0)));
+  Fd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (made.get() < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
   if (ftruncate(made.get(), off_t(bytes)) != 0 || fcntl(made.get(), F_ADD_SEALS, kSeals) != 0)
     return Error{ErrorCode::unavailable, "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};

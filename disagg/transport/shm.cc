@@ -38,24 +38,13 @@ struct Remote {
   SharedWindows windows;
 
   bool dead() const { return ended->load(std::memory_order_relaxed); }
-  // Inside a window that was entered.
-  bool covered(const KvTransfer& what, const Copy& copy) {
-    const std::byte* at = what.op == KvOp::write ? copy.destination : copy.source;
-    for (size_t i = 0; i < regions.size(); ++i) {
-      const std::byte* base = regions[i].data();
-      if (at >= base && at < base + regions[i].size())
-        return windows.covers(what, shared_place(i, size_t(at - base)), copy.bytes);
-    }
-    return false;
+  // What is mapped here of the peer's memory has these bytes.
+  bool has(const std::byte* at, size_t bytes) const {
+    return std::ranges::any_of(regions, [&](const MemoryRange& region) {
+      return at >= region.data() && at < region.data() + region.size() &&
+             bytes <= size_t(region.data() + region.size() - at);
+    });
   }
-  void count_arrived(const KvTransfer& what) {
-    std::lock_guard lock(mutex_);
-    if (counted_.count(what)) windows.count_arrived(what);
-  }
-
- private:
-  std::mutex mutex_;
-  WindowNumbers counted_;  // guarded by mutex_
 };
 
 struct Transfer {
@@ -87,10 +76,14 @@ Error unreachable(const std::string& address, const std::string& why) {
 // Copies piece by piece, inside the window each time. True: all of it, and counted as arrived. One at a time for each
 // `thread` number.
 bool run(Transfer& t, const std::span<const Copy> all, int thread) {
+  const bool write = t.what.op == KvOp::write;
+  if (!std::ranges::all_of(all, [&](const Copy& copy) {
+        return copy.bytes == 0 || t.peer->has(write ? copy.destination : copy.source, copy.bytes);
+      }))
+    return t.peer->windows.refuse();
   std::span<const Copy> copies = all;
   std::vector<Copy> piece;
   size_t offset = 0;  // in the first of `copies`
-  bool covered = false;
   do {
     piece.clear();
     for (size_t bytes = 0; !copies.empty() && bytes < kPiece;) {
@@ -103,19 +96,12 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
     if (t.cancelled.load(std::memory_order_relaxed) || t.peer->dead()) return false;
     SharedWindows& windows = t.peer->windows;
     if (!windows.enter(t.what, thread)) return false;
-    // Once for all pieces: a window has the same ranges as long as it can be entered.
-    if (!std::exchange(covered, true) && !std::all_of(all.begin(), all.end(), [&](const Copy& copy) {
-          return copy.bytes == 0 || t.peer->covered(t.what, copy);
-        })) {
-      windows.leave(thread);
-      return windows.refuse();
-    }
     if (t.bytes > kInline) {
       copy_streaming(piece);
     } else {
       for (const Copy& c : piece) std::memcpy(c.destination, c.source, c.bytes);
     }
-    if (copies.empty()) t.peer->count_arrived(t.what);
+    if (copies.empty()) windows.count_arrived(t.what);
     windows.leave(thread);
   } while (!copies.empty());
   return true;
@@ -194,7 +180,7 @@ Result<std::shared_ptr<Remote>> map_remote(Connected met, const std::string& add
   remote->address = address;
   remote->channel = std::move(met.channel);
   remote->ended = met.ended;
-  auto table = map_shared_file(met.files[0].get(), SharedTable::bytes(met.welcome.n_ranges));
+  auto table = map_shared_file(met.files[0].get(), sizeof(SharedTable));
   if (!table.ok()) return unreachable(address, table.error().message);
   remote->table = table.value();
   auto* windows = reinterpret_cast<SharedTable*>(remote->table.get());

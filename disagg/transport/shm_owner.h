@@ -7,9 +7,7 @@
 
 #include <atomic>
 #include <deque>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,30 +17,17 @@
 
 namespace xpyd::disagg::shm {
 
-// Room for the ranges of windows, behind the table: first fit.
-class RangeRoom {
- public:
-  explicit RangeRoom(uint32_t n = 0) : spare_{{0, n}} {}
-  std::optional<uint32_t> take(uint32_t n);  // the first of n; null: no such room
-  void give(uint32_t first, uint32_t n);
-
- private:
-  std::map<uint32_t, uint32_t> spare_;  // first, how many
-};
-
 constexpr size_t kMaxRegions = 64;
 
 // What an owner says to whom it lets in, with the descriptors of the table and of the regions.
 struct Welcome {
   int32_t line = 0;
-  uint64_t n_ranges = 0;              // of the table
   std::vector<AddressRange> regions;  // in their files
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Welcome> s) {
-  auto& [line, n_ranges, regions] = s;
+  auto& [line, regions] = s;
   a.number("line", line, 0, kSharedLines - 1);
-  a.number("n_ranges", n_ranges, 0, kMaxRanges);
   a.list("regions", regions, kMaxRegions);
 }
 
@@ -65,14 +50,12 @@ class Owner {
   struct Own {
     uint32_t generation = 0;
     bool open = false;  // until close() has said true
-    uint32_t first_range = 0, n_ranges = 0;
   };
   explicit Owner(PeerId self);
 
   bool live(const WindowKey& w) const {
     return w.generation != 0 && w.index < own_.size() && own_[w.index].open && own_[w.index].generation == w.generation;
   }
-  std::vector<AddressRange> places_of(std::span<const MemoryRange> ranges) const;
   ChannelEvents let_in(const ChannelPtr& channel);
 
   std::vector<Fd> fds_;  // the table, then the regions
@@ -80,8 +63,6 @@ class Owner {
   SharedTable* table_ = nullptr;
   Welcome welcome_;
   RangeSet regions_;
-  std::vector<MemoryRange> memories_;
-  RangeRoom room_;
 
   std::vector<Own> own_;
   std::deque<uint32_t> free_;

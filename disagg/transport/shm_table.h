@@ -8,7 +8,8 @@
 //   peer    line = window; state as in the key?  yes: copy a piece; line = 0
 //                                                no:  line = 0; refused
 //
-// Peers are of one program and one user: one that does not keep to this can write where it likes in the pool.
+// The table does not say which bytes a window is of. Peers are of one program and one user: one that does not keep to
+// this, or to its window's bytes, can write where it likes in the pool.
 #pragma once
 
 #include <atomic>
@@ -23,13 +24,7 @@ struct alignas(64) SharedSlot {
   std::atomic<int32_t> peer{-1};
   std::atomic<uint32_t> op{0};
   std::atomic<uint32_t> arrived{0};
-  std::atomic<uint32_t> first_range{0}, n_ranges{0};  // of SharedTable::ranges()
 };
-
-// Of an owner's memory, in a form that all processes share: region << 48 | offset. A range of a window begins at such a
-// place; they are sorted and apart from each other.
-constexpr int kPlaceBits = 48;
-inline uint64_t shared_place(size_t region, size_t offset) { return uint64_t(region) << kPlaceBits | offset; }
 
 // One peer: what its threads are inside of. The poster's own, and its copier.
 constexpr int kLineThreads = 2;
@@ -39,23 +34,17 @@ struct alignas(64) SharedLine {
 
 constexpr int kSharedSlots = 16384;
 constexpr int kSharedLines = 256;
-constexpr uint64_t kMaxRanges = 4 << 20;
 
 struct SharedTable {
-  static constexpr uint64_t kMagic = 0x3230'6d68'7364'7978;  // "xydshm02"
+  static constexpr uint64_t kMagic = 0x3330'6d68'7364'7978;  // "xydshm03"
   uint64_t magic = kMagic;
   std::atomic<int64_t> refused{0};
   SharedLine lines[kSharedLines];
   SharedSlot slots[kSharedSlots];
-  uint64_t n_ranges = 0;  // behind the table, of all windows
-
-  static size_t bytes(uint64_t n_ranges) { return sizeof(SharedTable) + n_ranges * sizeof(AddressRange); }
-  AddressRange* ranges() { return reinterpret_cast<AddressRange*>(this + 1); }
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// The peer's half. Between a true enter() and leave() the owner does not get its window closed, nor
-// do its ranges change; a window that is entered again has the same ones.
+// The peer's half. Between a true enter() and leave() the owner does not get its window closed.
 class SharedWindows {
  public:
   SharedWindows() = default;
@@ -72,14 +61,6 @@ class SharedWindows {
       return true;
     leave(thread);
     return refuse();
-  }
-  // While inside: are these bytes the window's?
-  bool covers(const KvTransfer& transfer, uint64_t place, size_t bytes) {
-    const SharedSlot& slot = table_->slots[transfer.window.index];
-    const uint64_t first = slot.first_range.load(std::memory_order_relaxed);
-    const uint64_t n = slot.n_ranges.load(std::memory_order_relaxed);
-    if (first + n > table_->n_ranges) return false;
-    return find_range({table_->ranges() + first, size_t(n)}, place, bytes);
   }
   void count_arrived(const KvTransfer& transfer) {  // while inside
     table_->slots[transfer.window.index].arrived.fetch_add(1, std::memory_order_release);

@@ -80,7 +80,7 @@ bool InboundSession::frame_done(const FrameHead& head, KvOp op, bool placed, Fra
   }
   if (!whole) return true;
   const bool counted = windows_.enter(head.window, peer_, op, std::span<const Copy>()) &&
-                       windows_.leave(head.window, true, head.number);
+                       windows_.leave(head.window, true);
   status = counted ? FrameStatus::arrived : FrameStatus::refused;
   return true;
 }
@@ -148,11 +148,8 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
   }
   if (!allowed_) return answer(head_, op, false);
   Answer data;
-  FrameHead head{.type = FrameType::data,
-                 .post = head_.post,
-                 .frame = head_.frame,
-                 .n_frames = head_.n_frames,
-                 .bytes = uint32_t(total)};
+  FrameHead head{
+      .type = FrameType::data, .post = head_.post, .frame = head_.frame, .n_frames = head_.n_frames, .bytes = total};
   append(data.bytes, head);
   data.asked = head_;
   data.ranges = std::move(where);

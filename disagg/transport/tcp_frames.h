@@ -29,7 +29,7 @@
 
 namespace xpyd::disagg::tcp {
 
-constexpr uint64_t kTcpVersion = 0x3330'7063'7464'7978;  // "xydtcp03": NodeIdentity::schema
+constexpr uint64_t kTcpVersion = 0x3430'7063'7464'7978;  // "xydtcp04": NodeIdentity::schema
 constexpr size_t kFrameBytes = 1 << 20;                  // payload
 constexpr int kFrameRanges = 1024;                       // IOV_MAX
 
@@ -46,8 +46,7 @@ struct FrameHead {
   uint64_t post = 0;  // of the session
   uint32_t frame = 0, n_frames = 0;
   WindowKey window;
-  uint32_t bytes = 0;                              // payload; read: that it asks for
-  uint32_t number = 0;                             // KvTransfer's
+  uint64_t bytes = 0;                              // payload; read: that it asks for
   static constexpr uint32_t kMagic = 0x3276'6b78;  // "xkv2"
 };
 static_assert(sizeof(FrameHead) == 48 && sizeof(AddressRange) == 16);

@@ -92,8 +92,7 @@ class PosterLink final : public Link {
               .frame = number,
               .n_frames = uint32_t(post_->frames.size()),
               .window = post_->what.window,
-              .bytes = uint32_t(frame.bytes),
-              .number = post_->what.number};
+              .bytes = frame.bytes};
       std::vector<iovec> rows;
       ranges_.clear();
       for (const Copy& copy : std::span(post_->copies).subspan(frame.first, frame.n)) {

@@ -13,10 +13,10 @@
 // post() starts the copies of a plan. Of each copy one side is local, the other is remote: an address that remote() of
 // the peer is the base of. From post until poll says done or failed, the source rows are final and stay where they are,
 // and the destination rows belong to this transfer alone. Transfers may finish in any order. `done`: every byte is in
-// place on the other side, and arrived() of the window there has counted this post, once, by its number. `failed`: an
-// unknown part is, and more may land until the window is closed (what arrived() counts is whole even so); the local
-// side is left alone. poll() does not block. An id is forgotten once poll has said done or failed. cancel() asks to end
-// it early; it still has to be polled. A transfer that is not done by its deadline fails.
+// place on the other side, and arrived() of the window there has counted this post. A wire brings a post once.
+// `failed`: an unknown part is, and more may land until the window is closed (what arrived() counts is whole even so);
+// the local side is left alone. poll() does not block. An id is forgotten once poll has said done or failed. cancel()
+// asks to end it early; it still has to be polled. A transfer that is not done by its deadline fails.
 //
 // connect() never waits for a peer: it begins, or goes on, and says whether it is done. Its caller
 // asks again, in a loop that has other work, too. What a wire needs of names and of the peer's
@@ -83,11 +83,7 @@ struct KvTransfer {
   KvOp op = KvOp::write;
   WindowKey window;       // the peer's
   double deadline_s = 0;  // Clock; 0: none
-  // A write's among those of its window, from 1: one that comes again is counted once. 0: it has
-  // none, and is counted whenever it comes.
-  uint32_t number = 0;
 };
-constexpr uint32_t kMaxPostNumber = 1 << 20;  // larger ones are not counted
 
 // Cumulative, by this side.
 struct TransportStats {
@@ -113,7 +109,7 @@ class KvTransport {
   // `ranges`: inside this side's regions, what the peer may touch.
   virtual Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) = 0;
   virtual bool close(const WindowKey& window) = 0;
-  // Posts that have arrived whole through an open window; those with one number are one.
+  // Posts that have arrived whole through an open window.
   virtual int arrived(const WindowKey& window) const = 0;
 
   virtual TransferId post(const KvTransfer& transfer, const TransferPlan& plan) = 0;
@@ -138,7 +134,6 @@ struct TransportRow {
   Result<std::unique_ptr<KvTransport>> (*make)(const TransportOptions& options);
   bool shared_pool;          // the instances must draw from one pool
   bool leaves_process;       // works between processes
-  bool posts_any_memory;     // of the poster's process, not only what it has registered
   Device& (*pool_device)();  // where the KV must be allocated, instead of on the CPU; null: anywhere
   const char* source;
 };

@@ -34,21 +34,6 @@ RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
   ranges_ = joined(std::move(ranges_));
 }
 
-bool PostNumbers::count(uint32_t number) {
-  if (number == 0) return true;
-  if (number > kMaxPostNumber) return false;
-  if (number >= seen_.size()) seen_.resize(std::max<size_t>(number + 1, 2 * seen_.size()));
-  if (seen_[number]) return false;
-  return seen_[number] = true;
-}
-
-bool WindowNumbers::count(const KvTransfer& post) {
-  if (post.number == 0) return true;
-  Window& window = windows_[post.window.index];
-  if (window.generation != post.window.generation) window = {post.window.generation, {}};
-  return window.numbers.count(post.number);
-}
-
 WindowTable::WindowTable(std::span<const MemoryRange> regions, bool secrets) : regions_(regions), secrets_(secrets) {}
 
 void WindowTable::connect(PeerId peer) {
@@ -83,7 +68,7 @@ Result<WindowKey> WindowTable::open(PeerId peer, KvOp op, std::span<const Memory
   const uint32_t index = free_.front();
   free_.pop_front();
   const uint32_t generation = slots_[index].generation + 1;
-  slots_[index] = {peer, op, generation, secret, true, 0, 0, std::move(set), {}};
+  slots_[index] = {peer, op, generation, secret, true, 0, 0, std::move(set)};
   return WindowKey{index, generation, secret};
 }
 
@@ -108,7 +93,6 @@ void WindowTable::free_if_left(uint32_t index) {
   Slot& slot = slots_[index];
   if (slot.open || slot.inside > 0) return;
   slot.ranges = RangeSet();
-  slot.numbers = PostNumbers();
   if (slot.generation != UINT32_MAX) free_.push_back(index);
 }
 
@@ -159,7 +143,7 @@ bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, const std
   return enter(window, peer, op, {&copy, 1});
 }
 
-bool WindowTable::leave(const WindowKey& window, bool whole, uint32_t number) {
+bool WindowTable::leave(const WindowKey& window, bool whole) {
   std::lock_guard lock(mutex_);
   XPYD_CHECK(window.index < slots_.size());
   Slot& slot = slots_[window.index];
@@ -169,7 +153,7 @@ bool WindowTable::leave(const WindowKey& window, bool whole, uint32_t number) {
     free_if_left(window.index);
     return false;
   }
-  if (whole) slot.arrived += slot.numbers.count(number);
+  slot.arrived += whole;
   return true;
 }
 

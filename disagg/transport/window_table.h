@@ -11,7 +11,6 @@
 #include <deque>
 #include <mutex>
 #include <span>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -38,30 +37,6 @@ class RangeSet {
   std::vector<AddressRange> ranges_;
 };
 
-// The numbers of posts that one window has counted.
-class PostNumbers {
- public:
-  // False: this one is counted already, or is no number that a post has.
-  bool count(uint32_t number);
-
- private:
-  std::vector<bool> seen_;
-};
-
-// The same, where the poster itself counts in the owner's memory (shm, rdma): a window is one
-// peer's, so what has been counted there was counted here.
-class WindowNumbers {
- public:
-  bool count(const KvTransfer& post);
-
- private:
-  struct Window {
-    uint32_t generation = 0;
-    PostNumbers numbers;
-  };
-  std::unordered_map<uint32_t, Window> windows_;  // by index
-};
-
 class WindowTable {
  public:
   // `secrets`: keys carry a random number as well, so that none can be guessed.
@@ -82,9 +57,9 @@ class WindowTable {
   // and nothing may be touched. True: the window does not close before leave().
   bool enter(const WindowKey& window, PeerId peer, KvOp op, std::span<const Copy> copies);
   bool enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin, size_t bytes);
-  // `whole`: with this piece a post is complete, and counted as arrived, each `number` once. False:
-  // the window has been closed meanwhile, and nothing was counted.
-  bool leave(const WindowKey& window, bool whole, uint32_t number = 0);
+  // `whole`: with this piece a post is complete, and counted as arrived. False: the window has been
+  // closed meanwhile, and nothing was counted.
+  bool leave(const WindowKey& window, bool whole);
   void count_refused();  // a piece that did not get as far as enter()
 
  private:
@@ -96,7 +71,6 @@ class WindowTable {
     bool open = false;
     int inside = 0, arrived = 0;
     RangeSet ranges;
-    PostNumbers numbers;
   };
   Slot* admit(const WindowKey& window, PeerId peer, KvOp op);  // null: refused; mutex_ is held
   const Slot* find(const WindowKey& window) const;             // null: not any more; mutex_ is held

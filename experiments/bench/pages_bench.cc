@@ -16,13 +16,7 @@ constexpr int kTokens = 512, kManySequences = 8;
 
 void bench_pages(Bench& bench) {
   const int all = bench.max_threads();
-  std::vector<std::pair<const char*, HugePages>> rows = {{"off", HugePages::off},
-                                                         {"transparent", HugePages::transparent}};
-  use_huge_pages(HugePages::reserved);
-  if (check_available_memory(size_t(4) << 30).ok())
-    rows.emplace_back("explicit", HugePages::reserved);
-  else
-    std::printf("explicit: not measured: less than 4 GiB of huge pages are reserved (vm.nr_hugepages)\n");
+  const std::pair<const char*, HugePages> rows[] = {{"off", HugePages::off}, {"transparent", HugePages::transparent}};
   std::map<std::string, ModelCase> models;
   for (auto& [name, pages] : rows) {
     use_huge_pages(pages);

@@ -193,10 +193,10 @@ void bench_scheduler(Bench& bench) {
   bench.report(budget_row("engine, CPU per step, 64 sequences: plan, choose, emit", cpu_seconds, kCpuBudget));
 }
 
-// A decision of each chunk policy: 16 prompts of 4,096 tokens wait, the first has 32,768 left. The first decision for a
-// prompt is a search in some, and those after it are not. The oracle is for comparison, and may take its time.
+// A decision of each chunk policy: 16 prompts of 4,096 tokens wait, the first has 32,768 left. equal_time's first
+// decision for a prompt is a search, and those after it are not.
 void bench_chunks(Bench& bench) {
-  constexpr double kSearchBudget = 1e-3, kOracleBudget = 1e-3, kOracleSearchBudget = 100e-3;
+  constexpr double kSearchBudget = 1e-3;
   std::vector<ChunkPrompt> prompts;
   for (uint64_t i = 0; i < 16; ++i) prompts.push_back({i + 1, i == 0 ? 32768 : 0, i == 0 ? 32768 : 4096});
   RealClock clock;
@@ -205,16 +205,13 @@ void bench_chunks(Bench& bench) {
     ChunkView view{.prompts = prompts, .decodes = 10, .decode_context = 1e4, .budget = 2048, .base = 2048};
     view.block_tokens = 16;
     view.minimum = chunk_minimum(policy, 0, view.base, view.block_tokens);
-    view.stages = view.window = 4;
+    view.stages = 4;
     view.cost = {2e-3, 3e-5, 1e-9, 1.5e-10, 2e-5, 3e-8};
     view.steps_seen = kGivenSteps;
-    view.ttft_s = 30, view.slack_s = 10, view.tbt_s = 0.2, view.gap_s = 0.1, view.arrival_tokens_s = 8000;
     ChunkChoice choice;
     choose_chunks(policy, view, {}, choice);
-    const bool oracle = policy.name == std::string("dp_oracle");
     for (const auto& [what, state, budget] :
-         {std::tuple{"first for a prompt", ChunkState{}, oracle ? kOracleSearchBudget : kSearchBudget},
-          {"later", choice.state, oracle ? kOracleBudget : kBudget}}) {
+         {std::tuple{"first for a prompt", ChunkState{}, kSearchBudget}, {"later", choice.state, kBudget}}) {
       std::vector<double> seconds;
       for (int round = 0; round < bench.options().rounds; ++round) {
         const double start = clock.now();

@@ -2,10 +2,9 @@
 //
 // 64 sequences in turn, so that an index is not in the caches because it was asked just now; each has 4,096 tokens and
 // gets one more between two calls. `repeats`: a period of 50 tokens, found at once, 8 drafts; `new`: 128,256 ids at
-// random, nothing is found; prompts: beside it all sequences' text is looked in and told.
+// random, nothing is found.
 //
-// Arithmetic. Three n-grams are looked up and three put in, 6 misses of 64 entries each or 8 drafts in a row: 0.1 to 0.6 us;
-// in all sequences' text three more of both, and three taken out.
+// Arithmetic. Three n-grams are looked up and three put in, 6 misses of 64 entries each or 8 drafts in a row: 0.1 to 0.6 us.
 #include <algorithm>
 
 #include "base/clock.h"
@@ -20,8 +19,8 @@ namespace {
 constexpr int kProposers = 64, kTokensEach = 4096, kCalls = 200;
 constexpr double kProposeBudget = 2e-6;
 
-double propose_seconds(bool repeats, NgramScope scope) {
-  const SpeculationOptions options{.drafter = find_drafter("ngram"), .ngram_scope = scope};
+double propose_seconds(bool repeats) {
+  const SpeculationOptions options{.drafter = find_drafter("ngram")};
   const auto drafter = make_ngram_drafter(options);
   Random random(7);
   struct Proposer {
@@ -55,14 +54,10 @@ void bench_speculate(Bench& bench) {
   struct Row {
     const char* name;
     bool repeats;
-    NgramScope scope;
     std::vector<double> seconds = {};
-  } rows[] = {{"ngram, repeats", true, NgramScope::sequence},
-              {"ngram, new", false, NgramScope::sequence},
-              {"ngram, repeats, prompts", true, NgramScope::prompts},
-              {"ngram, new, prompts", false, NgramScope::prompts}};
+  } rows[] = {{"ngram, repeats", true}, {"ngram, new", false}};
   for (int round = 0; round < bench.options().rounds; ++round)
-    for (Row& row : rows) row.seconds.push_back(propose_seconds(row.repeats, row.scope));
+    for (Row& row : rows) row.seconds.push_back(propose_seconds(row.repeats));
   for (Row& r : rows) {
     std::sort(r.seconds.begin(), r.seconds.end());
     BenchRow row{.name = r.name, .n_threads = 1, .rounds = int(r.seconds.size())};

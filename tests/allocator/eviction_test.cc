@@ -1,13 +1,11 @@
-// Policies of the tiers with a state, by hand and beside a plain model of the published algorithm; marks; watermarks.
+// Policies of the tiers by hand; watermarks.
 #include "allocator/eviction.h"
 
-#include <list>
-#include <unordered_map>
+#include <algorithm>
+#include <array>
+#include <vector>
 
 #include "allocator/kv_tiers.h"
-#include "allocator/prefix_index.h"
-#include "base/clock.h"
-#include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
@@ -58,98 +56,11 @@ std::vector<int> gone(const char* policy, int capacity, const std::vector<int>& 
   return order;
 }
 
-TEST_CASE("eviction: fifo and sieve, by hand", "[tiers][eviction]") {
+TEST_CASE("eviction: fifo, by hand", "[tiers][eviction]") {
   // A hit does not help. 0 1 2 | 0 is found | 3 for 0, 4 for 1 | 3 is found | 5 for 2, 6 for 3.
   CHECK(gone("fifo", 3, {0, 1, 2, 0, 3, 4, 3, 5, 6}) == std::vector{0, 1, 2, 3});
-  // The hand spares 0, which was found, and takes 1; 2 was not; it spares 3 and takes 4, the newest; then it begins
-  // anew at 0, which has not been found since.
-  CHECK(gone("sieve", 3, {0, 1, 2, 0, 3, 4, 3, 5, 6}) == std::vector{1, 2, 4, 0});
   // lru, for comparison: 4 is older than 3 by its hit.
   CHECK(gone("lru", 3, {0, 1, 2, 0, 3, 4, 3, 5, 6}) == std::vector{1, 2, 0, 4});
-  // All are visited: the hand goes round once, and the oldest goes.
-  CHECK(gone("sieve", 3, {0, 1, 2, 2, 1, 0, 3, 4}) == std::vector{0, 1});
-}
-
-// SIEVE as its paper has it: a queue, a bit, a hand that goes from the tail to the head.
-class Sieve {
- public:
-  explicit Sieve(size_t capacity) : capacity_(capacity) {}
-  bool get(int key) {
-    if (const auto at = where_.find(key); at != where_.end()) return at->second->visited = true;
-    if (queue_.size() == capacity_) evict();
-    queue_.push_front({key, false});
-    where_[key] = queue_.begin();
-    return false;
-  }
-
- private:
-  struct Node {
-    int key;
-    bool visited;
-  };
-  void evict() {
-    if (hand_ == queue_.end()) hand_ = std::prev(queue_.end());
-    while (hand_->visited) {
-      hand_->visited = false;
-      hand_ = hand_ == queue_.begin() ? std::prev(queue_.end()) : std::prev(hand_);
-    }
-    const auto victim = hand_;
-    hand_ = hand_ == queue_.begin() ? queue_.end() : std::prev(hand_);
-    where_.erase(victim->key);
-    queue_.erase(victim);
-  }
-  const size_t capacity_;
-  std::list<Node> queue_;
-  std::list<Node>::iterator hand_ = queue_.end();
-  std::unordered_map<int, std::list<Node>::iterator> where_;
-};
-
-TEST_CASE("eviction: sieve hits and misses as the published algorithm, operation by operation", "[tiers][eviction]") {
-  for (const int capacity : {1, 2, 7, 50}) {
-    INFO(capacity);
-    KeyCache cache("sieve", capacity);
-    Sieve model{size_t(capacity)};
-    Random random{uint64_t(capacity)};
-    int misses = 0;
-    for (int i = 0; i < 10000; ++i) {
-      const double skew = random.uniform();  // few keys often, many now and then
-      const int key = int(200 * skew * skew * skew);
-      const bool hit = cache.get(key);
-      REQUIRE(hit == model.get(key));
-      misses += !hit;
-    }
-    CHECK(misses > 1000);
-    CHECK(misses < 9900);
-    cache.tiers().check_invariants();
-  }
-}
-
-TEST_CASE("eviction: what is pinned goes last under every policy; a pause and a thought count where a policy says so",
-          "[tiers][eviction]") {
-  for (const EvictionPolicy& policy : kEvictionPolicies) {
-    INFO(policy.name);
-    KeyCache cache(policy.name, 4);
-    for (int key : {10, 20, 30, 40}) cache.get(key);
-    cache.tiers().mark(KeyCache::tokens(10), 0, 0, KvMark::pinned, true);
-    for (int key = 50; key < 120; key += 10) cache.get(key);
-    CHECK(cache.has(10));
-    cache.tiers().mark(KeyCache::tokens(10), 0, 0, KvMark::pinned, false);
-    for (int key = 150; key < 220; key += 10) cache.get(key);
-    // lfu and length_aware keep what is as rarely used by its age, too.
-    CHECK(!cache.has(10));
-    cache.tiers().check_invariants();
-  }
-  for (const char* policy : {"lru", "ttl", "no_reasoning"}) {
-    INFO(policy);
-    KeyCache cache(policy, 4);
-    for (int key : {10, 20, 30, 40}) cache.get(key);
-    cache.tiers().mark(KeyCache::tokens(10), 0, 0, KvMark::awaited, true);
-    cache.tiers().mark(KeyCache::tokens(40), 0, 0, KvMark::thought, true);
-    cache.get(50);
-    CHECK(cache.has(10) == (policy != std::string("lru")));
-    CHECK(cache.has(20) == (policy != std::string("ttl")));
-    CHECK(cache.has(40) == (policy != std::string("no_reasoning")));
-  }
 }
 
 TEST_CASE(
@@ -157,7 +68,7 @@ TEST_CASE(
     "[tiers][eviction]") {
   TempDir dir;
   const int capacity = 100;
-  const auto run = [&](double high, double low, int n_pinned) {
+  const auto run = [&](double high, double low) {
     KvTierOptions o;
     o.host_bytes = capacity * kBlockBytes;
     o.block_tokens = kBlock;
@@ -177,31 +88,21 @@ TEST_CASE(
         }
         tiers->poll();
       }
-      if (key < n_pinned) tiers->mark(own, 0, 0, KvMark::pinned, true);
       do tiers->poll();
       while (tiers->moving());
       most = std::max(most, tiers->stats().host_blocks);
       tiers->check_invariants();
-      if (n_pinned < 300 || key < capacity) CHECK(tiers->match(own, 0, 1) == 1);
+      CHECK(tiers->match(own, 0, 1) == 1);
     }
-    for (int key = 0; n_pinned < 300 && key < 300; ++key) CHECK(tiers->match(KeyCache::tokens(10 * key), 0, 1) == 1);
-    // While anything else can go, who is pinned stays where it is.
-    const std::vector<uint64_t> held = tiers->held(Tier::host);
-    for (int key = 0; n_pinned < 300 && key < n_pinned; ++key)
-      CHECK(std::ranges::count(held, prefix_hash(0, true, KeyCache::tokens(10 * key).data(), kBlock)) == 1);
+    for (int key = 0; key < 300; ++key) CHECK(tiers->match(KeyCache::tokens(10 * key), 0, 1) == 1);
     return std::pair(most, tiers->stats());
   };
-  const auto [most, stats] = run(0.9, 0.85, 0);
+  const auto [most, stats] = run(0.9, 0.85);
   CHECK(most == 89);
   CHECK(stats.host_blocks >= 85);
   CHECK(stats.host_relieved == 300 - stats.host_blocks);
   CHECK(stats.host_evictions == 0);
-  CHECK(run(1, .85, 0).first == capacity);
-  CHECK(run(0.9, 0.85, 40).second.host_relieved > 0);
-  // What is pinned is not given up before its room is wanted.
-  const auto [most_pinned, kept] = run(0.9, 0.85, 300);
-  CHECK(most_pinned == capacity);
-  CHECK(kept.host_relieved == 0);
+  CHECK(run(1, .85).first == capacity);
 }
 
 }  // namespace

@@ -57,8 +57,6 @@ class Trial {
     if (paged_ && config_.prefix_cache) {
       CHECK(hits_ > 100);
       CHECK(evictions() > 100);
-      CHECK(marked_ > 5);
-      CHECK(forgotten_ > 0);
       CHECK(drawn_ > 10);
       if (config_.radix && config_.block_tokens > 1) CHECK(std::min({within_, taken_over_, cut_}) > 20);
     }
@@ -116,7 +114,6 @@ class Trial {
     uint64_t what = random_.below(100);
     if (what < 18) return live_.size() < 8 ? reserve() : release(random_.below(live_.size()));
     if (what < 20 && what == 18) return memories_[random_.below(memories_.size())]->clear_prefix_cache();
-    if (what < 20) return mark();
     if (what < 26 && !handovers_.empty()) return land();
     if (what < 29 && !leases_.empty()) return unpin();
     if (live_.empty()) return;
@@ -229,22 +226,6 @@ class Trial {
     live_.push_back(s);
   }
 
-  // Changes who goes first, and what is found; nothing else.
-  void mark() {
-    if (live_.empty()) return;
-    const Live& s = live_[random_.below(live_.size())];
-    const KvStats before = of(s).stats();
-    const int found = of(s).probe(s.tokens, s.salt);
-    of(s).mark(s.tokens, s.salt, int(random_.below(s.tokens.size() + 1)), KvMark(random_.below(3)),
-               random_.below(3) > 0);
-    const KvStats after = of(s).stats();
-    REQUIRE(after.active == before.active);
-    REQUIRE(after.in_transfer == before.in_transfer);
-    REQUIRE(after.evictions == before.evictions);
-    marked_ += after.soft_pinned > before.soft_pinned;
-    forgotten_ += of(s).probe(s.tokens, s.salt) < found;
-  }
-
   void release(size_t i) {
     of(live_[i]).free(live_[i].handle);
     live_.erase(live_.begin() + ptrdiff_t(i));
@@ -319,7 +300,7 @@ class Trial {
   std::vector<Live> live_;
   std::vector<Lease> leases_;
   std::vector<Flying> handovers_;
-  int hits_ = 0, copies_ = 0, refused_ = 0, marked_ = 0, forgotten_ = 0, drawn_ = 0;
+  int hits_ = 0, copies_ = 0, refused_ = 0, drawn_ = 0;
   int within_ = 0, taken_over_ = 0, cut_ = 0;  // hits of a tree that end within a block
 };
 

@@ -1,4 +1,10 @@
 // --kv-load cost: a tier's KV is loaded where its owner says that it is worth the time, which is learnt from loads.
+// And what may be called for a sequence whose KV is still on its way from a tier.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
 #include <thread>
 
 #include "allocator/kv_plan.h"
@@ -6,6 +12,7 @@
 #include "base/device.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
+#include "tests/link_device.h"
 
 namespace xpyd::testing::tier_load_test {
 namespace {
@@ -66,6 +73,105 @@ TEST_CASE("tiers: what is not worth its load is computed", "[tiers][tier_load]")
     CHECK(asked[4].load_s == asked[3].load_s);
     CHECK(asked[5].load_s == Approx(.99 * asked[4].load_s));
   }
+}
+
+// A prompt of 21 tokens, of which 20 come from host memory, a layer a second.
+struct Loading {
+  VirtualClock clock;
+  LinkDevice link{clock, 1.0 / double(20 * kTinyShape.token_bytes() / 2)};
+  std::unique_ptr<KvMemory> memory;
+  std::vector<int32_t> prompt;
+  KvHandle handle = kNoKv;
+  std::shared_ptr<KvArrival> arrival;
+
+  explicit Loading(bool arrives) {
+    KvOptions options = tiny_options(4, 16, false, KvOrder::layer_major, 64);
+    options.clock = &clock;
+    options.device = &link;
+    options.tiers = {.host_bytes = 16 * 4 * kTinyShape.token_bytes(), .block_tokens = 4};
+    memory = make_tiered(make_ranked_memory("paged", options, {}).value(), options).value();
+    memory->load_by_layer();
+    for (int i = 0; i < 21; ++i) prompt.push_back(i);
+    const KvReservation first = memory->reserve(prompt, 0).value();
+    REQUIRE(memory->append(first.handle, 21));
+    write_rows(memory->view(first.handle), prompt, 0, 0);
+    memory->written(first.handle, prompt);
+    memory->free(first.handle);
+    for (; memory->copying(); memory->poll()) clock.seconds += 1;
+    const KvReservation second = memory->reserve(prompt, 0).value();
+    REQUIRE(second.loading);
+    handle = second.handle;
+    REQUIRE_FALSE(memory->ready(handle));
+    if (!arrives) return;
+    for (; !arrival; arrival = memory->arrival(handle)) {
+      clock.seconds += .25;
+      REQUIRE_FALSE(memory->ready(handle));
+    }
+  }
+};
+
+TEST_CASE("tiers: what may be called for a sequence that is still loading", "[tiers][tier_load]") {
+  enum When { always, once_it_arrives, never };
+  struct Call {
+    const char* name;
+    When when;
+    std::function<void(Loading& l)> call;
+  };
+  const Call calls[] = {
+      {"reserve", always, [](Loading& l) { l.memory->free(l.memory->reserve(l.prompt, 0).value().handle); }},
+      {"probe", always, [](Loading& l) { (void)l.memory->probe(l.prompt, 0); }},
+      {"promise", always, [](Loading& l) { (void)l.memory->promise(l.prompt, 0); }},
+      {"append", once_it_arrives, [](Loading& l) { (void)l.memory->append(l.handle, 21); }},
+      {"escrow", never, [](Loading& l) { (void)l.memory->escrow(l.handle, 1); }},
+      {"escrowed", always, [](Loading& l) { (void)l.memory->escrowed(l.handle); }},
+      {"written", never, [](Loading& l) { l.memory->written(l.handle, std::span(l.prompt).last(1)); }},
+      {"keep_private", always, [](Loading& l) { l.memory->keep_private(l.handle); }},
+      {"trim", never, [](Loading& l) { l.memory->trim(l.handle); }},
+      {"fork", never, [](Loading& l) { (void)l.memory->fork(l.handle); }},
+      {"free", always, [](Loading& l) { l.memory->free(l.handle), l.handle = kNoKv; }},
+      {"set_aside", always, [](Loading& l) { l.memory->set_aside(l.handle), l.handle = kNoKv; }},
+      {"pin", always, [](Loading& l) { l.memory->unpin(l.memory->pin(l.handle, 0, 20)); }},
+      {"hand_over", never, [](Loading& l) { (void)l.memory->handoff().hand_over(l.handle); }},
+      {"view", always, [](Loading& l) { (void)l.memory->view(l.handle); }},
+      {"written_tokens", always, [](Loading& l) { CHECK(l.memory->written_tokens(l.handle) == 0); }},
+      {"blocks", always, [](Loading& l) { (void)l.memory->blocks(l.handle); }},
+      {"tail_shared", always, [](Loading& l) { (void)l.memory->tail_shared(l.handle); }},
+      {"stats", always, [](Loading& l) { (void)l.memory->stats(); }},
+      {"states", always, [](Loading& l) { (void)l.memory->states(); }},
+      {"clear_prefix_cache", always, [](Loading& l) { l.memory->clear_prefix_cache(); }},
+      {"poll", always, [](Loading& l) { (void)l.memory->poll(); }},
+  };
+  for (const Call& c : calls)
+    for (const bool arrives : {false, true}) {
+      INFO(c.name << (arrives ? ", of which a layer is there" : ", of which nothing is there"));
+      if (c.when == always || (c.when == once_it_arrives && arrives)) {
+        Loading l(arrives);
+        c.call(l);
+        l.memory->check_invariants();
+        for (; l.memory->copying(); l.memory->poll()) l.clock.seconds += 1;
+        if (l.handle != kNoKv) {
+          CHECK(l.memory->ready(l.handle));
+          const int there = l.memory->written_tokens(l.handle);
+          CHECK(there == 20);
+          CHECK(wrong_rows(l.memory->view(l.handle), std::span(l.prompt).first(size_t(there)), 0) == 0);
+          l.memory->free(l.handle);
+        }
+        l.memory->check_invariants();
+        CHECK(l.memory->stats().free == l.memory->stats().capacity);
+        continue;
+      }
+      const pid_t child = fork();
+      if (child == 0) {
+        signal(SIGABRT, SIG_DFL);
+        close(2);
+        Loading l(arrives);
+        c.call(l);
+        _exit(0);
+      }
+      int status = 0;
+      REQUIRE(waitpid(child, &status, 0) == child);
+      CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+    }
 }
 
 }  // namespace

@@ -1,13 +1,10 @@
 // Tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
 #include "allocator/tiered.h"
 
-#include <sys/mount.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <set>
 #include <string>
@@ -42,8 +39,7 @@ struct Setup {
   Device* device = &cpu_device();  // of the copies
   Clock* clock = nullptr;          // null: the machine's
   std::shared_ptr<CacheListener> listener = {};
-  std::string keep_in = {};  // the folder whose disk tier outlives it
-  bool radix = false;        // prefix_cache finds to the token
+  bool radix = false;  // prefix_cache finds to the token
 };
 
 KvOptions kv_options(const Setup& s) {
@@ -72,10 +68,6 @@ class Tiered {
     if (s.disk_blocks > 0) {
       options.tiers.disk_dir = dir.path;
       options.tiers.disk_bytes = size_t(s.disk_blocks) * DiskFile::kSector;
-    }
-    if (!s.keep_in.empty()) {
-      options.tiers.disk_dir = s.keep_in;
-      options.tiers.disk_keep = true;
     }
     pool = make_block_pool(s.scheme, options).value();
     auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
@@ -513,8 +505,7 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
         o.disk_dir = dir.path;
       }),
       "needs --host-kv-bytes");
-  has(error([](auto& o) { o.host_eviction = "mru"; }),
-      "expected one of lru, lfu, length_aware, fifo, sieve, ttl, no_reasoning");
+  has(error([](auto& o) { o.host_eviction = "mru"; }), "expected one of lru, lfu, length_aware, fifo");
   auto disk = [&](const std::string& path, size_t bytes) {
     return error([&](auto& o) {
       o.disk_dir = path;
@@ -655,241 +646,6 @@ TEST_CASE("tiers: a listener names what each holds as a router does", "[tiers]")
   t.kv->clear_prefix_cache();
   CHECK(picture->held(Tier::host).empty());
   CHECK(picture->held(Tier::disk).empty());
-}
-
-// ---- A disk that outlives its process. What ends one here is its destructor, which writes nothing.
-
-TEST_CASE("tiers: what is on the disk is there again for the next process", "[tiers][disk_keep]") {
-  TempDir dir;
-  const auto picture = [] { return std::make_shared<Picture>(std::vector<uint64_t>{0, 7}); };
-  const auto first = picture(), second = picture();
-  Setup setup{.host_blocks = 20, .disk_blocks = 64, .listener = first, .keep_in = dir.path};
-  {
-    Tiered t(setup);
-    for (int family = 0; family < 8; ++family) {
-      t.run(tokens_of(family, 22), family == 0 ? 7 : 0);
-      t.kv->drain();
-    }
-  }
-  setup.listener = second;
-  {
-    Tiered t(setup);
-    t.kv->check_invariants(true);
-    CHECK(second->held(Tier::disk).size() > 10);
-    CHECK(second->held(Tier::disk) == first->held(Tier::disk));
-    second->check(t.kv->tiers());
-    CHECK(t.stats().host_blocks == 0);
-    CHECK(t.kv->promise(tokens_of(0, 22), 7) == 20);
-    CHECK(t.kv->promise(tokens_of(0, 22), 0) == 0);
-    CHECK(t.run(tokens_of(0, 22), 7) == 20);
-    CHECK(t.stats().disk_hit_tokens == 20);
-    // It goes on from there, and all of it is on the disk in turn.
-    CHECK(t.run(tokens_of(0, 30), 7) == 20);
-    for (int family = 10; family < 16; ++family) {
-      t.run(tokens_of(family, 22));
-      t.kv->drain();
-    }
-    t.kv->check_invariants(true);
-  }
-  {
-    Tiered t(setup = {.host_blocks = 20, .disk_blocks = 64, .keep_in = dir.path});
-    CHECK(t.run(tokens_of(0, 30), 7) == 28);
-    CHECK(t.stats().disk_hit_tokens == 28);
-    t.kv->clear_prefix_cache();
-  }
-  Tiered t(setup);
-  CHECK(t.stats().disk_blocks == 0);  // forgotten is forgotten
-}
-
-TEST_CASE("tiers: blocks go to the disk after those that they continue", "[tiers][disk_keep]") {
-  for (const EvictionPolicy& policy : kEvictionPolicies) {
-    INFO(policy.name);
-    TempDir dir;
-    Setup setup{.pool_tokens = 256, .max_tokens = 128, .host_blocks = 32, .disk_blocks = 64, .keep_in = dir.path};
-    setup.host_eviction = policy.name;
-    int64_t written = 0;
-    {
-      Tiered t(setup);
-      for (int family = 0; family < 5; ++family) {
-        t.run(tokens_of(family, 100));  // 25 blocks each
-        t.run(tokens_of(0, 9));         // whose beginning is in use all the time
-        t.kv->drain();
-      }
-      written = t.stats().disk_blocks;
-      CHECK(written > 30);
-    }
-    Tiered t(setup);
-    CHECK(t.stats().disk_blocks == written);
-  }
-}
-
-TEST_CASE("tiers: a kept disk that is another's, of another size, or changed", "[tiers][disk_keep]") {
-  TempDir dir;
-  Setup setup{.host_blocks = 20, .disk_blocks = 64, .keep_in = dir.path};
-  const std::string data = dir.path + "/xpyd-kv-0.kv", index = dir.path + "/xpyd-kv-0.index";
-  const auto fill = [&](int families) {
-    Tiered t(setup);
-    for (int family = 0; family < families; ++family) {
-      t.run(tokens_of(family, 22));
-      t.kv->drain();
-    }
-    return t.stats().disk_blocks;
-  };
-  const int64_t there = fill(8);
-  REQUIRE(there > 20);
-  {
-    Tiered one(setup), two(setup);  // a file each
-    CHECK(one.stats().disk_blocks == there);
-    CHECK(two.stats().disk_blocks == 0);
-    CHECK(std::filesystem::exists(dir.path + "/xpyd-kv-1.kv"));
-  }
-  setup.disk_blocks = 8;
-  {
-    Tiered t(setup);
-    CHECK(std::filesystem::file_size(data) == 8 * DiskFile::kSector);
-    CHECK(t.stats().disk_blocks > 0);
-    CHECK(t.stats().disk_blocks <= 8);
-    t.kv->check_invariants(true);
-    for (int family = 0; family < 8; ++family) {
-      t.run(tokens_of(family, 22));  // right, or it fails
-      t.kv->drain();
-    }
-  }
-  setup.disk_blocks = 64;
-  for (const char* what : {"bytes", "empty", "other pool", "no index"}) {
-    INFO(what);
-    std::filesystem::remove(index);
-    REQUIRE(fill(8) > 20);
-    if (what == std::string("bytes")) {  // every block is another
-      std::fstream file(data, std::ios::in | std::ios::out | std::ios::binary);
-      for (int block = 0; block < 64; ++block) file.seekp(block * int(DiskFile::kSector) + 9).put(char(block + 1));
-    }
-    if (what == std::string("empty")) std::filesystem::resize_file(data, 0);
-    if (what == std::string("no index")) std::filesystem::remove(index);
-    if (what == std::string("other pool")) setup.host_blocks = 19, setup.order = KvOrder::token_major;
-    Tiered t(setup);
-    const bool right = what == std::string("other pool");  // the tiers' order is theirs
-    CHECK((t.stats().disk_blocks > 0) == (right || what == std::string("bytes")));
-    for (int family = 0; family < 8; ++family) {
-      t.run(tokens_of(family, 22));
-      t.kv->drain();
-    }
-    t.kv->check_invariants(true);
-    CHECK((t.stats().disk_hit_tokens > 0) == right);
-    if (what == std::string("bytes")) CHECK(t.stats().corrupt_reads > 0);
-  }
-  // The least that tells a model from another.
-  KvTierOptions o = Tiered(setup).options.tiers;
-  for (const bool same : {true, false}) {
-    o.listeners.clear();
-    o.disk_identity = {{"model", same ? "a" : "b"}};
-    if (same) {
-      std::filesystem::remove(index);
-      (void)KvTiers::create(kTinyShape, o, cpu_device(), {});
-      continue;
-    }
-    CHECK(read_disk_index(index, {{"model", "b"}}, kBlock).other == "its model is a, expected b");
-  }
-}
-
-TEST_CASE("tiers: stopped at any moment, cut and changed, what a kept disk gives is right",
-          "[tiers][disk_keep][random]") {
-  TempDir dir;
-  Random random(3);
-  const std::string data = dir.path + "/xpyd-kv-0.kv", index = dir.path + "/xpyd-kv-0.index";
-  constexpr int kUnchanged = 60;
-  int64_t hits = 0, restored = 0, corrupt = 0, evictions = 0;
-  Setup setup{.pool_tokens = 256, .max_tokens = 64, .host_blocks = 12, .disk_blocks = 40, .keep_in = dir.path};
-  for (int life = 0; life < 160; ++life) {
-    INFO("life " << life);
-    const auto picture = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
-    setup.listener = picture;
-    setup.seams.key_mask = life / 20 % 2 ? 0x3f : ~uint64_t{0};  // collisions
-    setup.disk_eviction = kEvictionPolicies[size_t(life) % std::size(kEvictionPolicies)].name;
-    Tiered t(setup);
-    t.kv->check_invariants(true);
-    picture->check(t.kv->tiers());
-    restored += t.stats().disk_blocks;
-    for (uint64_t i = random.below(30); i > 0; --i) {
-      std::vector<int32_t> tokens = tokens_of(int(random.below(8)), 5 + int(random.below(56)));
-      if (random.below(3) == 0)
-        for (size_t at = random.below(tokens.size()); at < tokens.size(); ++at) tokens[at] = int32_t(random.below(3));
-      t.run(tokens, random.below(2) * 77);  // right, or it fails
-      if (random.below(2) == 0) t.kv->drain();
-      t.kv->check_invariants(true);
-    }
-    if (random.below(30) == 0) t.kv->clear_prefix_cache();
-    picture->check(t.kv->tiers());
-    hits += t.stats().disk_hit_tokens;
-    corrupt += t.stats().corrupt_reads;
-    // What nobody has changed is what the index says, whenever it ends: slots are dropped before they are written anew.
-    if (life <= kUnchanged) REQUIRE(corrupt == 0);
-    evictions += t.stats().disk_evictions;
-    t.kv.reset();
-    if (life < kUnchanged) continue;
-    const auto bytes = std::filesystem::file_size(index);
-    if (random.below(4) == 0) std::filesystem::resize_file(index, bytes - random.below(bytes / 4));
-    for (const std::string& file : {index, data})
-      if (random.below(5) == 0) {
-        std::fstream at(file, std::ios::in | std::ios::out | std::ios::binary);
-        at.seekp(std::streamoff(random.below(std::filesystem::file_size(file)))).put(char(random.below(256)));
-      }
-  }
-  CHECK(restored > 1000);
-  CHECK(hits > 1000);
-  CHECK(corrupt > 0);
-  CHECK(evictions > 100);
-}
-
-// Room for its blocks, and for the first page of its index.
-TEST_CASE("tiers: a disk with no room for the index of what it keeps is written no more", "[tiers][disk_keep]") {
-  TempDir dir;
-  if (::mount("none", dir.path.c_str(), "tmpfs", 0, "size=640k") != 0) SKIP_TEST("no file system can be mounted here");
-  const std::shared_ptr<void> mounted(nullptr, [&](void*) { ::umount2(dir.path.c_str(), MNT_DETACH); });
-  {
-    Setup setup{.host_blocks = 20, .disk_blocks = 100, .keep_in = dir.path};
-    int64_t written = 0;
-    {
-      Tiered t(setup);
-      std::ofstream(dir.path + "/rest") << std::string(640 << 10, 'x');  // until it is full
-      for (int family = 0; family < 60; ++family) {
-        t.run(tokens_of(family, 22));
-        t.kv->drain();
-        t.kv->check_invariants(true);
-      }
-      written = t.stats().disk_blocks;
-      CHECK(t.stats().failed_writes == 0);
-      CHECK(written > 10);
-      CHECK(written < 90);
-    }
-    std::filesystem::remove(dir.path + "/rest");
-    Tiered t(setup);
-    CHECK(t.stats().disk_blocks > 10);
-    for (int family = 0; family < 60; ++family) {
-      t.run(tokens_of(family, 22));  // right, or it fails
-      t.kv->drain();
-    }
-    CHECK(t.stats().corrupt_reads == 0);
-    CHECK(t.stats().disk_hit_tokens > 0);
-  }
-}
-
-TEST_CASE("tiers: a kept disk whose folder is removed gives what is right", "[tiers][disk_keep]") {
-  TempDir dir;
-  const std::string folder = dir.path + "/there";
-  std::filesystem::create_directory(folder);
-  Setup setup{.host_blocks = 20, .disk_blocks = 64, .keep_in = folder};
-  Tiered t(setup);
-  for (int round = 0; round < 2; ++round) {
-    for (int family = 0; family < 8; ++family) {
-      t.run(tokens_of(family, 22));
-      t.kv->drain();
-      t.kv->check_invariants(true);
-    }
-    std::filesystem::remove_all(folder);
-  }
-  CHECK(t.stats().disk_hit_tokens > 0);
-  CHECK(t.stats().corrupt_reads == 0);
 }
 
 // Seeds of tests below that break things on purpose.

@@ -50,8 +50,7 @@ TEST_CASE("assigning a buffer frees the old one once", "[base][memory]") {
 
 namespace {
 
-// The flags that the kernel has for the mapping around `at`: "hg", huge pages are asked for; "nh", refused; "ht",
-// reserved.
+// The flags that the kernel has for the mapping around `at`: "hg", huge pages are asked for; "nh", refused.
 std::string mapping_flags(const void* at) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;
@@ -82,43 +81,6 @@ TEST_CASE("the kernel is asked for the pages that were chosen", "[base][memory][
     const Buffer buffer(kLarge);
     CHECK_THAT(mapping_flags(buffer.data()), Contains(flag));
   }
-}
-
-TEST_CASE("huge pages that must be reserved and are not are an error that says how many there are",
-          "[base][memory][pages]") {
-  const Chosen chosen(HugePages::reserved);
-  const size_t more = size_t(1) << 40;  // than any machine reserves; address space is there
-  const auto said = [&](const std::string& message) {
-    CHECK_THAT(message, Contains("--huge-pages explicit: " + std::to_string(more) + " bytes: this machine has "));
-    CHECK_THAT(message, Contains(" free huge pages of 2 MiB (vm.nr_hugepages)"));
-  };
-  try {
-    const Buffer buffer(more);
-    FAIL("a buffer of a TiB");
-  } catch (const Error& error) {
-    CHECK(error.code == ErrorCode::unavailable);
-    said(error.message);
-  }
-  const Status there = check_available_memory(more);
-  REQUIRE_FALSE(there.ok());
-  said(there.error().message);
-  const auto pool = cpu_device().allocate(more);
-  REQUIRE_FALSE(pool.ok());
-  said(pool.error().message);
-  const auto groups = cpu_device().make_page_groups({.group_bytes = 65536, .n_groups = 1});
-  REQUIRE_FALSE(groups.ok());
-  CHECK_THAT(groups.error().message, Contains("page groups of 65536 bytes: expected a multiple of 2 MiB"));
-  const Buffer small(4096);  // no huge page is spent on it
-  CHECK_THAT(mapping_flags(small.data()), !Contains(" ht "));
-  const Buffer grown(kLarge, Pages::grown);  // nor does memory that grows ask for them
-  CHECK_THAT(mapping_flags(grown.data()), !Contains(" ht "));
-}
-
-TEST_CASE("a reserved huge page is what a buffer gets", "[base][memory][pages]") {
-  const Chosen chosen(HugePages::reserved);
-  if (!check_available_memory(kLarge).ok()) SKIP_TEST("no huge pages are reserved (vm.nr_hugepages)");
-  const Buffer buffer(kLarge - 1);
-  CHECK_THAT(mapping_flags(buffer.data()), Contains(" ht "));
 }
 
 // The NUMA node whose memory the page at `at` is; -1: not touched, or not known.

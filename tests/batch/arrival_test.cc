@@ -173,18 +173,6 @@ TEST_CASE("arrival: a layer that does not come is computed, and no token of it w
   stand.settle();
 }
 
-TEST_CASE("arrival: whose steps cannot wait between layers waits for all", "[engine][tier_layers]") {
-  Stand stand(10e-3, 10e-3, true, "layered");
-  CHECK_FALSE(stand.engine->by_layer());
-  stand.submit(1, 0, kPrefix + 1);
-  stand.run(1);
-  stand.settle();
-  stand.submit(2, 0, kPrefix + 1);
-  CHECK(stand.run(2) >= 2 * kLayers * 10e-3);
-  CHECK(stand.recorder->choice(2).cached_tokens == kPrefix);
-  stand.settle();
-}
-
 // A drafter that writes beside the sequence's KV, and finds nothing: what it had room for is trimmed. The process ended
 // where that was a sequence which goes on decoding while its KV still comes.
 TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that still comes", "[engine][tier_layers]") {

@@ -36,7 +36,6 @@ Load make_load(uint64_t seed) {
     if (below(8) == 0) request->sampling.frequency_penalty = 1;
     if (below(8) == 0) request->sampling.top_logprobs = 2;
     if (below(3) == 0) request->priority = below(3);
-    request->flex = id % 4 == 1;  // no draw of its own: the loads are those of before
     if (below(5) == 0) load.aborts[below(40)] = uint64_t(id);
     load.requests.push_back(request);
   }
@@ -170,7 +169,6 @@ TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model
       const Results fixed = run(load, setup);
       setup.chunk_policy = policy.name;
       setup.chunks.request_tokens = turn % 3 == 1 ? 12 : 0;
-      setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 4 ? 0.001 : 0};
       setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
         return Result<std::unique_ptr<Model>>(
             std::make_unique<LateModel>(plain(s, queue).value(), turn % 3 == 0 ? 0 : 2 + turn % 7));
@@ -210,64 +208,6 @@ TEST_CASE("what a chunk policy has searched for a prompt is kept while it waits 
   REQUIRE(before.size() > 0);
   CHECK(before[0].head == 1);
   CHECK(before[0].wave_s > 0);
-}
-
-// Counts the steps in which some take only some layers, and those of them in which others take all.
-class GroupCounter final : public Model {
- public:
-  explicit GroupCounter(std::unique_ptr<Model> model) : model_(std::move(model)) {}
-  const ModelConfig& config() const override { return model_->config(); }
-  void forward(const StepInput& step, float* logits) override {
-    const size_t n = step.group.kept_rows.size();
-    groups += n > 0, beside += n > 0 && n < step.kv_lengths.size();
-    model_->forward(step, logits);
-  }
-  bool layered() const override { return model_->layered(); }
-  Work work(const StepInput& step) const override { return model_->work(step); }
-  size_t weight_bytes() const override { return model_->weight_bytes(); }
-  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
-  static inline int groups = 0, beside = 0;
-
- private:
-  std::unique_ptr<Model> model_;
-};
-
-TEST_CASE("layered prefill changes no token, end or hash, whoever is aborted or preempted on the way",
-          "[engine][layered]") {
-  Counts counts;
-  int64_t preempted = 0;
-  GroupCounter::groups = GroupCounter::beside = 0;
-  for (uint64_t seed = 0; seed < 120; ++seed) {
-    const Load load = make_load(seed);
-    for (const char* topology : {"1C", "1P1D"}) {
-      TinySetup setup{.layers = seed % 2 ? 4 : 2, .topology = topology, .stream_kv = StreamKv(seed % 3)};
-      setup.transport = seed % 4 == 3 ? "handoff" : "local";
-      setup.block_tokens = seed % 5 ? 16 : 4;
-      setup.max_batch = 3 + int(seed % 7);
-      setup.prefill_tp = setup.decode_tp = 1 + int(seed / 4 % 2);
-      setup.pool_bytes = (seed / 3 % 2 ? 12 : 128) * 16 * size_t(setup.layers) * 128;  // 12 blocks: preemptions
-      const Results chunked = run(load, setup);
-      setup.batching = "layered";
-      setup.step_tokens = 16 + int(seed % 5) * 16;
-      setup.chunk_tokens = std::array{1, 8, 20}[seed / 2 % 3];
-      setup.make_model = [](const TinySetup& s, DeviceQueue&) {
-        const ModelConfig& c = tiny_config(s.layers);
-        const ShardOptions o{.shards = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads, .tp = s.prefill_tp}};
-        const int step = std::max(s.step_tokens, s.max_batch);
-        return Result<std::unique_ptr<Model>>(
-            std::make_unique<GroupCounter>(make_sharded_llama(tiny_weights(s.layers), o, step, s.max_batch)));
-      };
-      INFO("seed " << seed << " " << setup.describe());
-      const Results layered = run(load, setup);
-      compare(chunked, layered, counts);
-      for (const auto& [key, choice] : layered) preempted += choice.preemptions;
-    }
-  }
-  CHECK(counts.compared > 2000);
-  CHECK(counts.aborted > 80);
-  CHECK(preempted > 30);
-  CHECK(GroupCounter::groups > 3000);
-  CHECK(GroupCounter::beside > 1000);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "batch/policy.h"
 
-#include <numeric>
-
 #include "base/random.h"
 #include "batch/admission.h"
 #include "tests/catch.h"
@@ -13,9 +11,8 @@ struct Scene {
   std::vector<SequenceView> running, waiting;
   int available = 100, capacity = 100, block = 16, max_batch = 8, step = 64;
   const AdmissionRule* rule = nullptr;
-  int layers = 0, chunk = 0;
   BatchPlan plan(const char* policy) const {
-    BatchView view{running, waiting, available, capacity, block, max_batch, step, rule, layers, chunk};
+    BatchView view{running, waiting, available, capacity, block, max_batch, step, rule};
     BatchPlan result;
     find_batch_policy(policy)->plan(view, result);
     return result;
@@ -102,71 +99,6 @@ TEST_CASE("persistent: whole prompts join the decodes, unless no step could hold
   CHECK(plan.admits[0].n_tokens == 62);
 }
 
-SequenceView layered(int tokens, int layers_done) {
-  SequenceView view = prompt(tokens);
-  view.n_layered = tokens, view.layers_done = layers_done, view.n_blocks = (tokens + 15) / 16;
-  return view;
-}
-
-TEST_CASE("layered: a group of layers of all prompts in each step, beside every decode", "[batch]") {
-  // 240 tokens in chunks of 64 would take 4 steps: 10 layers in four groups.
-  Scene scene{.running = {decoding(20)}, .waiting = {prompt(200), prompt(40), prompt(50)}, .step = 241};
-  scene.layers = 10, scene.chunk = 64;
-  BatchPlan plan = scene.plan("layered");
-  CHECK(plan.runs == std::vector<ScheduledRun>{{0, 1}});
-  CHECK(plan.admits == std::vector<ScheduledRun>{{0, 200, 2}, {1, 40, 2}});
-  scene.waiting = {prompt(5)};  // waits for the last group's end
-  int done = 2;
-  for (int end : {5, 7, 10}) {
-    scene.running = {decoding(20), layered(200, done), layered(40, done), prompt(9)};
-    plan = scene.plan("layered");
-    CHECK(plan.runs == std::vector<ScheduledRun>{{0, 1}, {1, 200, end}, {2, 40, end}});
-    CHECK(plan.admits.empty());
-    done = end;
-  }
-  // One of them has been aborted: 40 tokens are one group, which goes on from where it is.
-  scene.running = {decoding(20), layered(40, 5)};
-  CHECK(scene.plan("layered").runs == std::vector<ScheduledRun>{{0, 1}, {1, 40, 10}});
-  // A short prompt takes all layers at once, as a chunk would.
-  scene.running = {decoding(20), prompt(59)};
-  CHECK(scene.plan("layered").runs == std::vector<ScheduledRun>{{0, 1}, {1, 59}});
-  CHECK(scene.plan("layered").admits == std::vector<ScheduledRun>{{0, 5}});
-  // More decode than when the groups began, and there is no room for both: the group waits.
-  scene.running = {decoding(20), layered(240, 5), decoding(30)};
-  CHECK(scene.plan("layered").runs == std::vector<ScheduledRun>{{0, 1}, {2, 1}});
-  scene.running.pop_back();
-  // Who gives its memory up is asked for nothing.
-  scene.running = {decoding(17), layered(40, 5), layered(20, 5)};
-  scene.running[0].n_blocks = 1, scene.available = 0;
-  plan = scene.plan("layered");
-  CHECK(plan.preempts == std::vector<int>{2});
-  CHECK(plan.runs == std::vector<ScheduledRun>{{0, 1}, {1, 40, 10}});
-}
-
-TEST_CASE("layered: as many groups as chunks, at most the layers, and each layer once", "[batch]") {
-  Random random(7);
-  for (int round = 0; round < 5000; ++round) {
-    const int tokens = 2 + int(random.below(3000)), n_layers = 1 + int(random.below(100));
-    Scene scene{.available = 1000, .capacity = 1000, .step = 4000};
-    scene.layers = n_layers, scene.chunk = 1 + int(random.below(600));
-    const int groups = std::min(n_layers, (tokens + scene.chunk - 1) / scene.chunk);
-    int steps = 0, done = 0, most = 0, least = n_layers;
-    for (scene.running = {prompt(tokens)}; done < n_layers; ++steps) {
-      const BatchPlan plan = scene.plan("layered");
-      REQUIRE(plan.runs.size() == 1);
-      REQUIRE(plan.runs[0].n_tokens == tokens);
-      const int end = plan.runs[0].layers == 0 ? n_layers : plan.runs[0].layers;
-      REQUIRE((plan.runs[0].layers > 0) == (groups > 1));
-      most = std::max(most, end - done), least = std::min(least, end - done);
-      done = end;
-      scene.running = {layered(tokens, done)};
-    }
-    REQUIRE(done == n_layers);
-    REQUIRE(steps == groups);
-    REQUIRE(most - least <= 1);
-  }
-}
-
 TEST_CASE("every policy asks the rule that it is given", "[batch]") {
   for (const BatchPolicy& policy : batch_policies()) {
     Scene scene{.waiting = {prompt(30), prompt(30), prompt(30)}, .available = 11};
@@ -227,19 +159,8 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
     }
     scene.available = int(random.below(40));
     scene.capacity = scene.available + held;
-    scene.layers = int(random.below(9)), scene.chunk = 1 + int(random.below(60));
     for (const BatchPolicy& policy : batch_policies()) {
       scene.rule = &admission_rules()[random.below(admission_rules().size())];
-      if (policy.layered && scene.layers > 1 && random.below(2) == 0) {  // some are on their way through the layers
-        const int done = 1 + int(random.below(uint64_t(scene.layers) - 1));
-        for (SequenceView& s : scene.running) {
-          if (s.pending() == 1 || random.below(2) == 0) continue;
-          s.n_layered = 1 + int(random.below(uint64_t(s.pending()))), s.layers_done = done;
-          const int blocks = (s.n_computed + s.n_layered + scene.block - 1) / scene.block;
-          scene.capacity += blocks - std::exchange(s.n_blocks, blocks);
-          s.tail_shared = false;
-        }
-      }
       BatchPlan plan = scene.plan(policy.name);
       std::vector<int> state(scene.running.size());
       int blocks = scene.available, tokens = 0, sequences = int(scene.running.size());
@@ -250,11 +171,8 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
       }
       int last = -1;
       bool decode_only = true;
-      for (auto [i, n, layers] : plan.runs) {
+      for (auto [i, n] : plan.runs) {
         const SequenceView& s = scene.running[size_t(i)];
-        if (policy.layered && s.n_layered > 0)
-          REQUIRE((n == s.n_layered && layers > s.layers_done && layers <= scene.layers));
-        if (!policy.layered) REQUIRE(layers == 0);
         REQUIRE(state[size_t(i)]++ == 0);
         REQUIRE((i > last && n >= 1 && n <= s.pending()));
         last = i;
@@ -264,8 +182,7 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
         decode_only &= s.pending() == 1;
       }
       last = -1;
-      for (auto [i, n, layers] : plan.admits) {
-        REQUIRE((layers >= 0 && (layers == 0 || layers < scene.layers)));
+      for (auto [i, n] : plan.admits) {
         const SequenceView& s = scene.waiting[size_t(i)];
         REQUIRE((i == last + 1 && n >= 1 && n <= s.pending()));
         last = i;
@@ -278,10 +195,7 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
       REQUIRE((plan.admits.empty() || sequences <= scene.max_batch));
       REQUIRE((decode_only || tokens <= std::max(scene.step, int(scene.running.size()))));
       // Something moves whenever something can.
-      const int layered = std::accumulate(scene.running.begin(), scene.running.end(), 0,
-                                          [](int sum, const SequenceView& s) { return sum + s.n_layered; });
-      if (!scene.running.empty() && (!policy.layered || layered <= scene.step))
-        REQUIRE(plan.runs.size() + plan.preempts.size() + plan.admits.size() > 0);
+      if (!scene.running.empty()) REQUIRE(plan.runs.size() + plan.preempts.size() + plan.admits.size() > 0);
     }
   }
 }

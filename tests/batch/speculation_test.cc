@@ -6,7 +6,6 @@
 
 #include "base/random.h"
 #include "batch/ngram.h"
-#include "batch/recent_texts.h"
 #include "model/sampler.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
@@ -44,84 +43,6 @@ TEST_CASE("speculate: an index of n-grams finds what a search finds", "[speculat
     }
     CHECK(found > 10);
   }
-}
-
-// Texts that grow in turn, and what of them is still to be found: looked for everywhere.
-struct Told {
-  struct Token {
-    size_t text, at;  // of which it is token `at`
-  };
-  struct Text {
-    std::vector<int32_t> tokens;
-    uint64_t salt;
-    RecentTexts::Place place = {};
-  };
-  std::vector<Text> texts;
-  std::vector<Token> order = {};  // as they were told
-
-  std::vector<int32_t> propose(const Text& asks, int min, int max, int most, size_t kept) const {
-    const auto& wanted = asks.tokens;
-    for (int n = std::min(max, int(wanted.size())); n >= min; --n)
-      for (size_t i = order.size(); i > 0 && i + kept > order.size(); --i) {
-        const auto [which, at] = order[i - 1];
-        const Text& text = texts[which];
-        if (text.salt != asks.salt || at + 1 < size_t(n) || at + 1 >= text.place.told || !follows(i - 1, kept)) continue;
-        if (!std::equal(wanted.end() - n, wanted.end(), text.tokens.begin() + long(at) + 1 - n)) continue;
-        std::vector<int32_t> found;
-        for (size_t next = at + 1, from = i - 1; next < text.place.told && int(found.size()) < most; ++next) {
-          from = where(which, next);
-          found.push_back(text.tokens[next]);
-          if (!follows(from, kept)) break;
-        }
-        return found;
-      }
-    return {};
-  }
-
- private:
-  size_t where(size_t text, size_t at) const {
-    for (size_t i = order.size(); i > 0; --i)
-      if (order[i - 1].text == text && order[i - 1].at == at) return i - 1;
-    return order.size();
-  }
-  // Whether the token after that one came before that one was forgotten.
-  bool follows(size_t i, size_t kept) const {
-    const size_t next = where(order[i].text, order[i].at + 1);
-    return next < order.size() && next - i < kept;
-  }
-};
-
-TEST_CASE("speculate: the text of others is found as long as it is recent", "[speculate]") {
-  Random random(5);
-  int found = 0, none = 0;
-  for (int round = 0; round < 40; ++round) {
-    const uint64_t alphabet = 2 + random.below(6);
-    const int min = 1 + int(random.below(3)), max = min + int(random.below(4));
-    RecentTexts recent(min, max, 20 + random.below(400));
-    const size_t bytes = recent.bytes();
-    Told told;
-    for (uint64_t salt = 0; salt < 6; ++salt) told.texts.push_back({.tokens = {}, .salt = salt % 2});
-    for (int step = 0; step < 150; ++step) {
-      const size_t which = random.below(told.texts.size());
-      Told::Text& text = told.texts[which];
-      for (uint64_t n = 1 + random.below(random.below(8) == 0 ? 40 : 3); n > 0; --n)
-        text.tokens.push_back(int32_t(random.below(alphabet)));
-      const int most = 1 + int(random.below(6));
-      std::vector<int32_t> got;
-      recent.propose(text.tokens, text.salt, most, got);
-      CAPTURE(round, step, min, max, recent.tokens());
-      REQUIRE(got == told.propose(text, min, max, most, recent.tokens()));
-      ++(got.empty() ? none : found);
-      for (size_t at = text.place.told; at < text.tokens.size(); ++at) told.order.push_back({which, at});
-      recent.tell(text.tokens, text.salt, text.place);
-    }
-    CHECK(recent.bytes() == bytes);
-  }
-  CHECK(found > 1000);
-  CHECK(none > 1000);
-  RecentTexts all(2, 4);
-  CHECK(all.tokens() == 87381);
-  for (int max : {2, 4, 64}) CHECK(RecentTexts(2, max).bytes() <= size_t{6} << 20);
 }
 
 // What each prompt is followed by, and drafts made of it of which some are wrong.
@@ -177,8 +98,8 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
     int64_t drafted = 0, accepted = 0;
     for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
-      for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512},
-                                           {"prefill_first", 512}, {"layered", 512}})
+      for (const auto& [batching, step] :
+           {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
         for (const char* topology : {"1C", "1P1D"})
           for (const char* transport : {"local", "handoff"}) {
             if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
@@ -191,7 +112,6 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
             setup.max_batch = 16 + ran % 5;
             setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 3 << 20 : 1 << 19;
             setup.speculation = ran % 4 == 3 ? SpeculationOptions{find_drafter("ngram"), 3, 1, 3} : told(1 + ran % 5);
-            setup.speculation.ngram_scope = ran % 8 == 3 ? NgramScope::prompts : NgramScope::sequence;
             INFO(setup.describe());
             const RaggedRun run = run_ragged(setup);
             REQUIRE(run.tokens == plain.tokens);
@@ -205,71 +125,39 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
   }
 }
 
-TEST_CASE("speculate: one hash with a model that drafts, and with a multi-token head", "[speculate][parity]") {
+TEST_CASE("speculate: one hash with a multi-token head", "[speculate][parity]") {
   int ran = 0, seen = 0;  // every fifth of all
-  for (const char* drafter : {"draft", "mtp"})
-    for (Dtype kv_dtype : kKvDtypes) {
-      const RaggedRun plain = run_ragged({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
-      int64_t drafted = 0, accepted = 0;
-      for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
-        for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
-          for (const char* topology : {"1C", "1P1D", "2P1D"})
-            for (const char* transport : {"local", "handoff"}) {
-              if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
-              if (++seen % 5 != 0) continue;
-              TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
-              setup.disagg = std::string(topology) == "2P1D" ? "decode_first" : "prefill_first";
-              setup.kv_dtype = kv_dtype;
-              setup.stream_kv = ran % 2 ? StreamKv::layer : StreamKv::request;
-              setup.step_tokens = step;
-              setup.block_tokens = ran % 3 ? 16 : 3;
-              if (setup.scheme == "vattention") setup.block_tokens = 64;
-              setup.threads = 1 + ran % 2;
-              setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
-              setup.speculation = {find_drafter(drafter), ran % 5};
-              setup.draft_prefill = std::string(drafter) == "draft" && ran % 4 < 2;
-              if (std::string(drafter) == "mtp" && ran % 4 == 0 && std::string(transport) == "local")
-                setup.prefill_tp = setup.decode_tp = 2;
-              INFO(setup.describe());
-              const RaggedRun run = run_ragged(setup);
-              REQUIRE(run.tokens == plain.tokens);
-              REQUIRE(run.hash == plain.hash);
-              drafted += run.draft_tokens, accepted += run.accepted_tokens;
-              ++ran;
-            }
-      CAPTURE(drafter, dtype_name(kv_dtype), drafted, accepted);
-      CHECK(drafted > 80);
-      if (std::string(drafter) == "draft") CHECK(accepted > drafted / 4);  // the same weights in int4
-    }
-}
-
-TEST_CASE("speculate: P computes the prompt for the model that drafts, and D does not", "[speculate]") {
-  for (const char* transport : {"local", "handoff"})
-    for (const char* disagg : {"prefill_first", "decode_first"}) {
-      CAPTURE(transport, disagg);
-      const auto computed = [&](bool at_p, int step_tokens) {
-        TinySetup setup{.topology = "1P1D", .transport = transport, .disagg = disagg};
-        setup.prefix_cache = false;
-        setup.speculation = {find_drafter("draft"), 3};
-        setup.draft_prefill = at_p;
-        setup.step_tokens = step_tokens;
-        TinyCluster tiny(setup);
-        uint64_t id = 0;
-        for (const auto& prompt : ragged_prompts()) REQUIRE(tiny.submit(tiny_request(id++, prompt, 9)).ok());
-        tiny.run();
-        REQUIRE(tiny.recorder->ended() == int(id));
-        return tiny.draft_model_tokens;
-      };
-      for (int step_tokens : {40, 100}) {  // D computes what is longer than a step
-        int64_t prompts = 0;
-        for (const auto& prompt : ragged_prompts())
-          if (const int n = int(prompt.size()) - (std::string(disagg) == "decode_first"); n <= step_tokens) prompts += n;
-        const auto at_d = computed(false, step_tokens), at_p = computed(true, step_tokens);
-        CHECK(at_d[0] == 0);
-        CHECK(at_p[0] == prompts);
-        CHECK(at_d[1] - at_p[1] > prompts * 9 / 10);  // a step that is not full has room for some drafts more
-      }
-    }
+  for (Dtype kv_dtype : kKvDtypes) {
+    const RaggedRun plain = run_ragged({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
+    int64_t drafted = 0, accepted = 0;
+    for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
+      for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
+        for (const char* topology : {"1C", "1P1D", "2P1D"})
+          for (const char* transport : {"local", "handoff"}) {
+            if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
+            if (++seen % 5 != 0) continue;
+            TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
+            setup.disagg = std::string(topology) == "2P1D" ? "decode_first" : "prefill_first";
+            setup.kv_dtype = kv_dtype;
+            setup.stream_kv = ran % 2 ? StreamKv::layer : StreamKv::request;
+            setup.step_tokens = step;
+            setup.block_tokens = ran % 3 ? 16 : 3;
+            if (setup.scheme == "vattention") setup.block_tokens = 64;
+            setup.threads = 1 + ran % 2;
+            setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
+            setup.speculation = {find_drafter("mtp"), ran % 5};
+            if (ran % 4 == 0 && std::string(transport) == "local")
+              setup.prefill_tp = setup.decode_tp = 2;
+            INFO(setup.describe());
+            const RaggedRun run = run_ragged(setup);
+            REQUIRE(run.tokens == plain.tokens);
+            REQUIRE(run.hash == plain.hash);
+            drafted += run.draft_tokens, accepted += run.accepted_tokens;
+            ++ran;
+          }
+    CAPTURE(dtype_name(kv_dtype), drafted, accepted);
+    CHECK(drafted > 80);
+  }
 }
 
 TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
@@ -397,24 +285,22 @@ void check_equal(const Answers& got, const Answers& want) {
 }
 
 TEST_CASE("speculate: who drafts samples, too, and short memory takes drafts from it alone", "[speculate]") {
-  for (const char* drafter : {"draft", "mtp"})
-    for (const char* topology : {"1C", "1P1D"}) {
-      TinySetup setup{.topology = topology};
-      setup.max_batch = 64;
-      setup.pool_bytes = 2 << 20;
-      const Answers plain = answers(setup);
-      setup.speculation = {find_drafter(drafter), 4};
-      INFO(setup.describe());
-      const Answers drafted = answers(setup);
-      check_equal(drafted, plain);
-      CHECK(drafted.hits == plain.hits);
-      CHECK(drafted.drafted > 100);
-      if (std::string(drafter) == "draft") CHECK(drafted.accepted > drafted.drafted / 4);
+  for (const char* topology : {"1C", "1P1D"}) {
+    TinySetup setup{.topology = topology};
+    setup.max_batch = 64;
+    setup.pool_bytes = 2 << 20;
+    const Answers plain = answers(setup);
+    setup.speculation = {find_drafter("mtp"), 4};
+    INFO(setup.describe());
+    const Answers drafted = answers(setup);
+    check_equal(drafted, plain);
+    CHECK(drafted.hits == plain.hits);
+    CHECK(drafted.drafted > 100);
 
-      setup.block_tokens = 4;
-      setup.pool_bytes = size_t{150} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
-      check_equal(answers(setup), plain);
-    }
+    setup.block_tokens = 4;
+    setup.pool_bytes = size_t{150} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
+    check_equal(answers(setup), plain);
+  }
 }
 
 TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do not see it", "[speculate]") {
@@ -425,41 +311,15 @@ TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do 
       setup.pool_bytes = 2 << 20;
       if (std::string(scheme) == "vattention") setup.share = KvShare::copy, setup.block_tokens = 64;
       const Answers plain = answers(setup);
-      int64_t own = 0;
-      for (NgramScope scope : {NgramScope::sequence, NgramScope::prompts}) {
-        setup.speculation = {find_drafter("ngram"), 4, 1, 3, scope};
-        INFO(setup.describe());
-        const Answers drafted = answers(setup);
-        check_equal(drafted, plain);
-        CHECK(drafted.accepted > 20 + own);  // prompts come twice
-        CHECK(drafted.hits >= plain.hits);   // a prefix hit loses nothing
-        CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
-        own = drafted.accepted;
-      }
+      setup.speculation = {find_drafter("ngram"), 4, 1, 3};
+      INFO(setup.describe());
+      const Answers drafted = answers(setup);
+      check_equal(drafted, plain);
+      CHECK(drafted.accepted > 20);
+      CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
+      CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
       CHECK(plain.drafted == 0);
     }
-}
-
-TEST_CASE("speculate: what one sequence has put out another's drafts are, under the same salt", "[speculate]") {
-  TinySetup setup{.topology = "1C"};
-  setup.speculation = {find_drafter("ngram"), 8, 3, 4, NgramScope::prompts};
-  TinyCluster tiny(setup);
-  uint64_t id = 0;
-  const auto accepted = [&](uint64_t salt, int32_t first) {
-    const Instance& instance = *tiny.cluster->instances()[0];
-    const int64_t before = instance.stats().accepted_tokens;
-    auto request = tiny_request(++id, {first, 40, 41, 42, 43}, 60);
-    request->cache_salt = salt;
-    request->sampling = {.temperature = 3, .seed = 7};  // nothing that it repeats by itself
-    REQUIRE(tiny.submit(request).ok());
-    tiny.run();
-    CHECK(tiny.recorder->choice(id, 0).tokens.size() == 60);
-    return instance.stats().accepted_tokens - before;
-  };
-  CHECK(accepted(0, 39) < 5);
-  CHECK(accepted(1, 39) < 5);
-  CHECK(accepted(0, 39) > 45);
-  CHECK(accepted(1, 39) > 45);
 }
 
 TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {

@@ -242,9 +242,14 @@ async def concurrent(server, model):
 
 def sessions(client, model):
     """The server keeps the conversation: what a turn adds is all that is sent."""
+    generation = "new"
+
     def turn(text, **more):
-        return client.completions.create(model=model, prompt=text, max_tokens=4, temperature=0,
-                                         extra_body={"session_id": "s1", "ignore_eos": True, **more})
+        nonlocal generation
+        answer = client.completions.create(model=model, prompt=text, max_tokens=4, temperature=0, extra_body={
+            "session_id": "s1", "session_generation": generation, "ignore_eos": True, **more})
+        generation = "new" if "session_end" in more else answer.session_generation
+        return answer
 
     first = turn("Once upon")
     second = turn(" a time")

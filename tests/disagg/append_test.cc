@@ -6,8 +6,8 @@
 #include "disagg/event_log.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "disagg/replay.h"
-#include "disagg/simulate/cluster.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/simulate/cluster.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 

@@ -18,8 +18,8 @@
 #include <set>
 
 #include "disagg/event_log.h"
-#include "disagg/replay.h"
-#include "disagg/trace_view.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
@@ -137,12 +137,11 @@ class FaultyWire final : public WrappedTransport {
 
 class Sim final : public SimCluster {
  public:
-  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), form_(Random(seed).uniform()), tiers_(seed * 31 + 5) {}
+  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), tiers_(seed * 31 + 5) {}
   // What went wrong; empty: nothing.
   std::string run();
   uint64_t transcript() const { return transcript_; }
   const FetchStats& fetches() const { return fetches_; }  // of those that lived to the end
-  int64_t converted() const { return converted_; }        // bytes, …
 
  private:
   struct Expected {
@@ -179,12 +178,10 @@ class Sim final : public SimCluster {
   Node* some_node();
 
   Random random_;
-  const double form_;  // draws whether KV is narrower on the wire
-  Random tiers_;       // draws the host tier
+  Random tiers_;  // draws the host tier
   TempDir log_dir_;
   WireFaults wire_;
   FetchStats fetches_;
-  int64_t converted_ = 0;
   std::map<PeerId, FaultyWire*> wires_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
@@ -256,9 +253,7 @@ void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
   SimOptions sim;
   KvOptions& kv = sim.kv;
-  ConductorOptions& options = sim.conductor;
-  if (form_ < 0.3) options.wire_kv = WireKv::int8;  // whose rows these are, so that no token changes
-  kv.shape = kv_shape(checksum_config(options.wire_kv != WireKv::off), Dtype::f32);
+  kv.shape = kv_shape(checksum_config(), Dtype::f32);
   kv.order = chance(0.5) ? KvOrder::layer_major : KvOrder::token_major;
   sim.scheme = kSchemes[random_.below(5)];
   kv.block_tokens = up_to(8);
@@ -274,6 +269,7 @@ void Sim::configure() {
   sim.lease_s = lease_s_;
   if (chance(0.5)) sim.speculation = {&kDrafts, up_to(5)};
 
+  ConductorOptions& options = sim.conductor;
   options.placement = &placement_policies()[random_.below(placement_policies().size())];
   options.disagg = &disagg_policies()[random_.below(disagg_policies().size())];
   options.disagg_options = {.pull = chance(0.4),
@@ -281,11 +277,8 @@ void Sim::configure() {
                             .max_prefill_queue = up_to(20),
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
-  if (options.wire_kv != WireKv::off && options.disagg->decode_first)
-    options.disagg = find_disagg_policy("prefill_first");
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.replication = &replication_policies()[random_.below(replication_policies().size())];
-  options.path = &path_policies()[random_.below(path_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
@@ -327,9 +320,9 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
   }
-  tell("%dP%dD%dC %s, host tier %zu, %s on the wire, block %d %s, drafts %d, fetch %s %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
-       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kWireKvNames[int(options.wire_kv)], kv.block_tokens,
-       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.path->name, options.placement->name,
+  tell("%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
+       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens,
+       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.placement->name,
        options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
        int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
@@ -424,7 +417,6 @@ void Sim::submit() {
   request->max_tokens = up_to(30);
   request->ignore_eos = true;
   request->arrival_s = clock.seconds;
-  request->flex = chance(0.2);
   if (chance(0.1)) request->deadline_s = clock.seconds + 0.3 * random_.uniform();
   Expected expected;
   expected.tokens = checksum_tokens(request->prompt, request->max_tokens);
@@ -503,8 +495,7 @@ std::string Sim::run() {
   if (wrong_.empty()) wrong_ = check_memory(true);
   for (const auto& [id, node] : nodes) {
     const FetchStats& f = node->instance->stats().fetch;
-    converted_ += node->instance->stats().converted_bytes;
-    fetches_.fetches += f.fetches, fetches_.failed += f.failed, fetches_.relayed += f.relayed;
+    fetches_.fetches += f.fetches, fetches_.failed += f.failed;
   }
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
@@ -550,20 +541,18 @@ int of_environment(const char* name, int otherwise) {
 TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
-  int64_t fetched = 0, failed = 0, relayed = 0, converted = 0;
+  int64_t fetched = 0, failed = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
-    fetched += sim.fetches().fetches, failed += sim.fetches().failed, relayed += sim.fetches().relayed;
-    converted += sim.converted();
+    fetched += sim.fetches().fetches, failed += sim.fetches().failed;
     if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
   if (last - first < 100 * step) return;  // too few to see all
-  INFO(fetched << " prefixes came from others, " << relayed << " to relays, " << failed << " parts did not");
+  INFO(fetched << " prefixes came from others, " << failed << " parts did not");
   CHECK((fetched > 0 && failed > 0));
-  CHECK(converted > 0);
 }
 
 }  // namespace

@@ -20,8 +20,7 @@ int32_t token_of(uint64_t all) { return int32_t(all % uint64_t(checksum_config()
 
 class ChecksumModel final : public Model {
  public:
-  explicit ChecksumModel(bool codes) : codes_(codes) {}
-  const ModelConfig& config() const override { return checksum_config(codes_); }
+  const ModelConfig& config() const override { return checksum_config(); }
 
   // Row of a token: the chain over the tokens up to it, and the plane's sum of that. So a token's
   // rows follow from the row before, wherever that came from.
@@ -36,10 +35,10 @@ class ChecksumModel final : public Model {
           const int position = step.kv_lengths[s] - (end - i);
           for (int kv = 0; kv < 2; ++kv) {
             uint64_t before[2] = {kStart, 0};
-            if (position > 0) read(view.row(layer, kv, position - 1, 0), before);
+            if (position > 0) std::memcpy(before, view.row(layer, kv, position - 1, 0), sizeof before);
             const uint64_t prefix = fold(before[0], uint64_t(uint32_t(step.token_ids[size_t(i)])));
             const uint64_t row[2] = {prefix, row_of(prefix, 2 * layer + kv)};
-            write(row, view.row(layer, kv, position, 0));
+            std::memcpy(view.row(layer, kv, position, 0), row, sizeof row);
           }
         }
       }
@@ -53,7 +52,7 @@ class ChecksumModel final : public Model {
       for (int t = 0; t < length; ++t)
         for (int plane = 0; plane < planes; ++plane) {
           uint64_t sums[2];
-          read(step.views[s].row(plane / 2, plane % 2, t, 0), sums);
+          std::memcpy(sums, step.views[s].row(plane / 2, plane % 2, t, 0), sizeof sums);
           all = fold(all, sums[1]);
         }
       std::fill_n(logits, config().vocab, 0.0f);
@@ -64,48 +63,25 @@ class ChecksumModel final : public Model {
   Work work(const StepInput&) const override { return {}; }
   size_t weight_bytes() const override { return 0; }
   size_t scratch_bytes() const override { return 0; }
-
- private:
-  // codes: a byte as a float each, behind the least and the largest.
-  static constexpr int kFirst = 2;
-  void write(const uint64_t (&sums)[2], std::byte* row) const {
-    if (!codes_) return void(std::memcpy(row, sums, sizeof sums));
-    uint8_t bytes[sizeof sums];
-    std::memcpy(bytes, sums, sizeof sums);
-    float x[32] = {0, 255};
-    std::copy(std::begin(bytes), std::end(bytes), x + kFirst);
-    std::memcpy(row, x, sizeof x);
-  }
-  void read(const std::byte* row, uint64_t (&sums)[2]) const {
-    if (!codes_) return void(std::memcpy(sums, row, sizeof sums));
-    float x[32];
-    std::memcpy(x, row, sizeof x);
-    uint8_t bytes[sizeof sums];
-    for (size_t i = 0; i < sizeof sums; ++i) bytes[i] = uint8_t(std::clamp(x[kFirst + i], 0.0f, 255.0f));
-    std::memcpy(sums, bytes, sizeof sums);
-  }
-
-  const bool codes_;
 };
 
 }  // namespace
 
-const ModelConfig& checksum_config(bool codes) {
-  static const auto make = [](const std::string& head_dim) {
+const ModelConfig& checksum_config() {
+  static const ModelConfig config = [] {
     Result<ModelConfig> parsed = parse_model_config(R"({
       "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
       "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 2, "num_attention_heads": 1,
-      "num_key_value_heads": 1, "head_dim": )" + head_dim + R"(, "vocab_size": 251, "max_position_embeddings": 512,
+      "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 251, "max_position_embeddings": 512,
       "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
     })",
                                                     "checksum/config.json");
     return parsed.value();
-  };
-  static const ModelConfig bytes = make("4"), floats = make("32");
-  return codes ? floats : bytes;
+  }();
+  return config;
 }
 
-std::unique_ptr<Model> make_checksum_model(bool codes) { return std::make_unique<ChecksumModel>(codes); }
+std::unique_ptr<Model> make_checksum_model() { return std::make_unique<ChecksumModel>(); }
 
 std::vector<int32_t> checksum_tokens(const std::vector<int32_t>& prompt, int n) {
   const int planes = 2 * checksum_config().n_layers;

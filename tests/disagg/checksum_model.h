@@ -9,10 +9,8 @@
 
 namespace xpyd::testing {
 
-// 2 layers, one KV head of 4 f32, vocabulary 251, context 512. `codes`: rows of 32 f32 that are the codes of int8 rows,
-// and so come through those unchanged (--wire-kv-dtype).
-const ModelConfig& checksum_config(bool codes = false);
-std::unique_ptr<Model> make_checksum_model(bool codes = false);
+const ModelConfig& checksum_config();  // 2 layers, one KV head of 4 f32, vocabulary 251, context 512
+std::unique_ptr<Model> make_checksum_model();
 // The n greedy tokens after a prompt.
 std::vector<int32_t> checksum_tokens(const std::vector<int32_t>& prompt, int n);
 

@@ -173,7 +173,7 @@ TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefi
 TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "[cluster]") {
   for (const char* topology : {"1C", "1P1D"})
     for (const char* transport : {"local", "handoff"})
-      for (const char* batching : {"chunked", "layered", "prefill_first", "static"})
+      for (const char* batching : {"chunked", "prefill_first", "static"})
         for (int block : {1, 4, 16}) {
           INFO(topology << " " << transport << " " << batching << " " << block);
           TinySetup setup{.topology = topology, .batching = batching, .transport = transport};
@@ -270,26 +270,25 @@ TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes
 }
 
 TEST_CASE("a cached prompt token is counted as reused, not as computed, too, and each on one instance", "[cluster]") {
-  for (const char* topology : {"1C", "1P1D", "2P2D"})
-    for (const char* batching : {"chunked", "layered"}) {
-      INFO(topology << " " << batching);
-      TinyCluster tiny({.topology = topology, .batching = batching, .placement = "prefix_aware", .step_tokens = 40});
-      int64_t prompts = 0, cached = 0, computed = 0;
-      for (uint64_t id = 0; id < 6; ++id) {
-        auto request = tiny_request(id, prompt_of(90 + int(id) % 3, int(id) % 2), 5);
-        if (id == 5) request->n = 2;
-        prompts += int64_t(request->prompt.size());
-        REQUIRE(tiny.submit(request).ok());
-        tiny.run();
-        cached += tiny.recorder->choice(id).cached_tokens;
-      }
-      CHECK(cached >= 4 * 80);
-      for (const InstanceStats& s : tiny.cluster->stats().instances) {
-        computed += s.prompt_tokens;
-        if (s.name[0] == 'D') CHECK(s.prompt_tokens == 0);
-      }
-      CHECK(computed + cached == prompts);
+  for (const char* topology : {"1C", "1P1D", "2P2D"}) {
+    INFO(topology);
+    TinyCluster tiny({.topology = topology, .placement = "prefix_aware", .step_tokens = 40});
+    int64_t prompts = 0, cached = 0, computed = 0;
+    for (uint64_t id = 0; id < 6; ++id) {
+      auto request = tiny_request(id, prompt_of(90 + int(id) % 3, int(id) % 2), 5);
+      if (id == 5) request->n = 2;
+      prompts += int64_t(request->prompt.size());
+      REQUIRE(tiny.submit(request).ok());
+      tiny.run();
+      cached += tiny.recorder->choice(id).cached_tokens;
     }
+    CHECK(cached >= 4 * 80);
+    for (const InstanceStats& s : tiny.cluster->stats().instances) {
+      computed += s.prompt_tokens;
+      if (s.name[0] == 'D') CHECK(s.prompt_tokens == 0);
+    }
+    CHECK(computed + cached == prompts);
+  }
 }
 
 TEST_CASE("abort at every moment frees everything and ends each choice once", "[cluster]") {

@@ -59,21 +59,18 @@ TEST_CASE("decisions: zeros are left out and come back; another type is an error
 TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(InstanceView) == 128);
   CHECK(sizeof(ClusterView) == 56);
-  CHECK(sizeof(SequenceView) == 48);
+  CHECK(sizeof(SequenceView) == 36);
   CHECK(sizeof(ChunkPrompt) == 16);
-  CHECK(sizeof(ChunkView) == 184);
-  CHECK(sizeof(ChunkState) == 40);
-  CHECK(sizeof(ChunkChoice) == 80);
+  CHECK(sizeof(ChunkView) == 120);
+  CHECK(sizeof(ChunkState) == 16);
+  CHECK(sizeof(ChunkChoice) == 56);
   CHECK(sizeof(DecodeView) == 32);
   CHECK(sizeof(DisaggView) == 96);
   CHECK(sizeof(DisaggOptions) == 40);
   CHECK(sizeof(ClusterAdmission) == 160);
   CHECK(sizeof(AdmissionOptions) == 32);
-  CHECK(sizeof(BatchView) == 80);
-  CHECK(sizeof(RolesView) == 56);
-  CHECK(sizeof(RolesOptions) == 32);
-  CHECK(sizeof(BlockUse) == 48);
-  CHECK(sizeof(PathView) == 40);
+  CHECK(sizeof(BatchView) == 64);
+  CHECK(sizeof(BlockUse) == 32);
 }
 
 }  // namespace

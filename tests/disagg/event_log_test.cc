@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "base/random.h"
-#include "disagg/replay.h"
+#include "experiments/event_log/replay.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::event_log_test {
@@ -82,24 +82,15 @@ void fill(EventLog& log, int n) {
     find_batch_policy("chunked")->plan(batch, plan);
     log.decided(i, "plan", "chunked", 0, batch, NoOptions{}, plan);
     const ChunkPrompt prompts[] = {{.id = 7, .done = 16 * int(random.below(40)), .left = 700}, {.id = 8, .left = 90}};
-    const int in_flight[] = {100, 28};
-    ChunkView chunks{.prompts = prompts, .in_flight = in_flight, .budget = 128, .base = 128, .minimum = 32};
+    ChunkView chunks{.prompts = prompts, .budget = 128, .base = 128, .minimum = 32};
     chunks.block_tokens = 16, chunks.stages = 4, chunks.cost = cost.terms();
-    const ChunkState before{.level = 1, .more_for = int(random.below(8))};
+    const ChunkState before{.head = 7, .wave_s = 1e-2 * random.uniform()};
     ChunkChoice choice;
-    choose_chunks(*find_chunk_policy("mpu"), chunks, before, choice);
-    log.decided(i, "chunk", "mpu", 0, chunks, before, choice);
+    choose_chunks(*find_chunk_policy("equal_time"), chunks, before, choice);
+    log.decided(i, "chunk", "equal_time", 0, chunks, before, choice);
     const BlockUse blocks[] = {{.last_use = i, .uses = 1 + int64_t(random.below(9)), .position = 3},
                                {.last_use = i + 1, .uses = 1 + int64_t(random.below(9))}};
     log.decided(i, "evict", "lru", 0, std::span<const BlockUse>(blocks), NoOptions{}, 0);
-    const RolesView roles{.now_s = 100,
-                          .prefill = 2,
-                          .decode = 2,
-                          .prompt_tokens_s = 9000 * random.uniform(),
-                          .output_tokens_s = 900 * random.uniform(),
-                          .prefill_velocity = 3000,
-                          .decode_velocity = 300};
-    log.decided(i, "role", "velocity", 0, roles, RolesOptions{}, find_roles_policy("velocity")->decide(roles, {}));
   }
 }
 
@@ -112,9 +103,9 @@ TEST_CASE("event log: every decision is taken again as it was; another policy's 
     written->write(R"({"t":3,"e":"step"})");
   }
   auto counts = log.replayed().value();
-  CHECK(counts.size() == 7);
+  CHECK(counts.size() == 6);
   CHECK(counts.at("place").decisions == 100);
-  for (const char* kind : {"plan", "chunk", "evict", "role"}) CHECK(counts.at(kind).decisions == 50);
+  for (const char* kind : {"plan", "chunk", "evict"}) CHECK(counts.at(kind).decisions == 50);
   for (const auto& [kind, count] : counts) CHECK(count.differ == 0);
   const double regret = counts.at("place").regret;
   CHECK(regret > 0);
@@ -125,9 +116,8 @@ TEST_CASE("event log: every decision is taken again as it was; another policy's 
   CHECK(counts.at("place").regret == regret);
   CHECK(counts.at("place").regret_now < regret);
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
-  CHECK(log.replayed({{{"chunk", "sglang"}}}).value().at("chunk").differ > 10);
+  CHECK(log.replayed({{{"chunk", "fixed"}}}).value().at("chunk").differ > 10);
   CHECK(log.replayed({{{"evict", "lfu"}}}).value().at("evict").differ > 10);
-  CHECK(log.replayed({{{"role", "fixed"}}}).value().at("role").differ > 5);
   CHECK(log.replayed({{{"admit", "none"}}}).value().at("admit").differ > 5);  // who asks nobody refuses nobody
   CHECK(log.replayed({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);
 }

@@ -116,29 +116,6 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     CHECK(overtaken > 30);
     CHECK(overtaken < 120);
   }
-  SECTION("duplicate") {
-    Faulty f({.seed = 1, .duplicate = 1, .delay_s = 1});
-    const WindowKey key = f.open();
-    const TransferId id = f.poster->post({2, KvOp::write, key, 0, 1}, f.plan());
-    while (f.poster->poll(id) == TransferState::in_flight) f.clock.seconds += 1;
-    CHECK(f.owner->arrived(key) == 1);
-    std::fill(f.destination.begin(), f.destination.end(), std::byte(0));
-    const std::vector<std::byte> sent = f.source;
-    std::fill(f.source.begin(), f.source.end(), std::byte(0));  // it belongs to others now
-    f.clock.seconds += 100;
-    CHECK(f.poster->close({}));  // any call moves what is due
-    CHECK(f.owner->arrived(key) == 1);
-    CHECK(f.destination == sent);
-    const TransferId again = f.poster->post({2, KvOp::write, key}, f.plan());
-    while (f.poster->poll(again) == TransferState::in_flight) f.clock.seconds += 1;
-    CHECK(f.owner->close(key));
-    f.destination = sent;
-    f.clock.seconds += 100;
-    CHECK(f.poster->close({}));
-    CHECK(f.owner->stats().refused == 1);
-    CHECK(f.destination == sent);
-    CHECK(f.counts().duplicated == 2);
-  }
   SECTION("truncate") {
     Faulty f({.seed = 1, .truncate = 1});
     const WindowKey key = f.open();
@@ -163,8 +140,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
 
 TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
   const auto run = [](uint64_t seed) {
-    Faulty f(
-        {.seed = seed, .drop = 0.2, .reorder = 0.2, .duplicate = 0.2, .truncate = 0.2, .corrupt = 0.2, .delay_s = 0.5});
+    Faulty f({.seed = seed, .drop = 0.2, .reorder = 0.2, .truncate = 0.2, .corrupt = 0.2, .delay_s = 0.5});
     const WindowKey key = f.open();
     std::vector<std::byte> seen;
     for (int i = 0; i < 50; ++i) {
@@ -176,7 +152,7 @@ TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
       std::fill(f.destination.begin(), f.destination.end(), std::byte(0));
     }
     const FaultCounts& c = f.counts();
-    for (int64_t n : {c.dropped, c.reordered, c.duplicated, c.truncated, c.corrupted}) {
+    for (int64_t n : {c.dropped, c.reordered, c.truncated, c.corrupted}) {
       CHECK(n > 0);
       CHECK(n < 30);
     }
@@ -193,10 +169,9 @@ TEST_CASE("fault: what posts bytes of its own is refused where the wire cannot",
   const auto refused = [&](const char* text, DeviceQueue* queue) {
     const auto made = parse_transport(text).value().make({.queue = queue, .clock = &clock});
     return !made.ok() && made.error().code == ErrorCode::invalid_argument &&
-           made.error().message.find("corrupt and duplicate") != std::string::npos;
+           made.error().message.find("corrupt posts bytes") != std::string::npos;
   };
   CHECK(refused("fault:rdma,corrupt=0.1", &cpu_queue()));
-  CHECK(refused("fault:rdma,duplicate=0.1", &cpu_queue()));
   CHECK(!refused("fault:rdma,drop=0.1,truncate=0.1", &cpu_queue()));
   CHECK(refused("fault:tcp,corrupt=0.1", stream.get()));
   CHECK(!refused("fault:tcp,corrupt=0.1", &cpu_queue()));
@@ -207,8 +182,7 @@ TEST_CASE("--transport: a wire, or faults around one; errors say what was expect
   REQUIRE(plain.ok());
   CHECK(std::string(plain.value().row->name) == "tcp");
   CHECK(!plain.value().faults);
-  const auto faulty = parse_transport(
-      "fault:shm,seed=7,drop=0.01,delay=2ms,reorder=1,duplicate=0,truncate=0.5,corrupt=1e-3");
+  const auto faulty = parse_transport("fault:shm,seed=7,drop=0.01,delay=2ms,reorder=1,truncate=0.5,corrupt=1e-3");
   REQUIRE(faulty.ok());
   CHECK(std::string(faulty.value().row->name) == "shm");
   const FaultOptions& f = *faulty.value().faults;

@@ -6,15 +6,12 @@
 
 #include <chrono>
 #include <deque>
-#include <list>
 #include <map>
 #include <set>
 #include <sstream>
 
 #include "base/random.h"
 #include "disagg/net/msgpack.h"
-#include "disagg/pool/kv_event_feed.h"
-#include "disagg/scoreboard.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
@@ -341,142 +338,6 @@ TEST_CASE("kv_events: who hears them, and asks for what was missed, knows what t
     CHECK(memory.kv->stats().evictions > 100);
     for (KvHandle handle : live) memory.kv->free(handle);
   }
-}
-
-class NoProbe final : public InstanceProbe {
- public:
-  InstanceStats stats() const override { return {}; }
-  KvStats kv() const override { return {.capacity = 100, .free = 100, .block_tokens = 16}; }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
-};
-
-// What a conductor knows of instances.
-class Board {
- public:
-  void join(int id) {
-    Member& member = members_.emplace_back();
-    member.info = {.id = id, .capacity_blocks = 1000, .block_tokens = 4, .max_batch = 8};
-    member.info.layout.shape = kTinyShape;
-    member.probe = std::make_shared<NoProbe>();
-    board_.joined(member);
-  }
-  void heard(int id, const CacheReport& report) {
-    std::lock_guard lock(mutex_);
-    board_.heard(*std::next(members_.begin(), id), report);
-  }
-  size_t blocks(int id) {
-    std::lock_guard lock(mutex_);
-    return board_.known_blocks(*std::next(members_.begin(), id));
-  }
-  // Where the policy puts it, and what each is thought to have of it.
-  std::vector<int> place(const char* policy, const std::vector<int32_t>& tokens) {
-    std::lock_guard lock(mutex_);
-    PromptHashes prompt(tokens, 0);
-    ClusterView view = board_.look(prompt, 0);
-    view.prompt_tokens = int(tokens.size());
-    const Placement placed = find_placement_policy(policy)->place(view, {});
-    std::vector<int> all{placed.prefill, placed.decode};
-    for (const InstanceView& instance : view.instances) all.push_back(instance.held_tokens());
-    return all;
-  }
-
- private:
-  std::mutex mutex_;
-  std::list<Member> members_;
-  Scoreboard board_{512, StepCost()};
-};
-
-TEST_CASE("kv_events: a conductor that hears them places as one that is reported to", "[disagg][kv_events]") {
-  constexpr int kInstances = 3;
-  Random random(5);
-  Board told, reported;
-  std::vector<std::unique_ptr<Memory>> memories;
-  std::vector<std::shared_ptr<allocator::PrefixLog>> logs;
-  std::vector<std::shared_ptr<KvEvents>> events;
-  std::vector<std::unique_ptr<KvEventFeed>> feeds;
-  for (int i = 0; i < kInstances; ++i) {
-    told.join(i), reported.join(i);
-    memories.push_back(std::make_unique<Memory>(tiny_options(4, 40)));
-    memories[size_t(i)]->pool->tell(logs.emplace_back(std::make_shared<allocator::PrefixLog>()));
-    events.push_back(KvEvents::open({.endpoint = kAny, .replay = kAny, .rank = i}).value());
-    memories[size_t(i)]->pool->tell(events.back());
-  }
-  std::vector<std::vector<int32_t>> prompts;
-  std::set<std::vector<int>> different;
-  for (int turn = 0; turn < 600; ++turn) {
-    if (turn == 100)  // they come late
-      for (int i = 0; i < kInstances; ++i)
-        feeds.push_back(KvEventFeed::open(events[size_t(i)]->endpoint(), events[size_t(i)]->replay(), 4,
-                                          [&told, i](CacheReport heard) { told.heard(i, heard); })
-                            .value());
-    std::vector<int32_t> tokens(2 + random.below(40));
-    int32_t letter = 0;
-    for (int32_t& token : tokens) token = random.below(8) == 0 ? letter = int32_t(random.below(4)) : letter;
-    prompts.push_back(tokens);
-    KvMemory& kv = *memories[random.below(kInstances)]->kv;
-    kv.free(fill(kv, tokens, 0).handle);
-    if (turn < 100 || turn % 50 != 0) continue;
-    for (int i = 0; i < kInstances; ++i) {
-      const auto changes = logs[size_t(i)]->take(Tier::device);
-      reported.heard(i, {.stored = changes.stored, .removed = changes.removed});
-    }
-    REQUIRE(until([&] {
-      for (int i = 0; i < kInstances; ++i)
-        if (told.blocks(i) != reported.blocks(i)) return false;
-      for (const auto& prompt : prompts)
-        for (const char* policy : {"prefix_aware", "mooncake"})
-          if (told.place(policy, prompt) != reported.place(policy, prompt)) return false;
-      return true;
-    }));
-    for (const auto& prompt : prompts) different.insert(told.place("prefix_aware", prompt));
-    prompts.clear();
-  }
-  CHECK(different.size() > 20);
-}
-
-TEST_CASE("kv_events: what cannot be had again is taken back", "[disagg][kv_events]") {
-  ZmqSocket publisher = ZmqSocket::open(ZMQ_PUB, 100).value();
-  REQUIRE(publisher.bind(kAny));
-  std::mutex mutex;
-  std::set<uint64_t> known;
-  auto feed = KvEventFeed::open(publisher.endpoint(), "", 2, [&](CacheReport heard) {
-                std::lock_guard lock(mutex);
-                for (uint64_t hash : heard.removed) known.erase(hash);
-                known.insert(heard.stored.begin(), heard.stored.end());
-              }).value();
-  const auto knows = [&](const std::set<uint64_t>& expected) {
-    return until([&] {
-      std::lock_guard lock(mutex);
-      return known == expected;
-    });
-  };
-  const std::vector<int32_t> tokens{1, 2};
-  const auto say = [&](uint64_t sequence, uint64_t hash) {
-    const CacheChange change{.hash = hash, .n_tokens = 2, .first = true};
-    publisher.send({"", sequence_text(sequence), pack_kv_events(0, false, {&change, 1}, tokens, 0)});
-  };
-  uint64_t next = 0;
-  REQUIRE(until([&] {  // the subscription is on its way
-    say(next++, 7);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    std::lock_guard lock(mutex);
-    return !known.empty();
-  }));
-  say(next++, 8);
-  CHECK(knows({7, 8}));
-  say(next - 1, 9);  // twice the same number: it was heard
-  say(next++, 10);
-  CHECK(knows({7, 8, 10}));
-  say(++next, 11);  // one is missing
-  CHECK(knows({11}));
-  publisher.send({"", sequence_text(++next), "\x93 no events"});
-  CHECK(knows({}));
-  say(++next, 12);
-  CHECK(knows({12}));
-  const std::vector<int32_t> longer{1, 2, 3};  // of other blocks than are wanted
-  const CacheChange change{.hash = 13, .n_tokens = 3, .first = true};
-  publisher.send({"", sequence_text(++next), pack_kv_events(0, true, {&change, 1}, longer, 0)});
-  CHECK(knows({}));
 }
 
 }  // namespace

@@ -8,9 +8,9 @@
 
 #include "base/json.h"
 #include "disagg/event_log.h"
-#include "disagg/replay.h"
-#include "disagg/simulate/cluster.h"
-#include "disagg/trace_view.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/simulate/cluster.h"
+#include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"
 #include "tests/disagg/scene.h"
 #include "tests/tiny_model.h"

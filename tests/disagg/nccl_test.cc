@@ -60,7 +60,7 @@ TEST_CASE("nccl: a library that is not there, or is none, is named", "[nccl]") {
 
 Message some_ask() {
   Message message{.kind = Message::ask, .seq = 77};
-  message.asked = Ask{5, 1, 3, 6, {7, 9, 0x1234567890abcdefu}, KvOp::read, {{4096, 100}, {8192, 1}}};
+  message.asked = Ask{5, 1, 3, {7, 9, 0x1234567890abcdefu}, KvOp::read, {{4096, 100}, {8192, 1}}};
   return message;
 }
 

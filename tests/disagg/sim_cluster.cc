@@ -30,7 +30,7 @@ void SimCluster::open(SimOptions options) {
   options_ = std::move(options);
   SimOptions& o = options_;
   scheme_ = find_kv_scheme(o.scheme);
-  o.kv.shape = kv_shape(checksum_config(o.conductor.wire_kv != WireKv::off), Dtype::f32);
+  o.kv.shape = kv_shape(checksum_config(), Dtype::f32);
   if (o.kv.max_sequence_tokens == 0) o.kv.max_sequence_tokens = 160;
   if (o.kv.pool_bytes == 0) o.kv.pool_bytes = 640 * o.kv.shape.token_bytes();
   o.kv.vattention.max_sequences = max_sequences(o.max_batch);
@@ -73,16 +73,14 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .escrow = o.conductor.escrow,
                            .lease_s = o.lease_s,
                            .checksum = o.checksum,
-                           .wire_kv = o.conductor.wire_kv,
                            .cache_log = node->log,
                            .log = o.conductor.log};
   instance.engine = {.policy = find_batch_policy("chunked"),
                      .max_batch = o.max_batch,
                      .step_tokens = o.step_tokens,
                      .speculation = o.speculation};
-  node->instance = std::make_unique<Instance>(std::move(instance),
-                                              make_checksum_model(o.conductor.wire_kv != WireKv::off),
-                                              std::move(memory), o.wire(wire), clock, *this);
+  node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
+                                              o.wire(wire), clock, *this);
   nodes[node->id] = node;
   conductor_->joined(node->instance->info(), std::make_shared<Probe>(node));
   return node;
@@ -165,10 +163,9 @@ std::string SimCluster::check_memory(bool at_rest) const {
     node->instance->check_invariants();
     if (!at_rest) continue;
     const KvStats kv = node->instance->memory().stats();
-    const int pinned = node->instance->stats().kv.hard_pinned;
     if (!node->instance->idle()) return node->name + " is not idle";
-    if (kv.free + kv.cached + pinned != kv.capacity)
-      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached - pinned) + " blocks, " +
+    if (kv.free + kv.cached != kv.capacity)
+      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
              std::to_string(kv.in_transfer) + " in transfer";
     const PlacedLoad load = conductor_->load(id);
     if (load.queued_requests || load.queued_tokens || load.sequences)
@@ -205,11 +202,7 @@ const char* message_name(const Message& message) {
                                        "TokensOf",
                                        "FetchKv",
                                        "KvLent",
-                                       "FetchOver",
-                                       "PinPrefix",
-                                       "UnpinPrefix",
-                                       "KvHint",
-                                       "DraftRows"};
+                                       "FetchOver"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

@@ -152,14 +152,13 @@ std::ostream& operator<<(std::ostream& out, const WindowKey& key) {
 std::istream& operator>>(std::istream& in, WindowKey& key) { return in >> key.index >> key.generation >> key.secret; }
 void write_post(std::ostream& out, const KvTransfer& t, const std::vector<Piece>& pieces) {
   out.precision(17);
-  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' ' << t.number << ' '
-      << pieces.size();
+  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' ' << pieces.size();
   for (const Piece& p : pieces) out << ' ' << p.local << ' ' << p.remote << ' ' << p.bytes;
 }
 void read_post(std::istream& in, KvTransfer& t, std::vector<Piece>& pieces) {
   int op = 0;
   size_t n = 0;
-  in >> t.peer >> op >> t.window >> t.deadline_s >> t.number >> n;
+  in >> t.peer >> op >> t.window >> t.deadline_s >> n;
   t.op = KvOp(op);
   pieces.resize(n);
   for (Piece& p : pieces) in >> p.local >> p.remote >> p.bytes;

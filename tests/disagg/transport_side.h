@@ -22,6 +22,7 @@ struct Wire {
   bool leaves_process = true;
   bool shares_process = true;            // two of them may be in one process
   bool needs_owner = true;               // nothing is done while the owner of the window stands still
+  bool asks_ranges = true;               // a piece outside of its window is refused
   std::string environment = {};          // variable of the other process, which becomes NAME=<instance>
   std::function<std::string()> missing;  // why it cannot work on this machine, or ""; may be null
 };

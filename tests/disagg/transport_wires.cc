@@ -21,7 +21,8 @@ const RegisterWire local_wire({.name = "local",
 const RegisterWire shm_wire({.name = "shm",
                              .make = make_shm_transport,
                              .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-                             .needs_owner = false});
+                             .needs_owner = false,
+                             .asks_ranges = false});
 
 const RegisterWire tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
 
@@ -36,7 +37,8 @@ const RegisterWire fault_wire(
            return parse_transport("fault:shm,seed=5,delay=50us,reorder=0.2").value().make(options);
          },
      .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-     .needs_owner = false});
+     .needs_owner = false,
+     .asks_ranges = false});
 
 }  // namespace
 }  // namespace xpyd::testing

@@ -13,7 +13,6 @@ constexpr int kStride = 9;  // a sanitizer run takes every ninth combination
 #else
 constexpr int kStride = 1;
 #endif
-constexpr int kLayeredStride = 11;  // of 1,728; coprime with every factor, so that each value occurs
 
 uint64_t run_hash(const TinySetup& setup) { return run_ragged(setup).hash; }
 
@@ -42,8 +41,7 @@ void check_all(const std::string& topology, int threads) {
                   {"vattention", 64, KvShare::takeover},
                   {"vattention", 64, KvShare::copy}};
   std::vector<std::pair<std::string, int>> batchings = {{"static", 2048}, {"prefill_first", 2048}, {"persistent", 64},
-                                                        {"chunked", 7},   {"chunked", 64},         {"chunked", 512},
-                                                        {"layered", 512}};
+                                                        {"chunked", 7},   {"chunked", 64},         {"chunked", 512}};
   for (auto& [scheme, block, share, hits] : memories)
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
       for (auto& [batching, step] : batchings)
@@ -159,46 +157,6 @@ TEST_CASE("parity: equal ranks on one pool", "[parity][shards][handoff]") {
         }
 }
 
-// Into how many groups of layers, over how many tokens at once, and who computes and moves what they give.
-TEST_CASE("parity: layered prefill", "[parity][layered]") {
-  int turn = 0, ran = 0;
-  for (int layers : {2, 4}) {
-    const uint64_t expected = run_hash({.layers = layers,
-                                        .topology = "1C",
-                                        .scheme = "contiguous",
-                                        .batching = "static",
-                                        .prefix_cache = false,
-                                        .step_tokens = 2048,
-                                        .pool_bytes = 4 << 20});
-    for (const char* scheme : {"paged", "token", "slots", "vattention"})
-      for (auto [topology, tp, decode_tp] :
-           {std::tuple("1C", 1, 1), {"1C", 2, 1}, {"1P1D", 1, 1}, {"1P1D", 2, 2}, {"1P1D", 2, 1}, {"2P2D", 1, 2}})
-        for (int chunk : {1, 9, 40, 150})
-          for (int step : {17, 64, 512})
-            for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
-              if (turn++ % kLayeredStride != 0) continue;
-              TinySetup setup{.layers = layers, .topology = topology, .scheme = scheme, .batching = "layered"};
-              const bool one_pool = tp == decode_tp && (tp == 1 || scheme != std::string("vattention"));
-              setup.transport = one_pool && turn % 4 == 0 ? "handoff" : "local";
-              setup.order = turn % 2 ? KvOrder::layer_major : KvOrder::token_major;
-              setup.stream_kv = stream;
-              setup.block_tokens = turn % 5 ? 16 : 4;
-              setup.prefix_cache = turn % 3 > 0;
-              setup.share = setup.prefix_cache ? KvShare::alias : KvShare::off;
-              setup.step_tokens = step;
-              setup.chunk_tokens = chunk;
-              setup.threads = 1 + turn % 2;
-              setup.prefill_tp = tp, setup.decode_tp = decode_tp;
-              setup.disagg = turn % 7 == 3 ? "decode_first" : "prefill_first";
-              setup.pool_bytes = 4 << 20;
-              INFO(setup.describe() << " chunk " << chunk);
-              REQUIRE(run_hash(setup) == expected);
-              ++ran;
-            }
-  }
-  std::printf("parity: %d of %d combinations of layered prefill have their model's hash\n", ran, turn);
-}
-
 // How prompts are cut, by whom and into how many tokens.
 TEST_CASE("parity: chunk policies", "[parity][chunks]") {
   const uint64_t expected = reference_hash();
@@ -208,7 +166,7 @@ TEST_CASE("parity: chunk policies", "[parity][chunks]") {
       for (auto [topology, pp] : {std::pair("1C", 1), {"1C", 2}, {"1P1D", 1}, {"1P1D", 2}, {"2P2D", 1}})
         for (int step : {7, 64, 200})
           for (int request_tokens : {0, 5, 48}) {
-            if (turn++ % kStride != 0 || (batching.layered && pp > 1)) continue;
+            if (turn++ % kStride != 0) continue;
             TinySetup setup{.topology = topology, .batching = batching.name};
             setup.chunk_policy = policy.name;
             setup.chunks.request_tokens = request_tokens;
@@ -218,7 +176,6 @@ TEST_CASE("parity: chunk policies", "[parity][chunks]") {
             setup.stream_kv = StreamKv(turn % 3);
             setup.disagg = turn % 4 == 3 ? "decode_first" : "prefill_first";
             setup.prefill_pp = pp;
-            setup.objectives = {.ttft_s = turn % 2 ? 0.01 : 0, .tbt_s = turn % 5 ? 0.001 : 0};
             INFO(setup.describe() << " request " << request_tokens);
             REQUIRE(run_ragged(setup).hash == expected);
             ++ran;

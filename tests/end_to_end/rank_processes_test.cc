@@ -288,7 +288,6 @@ TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[
         Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped by one process"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1"}, "--slot-prealloc: --transport shm makes the pool as a whole"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"}, "the memory of their slots is theirs"},
-        Case{{"--speculate", "draft", "--draft-model", "model/demo"}, "--speculate draft: an instance that drafts computes"},
         Case{{"--prefill-pp", "1"}, "no instance has several stages: expected --prefill-pp or --decode-pp"},
         Case{{"--transport", "local"}, "--transport local stays within one process"}}) {
     Words words = {"--ranks", "processes"};

@@ -17,7 +17,7 @@
 #include <sstream>
 #include <thread>
 
-#include "disagg/replay.h"
+#include "experiments/event_log/replay.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 
@@ -100,9 +100,9 @@ int connect_to(int port) {
   return -1;
 }
 
-void send_completion(int fd, int max_tokens, bool stream, const std::string& more = "") {
+void send_completion(int fd, int max_tokens, bool stream) {
   std::string body = R"({"prompt":[1,2,3],"ignore_eos":true,"temperature":0,"max_tokens":)" +
-                     std::to_string(max_tokens) + (stream ? R"(,"stream":true)" : "") + more + "}";
+                     std::to_string(max_tokens) + (stream ? R"(,"stream":true})" : "}");
   std::string request =
       "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
       "Connection: close\r\nContent-Length: " +
@@ -190,68 +190,6 @@ TEST_CASE("serve: the event log, of workers as well, and of a server that is kil
     CHECK(all.at("order") > 10);  // of one that was killed the last are missing
     CHECK(all.at("plan") > 20 * 20);
   }
-}
-
-// Four jobs hold all 64 blocks of 16 tokens when a request comes that needs 40.
-TEST_CASE("serve: a flex request yields its memory, and says the same", "[serve][flex]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  TempDir dir, logs;
-  write_dummy_model(dir.path);
-  Server server(dir.path, {"--port", "0", "--topology", "1C", "--kv-bytes", "512KiB", "--kv-dtype", "f32",
-                           "--prefix-cache", "off", "--event-log", logs.path + "/log"});
-  const int port = server.port();
-  REQUIRE(port > 0);
-  const auto ask = [&](int max_tokens, const std::string& more) {
-    const int fd = connect_to(port);
-    REQUIRE(fd >= 0);
-    send_completion(fd, max_tokens, false, more);
-    return fd;
-  };
-  const auto answer = [](int fd) {
-    const std::string text = read_until(fd, "");
-    close(fd);
-    return text;
-  };
-  const auto ids = [](const std::string& text) {
-    const size_t at = text.find("\"token_ids\":[");
-    return at == text.npos ? text : text.substr(at, text.find(']', at) - at);
-  };
-  const std::string flex = R"(,"return_token_ids":true,"seed":1,"service_tier":"flex")",
-                    plain = R"(,"return_token_ids":true,"seed":1)";
-  const std::string expected = ids(answer(ask(900, plain)));
-  REQUIRE(count(expected, ",") > 800);
-  CHECK(answer(ask(4, R"(,"service_tier":"scale")")).find("auto, default or flex") != std::string::npos);
-
-  std::vector<int> jobs;
-  for (int i = 0; i < 4; ++i) jobs.push_back(ask(900, flex));
-  const auto metric = [&](const std::string& name) {
-    const int fd = connect_to(port);
-    const std::string request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));
-    const std::string text = answer(fd);
-    const size_t at = text.find("\nvllm:" + name);
-    return at == text.npos ? -1.0 : std::atof(text.c_str() + text.find(' ', at));
-  };
-  for (int i = 0; metric("kv_cache_usage_perc") < 0.5; ++i) {
-    REQUIRE(i < 2000);
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  const std::string urgent = answer(ask(600, plain));
-  CHECK(urgent.find("service_tier") == std::string::npos);
-  CHECK(expected.starts_with(ids(urgent)));
-  CHECK(metric("request_success_total{model_name=\"" + std::filesystem::path(dir.path).filename().string() +
-               "\",engine=\"all\",finished_reason=\"length\"}") < 6);  // jobs are left
-  for (int fd : jobs) {
-    const std::string text = answer(fd);
-    CHECK(text.find(R"("service_tier":"flex")") != std::string::npos);
-    CHECK(ids(text) == expected);
-  }
-  CHECK(metric("num_preemptions_total") > 0);
-  CHECK(metric("kv_occupation_gb_seconds_total") > 0);
-  CHECK(metric("model_flops_total") > 0);
-  server.signal(SIGTERM);
-  CHECK(server.wait() == 0);
-  CHECK(decisions(logs.path).at("plan") > 900);  // each is what the policy says again
 }
 
 TEST_CASE("serve: a port in use is named", "[serve]") {

@@ -34,8 +34,7 @@ TinySetup draw(Random& random) {
   s.step_tokens = one_of(random, {7, 16, 33, 64, 512});
   s.block_tokens = one_of(random, {1, 4, 16, 64});
   s.max_batch = one_of(random, {3, 16});
-  s.chunk_policy = one_of(
-      random, {"fixed", "fixed", "sglang", "equal_time", "dp_oracle", "mpu", "dcp_greedy", "dcp_predictive"});
+  s.chunk_policy = one_of(random, {"fixed", "equal_time"});
   s.prefix_cache = random.below(4) != 0;
   if (s.topology != std::string("1C")) {
     s.disagg = one_of(random, {"prefill_first", "prefill_first", "decode_first"});

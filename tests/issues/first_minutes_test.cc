@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "model/folder.h"
 #include "model/tokenizer.h"
+#include "experiments/subcommands.h"
 #include "server/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -24,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string refusal(const std::string& group, std::vector<std::string> words) {
-  auto options = Options::parse(option_table(), group, words, 1);
+  auto options = Options::parse(all_options(), group, words, 1);
   return options ? "" : options.error().message;
 }
 bool says(const std::string& message, const std::string& what) {
@@ -60,14 +61,14 @@ TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
   std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
   Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
       flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
-  auto plain = Options::parse(option_table(), "serve", {}, 1);
+  auto plain = Options::parse(all_options(), "serve", {}, 1);
   REQUIRE(plain);
   CHECK(plain.value().integer("max-batch") == 5);
   CHECK(plain.value().given("max-batch"));
   CHECK(plain.value().text("api-key") == "k");
   CHECK(plain.value().flag("dev-endpoints"));
   CHECK(plain.value().table().find("--api-key '***'") != std::string::npos);
-  auto all = Options::parse(option_table(), "serve", {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
+  auto all = Options::parse(all_options(), "serve", {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
   REQUIRE(all);
   CHECK(all.value().integer("max-batch") == 3);  // the command line first, then the file
   CHECK(all.value().integer("max-connections") == 7);
@@ -181,7 +182,7 @@ TEST_CASE("the model's folder and every served name are names; the first is in a
   CHECK(server.post("/v1/completions", R"({"prompt":"a","model":"tin"})").status == 404);
   says(refusal("serve", {"--served-model-name", "a,,b"}), "");
   for (const char* names : {"a,,b", "a\x1b[2Jb", "a\nb"}) {
-    auto options = Options::parse(option_table(), "serve", {"--served-model-name", names}, 1);
+    auto options = Options::parse(all_options(), "serve", {"--served-model-name", names}, 1);
     REQUIRE(options);
     CHECK_FALSE(check_options(options.value(), "serve").ok());
   }
@@ -224,7 +225,7 @@ TEST_CASE("bench showed a server's terminal escapes", "[bench]") {
   });
   TempDir dir;
   const std::string log = dir.path + "/stderr";
-  auto options = Options::parse(option_table(), "bench",
+  auto options = Options::parse(all_options(), "bench",
                                 {"--url", server.url(), "--requests", "2", "--progress", "off", "--warmups", "0",
                                  "--input-len", "3", "--output-len", "4"},
                                 0);

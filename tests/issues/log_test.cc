@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/files.h"
+#include "experiments/subcommands.h"
 #include "server/api.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -267,7 +268,7 @@ TEST_CASE("issue: --allowed-hosts with capitals was no Origin", "[issues][api]")
 
 TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[issues][options]") {
   const auto said = [](const char* group, const Words& words) {
-    const auto options = Options::parse(option_table(), group, words, 1);
+    const auto options = Options::parse(all_options(), group, words, 1);
     REQUIRE(options);
     return without_effect(options.value());
   };

@@ -128,7 +128,7 @@ TEST_CASE("prompt logprobs are those of a direct computation", "[engine][prompt_
 
 TEST_CASE("prompt logprobs under every batching policy, with preemptions and on several ranks",
           "[engine][prompt_logprobs]") {
-  for (const char* batching : {"chunked", "layered", "prefill_first", "static", "persistent"}) {
+  for (const char* batching : {"chunked", "prefill_first", "static", "persistent"}) {
     TinySetup setup{.batching = batching};
     setup.pool_bytes = 12 * 16 * 256;
     setup.max_batch = 3;
@@ -278,7 +278,7 @@ TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][pr
   CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen()[1].prompt.size());
   for (const char* body :
        {R"({"prompt":"ab","prompt_logprobs":1,"stream":true})", R"({"prompt":"ab","prompt_logprobs":21})",
-        R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s"})"})
+        R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s","session_generation":"new"})"})
     check_error(server.post("/v1/completions", body), 400, "invalid_request_error", "prompt_logprobs", nullptr);
   check_error(server.post("/v1/completions", R"({"prompt":"a","echo":true,"logprobs":1,"session_id":"s"})"), 400,
               "invalid_request_error", "echo", nullptr);

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/cpu.h"
+#include "experiments/subcommands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 
@@ -81,7 +82,7 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
   const auto of = [](const std::vector<std::string>& more) {
     std::vector<std::string> words = {"--join", "unix:/none"};
     words.insert(words.end(), more.begin(), more.end());
-    return server::fingerprint(*server::prepare_stack(Options::parse(server::option_table(), "worker", words, 0).value()).value());
+    return server::fingerprint(*server::prepare_stack(Options::parse(server::all_options(), "worker", words, 0).value()).value());
   };
   const uint64_t plain = of({});
   CHECK(of({"--weight-dtype", "f32"}) == plain);
@@ -162,9 +163,6 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
        "--prefix-cache radix: --allocator contiguous caches nothing"},
       {{"serve", "--prefix-cache", "blocks", "--allocator", "vattention", "--kv-share", "off"},
        "--allocator vattention with --kv-share off caches nothing"},
-      {{"serve", "--cache-news", "kv-events", "--kv-events", "tcp://127.0.0.1:0"}, "needs --processes and --kv-events"},
-      {{"serve", "--pool-path", "dual"}, "--pool-path dual: there is nothing to relay"},
-      {{"serve", "--pool-path", "dual", "--kv-fetch", "cost", "--topology", "2C"}, "there is nothing to relay"},
       {{"generate", "model"}, "--prompt: expected a text"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
@@ -298,8 +296,6 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
       {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
       {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
        "expected --kv-layout layer_major"},
-      {{"--batching", "layered", "--prefill-pp", "2"}, "--prefill-pp 2: --batching layered"},
-      {{"--batching", "layered", "--chunk-policy", "mpu"}, "--chunk-policy mpu: --batching layered"},
   };
   for (const auto& [words, expected] : cases) {
     const Ran ran = with(words);
@@ -316,7 +312,6 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
   REQUIRE(hash(plain).size() > 12);
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {"--prefill-tp", "2"},
-           {"--batching", "layered", "--chunk-tokens", "1"},
            {"--prefill-pp", "4", "--prefill-tp", "4"},
            {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
            {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
@@ -404,7 +399,7 @@ TEST_CASE("command line: help and version", "[command_line]") {
   };
   CHECK(options_of(first).size() == 10);
   std::vector<std::string> rows;
-  const auto parsed = Options::parse(option_table(), "serve", {}, 0);
+  const auto parsed = Options::parse(all_options(), "serve", {}, 0);
   for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
   CHECK(options_of(all) == rows);
   size_t at = 0, groups = 0;  // the names stand below the first options, and head all of them in the same order
@@ -466,7 +461,7 @@ TEST_CASE("command line: the bare binary answers, wherever it stands", "[command
 }
 
 TEST_CASE("command line: every row of the table is well formed", "[command_line]") {
-  for (const OptionRow& row : option_table()) {
+  for (const OptionRow& row : all_options()) {
     INFO(row.name);
     CHECK(std::string(row.help).size() > 3);
     CHECK(std::string(row.help).find('\n') == std::string::npos);
@@ -475,7 +470,7 @@ TEST_CASE("command line: every row of the table is well formed", "[command_line]
   }
   // Defaults fit their own rows, and no name stands twice in a group: parse checks both.
   for (const char* group : {"serve", "generate", "bench", "peak", "info"})
-    CHECK(Options::parse(option_table(), group, {}, 0));
+    CHECK(Options::parse(all_options(), group, {}, 0));
 }
 
 TEST_CASE("command line: the demo model's answers survive every dtype of KV but e5m2", "[command_line]") {

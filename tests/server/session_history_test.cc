@@ -32,46 +32,6 @@ Tokens joined(Tokens first, const Tokens& second) {
   return first;
 }
 
-// What clients of one name may believe to be its history. Turns of a name exclude one another.
-class Believed {
- public:
-  // A turn was answered: the history was one of those that may be, or this one is not to be explained.
-  bool answered(const Tokens& brought, const Tokens& output) {
-    std::set<Tokens> after;
-    for (const Tokens& history : may_be_) {
-      const Tokens prompt = joined(history, brought);
-      if (checksum_tokens(prompt, int(output.size())) == output) after.insert(joined(prompt, output));
-    }
-    may_be_ = std::move(after);
-    return !gone_ && !may_be_.empty();
-  }
-  // The reply got lost: the turn is in the history or it is not.
-  void lost(const Tokens& brought, int n) {
-    for (const Tokens& history : std::set<Tokens>(may_be_)) {
-      const Tokens prompt = joined(history, brought);
-      may_be_.insert(joined(prompt, checksum_tokens(prompt, n)));
-    }
-  }
-  // A 410. It needs something that can be gone.
-  bool told_gone() {
-    gone_ = true;
-    return !(may_be_.size() == 1 && may_be_.begin()->empty());
-  }
-  // Somebody else has begun under the name: what was before is gone.
-  void taken_over() { gone_ = true; }
-  bool certain() const { return !may_be_.contains({}); }  // there is a history
-  void begin_anew() { may_be_ = {{}}, gone_ = false; }
-  int tokens() const {  // at most
-    size_t most = 0;
-    for (const Tokens& history : may_be_) most = std::max(most, history.size());
-    return int(most);
-  }
-
- private:
-  std::set<Tokens> may_be_{{}};
-  bool gone_ = false;
-};
-
 // What runs on a server's I/O thread, which is the simulation's. Bodies are parsed on threads.
 class Mail {
  public:
@@ -173,13 +133,14 @@ class Sim final : public SimCluster {
   };
   struct Talker {
     std::string name;
-    bool returns_generation = false;
-    std::string generation;              // of the last reply
-    std::shared_ptr<Exchange> exchange;  // of the turn under way
+    std::string generation = Sessions::kNew;  // of the last reply
+    Tokens history;                           // … to which this belongs
+    bool gone = false;                        // that is not there any more: nothing is answered after it
+    std::shared_ptr<Exchange> exchange;       // of the turn under way
     Tokens brought;
-    int wants = 0, history = 0;  // tokens: asked for; after the last answer
-    bool ends = false;           // this turn is its last: session_end
-    bool alone = true;           // nobody else of its name was in the middle of a turn
+    int wants = 0;      // tokens asked for
+    bool ends = false;  // this turn is its last: session_end
+    bool alone = true;  // nobody else of its name was in the middle of a turn
     double asked_s = 0, leaves_s = 0, next_s = 0;
   };
   struct Server {
@@ -192,18 +153,16 @@ class Sim final : public SimCluster {
     std::shared_ptr<Exchange> exchange;
   };
   bool chance(double p) { return random_.uniform() < p; }
-  bool talking(const std::string& name) const {  // a name of those who are listened to
-    return std::any_of(talkers_.begin(), talkers_.end(), [&](const Talker& t) { return t.name == name; });
-  }
   void wrong(const std::string& what) {
     if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
   }
-  std::shared_ptr<Exchange> post(const std::string& name, const Tokens& prompt, int max_tokens,
-                                 const std::string& more = "");
+  std::shared_ptr<Exchange> post(const std::string& name, const std::string& generation, const Tokens& prompt,
+                                 int max_tokens, const std::string& more = "");
   void supervise();
   void disturb();
   void take_turn(Talker& talker);
   void forget(Talker& talker);
+  static void begin_anew(Talker& talker);
   void answered(Talker& talker);
   void refused(Talker& talker, const Exchange& exchange);
   void serve_anew();
@@ -217,7 +176,6 @@ class Sim final : public SimCluster {
   std::shared_ptr<Server> server_;
   std::vector<Talker> talkers_;
   std::vector<Stranger> strangers_;
-  std::map<std::string, Believed> believed_;
   uint64_t last_server_ = 0, last_name_ = 0;
   std::string wrong_;
 };
@@ -239,21 +197,19 @@ void Sim::serve_anew() {
   server_->api = std::make_unique<Api>(
       options, *server_->door, nullptr, nullptr, clock,
       [mail = server_->mail](std::function<void()> work) { mail->post(std::move(work)); });
-  // Without a generation nobody can tell a restarted server's new name from an old one.
-  for (Talker& talker : talkers_)
-    if (talker.generation.empty() || talker.generation == Sessions::kNew) believed_[talker.name].begin_anew();
+  for (Talker& talker : talkers_) talker.gone = talker.generation != Sessions::kNew;
 }
 
-std::shared_ptr<Exchange> Sim::post(const std::string& name, const Tokens& prompt, int max_tokens,
-                                    const std::string& more) {
+std::shared_ptr<Exchange> Sim::post(const std::string& name, const std::string& generation, const Tokens& prompt,
+                                    int max_tokens, const std::string& more) {
   auto exchange = std::make_shared<Exchange>();
   std::string ids;
   for (int32_t id : prompt) ids += (ids.empty() ? "" : ",") + std::to_string(id);
   server_->mail->run();
   server_->api->handle({.method = "POST",
                         .path = "/v1/completions",
-                        .body = R"({"session_id":")" + name + R"(","prompt":[)" + ids + R"(],"max_tokens":)" +
-                                std::to_string(max_tokens) +
+                        .body = R"({"session_id":")" + name + R"(","session_generation":")" + generation +
+                                R"(","prompt":[)" + ids + R"(],"max_tokens":)" + std::to_string(max_tokens) +
                                 R"(,"temperature":0,"ignore_eos":true,"return_token_ids":true)" + more + "}"},
                        exchange);
   server_->mail->wait();
@@ -298,22 +254,20 @@ void Sim::disturb() {
   }
   if (chance(0.2 * kTick)) no_processes_until_s_ = clock.seconds + 2 * random_.uniform();
   if (chance(0.1 * kTick)) ++counts["restarts"], serve_anew();
-  const auto speak = [&](const std::string& name, const char* more) {
-    strangers_.push_back({name, post(name, Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6)), more)});
+  const auto speak = [&](const std::string& name) {
+    strangers_.push_back(
+        {name, post(name, Sessions::kNew, Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6)))});
   };
-  if (chance(0.03)) speak("stranger" + std::to_string(++last_name_), "");  // a conversation of its own
-  if (chance(0.05)) {                                                      // and one under a name that may be dropped
-    const std::string& name = talkers_[random_.below(talkers_.size())].name;
-    const bool asked = std::any_of(talkers_.begin(), talkers_.end(),
-                                   [&](const Talker& talker) { return talker.name == name && talker.exchange; });
-    if (believed_[name].certain() && !asked) speak(name, R"(,"session_generation":"new")");
+  if (chance(0.03)) speak("stranger" + std::to_string(++last_name_));  // a conversation of its own
+  if (chance(0.05)) {                                                  // and one under a name that may be dropped
+    const Talker& talker = talkers_[random_.below(talkers_.size())];
+    if (talker.generation != Sessions::kNew && !talker.exchange) speak(talker.name);
   }
   std::erase_if(strangers_, [&](const Stranger& stranger) {
     if (!stranger.exchange->ended) return false;
-    if (talking(stranger.name) && stranger.exchange->status == 200) {
-      ++counts["taken over"];
-      believed_[stranger.name].taken_over();
-    }
+    if (stranger.exchange->status == 200)
+      for (Talker& talker : talkers_)
+        if (talker.name == stranger.name) ++counts["taken over"], talker.gone = talker.generation != Sessions::kNew;
     return true;
   });
 }
@@ -321,17 +275,21 @@ void Sim::disturb() {
 // Takes another name, and believes in nothing.
 void Sim::forget(Talker& talker) {
   talker.name = "talk" + std::to_string(++last_name_);
-  talker.generation = talker.returns_generation ? Sessions::kNew : "";
-  talker.history = 0;
+  begin_anew(talker);
+}
+
+void Sim::begin_anew(Talker& talker) {
+  talker.generation = Sessions::kNew;
+  talker.history.clear();
+  talker.gone = false;
 }
 
 void Sim::take_turn(Talker& talker) {
   talker.brought.clear();
   for (uint64_t n = 1 + random_.below(12); n > 0; --n) talker.brought.push_back(int32_t(random_.below(251)));
   talker.wants = 1 + int(random_.below(6));
-  talker.ends = talker.history > 100;  // the context is not endless
+  talker.ends = talker.history.size() > 100;  // the context is not endless
   std::string more;
-  if (!talker.generation.empty()) more += R"(,"session_generation":")" + talker.generation + '"';
   if (talker.ends) more += R"(,"session_end":true)";
   if (chance(0.5)) more += R"(,"stream":true)";
   talker.asked_s = clock.seconds;
@@ -340,7 +298,7 @@ void Sim::take_turn(Talker& talker) {
                               [&](const Talker& other) { return other.name == talker.name && other.exchange; }) &&
                  std::none_of(strangers_.begin(), strangers_.end(),
                               [&](const Stranger& s) { return s.name == talker.name; });
-  talker.exchange = post(talker.name, talker.brought, talker.wants, more);
+  talker.exchange = post(talker.name, talker.generation, talker.brought, talker.wants, more);
 }
 
 // The turn's answer is whole.
@@ -354,24 +312,21 @@ void Sim::answered(Talker& talker) {
   for (const json& part : parts)
     if (part.contains("choices") && !part["choices"].empty())
       for (const json& id : part["choices"][0]["token_ids"]) output.push_back(id.get<int32_t>());
-  Believed& believed = believed_[talker.name];
   ++counts["turns"];
   if (int(output.size()) != talker.wants)
     return wrong(talker.name + " got an answer of " + std::to_string(output.size()) + " tokens");
-  if (!talker.ends && chance(0.05)) {
-    believed.lost(talker.brought, talker.wants);
-    talker.history = believed.tokens();  // who loses several in a row is to end in time, too
+  const Tokens prompt = joined(talker.history, talker.brought);
+  if (talker.gone || checksum_tokens(prompt, talker.wants) != output)
+    return wrong(talker.name + " got an answer that its history does not explain");
+  if (!talker.ends && chance(0.05)) {  // the reply gets lost: the session is at a turn that its client does not know of
+    talker.gone = talker.generation != Sessions::kNew;
     return;
   }
-  if (!believed.answered(talker.brought, output))
-    return wrong(talker.name + " got an answer that no history of its explains");
-  talker.history = believed.tokens();
-  if (talker.returns_generation) talker.generation = parts.back()["session_generation"].get<std::string>();
+  talker.history = joined(prompt, output);
+  talker.generation = parts.back()["session_generation"].get<std::string>();
   if (!talker.ends) return;
   ++counts["ended"];
-  believed.begin_anew();
-  talker.history = 0;
-  talker.generation = talker.returns_generation ? Sessions::kNew : "";
+  begin_anew(talker);
 }
 
 // A turn is in its session whole or not at all: after a refusal the session is as it was.
@@ -380,23 +335,17 @@ void Sim::refused(Talker& talker, const Exchange& exchange) {
   const std::string code = error["code"].is_string() ? error["code"].get<std::string>() : "";
   const int status = exchange.status;
   ++counts[code.empty() ? std::to_string(status) : code];
-  Believed& believed = believed_[talker.name];
   if (status == 409 && code == "session_busy") {
     if (talker.alone) wrong(talker.name + " is busy, and nobody has asked anything of it");
     return;
   }
-  if (status == 409 && code == "session_stale") {  // a reply of its own got lost
-    if (!talker.returns_generation) wrong("stale, though no generation was sent");
-    return forget(talker);
-  }
+  if (status == 409 && code == "session_stale") return forget(talker);  // a reply got lost, or another has the name
   if (status == 410 && code == "session_expired") {
-    if (!believed.told_gone() && (talker.generation.empty() || talker.generation == Sessions::kNew))
-      wrong(talker.name + " is gone, and never was");
+    if (talker.generation == Sessions::kNew) wrong(talker.name + " is gone, and never was");
+    talker.gone = true;
     if (chance(0.7)) forget(talker);  // or asks again, and is to hear the same
     return;
   }
-  if (status == 400 && code == "context_length_exceeded" && talker.name == talkers_[1].name)
-    return forget(talker);  // another one of its name has said more than it knows
   if (status == 503 || code == "request_timeout") return;
   wrong(talker.name + " got " + std::to_string(status) + " " + exchange.body);
 }
@@ -410,10 +359,7 @@ std::string Sim::run() {
   open(std::move(options));
   for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode}) children_.push_back({.role = role});
   talkers_.resize(6);
-  for (size_t i = 0; i < talkers_.size(); ++i) {
-    talkers_[i].returns_generation = i % 2 == 0;
-    forget(talkers_[i]);
-  }
+  for (Talker& talker : talkers_) forget(talker);
   talkers_[3].name = talkers_[1].name;  // two clients of one name
   serve_anew();
   constexpr double kWild = 6, kCalm = 4;  // seconds

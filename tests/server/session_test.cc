@@ -10,20 +10,36 @@ std::string prompt_of(const TestServer& server, size_t request) {
   return byte_tokenizer().decode(server.service.seen().at(request).prompt);
 }
 
-json completion(TestServer& server, const std::string& fields) {
-  Reply reply = server.post("/v1/completions", "{" + fields + "}");
-  INFO(reply.body);
-  REQUIRE(reply.status == 200);
-  return parsed(reply.body);
-}
+// One client of one session, which returns the generation of its last answer.
+struct Talker {
+  TestServer& server;
+  std::string name = R"("session_id":"s")", generation = "new";
+  std::string body(const std::string& fields) const {
+    return "{" + name + R"(,"session_generation":")" + generation + "\"," + fields + "}";
+  }
+  // A turn that is answered.
+  json turn(const std::string& fields, const std::string& path = "/v1/completions") {
+    const Reply reply = server.post(path, body(fields));
+    INFO(reply.body);
+    REQUIRE(reply.status == 200);
+    const json answer = reply.body.starts_with("data: ") ? chunks(reply)[0] : parsed(reply.body);
+    generation = answer["session_generation"];
+    return answer;
+  }
+  // Of one that may be refused.
+  Reply post(const std::string& fields, const std::string& path = "/v1/completions") const {
+    return server.post(path, body(fields));
+  }
+};
 
 }  // namespace
 
 TEST_CASE("session: a completion goes on after prompt and output so far", "[server][session]") {
   TestServer server;
-  json first = completion(server, R"("session_id":"s","prompt":"one ","max_tokens":5)");
-  json second = completion(server, R"("session_id":"s","prompt":" two ","max_tokens":2)");
-  json third = completion(server, R"("session_id":"s","prompt":[33],"max_tokens":1,"echo":true)");
+  Talker s{server};
+  s.turn(R"("prompt":"one ","max_tokens":5)");
+  json second = s.turn(R"("prompt":" two ","max_tokens":2)");
+  json third = s.turn(R"("prompt":[33],"max_tokens":1,"echo":true)");
   CHECK(prompt_of(server, 1) == "one hello two ");
   CHECK(prompt_of(server, 2) == "one hello two he!");
   CHECK_SAME(third["choices"][0]["text"], "!h");  // echo is of what this turn brought
@@ -32,8 +48,8 @@ TEST_CASE("session: a completion goes on after prompt and output so far", "[serv
   std::vector<Request> seen = server.service.seen();
   CHECK(seen[0].cache_salt != 0);
   CHECK(seen[0].cache_salt == seen[2].cache_salt);
-  completion(server, R"("session_id":"t","prompt":"x")");
-  completion(server, R"("session_id":"s","cache_salt":"tenant","prompt":"x")");
+  Talker{server, R"("session_id":"t")"}.turn(R"("prompt":"x")");
+  Talker{server, R"("session_id":"s","cache_salt":"tenant")"}.turn(R"("prompt":"x")");
   CHECK(prompt_of(server, 3) == "x");
   CHECK(prompt_of(server, 4) == "x");  // another tenant's "s" is another session
   CHECK(server.service.seen()[3].cache_salt != seen[0].cache_salt);
@@ -42,17 +58,18 @@ TEST_CASE("session: a completion goes on after prompt and output so far", "[serv
 
 TEST_CASE("session: a chat's messages and replies stand before the new ones", "[server][session]") {
   TestServer server;
+  Talker talker{server};
   auto turn = [&](const std::string& content, bool stream) {
-    return server.post("/v1/chat/completions", R"({"session_id":"c","messages":[{"role":"user","content":")" + content +
-                                                   R"("}],"max_tokens":4,"stream":)" + (stream ? "true}" : "false}"));
+    talker.turn(R"("messages":[{"role":"user","content":")" + content + R"("}],"max_tokens":4,"stream":)" +
+                    (stream ? "true" : "false"),
+                "/v1/chat/completions");
   };
-  CHECK(turn("hi", false).status == 200);
-  CHECK(turn("and", true).status == 200);
-  CHECK(turn("end", false).status == 200);
+  turn("hi", false);
+  turn("and", true);
+  turn("end", false);
   CHECK(prompt_of(server, 2) == "user: hi\nassistant: hell\nuser: and\nassistant: hell\nuser: end\nassistant: ");
   // The other endpoint keeps tokens, not messages.
-  check_error(server.post("/v1/completions", R"({"session_id":"c","prompt":"x"})"), 400, "invalid_request_error",
-              "session_id", nullptr);
+  check_error(talker.post(R"("prompt":"x")"), 400, "invalid_request_error", "session_id", nullptr);
 }
 
 TEST_CASE("session: the token that ends a reply is no part of it", "[server][session]") {
@@ -61,21 +78,23 @@ TEST_CASE("session: the token that ends a reply is no part of it", "[server][ses
     return std::vector{FakeService::token('o', "o"), FakeService::token('k', "k"),
                        FakeService::token(256, "", FinishReason::stop)};
   };
-  completion(server, R"("session_id":"s","prompt":"a")");
-  completion(server, R"("session_id":"s","prompt":"b")");
+  Talker s{server};
+  s.turn(R"("prompt":"a")");
+  s.turn(R"("prompt":"b")");
   CHECK(prompt_of(server, 1) == "aokb");
 }
 
 TEST_CASE("session: a turn that is refused or ends early leaves no trace", "[server][session]") {
   TestServer server;
-  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
+  Talker s{server};
+  s.turn(R"("prompt":"a","max_tokens":1)");
   SECTION("bad input") {
-    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":[999]})").status == 400);
-    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":""})").status == 400);
+    CHECK(s.post(R"("prompt":[999])").status == 400);
+    CHECK(s.post(R"("prompt":"")").status == 400);
   }
   SECTION("refused by the cluster") {
     server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "full"}); };
-    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 503);
+    CHECK(s.post(R"("prompt":"x")").status == 503);
     server.service.admit = {};
   }
   SECTION("failed") {
@@ -84,21 +103,20 @@ TEST_CASE("session: a turn that is refused or ends early leaves no trace", "[ser
       end.error = "broken";
       return std::vector{FakeService::token('o', "o"), end};
     };
-    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 500);
+    CHECK(s.post(R"("prompt":"x")").status == 500);
     server.service.script = {};
   }
   SECTION("the client left in mid-stream") {
     server.service.step_delay_s = 0.02;
     {
       Client client(server.port());
-      client.send(
-          request_text("POST", "/v1/completions", R"({"session_id":"s","prompt":"x","max_tokens":200,"stream":true})"));
+      client.send(request_text("POST", "/v1/completions", s.body(R"("prompt":"x","max_tokens":200,"stream":true)")));
       CHECK_FALSE(client.read_some().empty());
     }
-    REQUIRE(server.service.wait([](const FakeService& s) { return !s.aborted().empty(); }));
+    REQUIRE(server.service.wait([](const FakeService& fake) { return !fake.aborted().empty(); }));
     server.service.step_delay_s = 0;
   }
-  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
+  s.turn(R"("prompt":"b","max_tokens":1)");
   CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
 }
 
@@ -106,57 +124,62 @@ TEST_CASE("session: one turn at a time", "[server][session]") {
   TestServer server;
   server.service.hold(true);
   Client first(server.port());
-  first.send(request_text("POST", "/v1/completions", R"({"session_id":"s","prompt":"a"})"));
+  Talker talker{server};
+  first.send(request_text("POST", "/v1/completions", talker.body(R"("prompt":"a")")));
   REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 1; }));
-  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})"), 409, "invalid_request_error",
-              "session_id", "session_busy");
+  check_error(talker.post(R"("prompt":"b")"), 409, "invalid_request_error", "session_id", "session_busy");
   server.service.hold(false);
-  CHECK(first.read().status == 200);
-  CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})").status == 200);
+  const Reply answer = first.read();
+  CHECK(answer.status == 200);
+  talker.generation = parsed(answer.body)["session_generation"];
+  talker.turn(R"("prompt":"b")");
 }
 
 TEST_CASE("session: session_end drops it after the turn", "[server][session]") {
   TestServer server;
-  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
-  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1,"session_end":true)");
-  completion(server, R"("session_id":"s","prompt":"c","max_tokens":1)");
+  Talker s{server};
+  s.turn(R"("prompt":"a","max_tokens":1)");
+  s.turn(R"("prompt":"b","max_tokens":1,"session_end":true)");
+  CHECK(s.post(R"("prompt":"c","max_tokens":1)").status == 410);
+  Talker{server}.turn(R"("prompt":"c","max_tokens":1)");
   CHECK(prompt_of(server, 1) == "ahb");
   CHECK(prompt_of(server, 2) == "c");
 }
 
 TEST_CASE("session: a last turn that is refused or late leaves the session as it was", "[server][session]") {
   TestServer server;
-  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
-  const std::string last = R"({"session_id":"s","prompt":"x","session_end":true)";
+  Talker s{server};
+  s.turn(R"("prompt":"a","max_tokens":1)");
+  const std::string last = R"("prompt":"x","session_end":true)";
   SECTION("the queue is full") {
     server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "the queue is full"}); };
-    CHECK(server.post("/v1/completions", last + "}").status == 503);
+    CHECK(s.post(last).status == 503);
     server.service.admit = {};
   }
   SECTION("too late") {
     server.service.script = [](const Request&, int) {
       return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", FinishReason::timeout)};
     };
-    CHECK(server.post("/v1/completions", last + "}").status == 504);
-    CHECK(server.post("/v1/completions", last + R"(,"stream":true})").status == 200);
+    CHECK(s.post(last).status == 504);
+    CHECK(s.post(last + R"(,"stream":true)").status == 200);
     server.service.script = {};
   }
-  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
+  s.turn(R"("prompt":"b","max_tokens":1)");
   CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
 }
 
 TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
-  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
-  CHECK(server.post("/v1/completions", R"({"session_id":"new","prompt":[999]})").status == 400);
+  Talker s{server}, other{server, R"("session_id":"other")"};
+  s.turn(R"("prompt":"a","max_tokens":1)");
+  CHECK(other.post(R"("prompt":[999])").status == 400);
   server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "the queue is full"}); };
-  CHECK(server.post("/v1/completions", R"({"session_id":"new","prompt":"x"})").status == 503);
+  CHECK(other.post(R"("prompt":"x")").status == 503);
   server.service.admit = {};
-  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
+  s.turn(R"("prompt":"b","max_tokens":1)");
   CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
-  // Nor is the refused one a session that was dropped.
-  completion(server, R"("session_id":"new","prompt":"c","max_tokens":1)");
-  CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 410);
+  other.turn(R"("prompt":"c","max_tokens":1)");
+  CHECK(s.post(R"("prompt":"x")").status == 410);
 }
 
 TEST_CASE("session: a matched stop token is kept only where the client sees it", "[server][session]") {
@@ -167,9 +190,10 @@ TEST_CASE("session: a matched stop token is kept only where the client sees it",
       how(end);
       return std::vector{FakeService::token('o', "o"), end};
     };
-    completion(server, R"("session_id":"s","prompt":"a",)" + fields);
+    Talker s{server};
+    s.turn(R"("prompt":"a",)" + fields);
     server.service.script = {};
-    completion(server, R"("session_id":"s","prompt":"b","max_tokens":1,"session_end":true)");
+    s.turn(R"("prompt":"b","max_tokens":1,"session_end":true)");
     return byte_tokenizer().decode(server.service.seen().back().prompt);
   };
   const std::string stop = R"("stop_token_ids":[120])";
@@ -184,22 +208,21 @@ TEST_CASE("session: a matched stop token is kept only where the client sees it",
 
 TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 2; });
-  auto turn = [&](const std::string& id) {
-    return server.post("/v1/completions", R"({"session_id":")" + id + R"(","prompt":"x","max_tokens":1})");
-  };
-  for (const char* id : {"a", "b", "a", "c"}) CHECK(turn(id).status == 200);
-  check_error(turn("b"), 410, "invalid_request_error", "session_id", "session_expired");
-  CHECK(turn("a").status == 200);
-  CHECK(turn("c").status == 200);
+  Talker a{server, R"("session_id":"a")"}, b{server, R"("session_id":"b")"}, c{server, R"("session_id":"c")"},
+      d{server, R"("session_id":"d")"};
+  const std::string x = R"("prompt":"x","max_tokens":1)";
+  for (Talker* talker : {&a, &b, &a, &c}) talker->turn(x);
+  check_error(b.post(x), 410, "invalid_request_error", "session_id", "session_expired");
+  a.turn(x);
+  c.turn(x);
   server.service.hold(true);
   std::vector<std::unique_ptr<Client>> busy;
-  for (const char* id : {"a", "c"}) {
+  for (const Talker* talker : {&a, &c}) {
     busy.push_back(std::make_unique<Client>(server.port()));
-    busy.back()->send(
-        request_text("POST", "/v1/completions", R"({"session_id":")" + std::string(id) + R"(","prompt":"y"})"));
+    busy.back()->send(request_text("POST", "/v1/completions", talker->body(R"("prompt":"y")")));
   }
   REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 2; }));
-  check_error(turn("d"), 503, "overloaded_error", "session_id", "sessions_full");
+  check_error(d.post(x), 503, "overloaded_error", "session_id", "sessions_full");
   server.service.hold(false);
   for (auto& client : busy) CHECK(client->read().status == 200);
 }
@@ -207,37 +230,39 @@ TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[serve
 TEST_CASE("session: an overflow names the session", "[server][session]") {
   TestServer server;  // max_model_len 256
   const std::string text(200, 'x');
-  completion(server, R"("session_id":"long","prompt":")" + text + R"(","max_tokens":10)");
-  Reply reply = server.post("/v1/completions", R"({"session_id":"long","prompt":")" + text + R"("})");
+  Talker talker{server, R"("session_id":"long")"};
+  talker.turn(R"("prompt":")" + text + R"(","max_tokens":10)");
+  Reply reply = talker.post(R"("prompt":")" + text + '"');
   check_error(reply, 400, "invalid_request_error", "prompt", "context_length_exceeded");
   CHECK(reply.body.find("session `long`") != std::string::npos);
-  completion(server, R"("session_id":"long","prompt":"y","max_tokens":1)");  // still there
+  talker.turn(R"("prompt":"y","max_tokens":1)");  // still there
 }
 
 TEST_CASE("session: a name is what its JSON text means, however it is escaped", "[server][session]") {
   TestServer server;
-  auto turn = [&](const std::string& name, const std::string& prompt) {
-    completion(server, name + R"(,"prompt":")" + prompt + R"(","max_tokens":1)");
+  auto turn = [&](Talker& talker, const std::string& name, const std::string& prompt) {
+    talker.name = name;
+    talker.turn(R"("prompt":")" + prompt + R"(","max_tokens":1)");
     return prompt_of(server, server.service.seen().size() - 1);
   };
-  CHECK(turn(R"("session_id":"a")", "1") == "1");
-  CHECK(turn(R"("session_id":"\u0061")", "2") == "1h2");
-  CHECK(turn(R"("session\u005fid":"a")", "3") == "1h2h3");
-  CHECK(turn(R"("session_id":"\u00e9\ud83d\ude00")", "4") == "4");
-  CHECK(turn("\"session_id\":\"\u00e9\U0001f600\"", "5") == "4h5");
+  Talker a{server}, face{server}, ab{server}, ac{server}, nul{server}, salted{server}, both{server};
+  CHECK(turn(a, R"("session_id":"a")", "1") == "1");
+  CHECK(turn(a, R"("session_id":"\u0061")", "2") == "1h2");
+  CHECK(turn(a, R"("session\u005fid":"a")", "3") == "1h2h3");
+  CHECK(turn(face, R"("session_id":"\u00e9\ud83d\ude00")", "4") == "4");
+  CHECK(turn(face, "\"session_id\":\"\u00e9\U0001f600\"", "5") == "4h5");
   // A NUL is a character like another: it ends no name.
-  CHECK(turn(R"("session_id":"a\u0000b")", "6") == "6");
-  CHECK(turn(R"("session_id":"a\u0000c")", "7") == "7");
-  CHECK(turn(R"("session_id":"\u0000")", "8") == "8");
-  CHECK(turn(R"("session_id":"a\u0000b")", "9") == "6h9");
-  CHECK(turn(R"("session_id":"a")", "0") == "1h2h3h0");
+  CHECK(turn(ab, R"("session_id":"a\u0000b")", "6") == "6");
+  CHECK(turn(ac, R"("session_id":"a\u0000c")", "7") == "7");
+  CHECK(turn(nul, R"("session_id":"\u0000")", "8") == "8");
+  CHECK(turn(ab, R"("session_id":"a\u0000b")", "9") == "6h9");
+  CHECK(turn(a, R"("session_id":"a")", "0") == "1h2h3h0");
   // Nor is it where a name ends and a salt begins.
-  CHECK(turn(R"("session_id":"a","cache_salt":"b\u0000")", "x") == "x");
-  CHECK(turn(R"("session_id":"a\u0000b","cache_salt":"\u0000")", "y") == "y");
+  CHECK(turn(salted, R"("session_id":"a","cache_salt":"b\u0000")", "x") == "x");
+  CHECK(turn(both, R"("session_id":"a\u0000b","cache_salt":"\u0000")", "y") == "y");
   // Half a pair is no text.
   for (const char* half : {R"("\ud83d")", R"("\ude00a")"}) {
-    const std::string body = std::string(R"({"session_id":)") + half + R"(,"prompt":"x"})";
-    CHECK(server.post("/v1/completions", body).status == 400);
+    CHECK(Talker{server, std::string(R"("session_id":)") + half}.post(R"("prompt":"x")").status == 400);
   }
 }
 
@@ -255,20 +280,23 @@ TEST_CASE("session: what a session_id may not be, and may not come with", "[serv
   refused(R"("session_id":"s","n":2)", "n");
   refused(R"("session_id":"s","session_end":1)", "session_end");
   refused(R"("session_end":true)", "session_end");
-  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":["a","b"]})"), 400, "invalid_request_error",
-              "prompt", nullptr);
+  refused(R"("session_generation":"new")", "session_generation");
+  refused(R"("session_id":"s")", "session_generation");
+  check_error(Talker{server}.post(R"("prompt":["a","b"])"), 400, "invalid_request_error", "prompt", nullptr);
   CHECK(server.service.seen().empty());
-  completion(server, R"("session_id":")" + std::string(256, 'x') + R"(","prompt":"a")");
-  completion(server, R"("session_id":null,"prompt":"a")");
+  Talker{server, R"("session_id":")" + std::string(256, 'x') + '"'}.turn(R"("prompt":"a")");
+  CHECK(server.post("/v1/completions", R"({"session_id":null,"prompt":"a"})").status == 200);
 }
 
 namespace {
 
-std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes, std::initializer_list<const char*> keys) {
+std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes, std::initializer_list<const char*> keys,
+                                   std::map<std::string, std::string>& generations) {
   auto sessions = std::make_shared<Sessions>(max_sessions, max_bytes);
   for (const char* key : keys) {
     Sessions::Turn turn;
-    REQUIRE(sessions->begin(key, turn) == Sessions::State::taken);
+    REQUIRE(sessions->begin(key, turn, Sessions::kNew) == Sessions::State::taken);
+    generations[key] = turn.generation();
     turn.commit({.tokens = {1, 2, 3}, .messages = {}});
   }
   return sessions;
@@ -277,46 +305,54 @@ std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes, std::init
 }  // namespace
 
 TEST_CASE("sessions: one that is too large alone pushes nobody out", "[server][session]") {
-  auto sessions = store_of(6, 1000, {"a", "b"});
+  std::map<std::string, std::string> generations;
+  auto sessions = store_of(6, 1000, {"a", "b"}, generations);
   const size_t before = sessions->stats().bytes;
   Sessions::Turn large;
-  REQUIRE(sessions->begin("large", large) == Sessions::State::taken);
+  REQUIRE(sessions->begin("large", large, Sessions::kNew) == Sessions::State::taken);
+  const std::string generation = large.generation();
   large.commit({.tokens = std::vector<int32_t>(1000), .messages = {}});
-  CHECK(sessions->begin("large", large) == Sessions::State::dropped);
+  CHECK(sessions->begin("large", large, generation) == Sessions::State::dropped);
   CHECK(sessions->stats().sessions == 2);
   CHECK(sessions->stats().bytes == before);
   for (const char* key : {"a", "b"}) {
     Sessions::Turn turn;
-    REQUIRE(sessions->begin(key, turn) == Sessions::State::taken);
+    REQUIRE(sessions->begin(key, turn, generations[key]) == Sessions::State::taken);
     CHECK(turn.so_far().tokens == std::vector<int32_t>{1, 2, 3});
   }
 }
 
 TEST_CASE("sessions: one that was dropped is known as such however many followed it", "[server][session]") {
-  auto sessions = store_of(1, 1000, {"a", "b", "c", "d", "e", "f"});
+  std::map<std::string, std::string> generations;
+  auto sessions = store_of(1, 1000, {"a", "b", "c", "d", "e", "f"}, generations);
   for (const char* key : {"a", "b", "c", "d", "e"}) {
     Sessions::Turn turn;
-    CHECK(sessions->begin(key, turn) == Sessions::State::dropped);
+    CHECK(sessions->begin(key, turn, generations[key]) == Sessions::State::dropped);
   }
 }
 
 TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][session]") {
   Random random(8);
   auto sessions = std::make_shared<Sessions>(6, 4000);
-  std::map<std::string, std::vector<int32_t>> model;  // what each session must hold, if it is there
+  struct Known {
+    std::vector<int32_t> tokens;  // that the session must hold, if it is there
+    std::string generation = Sessions::kNew;
+  };
+  std::map<std::string, Known> model;
   std::vector<std::pair<std::string, Sessions::Turn>> held;
   int dropped = 0, busy = 0;
   for (int round = 0; round < 20000; ++round) {
     const std::string key(1, char('a' + random.below(12)));
     if (held.size() < 5 && random.below(2)) {
       Sessions::Turn turn;
-      const Sessions::State state = sessions->begin(key, turn);
+      const Sessions::State state = sessions->begin(key, turn, model[key].generation);
       const bool in_use = std::any_of(held.begin(), held.end(), [&](const auto& h) { return h.first == key; });
       REQUIRE((state == Sessions::State::busy) == in_use);
-      dropped += state == Sessions::State::dropped;
+      REQUIRE(state != Sessions::State::stale);
       busy += state == Sessions::State::busy;
+      if (state == Sessions::State::dropped) ++dropped, model.erase(key);
       if (state == Sessions::State::taken) {
-        if (!turn.so_far().empty()) REQUIRE(turn.so_far().tokens == model[key]);
+        REQUIRE(turn.so_far().tokens == model[key].tokens);
         held.emplace_back(key, std::move(turn));
       }
     } else if (!held.empty()) {
@@ -326,10 +362,13 @@ TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][ses
       Conversation next = turn.so_far();
       switch (random.below(4)) {
         case 0: turn.release(); break;
-        case 1: turn.end(); break;
+        case 1:
+          turn.end();
+          model.erase(name);
+          break;
         default:
-          next.tokens.resize(next.tokens.size() + random.below(60), round);
-          model[name] = next.tokens;
+          next.tokens.resize(next.tokens.size() + 1 + random.below(60), round);
+          model[name] = {next.tokens, turn.generation()};
           turn.commit(std::move(next));
       }
     }

@@ -65,9 +65,6 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
       {"--topology", "1P1D", "--gpu-split", "2", "--cuda-graphs", "off"},
       {"--speculate", "ngram", "--speculate-tokens", "3", "--ngram-min", "1"},
       {"--topology", "1P1D", "--speculate", "ngram", "--ngram-min", "1", "--cuda-graphs", "off"},
-      {"--speculate", "draft", "--draft-model", model.dir.path, "--speculate-tokens", "3"},
-      {"--topology", "1P1D", "--speculate", "draft", "--draft-model", model.dir.path, "--allocator", "vattention",
-       "--page-group-bytes", "64KiB", "--cuda-graphs", "off"},
       {"--topology", "1P1D", "--kv-layout", "token_major", "--cuda-decode-attention", "split_kv"}};
   for (std::vector<std::string> words : ways) {
     words.insert(words.end(), {"--device", "cuda"});

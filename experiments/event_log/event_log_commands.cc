@@ -1,0 +1,93 @@
+// xpyd replay, trace, explain and calibrate: readings of an event log (disagg/event_log.h).
+#include <cstdio>
+
+#include "allocator/eviction.h"
+#include "base/table.h"
+#include "batch/chunk_policy.h"
+#include "batch/policy.h"
+#include "disagg/admission.h"
+#include "disagg/order.h"
+#include "disagg/placement.h"
+#include "experiments/event_log/calibrate.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
+#include "experiments/subcommands.h"
+#include "server/commands.h"
+
+namespace xpyd::server {
+
+int replay_main(const Options& options) {
+  ReplayOptions again;
+  for (auto [option, kind] : {std::pair{"placement", "place"},
+                              {"admission", "admit"},
+                              {"admission", "join"},
+                              {"disagg", "order"},
+                              {"batching", "plan"},
+                              {"chunk-policy", "chunk"},
+                              {"host-eviction", "evict"}})
+    if (!options.text(option).empty()) again.instead[kind] = options.text(option);
+  const auto counts = need(replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
+    std::printf("%s\n  now: %s\n", line.c_str(), answer.c_str());
+  }));
+  bool differs = false;
+  for (const auto& [kind, count] : counts) {
+    std::printf("%-8s %lld decisions, %lld differ", kind.c_str(), static_cast<long long>(count.decisions),
+                static_cast<long long>(count.differ));
+    if (kind == "place" && count.decisions > 0)
+      std::printf(", regret ratio %.4f, now %.4f", count.regret / double(count.decisions),
+                  count.regret_now / double(count.decisions));
+    std::printf("\n");
+    differs |= count.differ > 0;
+  }
+  return differs ? 1 : 0;
+}
+
+int trace_main(const Options& options) {
+  need(write_trace(options.positional(), stdout));
+  return 0;
+}
+
+int explain_main(const Options& options) {
+  const int64_t number = options.integer("request");
+  auto lives = need(read_lives(options.positional()));
+  if (number >= 0) {
+    std::erase_if(lives, [number](const RequestLife& life) { return life.request != uint64_t(number); });
+    if (lives.empty()) throw Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"};
+  }
+  for (const RequestLife& life : lives)
+    if (number >= 0) std::printf("%s\n", attribution_line(life).c_str());
+  std::printf("%s\n", attribution_header().c_str());
+  for (const RequestLife& life : lives) std::printf("%s\n", attribution_row(life).c_str());
+  return 0;
+}
+
+int calibrate_main(const Options& options) {
+  const Calibration c = need(calibrate(options.positional()));
+  std::printf("%s\n", hardware_json(c).c_str());
+  std::fprintf(stderr,
+               "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
+               c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n,
+               100 * c.link_error.mape(), 100 * c.link_error.bias());
+  return 0;
+}
+
+std::vector<OptionRow> event_log_options() {
+  using enum OptionKind;
+  // The rows keep pointers into these.
+  static const std::string placements = names_of(placement_policies(), "|"),
+                           slo_admissions = names_of(admission_policies(), "|"),
+                           orders = names_of(disagg_policies(), "|"), batchings = names_of(batch_policies(), "|"),
+                           chunks = names_of(chunk_policies(), "|"), evictions = names_of(kEvictionPolicies, "|");
+  return {
+      {"placement", text, "", "", placements.c_str(), 0, 0, "what this one would have decided; empty: the recorded one",
+       "replay"},
+      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"disagg", text, "", "", orders.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "… (as --placement)", "replay"},
+      {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
+      {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},
+  };
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,219 @@
+#include "experiments/event_log/trace_view.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "disagg/event_log.h"
+
+namespace xpyd::disagg {
+namespace {
+
+using nlohmann::json;
+
+template <class T>
+T read(const json& line) {
+  T x;
+  JsonIn::Keep keep;
+  JsonIn in(line, keep);
+  columns(in, x);
+  return x;
+}
+
+// Events of the trace format, one a line; times in microseconds.
+class TraceWriter {
+ public:
+  explicit TraceWriter(std::FILE* out) : out_(out) {
+    std::fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", out_);
+  }
+  void end() { std::fputs("\n]}\n", out_); }
+
+  // Processes by name; requests are one of them. Numbers begin at 1: viewers take 0 for an idle processor.
+  int process(const std::string& name) {
+    auto [at, fresh] = processes_.try_emplace(name, int(processes_.size()) + 1);
+    if (fresh) put_name("process_name", at->second, 1, name);
+    return at->second;
+  }
+  // A track of a process: the steps of an instance, or a request.
+  struct Track {
+    int pid;
+    uint64_t tid;
+  };
+  Track steps(const std::string& instance) { return track(process(instance), 1, "steps"); }
+  Track request(const std::string& name, uint64_t request) {
+    return track(process(name), request + 1, "request " + std::to_string(request));
+  }
+  template <class... Args>
+  void span(Track track, const std::string& name, double begin_s, double end_s, const Args&... args) {
+    coloured_span(track, name, begin_s, end_s, nullptr, args...);
+  }
+  // `colour`: one of chrome://tracing's names; null: as the viewer likes (ui.perfetto.dev: by the span's name).
+  template <class... Args>
+  void coloured_span(Track track, const std::string& name, double begin_s, double end_s, const char* colour,
+                     const Args&... args) {
+    if (end_s <= begin_s) return;
+    JsonText event;
+    event.open('{').add("ph", "X", "name", name, "pid", track.pid, "tid", track.tid, "ts", begin_s * 1e6, "dur",
+                        (end_s - begin_s) * 1e6);
+    if (colour) event.add("cname", colour);
+    event.key("args").object(args...);
+    event.close('}');
+    put(event);
+  }
+  template <class... Args>
+  void counters(int pid, const char* name, double at_s, const Args&... args) {
+    JsonText event;
+    event.open('{').add("ph", "C", "name", name, "pid", pid, "ts", at_s * 1e6).key("args").object(args...).close('}');
+    put(event);
+  }
+  // From the span on a track that begins at `at_s` to the next one that begins on another.
+  void arrow(uint64_t id, Track from, Track to, double at_s, double end_s) {
+    for (bool begins : {true, false}) {
+      const Track& end = begins ? from : to;
+      JsonText event;
+      event.open('{').add("ph", begins ? "s" : "f", "id", id, "name", "KV", "cat", "kv", "pid", end.pid, "tid", end.tid,
+                          "ts", (begins ? at_s : end_s) * 1e6);
+      event.close('}');
+      put(event);
+    }
+  }
+
+ private:
+  Track track(int pid, uint64_t tid, const std::string& name) {
+    if (tracks_.insert({pid, tid}).second) put_name("thread_name", pid, tid, name);
+    return {pid, tid};
+  }
+  void put_name(const char* of, int pid, uint64_t tid, const std::string& name) {
+    JsonText event;
+    event.open('{').add("ph", "M", "name", of, "pid", pid, "tid", tid).key("args").object("name", name).close('}');
+    put(event);
+  }
+  void put(JsonText& event) {
+    std::fputs(first_ ? "\n" : ",\n", out_);
+    first_ = false;
+    std::fputs(event.take().c_str(), out_);
+  }
+  std::FILE* out_;
+  bool first_ = true;
+  std::map<std::string, int> processes_;
+  std::set<std::pair<int, uint64_t>> tracks_;
+};
+
+// The requests of an instance's last plan, and how many tokens of each: "7:512 9:1".
+std::string batch_of(const json& plan) {
+  std::string text;
+  size_t at = 0;
+  const auto requests = plan.value("requests", json::array());
+  const json answer = plan.value("answer", json::object());
+  for (const char* part : {"runs", "admits"})
+    for (const json& run : answer.value(part, json::array()))
+      text += (text.empty() ? "" : " ") + requests.at(at++).dump() + ":" + run.at("n_tokens").dump();
+  return text;
+}
+
+void put_step(TraceWriter& trace, const StepLife& s, const std::string& batch) {
+  const TraceWriter::Track track = trace.steps(s.instance);
+  const char* name = s.tokens == 0 ? "decode" : s.decodes == 0 ? "prefill" : "mixed";
+  const double ends_s = s.t + s.seconds;
+  trace.span(track, name, s.t, ends_s, "steps", s.steps, "tokens", s.tokens, "decodes", s.decodes, "context", s.context,
+             "batch", batch);
+  trace.counters(track.pid, "blocks", ends_s, "active", s.active, "cached", s.cached, "in_transfer", s.in_transfer,
+                 "free", s.free);
+  trace.counters(track.pid, "sequences", ends_s, "running", s.running, "waiting", s.waiting);
+}
+
+void put_transfer(TraceWriter& trace, const TransferLife& s) {
+  if (s.seconds <= 0) return;
+  const TraceWriter::Track track = trace.request(s.from + " -> " + s.to, s.request);
+  trace.span(track, "KV", s.t, s.t + s.seconds, "request", s.request, "tokens", s.tokens, "bytes", s.bytes);
+  trace.arrow(s.request, track, trace.steps(s.to), s.t, s.t + s.seconds);
+}
+
+void put_request(TraceWriter& trace, const RequestLife& life) {
+  const TraceWriter::Track track = trace.request("requests", life.request);
+  double at = life.t;
+  for (const Phase& phase : phases(life)) {
+    const std::string name = kPhases[phase.kind];
+    const char* colour = name == "grant" ? "bad" : name == "transfer" ? "thread_state_iowait" : nullptr;
+    trace.coloured_span(track, name, phase.begin_s, at = phase.end_s, colour, "request", life.request);
+  }
+  trace.span(track, "decode", at, life.ended, "tokens", life.output, "finish", life.finish);
+}
+
+// What instances say of requests, until their lives are read: their first steps there, and what they loaded.
+class Marks {
+ public:
+  void plan(const json& line) {
+    const json answer = line.value("answer", json::object()), requests = line.value("requests", json::array());
+    size_t at = answer.value("runs", json::array()).size();
+    for (size_t n = answer.value("admits", json::array()).size(); n > 0; --n)
+      of_[{requests.at(at++).get<uint64_t>(), line.value("instance", "")}].begun_s.push_back(line.value("t", 0.0));
+  }
+  void fetch(const FetchLife& fetch) {
+    of_[{fetch.request, fetch.instance}].fetch = {fetch.t, fetch.t + fetch.seconds};
+  }
+  // Of the last attempt. What an instance did was before the conductor could hear of it.
+  void complete(RequestLife& life) const {
+    if (const auto at = of_.find({life.request, life.prefill}); at != of_.end()) {
+      std::tie(life.fetching, life.fetched) = at->second.fetch;
+      if (const double begun_s = at->second.first_after(life.placed)) life.started = std::min(life.started, begun_s);
+    }
+    if (const auto at = of_.find({life.request, life.decode}); at != of_.end() && life.decode != life.prefill)
+      if ((life.decoding = at->second.first_after(life.placed)) > 0) life.joined = std::min(life.joined, life.decoding);
+  }
+
+ private:
+  struct Mark {
+    std::vector<double> begun_s;
+    std::pair<double, double> fetch = {0, 0};
+    double first_after(double s) const {  // 0: none
+      double first = 0;
+      for (double begun : begun_s)
+        if (begun > s && (first == 0 || begun < first)) first = begun;
+      return first;
+    }
+  };
+  std::map<std::pair<uint64_t, std::string>, Mark> of_;
+};
+
+// Each line goes to `other`, too. The lives come last, without their gaps.
+Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths,
+                                            const std::function<void(const std::string& kind, const json&)>& other) {
+  std::vector<RequestLife> lives;
+  Marks marks;
+  const Status read_all = read_event_logs(paths, [&](const std::string&, const json& line) {
+    const std::string kind = line.value("e", "");
+    if (kind == "plan") marks.plan(line);
+    if (kind == "fetch") marks.fetch(read<FetchLife>(line));
+    if (kind == "request") lives.push_back(read<RequestLife>(line)), lives.back().gaps = {};
+    other(kind, line);
+  });
+  if (!read_all) return read_all.error();
+  for (RequestLife& life : lives) marks.complete(life);
+  return lives;
+}
+
+}  // namespace
+
+Status write_trace(std::span<const std::string> paths, std::FILE* out) {
+  if (paths.empty()) return read_event_logs(paths, {});  // its error, before anything is written
+  TraceWriter trace(out);
+  std::map<std::string, std::string> batches;
+  const auto lives = read_lives(paths, [&](const std::string& kind, const json& line) {
+    if (kind == "plan") batches[line.value("instance", "")] = batch_of(line);
+    if (kind == "step") put_step(trace, read<StepLife>(line), batches[line.value("instance", "")]);
+    if (kind == "transfer") put_transfer(trace, read<TransferLife>(line));
+  });
+  if (lives)
+    for (const RequestLife& life : lives.value()) put_request(trace, life);
+  trace.end();
+  return lives ? ok() : Status(lives.error());
+}
+
+Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths) {
+  return read_lives(paths, [](const std::string&, const json&) {});
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,166 @@
+// xpyd bench: a load is sent to a completions endpoint, one thread; what a client saw of each request becomes figures,
+// by pure functions.
+//
+// Definitions (kBenchDefinitions is printed with every result; vLLM's client has the same unless it
+// says so):
+//   send    just before the connection is opened
+//   chunk   an event with non-empty `choices`, of a chat with some content, reasoning or tool call; the usage event
+//           and [DONE] are none
+//   TTFT    send to first chunk          ITL   gap between chunks, pooled over all requests
+//   E2EL    send to last chunk           TPOT  (E2EL - TTFT) / (output tokens - 1), per request
+//   TBT     the mean of a request's longest tenth of gaps (Mooncake, FAST '25 section 5.1; token_times.h)
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "experiments/load/datasets.h"
+#include "server/http_client.h"
+
+namespace xpyd::server {
+
+// ---- the figures (bench_result.cc)
+
+extern const char* const kBenchDefinitions;
+
+// One request as the client saw it. Times in seconds on one clock.
+struct RequestRecord {
+  double due_s = 0;             // when the arrival process wanted it sent
+  double sent_s = 0;            // when it was
+  double end_s = 0;             // when the connection was done, whatever the outcome
+  std::vector<double> chunk_s;  // arrival of each chunk, ascending
+  int input_tokens = 0;
+  int output_tokens = 0;  // usage.completion_tokens; the number of chunks where the server gave none
+  bool has_usage = false;
+  std::string text;
+  std::string error;          // "" = success
+  bool refused = false;       // by the server, for an objective (429)
+  double retry_after_s = -1;  // … and when it should be asked again, as it says; below 0: it does not
+  bool ok() const { return error.empty(); }
+};
+
+// Limits of a good request in ms; infinite = no limit.
+struct Goodput {
+  double ttft_ms, tpot_ms, e2el_ms, tbt_ms;
+  bool given = false;
+  Goodput();
+};
+// "ttft:200 tpot:50"; "" gives no limits.
+Result<Goodput> parse_goodput(const std::string& text);
+
+struct BenchResult {
+  double duration_s = 0;                        // first arrival to last end
+  int completed = 0, failed = 0, refused = 0;   // refused ones have not failed
+  int without_usage = 0;                        // of the completed: output counted in chunks
+  int64_t input_tokens = 0, output_tokens = 0;  // of the completed
+  int64_t retokenized = -1;                     // their texts, tokenized again by the server; below 0: not asked
+  double request_throughput = 0;                // completed / s
+  double request_goodput = 0;                   // within all limits / s
+  double slo_attainment = 0;                    // within all limits / all requests, whatever became of them
+  double input_throughput = 0, output_throughput = 0, total_token_throughput = 0;  // tokens / s
+  double concurrency = 0;  // mean over the duration, by the integral over time: seconds of all requests / duration
+  double max_output_tokens_per_s = 0;  // chunks in the fullest second
+  int max_concurrent_requests = 0;
+  Summary ttft_ms, tpot_ms, itl_ms, e2el_ms;  // of the completed
+  Summary tbt_ms, tbt_max_ms, tbt_p99_ms;     // a value of each request: its longest tenth, its longest gap, its P99
+  Summary retry_after_s;                      // of the refused that have it
+  Summary lateness_ms;                        // send after due, all requests: the client's own queue and delay
+};
+
+BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s, double duration_s,
+                            const Goodput& goodput);
+
+// What the table says beside the figures.
+struct BenchSetting {
+  double request_rate = 0;  // infinite: all at once
+  int max_concurrency = 0;  // 0: no limit
+  bool has_goodput = false;
+  std::string backend = "openai";  // SGLang's name for what the server speaks
+};
+
+// A table of 50 columns, in vLLM's rows or in SGLang's, each with ours of TBT behind them.
+std::string bench_table(const BenchResult& result, const BenchSetting& setting);
+std::string sglang_table(const BenchResult& result, const BenchSetting& setting);
+
+// vLLM's keys.
+nlohmann::json bench_json(const BenchResult& result);
+// vLLM's detailed keys: one array element per request; times in seconds.
+nlohmann::json bench_details(std::span<const RequestRecord> records, double start_s);
+
+// ---- the load (bench_client.cc)
+
+// What the server says of itself in /v1/models.
+struct ServerCard {
+  std::string model, root;
+  int max_model_len = 0;  // 0: it does not say
+  int vocab = 0;          // 0: it does not say
+};
+// The card of `model`, or the first one when it is empty.
+Result<ServerCard> read_server_card(HttpClient& client, const std::string& model);
+
+// Tokens of a text, by the server's /tokenize.
+Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text);
+
+// What the options say of a run besides its data set and its requests.
+struct BenchOptions {
+  std::string url, api_key, goodput, format;
+  int warmups = 1;
+  bool progress = true;  // a bar, where stderr is a terminal
+};
+
+struct SendOptions {
+  std::string endpoint, model;
+  double temperature = 0, timeout_s = 600;
+  bool ignore_eos = true;
+  bool keep_text = false;
+  uint64_t seed = 0;  // request i samples with seed + i
+  int vocab = 0;
+  int max_concurrency = 0;  // 0: no limit
+};
+
+// A chat, of one message of the user, whose answer has its text in `delta`.
+inline bool is_chat(const SendOptions& options) { return options.endpoint.ends_with("/chat/completions"); }
+// Chats need texts: what has ids alone is turned into text by the server's /detokenize.
+Status make_texts(HttpClient& client, const SendOptions& options, std::vector<BenchRequest>& requests);
+
+// The body of request i of the load.
+std::string completion_body(const BenchRequest& request, int i, const SendOptions& options);
+
+// Collects one answer: feed() takes body bytes as they arrive.
+class AnswerReader {
+ public:
+  AnswerReader(RequestRecord& record, bool keep_text) : record_(record), keep_text_(keep_text) {}
+  void feed(int status, std::string_view bytes, double now_s);
+  void finish(const HttpOutcome& outcome, double now_s);
+
+ private:
+  void event(const std::string& data, double now_s);
+  RequestRecord& record_;
+  bool keep_text_;
+  bool done_ = false;
+  SseParser sse_;
+  std::string error_body_;
+};
+
+// Sends requests[i] at start + due[i], or, in a session, think_s after request `after` has ended, well or not (later
+// while max_concurrency are in flight), until all are answered or `stop` becomes true. Records of requests that were
+// not answered by then are left out.
+struct LoadRun {
+  std::vector<RequestRecord> records;
+  double start_s = 0, duration_s = 0;
+  int unanswered = 0;  // because of the stop
+};
+LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests, const std::vector<double>& due,
+                  const SendOptions& options, Clock& clock,
+                  const std::function<void(int done, int in_flight)>& on_progress, const std::atomic<bool>& stop);
+
+}  // namespace xpyd::server

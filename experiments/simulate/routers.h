@@ -1,0 +1,53 @@
+// What routers see of a simulated cluster when it has several, and when their views are stale: conductors that do not
+// know of each other, to whom requests go in turn. Each knows the load that it has placed itself; events of prefix
+// caches reach each a while later, or are lost. One router without either is the conductor alone.
+//
+// Thread safety: none; the timeline's thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/random.h"
+#include "disagg/conductor.h"
+#include "experiments/simulate/timeline.h"
+
+namespace xpyd::disagg {
+
+struct RouterOptions {
+  int routers = 1;
+  double event_delay_s = 0, event_loss = 0;  // of each block stored or removed, to each router
+};
+
+class Routers {
+ public:
+  Routers(const RouterOptions& options, const ConductorOptions& each, Timeline& timeline, Post& post);
+
+  InstanceId new_id();
+  void joined(const InstanceInfo& info, const std::shared_ptr<InstanceProbe>& probe);
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink);
+  void receive(InstanceId from, Message message);
+  ConductorStats totals() const;  // the sums
+
+ private:
+  // Instances know the attempts of all routers: router r of n calls its a-th one a n + r there.
+  struct Router final : Post {
+    Router(Routers& owner, int which, const ConductorOptions& options)
+        : all(owner), number(which), random(~options.seed), conductor(options, owner.timeline_.clock, *this) {}
+    void send(InstanceId from, InstanceId to, Message message) override;
+
+    Routers& all;
+    const int number;
+    Random random;
+    Conductor conductor;
+  };
+  void heard(Router& router, InstanceId from, CacheReport report);
+
+  const RouterOptions options_;
+  Timeline& timeline_;
+  Post& post_;
+  std::vector<std::unique_ptr<Router>> routers_;
+  size_t next_ = 0;
+};
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,177 @@
+// xpyd simulate: a trace, served by a cluster in virtual time (experiments/simulate/).
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/table.h"
+#include "disagg/cluster.h"
+#include "experiments/simulate/cluster.h"
+#include "experiments/subcommands.h"
+#include "server/commands.h"
+#include "server/stack.h"
+
+namespace xpyd::server {
+namespace {
+
+SimulationOptions simulation_options(const Options& options, const Trace& trace) {
+  SimulationOptions simulation;
+  options.fill(simulation);
+  options.fill(simulation.engine);
+  simulation.hardware = need(find_hardware(options.text("hardware")), "--hardware: ");
+  simulation.model = need(find_simulated_model(options.text("model")), "--model: ");
+  need(check_unread(options));
+  ConductorOptions& conductor = simulation.conductor;
+  options.fill(conductor);
+  EngineOptions& engine = simulation.engine;
+  conductor.step_tokens = engine.step_tokens;
+  conductor.max_queue_bytes = INT64_MAX;
+  for (const TraceRequest& request : trace.requests)
+    conductor.max_model_len = std::max(
+        conductor.max_model_len,
+        request.prompt_tokens +
+            std::max(1, simulation.output_tokens < 0 ? request.output_tokens : simulation.output_tokens));
+  conductor.log = open_event_log(options);
+  conductor.patience_s = kNever;
+  return simulation;
+}
+
+// What is written must not be what is read, nor the other thing that is written.
+void check_files(const Options& options) {
+  namespace fs = std::filesystem;
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code none, absent;
+    return !a.empty() && !b.empty() &&
+           (fs::equivalent(a, b, none) || fs::weakly_canonical(a, none) == fs::weakly_canonical(b, absent));
+  };
+  for (const char* written : {"event-log", "json"}) {
+    const std::string& path = options.text(written);
+    const fs::path file = options.positional()[0];
+    std::error_code none;
+    const fs::path folder = fs::weakly_canonical(path, none).parent_path();
+    if (same(path, file) || (fs::is_directory(file, none) && same(folder, file)))
+      throw invalid("--" + std::string(written) + " " + path + ": it is the trace's FILE, or one of its files");
+    for (const char* other : {"hardware", "model", "config", "json"})
+      if (other != std::string_view(written) && same(path, options.text(other)))
+        throw invalid("--" + std::string(written) + " " + path + ": it is the file of --" + other);
+  }
+}
+
+}  // namespace
+
+int simulate_main(const Options& options) {
+  if (options.positional().empty()) throw invalid("expected the trace's FILE");
+  check_files(options);
+  need(check_result_file(options));
+  TraceOptions reading;
+  options.fill(reading);
+  reading.seed = uint64_t(options.integer("seed"));
+  Trace trace = need(find_trace_format(options.text("format"))->load(options.positional()[0], reading));
+  if (options.flag("closed-loop")) trace.closed_loop = true;
+  for (const std::string& note : trace.notes) say("xpyd: " + note);
+  const SimulationOptions simulation = simulation_options(options, trace);
+  const auto begin = std::chrono::steady_clock::now();
+  const Simulation run = need(simulate(simulation, trace));
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  const ConductorOptions& conductor = simulation.conductor;
+  const auto wanted = [](double s) { return s > 0 ? s : kNever; };
+  const Objectives objectives = {wanted(conductor.objectives.ttft_s), wanted(conductor.objectives.tbt_s)};
+  auto result = nlohmann::json::parse(result_json(run, objectives, wall.count()));
+  for (const auto& [name, value] : result.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+  const auto failed = std::ranges::find(run.records, SimulatedEnd::failed, &SimulatedRecord::end);
+  if (failed != run.records.end())
+    say("xpyd: the first request that failed, " + std::to_string(failed - run.records.begin()) + ": " + failed->why);
+  need(write_result_file(options, std::move(result)));
+  return 0;
+}
+
+std::vector<OptionRow> simulate_options() {
+  using enum OptionKind;
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
+  // The rows keep pointers into these.
+  static const std::string allocators = names_of(kv_schemes(), "|"), batchings = names_of(batch_policies(), "|"),
+                           admissions = "auto|" + names_of(admission_rules(), "|"),
+                           chunks = names_of(chunk_policies(), "|"), formats = names_of(trace_formats(), "|"),
+                           hardware = names_of(hardware_table(), "|") + "|FILE.json",
+                           models = names_of(model_table(), "|") + "|FILE.json",
+                           orders = names_of(disagg_policies(), "|");
+  return {
+      {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "of the trace", "simulate"},
+      {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0, "of each instance: cards, or a JSON file", "simulate"},
+      {"model", text, "llama-3-70b", "", models.c_str(), 0, 0, "by its published shape, or a JSON file", "simulate"},
+      {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances, 4096 of each role at most", "simulate",
+       sets<&SimulationOptions::topology>},
+      {"prefill-pp", integer, "1", "stages", "", 1, 1024,
+       "pipeline stages of each prefill or colocated instance, each on --hardware of its own", "simulate",
+       sets<&SimulationOptions::prefill_pp>},
+      {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance", "simulate",
+       sets<&SimulationOptions::decode_pp>},
+      {"pipeline-window", integer, "0", "waves", "", 0, 1024,
+       "waves that an instance with several stages keeps under way; 0: two for each stage; 1: a step is waited for",
+       "simulate", sets<&SimulationOptions::pipeline_window>},
+      {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", "simulate",
+       sets<&SimulationOptions::scheme>},
+      {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
+       "which sequences run in a step, and how many tokens of each", "simulate",
+       sets_as<find_batch_policy, &EngineOptions::policy>},
+      {"admit", choice, "auto", "", admissions.c_str(), 0, 0, "memory that must be there for a sequence to start",
+       "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
+      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
+       "of one step at most", "simulate",
+       sets<&EngineOptions::step_tokens>},
+      {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
+       "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
+      {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
+       "of one prompt in a step at most; 0: as the step", "simulate",
+       sets<&EngineOptions::chunks, &ChunkOptions::request_tokens>},
+      {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
+       "of a prompt in a step at least; 0: a quarter of the most (--chunk-policy fixed: none)", "simulate",
+       sets<&EngineOptions::chunks, &ChunkOptions::minimum>},
+      {"max-batch", integer, "256", "sequences", "", 1, 65536, "running at once, each instance", "simulate",
+       sets<&EngineOptions::max_batch>},
+      {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens of one KV block", "simulate",
+       sets<&SimulationOptions::block_tokens>},
+      {"kv-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance; 0: what the model leaves of the memory",
+       "simulate", sets<&SimulationOptions::kv_tokens>},
+      {"host-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance's host memory", "simulate",
+       sets<&SimulationOptions::host_tokens>},
+      {"kv-load", choice, "always", "", "always|cost", 0, 0, "a prefix is loaded from there always, or where that pays",
+       "simulate", sets_as<is<"cost">, &SimulationOptions::load_by_cost>},
+      {"routers", integer, "1", "", "", 1, 1024,
+       "conductors that do not know of each other; requests go to them in turn", "simulate",
+       sets<&SimulationOptions::routers, &RouterOptions::routers>},
+      {"event-delay", number, "0", "s", "", 0, 1e6, "until a router hears what a prefix cache has stored or removed",
+       "simulate", sets<&SimulationOptions::routers, &RouterOptions::event_delay_s>},
+      {"event-loss", number, "0", "", "", 0, 1, "share of these that a router never hears of, by --seed", "simulate",
+       sets<&SimulationOptions::routers, &RouterOptions::event_loss>},
+      {"fetch", choice, "on", "", "on|off", 0, 0, "an instance gets prefixes from others (--placement mooncake)",
+       "simulate", sets_as<is<"on">, &SimulationOptions::fetch>},
+      {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0, "when KV is sent", "simulate",
+       sets<&ConductorOptions::stream_kv>},
+      {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0, "how P and D share a request", "simulate",
+       sets_as<find_disagg_policy, &ConductorOptions::disagg>},
+      {"speed", number, "1", "times", "", 1e-6, 1e6, "the trace's arrivals are so much closer", "simulate",
+       sets<&TraceOptions::speed>},
+      {"jitter", number, "0", "s", "", 0, 1e6, "added to each arrival, uniformly up to it", "simulate",
+       sets<&TraceOptions::jitter_s>},
+      {"repeat", integer, "1", "times", "", 1, 1e6, "the trace laid end to end, its blocks each time anew", "simulate",
+       sets<&TraceOptions::repeat>},
+      {"requests", integer, "0", "requests", "", 0, 1e9, "the trace's first; 0: all", "simulate",
+       sets<&TraceOptions::limit>},
+      {"rate", number, "1", "requests/s", "", 1e-6, kInf, "of a trace that has no times", "simulate",
+       sets<&TraceOptions::rate>},
+      {"hash-block-tokens", integer, "512", "tokens", "", 1, kMaxTokens,
+       "--format mooncake: that each of hash_ids stands for", "simulate", sets<&TraceOptions::hash_block_tokens>},
+      {"closed-loop", flag, "off", "", "", 0, 0, "a turn waits for the answer before it, though the trace has times",
+       "simulate"},
+      {"decode-tokens", integer, "-1", "tokens", "", -1, kMaxTokens,
+       "of every answer; 0: the first token alone; -1: the trace's", "simulate",
+       sets<&SimulationOptions::output_tokens>},
+      {"each-step", flag, "off", "", "", 0, 0, "play every step, also those that could be played at once", "simulate",
+       sets<&SimulationOptions::each_step>},
+  };
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,29 @@
+// The subcommands of the binary that measure, simulate and read a server instead of being one, and their options.
+// server/main.cc joins them with its own; nothing else of the rooms includes experiments/.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "base/options.h"
+
+namespace xpyd::server {
+
+// Each takes its checked options and returns the exit code of the process, as those of server/commands.h do.
+int bench_main(const Options& options);
+int prefix_stats_main(const Options& options);
+int simulate_main(const Options& options);
+int replay_main(const Options& options);
+int trace_main(const Options& options);
+int explain_main(const Options& options);
+int calibrate_main(const Options& options);
+
+std::vector<OptionRow> bench_options();
+std::vector<OptionRow> prefix_stats_options();
+std::vector<OptionRow> simulate_options();
+std::vector<OptionRow> event_log_options();  // replay, explain
+
+// The server's table (server/stack.h) and these.
+std::span<const OptionRow> all_options();
+
+}  // namespace xpyd::server

@@ -1,0 +1,599 @@
+#include "experiments/load/bench.h"
+
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "base/json.h"
+#include "experiments/subcommands.h"
+#include "server/commands.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/json.h"
+#include "tests/server/fake_server.h"
+#include "tests/server/quiet_stdout.h"
+
+namespace xpyd::testing::bench_test {
+namespace {
+
+using nlohmann::json;
+using testing::FakeRequest;
+using testing::FakeServer;
+
+RequestRecord record(double sent_s, std::vector<double> chunks, int input, int output) {
+  RequestRecord r;
+  r.due_s = sent_s;
+  r.sent_s = sent_s;
+  r.end_s = chunks.empty() ? sent_s + 1 : chunks.back() + 0.001;
+  r.chunk_s = std::move(chunks);
+  r.input_tokens = input;
+  r.output_tokens = output;
+  r.has_usage = true;
+  return r;
+}
+
+// Three answers and a failure on a clock that begins at 100 s.
+std::vector<RequestRecord> synthetic() {
+  std::vector<RequestRecord> records = {
+      record(100.0, {100.1, 100.2, 100.4}, 10, 3),                // TTFT 100, TPOT 150, E2EL 400
+      record(100.5, {100.7}, 20, 1),                              // TTFT 200, no TPOT, E2EL 200
+      record(101.0, {101.3, 101.4, 101.5, 101.6, 102.3}, 30, 5),  // TTFT 300, TPOT 250, E2EL 1300
+      record(100.2, {100.9}, 1000, 1000)};
+  records[2].due_s = 100.96;  // 40 ms late
+  records[3].error = "HTTP 503";
+  return records;
+}
+
+TEST_CASE("bench: figures from time stamps", "[bench]") {
+  auto goodput = parse_goodput("ttft:201 tpot:200");
+  REQUIRE(goodput);
+  BenchResult r = summarize_bench(synthetic(), 100, 4, goodput.value());
+  CHECK(r.completed == 3);
+  CHECK(r.failed == 1);
+  CHECK(r.without_usage == 0);
+  CHECK(r.input_tokens == 60);  // the failed one is in no sum and no sample
+  CHECK(r.output_tokens == 9);
+  CHECK(r.request_throughput == Approx(0.75));
+  CHECK(r.output_throughput == Approx(2.25));
+  CHECK(r.total_token_throughput == Approx(69 / 4.0));
+  CHECK(r.request_goodput == Approx(0.5));  // two of them; the one-token answer meets any TPOT
+  CHECK(r.slo_attainment == Approx(0.5));   // of four
+  CHECK(r.max_output_tokens_per_s == 4);    // [100, 101): 4, [101, 102): 4, [102, 103): 1
+  CHECK(r.max_concurrent_requests == 2);
+  CHECK(r.ttft_ms.mean == Approx(200));
+  CHECK(r.ttft_ms.median == Approx(200));
+  CHECK(r.ttft_ms.p99 == Approx(298));
+  CHECK(r.ttft_ms.std == Approx(std::sqrt(20000 / 3.0)));
+  CHECK(r.tpot_ms.count == 2);
+  CHECK(r.tpot_ms.mean == Approx(200));
+  CHECK(r.itl_ms.count == 6);  // pooled gaps: 100 200 100 100 100 700
+  CHECK(r.itl_ms.mean == Approx(1300 / 6.0));
+  CHECK(r.itl_ms.median == Approx(100));
+  CHECK(r.itl_ms.p99 == Approx(675));
+  CHECK(r.e2el_ms.mean == Approx(1900 / 3.0));
+  CHECK(r.lateness_ms.count == 4);
+  CHECK(r.lateness_ms.max == Approx(40));
+
+  Goodput none;
+  CHECK(summarize_bench(synthetic(), 100, 4, none).request_goodput == Approx(0.75));
+  BenchResult empty = summarize_bench({}, 0, 0, none);
+  CHECK(empty.completed == 0);
+  CHECK(empty.request_throughput == 0);
+}
+
+TEST_CASE("bench: a request's TBT is the mean of its longest tenth of gaps", "[bench]") {
+  std::vector<double> chunks = {100};
+  for (int i = 1; i <= 20; ++i) chunks.push_back(chunks.back() + (i == 4 ? 0.5 : i == 9 ? 0.3 : 0.01));
+  const std::vector<RequestRecord> records = {record(100, chunks, 5, 21), record(100, {100.2}, 5, 1),
+                                              record(100, {100.1, 100.6}, 5, 2)};
+  BenchResult r = summarize_bench(records, 100, 4, parse_goodput("tbt:450").value());
+  CHECK(r.request_goodput == Approx(0.5));  // 400 and none of one token, but not 500
+  CHECK(r.tbt_ms.count == 2);
+  CHECK(r.tbt_ms.min == Approx(400));  // two of twenty
+  CHECK(r.tbt_ms.max == Approx(500));
+  CHECK(r.tbt_max_ms.min == Approx(500));
+  CHECK(r.tbt_p99_ms.min == Approx(500 - 0.19 * 200));
+  CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:399").value()).request_goodput == Approx(0.25));
+  CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:450 ttft:150").value()).request_goodput == Approx(0.25));
+}
+
+TEST_CASE("bench: who is refused has not failed, and is not good", "[bench]") {
+  std::vector<RequestRecord> records = {record(100, {100.1, 100.2}, 5, 2), record(100, {}, 5, 0),
+                                        record(100, {}, 5, 0)};
+  records[1].error = records[2].error = "HTTP 429";
+  records[1].refused = records[2].refused = true;
+  records[1].retry_after_s = 3;
+  const BenchResult r = summarize_bench(records, 100, 4, parse_goodput("ttft:1000").value());
+  CHECK(r.completed == 1);
+  CHECK(r.refused == 2);
+  CHECK(r.failed == 0);
+  CHECK(r.slo_attainment == Approx(1 / 3.0));
+  CHECK(r.retry_after_s.count == 1);
+  CHECK(r.ttft_ms.count == 1);
+  const std::string table = bench_table(r, {1, 0, true});
+  CHECK(table.find("Refused requests (429):                  2         \n") != table.npos);
+  CHECK(table.find("Mean Retry-After (s):                    3.00      \n") != table.npos);
+  CHECK(bench_json(r)["refused_with_retry_after"] == 1);
+}
+
+TEST_CASE("bench: concurrency by sweep", "[bench]") {
+  // b is sent at the moment when a ends: never two at once.
+  std::vector<RequestRecord> records = {record(0, {1}, 1, 1), record(1.5, {2}, 1, 1)};
+  records[0].end_s = 1.5;
+  CHECK(summarize_bench(records, 0, 2, Goodput()).max_concurrent_requests == 1);
+  records[0].end_s = 1.6;
+  CHECK(summarize_bench(records, 0, 2, Goodput()).max_concurrent_requests == 2);
+}
+
+TEST_CASE("bench: goodput limits", "[bench]") {
+  auto g = parse_goodput(" ttft:200   e2el:1.5 ");
+  REQUIRE(g);
+  CHECK(g.value().given);
+  CHECK(g.value().ttft_ms == 200);
+  CHECK(g.value().e2el_ms == 1.5);
+  CHECK(std::isinf(g.value().tpot_ms));
+  CHECK(parse_goodput("tbt:7.5").value().tbt_ms == 7.5);
+  g = parse_goodput("");
+  REQUIRE(g);
+  CHECK_FALSE(g.value().given);
+  for (const char* bad : {"ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:inf", "ttft:nan", "itl:5", "ttft=5",
+                          "ttft:1 ttft:2", ":5", "ttft:5ms"}) {
+    INFO(bad);
+    CHECK_FALSE(parse_goodput(bad));
+  }
+}
+
+TEST_CASE("bench: the table is vLLM's, 50 columns, and TBT", "[bench]") {
+  BenchResult r = summarize_bench(synthetic(), 100, 4, Goodput());
+  CHECK(bench_table(r, {2.5, 8, true}) ==
+        "============ Serving Benchmark Result ============\n"
+        "Successful requests:                     3         \n"
+        "Failed requests:                         1         \n"
+        "Maximum request concurrency:             8         \n"
+        "Request rate configured (RPS):           2.50      \n"
+        "Benchmark duration (s):                  4.00      \n"
+        "Total input tokens:                      60        \n"
+        "Total generated tokens:                  9         \n"
+        "Request throughput (req/s):              0.75      \n"
+        "Request goodput (req/s):                 0.75      \n"
+        "SLO attainment (%):                      75.00     \n"
+        "Output token throughput (tok/s):         2.25      \n"
+        "Peak output token throughput (tok/s):    4.00      \n"
+        "Peak concurrent requests:                2         \n"
+        "Total token throughput (tok/s):          17.25     \n"
+        "---------------Time to First Token----------------\n"
+        "Mean TTFT (ms):                          200.00    \n"
+        "Median TTFT (ms):                        200.00    \n"
+        "P99 TTFT (ms):                           298.00    \n"
+        "-----Time per Output Token (excl. 1st token)------\n"
+        "Mean TPOT (ms):                          200.00    \n"
+        "Median TPOT (ms):                        200.00    \n"
+        "P99 TPOT (ms):                           249.00    \n"
+        "---------------Inter-token Latency----------------\n"
+        "Mean ITL (ms):                           216.67    \n"
+        "Median ITL (ms):                         100.00    \n"
+        "P99 ITL (ms):                            675.00    \n"
+        "--------Longest Tenth of a Request's Gaps---------\n"
+        "Mean TBT (ms):                           450.00    \n"
+        "Median TBT (ms):                         450.00    \n"
+        "P99 TBT (ms):                            695.00    \n"
+        "Max TBT (ms):                            700.00    \n"
+        "----------------End-to-end Latency----------------\n"
+        "Mean E2EL (ms):                          633.33    \n"
+        "Median E2EL (ms):                        400.00    \n"
+        "P99 E2EL (ms):                           1282.00   \n"
+        "==================================================\n");
+  r.retokenized = 8;
+  CHECK(sglang_table(r, {std::numeric_limits<double>::infinity(), 0, false}) ==
+        "============ Serving Benchmark Result ============\n"
+        "Backend:                                 openai    \n"
+        "Traffic request rate:                    inf       \n"
+        "Max request concurrency:                 not set   \n"
+        "Successful requests:                     3         \n"
+        "Benchmark duration (s):                  4.00      \n"
+        "Total input tokens:                      60        \n"
+        "Total generated tokens:                  9         \n"
+        "Total generated tokens (retokenized):    8         \n"
+        "Request throughput (req/s):              0.75      \n"
+        "Input token throughput (tok/s):          15.00     \n"
+        "Output token throughput (tok/s):         2.25      \n"
+        "Total token throughput (tok/s):          17.25     \n"
+        "Concurrency:                             0.65      \n"
+        "----------------End-to-End Latency----------------\n"
+        "Mean E2E Latency (ms):                   633.33    \n"
+        "Median E2E Latency (ms):                 400.00    \n"
+        "---------------Time to First Token----------------\n"
+        "Mean TTFT (ms):                          200.00    \n"
+        "Median TTFT (ms):                        200.00    \n"
+        "P99 TTFT (ms):                           298.00    \n"
+        "-----Time per Output Token (excl. 1st token)------\n"
+        "Mean TPOT (ms):                          200.00    \n"
+        "Median TPOT (ms):                        200.00    \n"
+        "P99 TPOT (ms):                           249.00    \n"
+        "---------------Inter-Token Latency----------------\n"
+        "Mean ITL (ms):                           216.67    \n"
+        "Median ITL (ms):                         100.00    \n"
+        "P99 ITL (ms):                            675.00    \n"
+        "--------Longest Tenth of a Request's Gaps---------\n"
+        "Mean TBT (ms):                           450.00    \n"
+        "Median TBT (ms):                         450.00    \n"
+        "P99 TBT (ms):                            695.00    \n"
+        "Max TBT (ms):                            700.00    \n"
+        "==================================================\n");
+  std::string plain = bench_table(r, {std::numeric_limits<double>::infinity(), 0, false});
+  CHECK(plain.find("configured") == plain.npos);
+  CHECK(plain.find("concurrency:") == plain.npos);
+  CHECK(plain.find("goodput") == plain.npos);
+}
+
+TEST_CASE("bench: JSON keys are vLLM's", "[bench]") {
+  json out = bench_json(summarize_bench(synthetic(), 100, 4, Goodput()));
+  for (const char* key : {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+                          "request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
+                          "max_output_tokens_per_s", "max_concurrent_requests"})
+    CHECK(out.contains(key));
+  for (const char* metric : {"ttft", "tpot", "itl", "e2el"})
+    for (const char* figure : {"mean", "median", "std", "p99"})
+      CHECK(out.contains(std::string(figure) + "_" + metric + "_ms"));
+  json details = bench_details(synthetic(), 100);
+  CHECK(details["input_lens"] == json({10, 20, 30, 1000}));
+  CHECK(details["ttfts"][2].get<double>() == Approx(0.3));
+  CHECK(details["itls"][0].size() == 2);
+  CHECK(details["itls"][1].empty());
+  CHECK(details["start_times"][1].get<double>() == Approx(0.5));
+  CHECK(details["queue_times"][2].get<double>() == Approx(0.04));
+  CHECK(details["errors"][3] == "HTTP 503");
+}
+
+// One answer fed as bytes with time stamps.
+RequestRecord answer(const std::vector<std::pair<double, std::string>>& pieces, int status = 200,
+                     const std::string& error = "", const std::string& retry_after = "") {
+  RequestRecord r;
+  r.input_tokens = 7;
+  AnswerReader reader(r, true);
+  for (const auto& [time, bytes] : pieces) reader.feed(status, bytes, time);
+  reader.finish({status, "Reason", error, retry_after}, 9);
+  return r;
+}
+
+TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
+  std::string a = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
+              usage_chunk = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5,\"prompt_tokens\":11}}\n\n";
+  std::string empty = "data: {\"choices\":[{\"text\":\"\"}],\"usage\":null}\n\n", done = "data: [DONE]\n\n";
+  RequestRecord r = answer({{1, empty}, {2, a}, {2.5, usage_chunk}, {3, done}});
+  CHECK(r.ok());
+  CHECK(r.chunk_s == std::vector<double>{1, 2});  // an empty text counts, the usage event does not
+  CHECK(r.output_tokens == 5);
+  CHECK(r.input_tokens == 11);
+  CHECK(r.has_usage);
+  CHECK(r.text == "a");
+  CHECK(r.end_s == 9);
+  // A chat says its role first, and at its end nothing.
+  const std::string role = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
+                    word = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n",
+                    over = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+  const RequestRecord chat = answer({{1, role}, {2, word}, {3, word}, {4, over}, {5, done}});
+  CHECK(chat.ok());
+  CHECK(chat.chunk_s == std::vector<double>{2, 3});
+  CHECK(chat.text == "hihi");
+  const auto delta = [](const std::string& fields) { return "data: {\"choices\":[{\"delta\":{" + fields + "}}]}\n\n"; };
+  const RequestRecord thought = answer({{1, role},
+                                        {2, delta(R"("reasoning_content":"hm","content":null)")},
+                                        {3, delta(R"("reasoning":"so")")},
+                                        {4, delta(R"("tool_calls":[{"index":0}])")},
+                                        {5, delta(R"("reasoning_content":"","tool_calls":[])")},
+                                        {6, word},
+                                        {7, over + done}});
+  CHECK(thought.ok());
+  CHECK(thought.chunk_s == std::vector<double>{2, 3, 4, 6});
+  CHECK(thought.output_tokens == 4);
+  CHECK(thought.text == "hi");
+  r = answer({{1, a + a}, {2, done}});
+  CHECK(r.ok());
+  CHECK(r.output_tokens == 2);  // no usage: chunks
+  CHECK_FALSE(r.has_usage);
+  CHECK(r.input_tokens == 7);
+  r = answer({{1, a.substr(0, 9)}, {4, a.substr(9) + done}});
+  CHECK(r.chunk_s == std::vector<double>{4});  // when its last byte was there
+
+  CHECK(answer({{1, a}}).error == "the stream ended without [DONE]");
+  CHECK(answer({{1, done}}).error == "an answer without any chunk");
+  CHECK(answer({{1, a}, {2, done}}, 200, "cut").error == "cut");
+  CHECK(answer({}, 0, "connect: refused").error == "connect: refused");
+  CHECK(answer({{1, "{\"error\":{\"message\":\"full\"}}"}}, 503).error == "HTTP 503 Reason: full");
+  r = answer({{1, "{\"error\":{\"message\":\"ttft\"}}"}}, 429, "", "7");
+  CHECK(r.refused);
+  CHECK(r.error == "HTTP 429 Reason: ttft");
+  CHECK(r.retry_after_s == 7);
+  for (const char* none : {"", "soon", "-1", "7s"}) CHECK(answer({}, 429, "", none).retry_after_s == -1);
+  CHECK_FALSE(answer({}, 503, "", "7").refused);
+  CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error == "HTTP 400 Reason: flat");
+  CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
+  CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
+  CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error == "in the stream: died");
+  CHECK(answer({{1, "data: {\"error\":{\"message\":\"ttft\",\"code\":\"objective_missed\"}}\n\n" + done}}).refused);
+  CHECK_FALSE(answer({{1, "data: {\"error\":{\"message\":\"died\",\"code\":null}}\n\n" + done}}).refused);
+  CHECK(answer({{1, ": waiting\n\n" + a}, {2, ": waiting\n\n" + done}}).ok());
+  CHECK_FALSE(answer({{1, "data: {bad\n\n" + done}}).ok());
+  CHECK_FALSE(answer({{1, "data: [1]\n\n" + done}}).ok());
+}
+
+// --- against a scripted server ---
+
+struct Script {
+  std::atomic<int> answered{0}, in_flight{0}, most_in_flight{0};
+  int fail_every = 0;         // every n-th completion is a 503
+  int refuse_every = 0;       // … a 429
+  int delay_ms = 0;           // between chunks
+  int tokens_per_answer = 0;  // 0: as asked for
+  std::mutex mutex;
+  std::vector<json> bodies;  // of completions, guarded by mutex
+
+  // And forgets them.
+  std::vector<json> take_bodies() {
+    std::lock_guard lock(mutex);
+    return std::exchange(bodies, {});
+  }
+
+  void operator()(int fd, const FakeRequest& request) {
+    if (request.target == "/v1/models")
+      return FakeServer::send_json(
+          fd, R"({"data":[{"id":"other"},{"id":"tiny","root":"/m","max_model_len":256,"vocab_size":99}]})");
+    json body = parse_json(request.body, "request").value();
+    if (request.target == "/tokenize") {
+      json tokens = json::array();
+      for (size_t i = 0; i < body["prompt"].get<std::string>().size(); ++i) tokens.push_back(1);
+      return FakeServer::send_json(fd, json_text({{"tokens", tokens}}));
+    }
+    bool warm_up = body["prompt"] == "warm up";
+    if (!warm_up) {
+      std::lock_guard lock(mutex);
+      bodies.push_back(body);
+    }
+    const int n_answered = warm_up ? 0 : ++answered;
+    const auto every = [n_answered](int n) { return n && n_answered && n_answered % n == 0; };
+    if (every(fail_every))
+      return FakeServer::send_json(fd, R"({"error":{"message":"queue full"}})", "503 Service Unavailable");
+    if (every(refuse_every))
+      return FakeServer::send_json(fd, R"({"error":{"message":"ttft"}})", "429 Too Many Requests\r\nRetry-After: 4");
+    int now = ++in_flight, most = most_in_flight;
+    while (now > most && !most_in_flight.compare_exchange_weak(most, now)) {
+    }
+    auto chunk = [&](const std::string& data) {
+      std::ostringstream out;
+      std::string event = "data: " + data + "\n\n";
+      out << std::hex << event.size() << "\r\n" << event << "\r\n";
+      FakeServer::send_all(fd, out.str());
+    };
+    FakeServer::send_all(fd, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+    int n = tokens_per_answer ? tokens_per_answer : body["max_tokens"].get<int>();
+    for (int i = 0; i < n; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+      chunk(R"({"choices":[{"text":"t"}]})");
+    }
+    --in_flight;  // the client may send the next one once it has seen the end
+    chunk(json_text({{"choices", json::array()}, {"usage", {{"completion_tokens", n}}}}));
+    chunk("[DONE]");
+    FakeServer::send_all(fd, "0\r\n\r\n");
+  }
+};
+
+struct BenchRun {
+  int code;
+  json out;
+};
+
+BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
+  testing::TempDir dir;
+  std::string path = dir.path + "/bench.json";
+  for (const std::string& word : std::vector<std::string>{"--url", server.url(), "--json", path, "--model", "tiny"})
+    words.push_back(word);
+  auto options = Options::parse(all_options(), "bench", words, 0);
+  INFO((options ? "" : options.error().message));
+  REQUIRE(options);
+  BenchRun run{0, {}};
+  {
+    testing::QuietStdout quiet;
+    run.code = bench_main(options.value());
+  }
+  if (auto text = read_small_file(path, 1 << 20)) run.out = testing::parsed(text.value());
+  return run;
+}
+
+TEST_CASE("bench: random prompts against a server", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(server, {"--requests", "20", "--input-len", "30", "--output-len", "4", "--seed", "5",
+                                    "--detailed", "--goodput", "ttft:60000"});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 20);
+  CHECK(run.out["failed"] == 0);
+  CHECK(run.out["total_input_tokens"] == 600);
+  CHECK(run.out["total_output_tokens"] == 80);
+  CHECK(run.out["model_id"] == "tiny");
+  CHECK(run.out["tokenizer_id"] == "/m");
+  CHECK(run.out["request_rate"] == "inf");
+  CHECK(run.out["slo_attainment"] == 1.0);
+  CHECK(run.out["seed"] == 5);
+  CHECK(run.out["run"]["options"]["input-len"] == "30");
+  CHECK(run.out["run"]["machine"].get<std::string>().size() > 5);
+  CHECK(run.out["generated_texts"][0] == "tttt");
+  CHECK(run.out["itls"][0].size() == 3);
+  std::vector<json> bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 20);
+  for (const json& body : bodies) {
+    CHECK(body["model"] == "tiny");
+    CHECK(body["stream"] == true);
+    CHECK(body["stream_options"]["include_usage"] == true);
+    CHECK(body["ignore_eos"] == true);
+    CHECK(body["max_tokens"] == 4);
+    CHECK(body["prompt"].size() == 30);
+    for (const json& id : body["prompt"]) CHECK((id >= 0 && id < 99));
+  }
+}
+
+TEST_CASE("bench: failures are counted, and the exit code says so", "[bench]") {
+  Script script;
+  script.fail_every = 4;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(server, {"--requests", "12", "--input-len", "3", "--output-len", "2", "--detailed"});
+  CHECK(run.code == 1);
+  CHECK(run.out["completed"] == 9);
+  CHECK(run.out["failed"] == 3);
+  CHECK(run.out["total_output_tokens"] == 18);
+  int errors = 0;
+  for (const json& error : run.out["errors"]) errors += error == "HTTP 503 Service Unavailable: queue full";
+  CHECK(errors == 3);
+}
+
+TEST_CASE("bench: refusals are no failures: they are counted, with Retry-After, and the exit code is 0", "[bench]") {
+  Script script;
+  script.refuse_every = 3;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(
+      server, {"--requests", "12", "--input-len", "3", "--output-len", "2", "--goodput", "ttft:60000 tbt:60000"});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 8);
+  CHECK(run.out["failed"] == 0);
+  CHECK(run.out["refused"] == 4);
+  CHECK(run.out["refused_with_retry_after"] == 4);
+  CHECK(run.out["mean_retry_after_s"] == 4.0);
+  CHECK(run.out["slo_attainment"].get<double>() == Approx(8 / 12.0));
+  CHECK(run.out["p99_tbt_worst_tenth_ms"].get<double>() > 0);
+}
+
+TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[bench]") {
+  Script script;
+  script.delay_ms = 5;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(server,
+                           {"--requests", "12", "--input-len", "3", "--output-len", "3", "--max-concurrency", "3"});
+  CHECK(run.code == 0);
+  CHECK(script.most_in_flight <= 3);
+  CHECK(run.out["max_concurrent_requests"] == 3);
+  CHECK(run.out["max_concurrency"] == 3);
+  run = run_bench(server, {"--requests", "20", "--input-len", "3", "--output-len", "1", "--rate", "100", "--arrival",
+                           "fixed", "--detailed"});
+  CHECK(run.out["request_rate"] == 100.0);
+  for (size_t i = 0; i < 20; ++i)  // never before it is due
+    CHECK(run.out["start_times"][i].get<double>() >= double(i) / 100);
+  CHECK(run.out["duration"].get<double>() >= 0.19);
+}
+
+TEST_CASE("bench: ShareGPT and Mooncake files", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  testing::TempDir dir;
+  std::string share = dir.path + "/share.json", trace = dir.path + "/trace.jsonl";
+  std::ofstream(share) << R"([{"conversations":[{"from":"human","value":"how are you"},
+                                                {"from":"gpt","value":"fine, and you?"}]},
+                              {"conversations":[{"from":"human","value":"no"},
+                                                {"from":"gpt","value":"too short to be used"}]}])";
+  BenchRun run = run_bench(server, {"--dataset", "sharegpt", "--dataset-path", share});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 1);
+  std::vector<json> bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 1);
+  CHECK(bodies[0]["prompt"] == "how are you");
+  CHECK(bodies[0]["max_tokens"] == 14);
+
+  std::ofstream(trace) << R"({"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1,2]})"
+                       << "\n"
+                       << R"({"timestamp":3000,"input_length":10,"output_length":2,"hash_ids":[1]})"
+                       << "\n";
+  run = run_bench(server, {"--dataset", "mooncake", "--dataset-path", trace, "--time-scale", "100", "--detailed"});
+  CHECK(run.code == 0);
+  bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 2);
+  CHECK(bodies[0]["prompt"].size() == 253);  // of a context of 256, 3 are output
+  CHECK(bodies[1]["prompt"].size() == 10);
+  CHECK(std::equal(bodies[1]["prompt"].begin(), bodies[1]["prompt"].end(), bodies[0]["prompt"].begin()));
+  CHECK(run.out["start_times"][1].get<double>() >= 0.03);
+  CHECK(run.out["notes"][0].get<std::string>().find("1 prompts and 0 outputs") != std::string::npos);
+}
+
+TEST_CASE("bench: a session's turn is sent its delay after the answer before it", "[bench]") {
+  Script script;
+  script.delay_ms = 30;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  testing::TempDir dir;
+  const std::string trace = dir.path + "/trace.jsonl";
+  std::ofstream(trace) << R"({"session_id":1,"timestamp":0,"input_length":20,"output_length":3,"hash_ids":[1,2]}
+                             {"session_id":1,"delay":50,"input_length":30,"output_length":1,"hash_ids":[1,3]}
+                             {"session_id":2,"timestamp":10,"input_length":10,"output_length":1,"hash_ids":[1]}
+                             {"session_id":1,"delay":0,"input_length":31,"output_length":1,"hash_ids":[1,3]})";
+  const BenchRun run = run_bench(
+      server, {"--dataset", "mooncake", "--dataset-path", trace, "--detailed", "--hash-block-tokens", "16"});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 4);
+  std::vector<json> bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 4);
+  CHECK(bodies[0]["prompt"].size() == 20);
+  CHECK(bodies[1]["prompt"].size() == 10);  // the other session does not wait
+  CHECK(bodies[2]["prompt"].size() == 30);
+  CHECK(bodies[3]["prompt"].size() == 31);
+  CHECK(std::equal(bodies[2]["prompt"].begin(), bodies[2]["prompt"].end(), bodies[3]["prompt"].begin()));
+  double sent_s = 0;  // of the turn of 30 tokens: the first one takes 90 ms
+  for (size_t i = 0; i < 4; ++i)
+    if (run.out["input_lens"][i] == 30) sent_s = run.out["start_times"][i].get<double>();
+  CHECK(sent_s >= 0.14);
+}
+
+TEST_CASE("bench: odd rows of a ShareGPT file are said in one line", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  testing::TempDir dir;
+  const std::string share = dir.path + "/share.jsonl";
+  std::ofstream(share) << "null\n{\"conversations\":[{\"from\":\"human\",\"value\":\"how are you\"},"
+                          "{\"from\":\"gpt\",\"value\":\"fine, and you?\"}]}\n7\n";
+  const BenchRun run = run_bench(server, {"--dataset", "sharegpt", "--dataset-path", share});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 1);
+  CHECK(run.out["notes"][0].get<std::string>().starts_with("2 rows are no conversations and are skipped"));
+}
+
+TEST_CASE("bench: what cannot be asked of a server ends before the load", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  CHECK(run_bench(server, {"--input-len", "250", "--output-len", "7"}).code == 2);  // of 256
+  CHECK(run_bench(server, {"--goodput", "nonsense"}).code == 2);
+  CHECK(run_bench(server, {"--dataset", "mooncake", "--dataset-path", "/none"}).code == 1);
+  CHECK(script.take_bodies().empty());
+  testing::TempDir dir;
+  for (std::vector<std::string> words : {std::vector<std::string>{"--url", "http://127.0.0.1:1"},
+                                         {"--url", server.url(), "--model", "absent"},
+                                         {"--url", server.url(), "--json", dir.path + "/no/such/folder"},
+                                         {"--url", server.url()}}) {  // the first model says no vocab_size
+    auto options = Options::parse(all_options(), "bench", words, 0);
+    REQUIRE(options);
+    CHECK(bench_main(options.value()) != 0);
+  }
+  CHECK(script.take_bodies().empty());
+}
+
+TEST_CASE("bench: an interrupt gives partial results", "[bench]") {
+  Script script;
+  script.delay_ms = 1;
+  FakeServer server([&](int fd, const FakeRequest& request) {
+    if (request.target == "/v1/completions" && script.answered == 5) {
+      raise(SIGINT);
+      char byte;
+      if (recv(fd, &byte, 1, 0) <= 0) return;  // no answer: the client goes away
+    }
+    script(fd, request);
+  });
+  BenchRun run = run_bench(server,
+                           {"--requests", "500", "--input-len", "3", "--output-len", "2", "--max-concurrency", "1"});
+  CHECK(run.code == 130);
+  CHECK(run.out["completed"] == 5);
+  CHECK(run.out["failed"] == 0);
+  CHECK(run.out["unanswered"] == 495);
+}
+
+}  // namespace
+}  // namespace xpyd::testing::bench_test

@@ -1,0 +1,373 @@
+#include "experiments/load/datasets.h"
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <set>
+
+#include "base/arrivals.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::datasets_test {
+namespace {
+
+std::string write_file(const testing::TempDir& dir, const std::string& content) {
+  std::string path = dir.path + "/data";
+  std::ofstream(path) << content;
+  return path;
+}
+
+void check_error(const Error& error, const std::string& part) {
+  INFO(error.message << " should contain " << part);
+  CHECK(error.message.find(part) != std::string::npos);
+}
+
+TEST_CASE("datasets: random lengths and tokens", "[datasets]") {
+  Load load = random_load(2000, 100, 10, 0.5, 7);
+  REQUIRE(load.requests.size() == 2000);
+  std::set<int> inputs, outputs;
+  for (const BenchRequest& request : load.requests) {
+    inputs.insert(request.input_tokens);
+    outputs.insert(request.output_tokens);
+  }
+  CHECK(*inputs.begin() == 50);  // both ends are reached: floor and ceil of (1 -+ r) L
+  CHECK(*inputs.rbegin() == 150);
+  CHECK(*outputs.begin() == 5);
+  CHECK(*outputs.rbegin() == 15);
+  std::vector<int32_t> a = prompt_tokens(load.requests[0], 64), b = prompt_tokens(load.requests[1], 64);
+  CHECK(int(a.size()) == load.requests[0].input_tokens);
+  CHECK(a != b);
+  std::set<int32_t> ids(a.begin(), a.end());
+  CHECK(*ids.begin() >= 0);
+  CHECK(*ids.rbegin() < 64);
+  CHECK(ids.size() > 20);
+  CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 7).requests[0], 64) == a);  // by seed
+  CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 8).requests[0], 64) != a);
+  for (const BenchRequest& request : random_load(50, 1, 1, 0.9, 1).requests) {
+    CHECK(request.input_tokens >= 1);
+    CHECK(request.output_tokens >= 1);
+  }
+  for (const BenchRequest& request : random_load(50, 33, 4, 0, 1).requests) CHECK(request.input_tokens == 33);
+}
+
+TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets]") {
+  Load load = shared_prefix_load(7, 3, 40, 10, 5, 1);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const BenchRequest& request : load.requests) {
+    CHECK(request.input_tokens == 50);
+    prompts.push_back(prompt_tokens(request, 1000));
+    REQUIRE(prompts.back().size() == 50);
+  }
+  auto common = [&](size_t a, size_t b) {
+    size_t n = 0;
+    while (n < 50 && prompts[a][n] == prompts[b][n]) ++n;
+    return n;
+  };
+  CHECK(common(0, 3) >= 40);
+  CHECK(common(0, 3) < 50);
+  CHECK(common(0, 6) >= 40);
+  CHECK(common(0, 1) < 10);
+  CHECK(common(1, 4) >= 40);
+}
+
+TEST_CASE("datasets: a mooncake row", "[datasets]") {
+  testing::TempDir dir;
+  const std::string path = write_file(dir,
+                                      "\xEF\xBB\xBF"
+                                      R"({"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]}
+              {"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})");
+  auto load = mooncake_load(path, 9, 1, 0);
+  INFO((load ? "" : load.error().message));
+  REQUIRE(load);
+  REQUIRE(load.value().requests.size() == 2);
+  const BenchRequest &row = load.value().requests[1], &other = load.value().requests[0];
+  CHECK(row.arrival_s == 1);
+  CHECK(row.input_tokens == 1025);
+  CHECK(row.output_tokens == 7);
+  REQUIRE(row.spans.size() == 3);
+  CHECK(row.spans[1].tokens == 512);
+  CHECK(row.spans[2].tokens == 1);
+  // Equal ids after equal ids are equal tokens.
+  const std::vector<int32_t> a = prompt_tokens(row, 32000), b = prompt_tokens(other, 32000);
+  CHECK(a.size() == 1025);
+  CHECK(b.size() == 600);
+  CHECK(std::equal(a.begin(), a.begin() + 512, b.begin()));
+  CHECK(a[512] != b[512]);
+}
+
+TEST_CASE("datasets: what a mooncake id stands for can be said", "[datasets]") {
+  testing::TempDir dir;
+  const std::string path = write_file(
+      dir, R"({"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [4, 5, 6]})");
+  CHECK_FALSE(mooncake_load(path, 9, 1, 0));
+  auto load = mooncake_load(path, 9, 1, 0, 16);
+  REQUIRE(load);
+  REQUIRE(load.value().requests[0].spans.size() == 3);
+  CHECK(load.value().requests[0].spans[1].tokens == 16);
+  CHECK(load.value().requests[0].spans[2].tokens == 8);
+}
+
+TEST_CASE("datasets: rows of a session wait for the answer before them", "[datasets]") {
+  testing::TempDir dir;
+  auto load = mooncake_load(
+      write_file(dir, R"({"session_id": "a", "timestamp": 1000, "input_length": 5, "output_length": 1, "hash_ids": [1]}
+                         {"timestamp": 3000, "input_length": 6, "output_length": 1, "hash_ids": [2]}
+                         {"session_id": "a", "delay": 250, "input_length": 9, "output_length": 1, "hash_ids": [1]})"),
+      9, 2, 0);
+  INFO((load ? "" : load.error().message));
+  REQUIRE(load);
+  CHECK(load.value().sessions);
+  const auto& requests = load.value().requests;
+  REQUIRE(requests.size() == 3);
+  CHECK(requests[1].input_tokens == 9);
+  CHECK(requests[1].after == 0);
+  CHECK(requests[1].think_s == 0.25);  // whatever the scale of time
+  CHECK(requests[2].after == -1);
+  CHECK(requests[2].arrival_s == 1);
+}
+
+TEST_CASE("datasets: a bad mooncake row names its line and field", "[datasets]") {
+  struct {
+    const char* line;
+    const char* expected;
+  } cases[] = {
+      {"{", "byte"},
+      {"[]", "expected an object"},
+      {"{}", "timestamp"},
+      {R"({"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {R"({"timestamp": "0", "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {R"({"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []})", "input_length"},
+      {R"({"timestamp": 0, "input_length": 1e9, "output_length": 1, "hash_ids": []})", "input_length"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 0, "hash_ids": [1]})", "output_length"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1})", "hash_ids"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": 3})", "hash_ids"},
+      {R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]})",
+       "1 ids; a prompt of 513 tokens needs 2"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1, 2]})", "needs 1"},
+      {R"({"input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1], "priority": 1})",
+       "priority: no such field"},
+      {R"({"timestamp": 0, "delay": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "no session_id"},
+      {R"({"session_id": 1, "delay": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "delay"},
+      {R"({"session_id": [1], "timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "session_id"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})", "whole numbers"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1.5]})", "whole numbers"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["1"]})", "whole numbers"},
+  };
+  for (auto [line, expected] : cases) {
+    testing::TempDir dir;
+    auto load = mooncake_load(write_file(dir, std::string("\n\n") + line), 9, 1, 0);
+    INFO(line);
+    REQUIRE_FALSE(load);
+    check_error(load.error(), "--dataset-path: " + dir.path + "/data:3");
+    check_error(load.error(), expected);
+  }
+}
+
+TEST_CASE("datasets: a mooncake file", "[datasets]") {
+  testing::TempDir dir;
+  auto line = [](int time_ms, int input, int output) {
+    std::string ids;
+    for (int i = 0; i < (input + 511) / 512; ++i) ids += (i ? "," : "") + std::to_string(i);
+    return "{\"timestamp\":" + std::to_string(time_ms) + ",\"input_length\":" + std::to_string(input) +
+           ",\"output_length\":" + std::to_string(output) + ",\"hash_ids\":[" + ids + "]}\n";
+  };
+  std::string path = write_file(
+      dir, line(5000, 100, 1) + "\n" + line(6000, 2000, 900) + line(9000, 600, 20) + line(9500, 1, 1));
+  auto load = mooncake_load(path, 3, 2, 1000);
+  REQUIRE(load);
+  CHECK(load.value().timed);
+  auto& requests = load.value().requests;
+  REQUIRE(requests.size() == 3);  // the first three rows
+  CHECK(requests[0].arrival_s == 0);
+  CHECK(requests[1].arrival_s == 0.5);  // 1 s of trace at twice the speed
+  CHECK(requests[2].arrival_s == 2);
+  CHECK(requests[1].output_tokens == 500);  // 900 clipped to half of 1000
+  CHECK(requests[1].input_tokens == 500);   // 2000 clipped to what is left
+  CHECK(prompt_tokens(requests[1], 10).size() == 500);
+  CHECK(requests[2].input_tokens == 600);
+  REQUIRE(load.value().notes.size() == 1);
+  CHECK(load.value().notes[0] ==
+        "clipped to the server's max_model_len of 1000 tokens: 1 prompts and 1 outputs of 3 "
+        "requests");
+  load = mooncake_load(path, 9, 1, 0);
+  REQUIRE(load);
+  CHECK(load.value().requests.size() == 4);
+  CHECK(load.value().notes == std::vector<std::string>{path + " holds 4 requests"});
+
+  load = mooncake_load(write_file(dir, line(5, 1, 1) + line(4, 1, 1)), 9, 1, 0);
+  REQUIRE_FALSE(load);
+  check_error(load.error(), ":2: an earlier time than the row before");  // as in the simulator
+
+  path = write_file(dir, line(0, 1, 1) + "\n" + "{bad\n");
+  load = mooncake_load(path, 9, 1, 0);
+  REQUIRE_FALSE(load);
+  check_error(load.error(), path + ":3");
+  CHECK(mooncake_load(path, 1, 1, 0));  // the bad line is not reached
+  CHECK_FALSE(mooncake_load(write_file(dir, "\n\n"), 1, 1, 0));
+  CHECK_FALSE(mooncake_load(dir.path + "/none", 1, 1, 0));
+  CHECK_FALSE(mooncake_load(dir.path, 1, 1, 0));
+}
+
+TEST_CASE("datasets: the mooncake traces have the published shape", "[datasets]") {
+  std::string path = testing::shared_path("traces/mooncake_conversation.jsonl");
+  if (path.empty()) SKIP_TEST("../shared/traces is absent");
+  auto load = mooncake_load(path, 1 << 20, 1, 0);
+  REQUIRE(load);
+  CHECK(load.value().requests.size() == 12031);
+  double input = 0, output = 0;
+  for (const BenchRequest& request : load.value().requests) {
+    input += request.input_tokens;
+    output += request.output_tokens;
+  }
+  CHECK(input / 12031 == Approx(12035).margin(1));
+  CHECK(output / 12031 == Approx(343).margin(1));
+  CHECK(load.value().requests.back().arrival_s == Approx(3537).margin(1));
+}
+
+TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
+  testing::TempDir dir;
+  std::string path = write_file(dir, R"( [
+  {"id": "a", "conversations": [{"from": "human", "value": "q \" ] }"}, {"from": "gpt", "value": "r"},
+                                {"from": "human", "value": "ignored"}]},
+  {"id": "b", "conversations": [{"from": "human", "value": "alone"}]},
+  {"id": "c", "conversations": []},
+  {"id": "d", "conversations": [{"from": "gpt", "value": "x"}, {"from": "human", "value": "y"}]}
+  , {"id": "e", "conversations": [{"from": "user", "value": "q2"}, {"from": "gpt", "value": "r2"}]}
+] )");
+  auto read = read_sharegpt(path);
+  INFO((read ? "" : read.error().message));
+  REQUIRE(read);
+  const auto& talks = read.value().conversations;
+  REQUIRE(talks.size() == 2);
+  CHECK(talks[0].prompt == "q \" ] }");
+  CHECK(talks[0].reply == "r");
+  CHECK(talks[1].prompt == "q2");
+  CHECK(read.value().notes.empty());
+
+  struct {
+    const char* content;
+    const char* expected;
+  } cases[] = {
+      {"", ": no conversation in it"},
+      {"[]", ": no conversation in it"},
+      {"\n{}", "1 rows are no conversations and are skipped; the first: "},
+      {"[\n\n3]", ":3: expected an object"},
+      {"[\n{\"conversations\": [", ":2: the file ends inside"},
+      {"[\n{\"conversations\": []}\n{}]", ":3: expected ',' or ']'"},
+      {"[{\"conversations\": []}]\nx", ":2: text after the end"},
+      {"[\n\n{\"conversations\": 3}]", ":3"},
+      {"[\n{\"conversation\": []}]", ":2"},
+      {"[\n{bad}]", ":2"},
+      {"[\n{\"conversations\": [{\"value\": \"a\"}, {}]}]", ":2: conversations[1]"},
+      {"[\n{\"conversations\": [{\"value\": \"a\"}, 5]}]", ":2: conversations[1]"},
+      {"[\n{\"conversations\": [{\"value\": 5}, {\"value\": \"a\"}]}]", ":2: conversations[0]"},
+  };
+  for (auto [content, expected] : cases) {
+    path = write_file(dir, content);
+    auto bad = read_sharegpt(path);
+    INFO(content);
+    REQUIRE_FALSE(bad);
+    check_error(bad.error(), path);
+    check_error(bad.error(), expected);
+  }
+  CHECK_FALSE(read_sharegpt(dir.path + "/none"));
+}
+
+TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, as an array and as lines", "[datasets]") {
+  testing::TempDir dir;
+  const std::vector<std::string> rows = {
+      "null",
+      R"({"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "r"}]})",
+      "3.5",
+      R"("a, text ]")",
+      "[1, {}]",
+      R"({"id": "no conversations"})",
+      R"({"conversations": [{"from": "human", "from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]})",
+      R"({"conversations": [{"from": "human", "value": "\ud800"}, {"from": "gpt", "value": "r"}]})",
+      R"({"conversations": [{"from": "human", "value": null}, {"from": "gpt", "value": "r"}]})",
+      R"({"conversations": [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "two"},
+          {"from": "gpt", "value": "r2"}]})",
+      "true"};
+  std::string array = "\xEF\xBB\xBF [", lines = "\xEF\xBB\xBF";
+  for (std::string row : rows) {
+    array += (array.size() > 5 ? " ,\n" : "") + row;
+    std::erase(row, '\n');
+    lines += row + "\n";
+  }
+  for (const std::string& text : {array + "\n]", lines}) {
+    const auto read = read_sharegpt(write_file(dir, text));
+    INFO(text << (read ? "" : read.error().message));
+    REQUIRE(read);
+    const auto& talks = read.value().conversations;
+    REQUIRE(talks.size() == 2);
+    CHECK(talks[0].prompt == "one");
+    CHECK(talks[1].prompt == "Be kind.\ntwo");
+    CHECK(talks[1].reply == "r2");
+    REQUIRE(read.value().notes.size() == 1);
+    CHECK(read.value().notes[0].starts_with("9 rows are no conversations and are skipped; the first: "));
+    check_error(invalid(read.value().notes[0]), ":1: expected an object");
+  }
+}
+
+TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
+  // A text of n letters counts as n tokens here.
+  auto count = [](const std::string& text) -> Result<int> { return int(text.size()); };
+  auto talk = [](size_t prompt, size_t reply) { return Exchange{std::string(prompt, 'q'), std::string(reply, 'r')}; };
+  std::vector<Exchange> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),     talk(1025, 5),
+                                 talk(1024, 10), talk(10, 2039), talk(10, 2038), talk(900, 200)};
+  auto load = sharegpt_load(talks, 100, 0, 0, 1, count);
+  REQUIRE(load);
+  std::set<std::pair<int, int>> kept;
+  for (const BenchRequest& r : load.value().requests) {
+    kept.emplace(r.input_tokens, r.output_tokens);
+    CHECK(int(r.text.size()) == r.input_tokens);
+  }
+  CHECK(kept == std::set<std::pair<int, int>>{{4, 4}, {1024, 10}, {10, 2038}, {900, 200}});
+  // A given output length replaces the reply's.
+  load = sharegpt_load(talks, 100, 7, 0, 1, count);
+  REQUIRE(load);
+  CHECK(load.value().requests.size() == 6);
+  // The server's context.
+  load = sharegpt_load(talks, 100, 0, 1034, 1, count);
+  REQUIRE(load);
+  CHECK(load.value().requests.size() == 2);
+  check_error(invalid(load.value().notes[0]), "2 beyond the server's max_model_len");
+  CHECK_FALSE(sharegpt_load(talks, 100, 0, 7, 1, count));
+  load = sharegpt_load(talks, 1, 0, 0, 1, count);
+  REQUIRE(load);
+  CHECK(load.value().requests.size() == 1);
+  auto failing = [](const std::string&) -> Result<int> { return Error{ErrorCode::io, "gone"}; };
+  load = sharegpt_load(talks, 1, 0, 0, 1, failing);
+  REQUIRE_FALSE(load);
+  CHECK(load.error().message == "gone");
+}
+
+TEST_CASE("datasets: arrivals", "[datasets]") {
+  double inf = std::numeric_limits<double>::infinity();
+  CHECK(arrival_times(3, inf, false, 1, 1) == std::vector<double>{0, 0, 0});
+  CHECK(arrival_times(3, 4, true, 1, 1) == std::vector<double>{0, 0.25, 0.5});
+  CHECK(arrival_times(0, 4, false, 1, 1).empty());
+  for (double shape : {0.25, 1.0, 4.0}) {
+    int n = 20000;
+    std::vector<double> times = arrival_times(n, 50, false, shape, 3);
+    CHECK(times == arrival_times(n, 50, false, shape, 3));
+    CHECK(times != arrival_times(n, 50, false, shape, 4));
+    CHECK(std::is_sorted(times.begin(), times.end()));
+    CHECK(times.back() == Approx(n / 50.0));  // exactly n / rate
+    // Gamma gaps: mean 1 / rate, coefficient of variation 1 / sqrt(shape).
+    double mean = 0, square = 0, last = 0;
+    for (double t : times) {
+      mean += t - last;
+      square += (t - last) * (t - last);
+      last = t;
+    }
+    mean /= n;
+    double cv = std::sqrt(square / n - mean * mean) / mean;
+    INFO("shape " << shape);
+    CHECK(cv == Approx(1 / std::sqrt(shape)).epsilon(0.05));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::datasets_test

@@ -1,0 +1,189 @@
+// xpyd replay, trace and explain, over logs that this process writes.
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/json.h"
+#include "disagg/event_log.h"
+#include "experiments/subcommands.h"
+#include "server/commands.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/server/quiet_stdout.h"
+
+namespace xpyd::testing::event_log_commands_test {
+namespace {
+
+struct Ran {
+  int code;
+  std::string out;
+};
+
+Ran run(int (*command)(const Options&), const char* name, std::vector<std::string> words) {
+  const auto options = Options::parse(all_options(), name, words, 9);
+  REQUIRE(options.ok());
+  TempDir dir;
+  Ran ran;
+  {
+    CaughtStdout caught(dir.path + "/out");
+    try {
+      ran.code = command(options.value());
+    } catch (const Error& error) {
+      ran.code = server::fail("", error);  // as main() does
+    }
+  }
+  std::ifstream file(dir.path + "/out");
+  ran.out = {std::istreambuf_iterator<char>(file), {}};
+  return ran;
+}
+
+// Placements of two instances, of which the second has the prompt and the first is idle, and a life.
+std::string write_log(const std::string& path) {
+  const auto log = EventLog::create(path, 1 << 20, "{}").value();
+  for (uint64_t i = 0; i < 4; ++i) {
+    const InstanceView instances[] = {
+        {.role = Role::colocated}, {.role = Role::colocated, .queued_tokens = 100, .cached_tokens = i < 3 ? 900 : 0}};
+    const ClusterView view{.instances = instances, .prompt_tokens = 1000};
+    log->decided(1, "place", "least_loaded", i, view, PlacementOptions{},
+                 find_placement_policy("least_loaded")->place(view, {}));
+  }
+  RequestLife life{.request = 7, .t = 1, .placed = 1.5, .prefill = "C0", .decode = "C0", .started = 2};
+  life.prompt_done = life.first = 3, life.second = 3.25, life.ended = 4, life.output = 5;
+  log->happened("request", life);
+  log->happened("step", StepLife{.instance = "C0", .t = 2, .seconds = 1, .tokens = 1000});
+  return path;
+}
+
+TEST_CASE("replay: another policy's decisions are printed with what they saw, exit code 1", "[event_log]") {
+  TempDir dir;
+  const std::string path = write_log(dir.path + "/log");
+  Ran ran = run(replay_main, "replay", {path});
+  CHECK(ran.code == 0);
+  CHECK(ran.out == "place    4 decisions, 0 differ, regret ratio 0.6750, now 0.6750\n");
+  ran = run(replay_main, "replay", {path, "--placement", "prefix_aware"});
+  CHECK(ran.code == 1);
+  int decisions = 0, now = 0;
+  std::istringstream lines(ran.out);
+  for (std::string line; std::getline(lines, line);) {
+    now += line == R"(  now: {"prefill":1,"decode":1,"source":-1})";
+    decisions += line.find(R"("e":"place")") != line.npos && line.find(R"("cached_tokens":900)") != line.npos;
+  }
+  CHECK(decisions == 3);
+  CHECK(now == 3);
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{}, {path, "--placement", "nobodys"}, {path + "x"}, {path, path + "x"}})
+    CHECK(run(replay_main, "replay", wrong).code != 0);
+  // Several files are one run.
+  const std::string lines_of_one = ran.out.substr(0, ran.out.rfind("place  "));
+  CHECK(run(replay_main, "replay", {path, path, "--placement", "prefix_aware"})
+            .out.starts_with(lines_of_one + lines_of_one + "place    8 decisions, 6 differ"));
+}
+
+TEST_CASE("trace and explain: what they print of one request", "[event_log]") {
+  TempDir dir;
+  const std::string path = write_log(dir.path + "/log");
+  const Ran one = run(explain_main, "explain", {path, "--request", "7"});
+  CHECK(one.code == 0);
+  CHECK(one.out ==
+        "request 7: first token after 2.000000 s, second after 2.250000 s: schedule 0.500000 queue 0.500000 prefill "
+        "1.000000 first_decode 0.250000\n"
+        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,grant_s,transfer_s,wait_s,first_decode_s,ttft_s,"
+        "second_token_s,prefill,decode,kv_prefill_gb_s,kv_decode_gb_s\n"
+        "7,0,0,0.500000,0.500000,0.000000,1.000000,0.000000,0.000000,0.000000,0.250000,2.000000,2.250000,C0,C0,0,0\n");
+  CHECK(one.out.ends_with(run(explain_main, "explain", {path}).out));
+  CHECK(run(explain_main, "explain", {path, "--request", "8"}).code != 0);
+  CHECK(run(trace_main, "trace", {}).out == "");
+  const Ran trace = run(trace_main, "trace", {path});
+  CHECK(trace.code == 0);
+  bool step = false;
+  const auto parsed = parse_json(trace.out, "trace").value();
+  for (const auto& event : parsed["traceEvents"])
+    step |= event["ph"] == "X" && event["name"] == "prefill" && event["args"].contains("tokens") &&
+            event["args"]["tokens"] == 1000 && event["ts"] == 2e6 && event["dur"] == 1e6;
+  CHECK(step);
+}
+
+TEST_CASE("a worker's log is a file of its own beside the server's", "[event_log]") {
+  TempDir dir;
+  const auto options = Options::parse(all_options(), "worker",
+                                      {"--join", "unix:/none", "--event-log", dir.path + "/log"}, 0);
+  REQUIRE(options.ok());
+  REQUIRE(prepare_stack(options.value()).ok());
+  CHECK(std::ifstream(dir.path + "/log.pid" + std::to_string(getpid())).good());
+  CHECK_FALSE(std::ifstream(dir.path + "/log").good());
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file is touched", "[simulate]") {
+  TempDir dir;
+  const std::string trace = dir.path + "/trace.jsonl", log = dir.path + "/log", json = dir.path + "/json",
+                    card = dir.path + "/card.json", link = dir.path + "/link", absent = dir.path + "/absent",
+                    config = dir.path + "/config";
+  const std::string row = R"({"timestamp": 0, "input_length": 100, "output_length": 3, "hash_ids": [1]})";
+  const std::string fields = R"({"flops_per_s": 1e15, "bytes_per_s": 1e13, "memory_bytes": 1e12})";
+  std::ofstream(trace) << row << "\n";
+  std::ofstream(card) << fields << "\n";
+  std::ofstream(config) << "topology = 1C\n";
+  std::filesystem::create_symlink("trace.jsonl", link);
+  const auto simulated = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), trace);
+    return run(simulate_main, "simulate", more);
+  };
+  CHECK(simulated({"--hardware", card, "--event-log", log, "--json", json}).code == 0);
+  CHECK(text_of(log).starts_with("{\"xpyd_event_log\""));
+  const std::string kept = text_of(log);
+  for (const std::vector<std::string>& files : {std::vector<std::string>{"--event-log", trace},
+                                                {"--event-log", link},
+                                                {"--event-log", dir.path + "/./trace.jsonl"},
+                                                {"--json", trace},
+                                                {"--json", link},
+                                                {"--event-log", json, "--json", json},
+                                                {"--event-log", absent, "--json", dir.path + "/./absent"},
+                                                {"--event-log", card, "--hardware", card},
+                                                {"--json", card, "--hardware", card},
+                                                {"--json", config, "--config", config}}) {
+    INFO(files[0] << " " << files[1]);
+    CHECK(simulated(files).code == 2);
+  }
+  CHECK(text_of(trace) == row + "\n");
+  CHECK(text_of(card) == fields + "\n");
+  CHECK(text_of(config) == "topology = 1C\n");
+  CHECK(run(simulate_main, "simulate", {dir.path, "--format", "weka", "--json", trace}).code == 2);
+  CHECK(text_of(trace) == row + "\n");
+  CHECK_FALSE(std::filesystem::exists(absent));
+  for (const char* topology : {"", "0P1D", "1P0D", "0C", "1P", "1D", "P1D", "1X", "-1P1D", "5000P1D", "100000P1D",
+                               "99999999999999999999C", "1P1D1P", "1.5P1D"}) {
+    INFO(topology);
+    CHECK(simulated({"--topology", topology, "--json", json}).code == 2);
+  }
+  CHECK(run(simulate_main, "simulate", {trace, "--allocator", "vattention", "--kv-tokens", "600"}).code == 2);
+  CHECK(run(simulate_main, "simulate", {trace, "--hardware", card, "--host-tokens", "600"}).code == 2);
+  CHECK(run(simulate_main, "simulate", {absent}).code != 0);
+  CHECK(run(simulate_main, "simulate", {}).code == 2);
+  const std::pair<const char*, std::vector<const char*>> numbers[] = {{"speed", {"0", "-1", "nan", "inf", "", "fast"}},
+                                                                      {"repeat", {"0", "-1", "1.5", "nan"}},
+                                                                      {"jitter", {"-1", "nan", "inf"}},
+                                                                      {"rate", {"0", "-2", "nan"}},
+                                                                      {"requests", {"-1", "nan"}},
+                                                                      {"kv-tokens", {"-1", "nan"}},
+                                                                      {"host-tokens", {"-1", "nan"}},
+                                                                      {"block-tokens", {"0", "-1"}},
+                                                                      {"chunk-tokens", {"0"}},
+                                                                      {"max-batch", {"0"}},
+                                                                      {"decode-tokens", {"-2", "nan"}}};
+  for (const auto& [name, values] : numbers)
+    for (const char* value : values) {
+      INFO(name << " " << value);
+      const auto options = Options::parse(all_options(), "simulate", {trace, std::string("--") + name, value}, 1);
+      REQUIRE_FALSE(options.ok());
+      CHECK(options.error().message.find(name) != std::string::npos);
+    }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::event_log_commands_test

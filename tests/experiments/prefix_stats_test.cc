@@ -1,0 +1,233 @@
+#include "experiments/load/prefix_stats.h"
+#include "model/folder.h"
+
+#include <fstream>
+#include <map>
+
+#include "base/json.h"
+#include "base/random.h"
+#include "experiments/subcommands.h"
+#include "server/commands.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/json.h"
+#include "tests/server/quiet_stdout.h"
+
+namespace xpyd::testing::prefix_stats_test {
+namespace {
+
+PrefixInput texts(std::vector<std::string> prompts) {
+  PrefixInput input;
+  for (const std::string& p : prompts) input.lengths.push_back(int64_t(p.size()));
+  input.prompts = std::move(prompts);
+  return input;
+}
+
+// The definition, word for word: every prefix of every prompt is a node; slow.
+PrefixStats by_definition(const PrefixInput& input, int64_t min_count, int64_t min_length) {
+  std::map<std::string, int64_t> counts;
+  PrefixStats stats;
+  int64_t through = 0, reused = 0, total = 0;
+  for (const std::string& p : input.prompts) {
+    int64_t seen = 0;
+    for (size_t n = 1; n <= p.size(); ++n) {
+      seen += counts.count(p.substr(0, n));
+      ++counts[p.substr(0, n)];
+    }
+    reused += seen;
+    total += int64_t(p.size());
+  }
+  for (const auto& [prefix, count] : counts) {
+    bool kept_child = false;
+    for (int c = 0; c < 256; ++c) {
+      auto child = counts.find(prefix + char(c));
+      kept_child |= child != counts.end() && child->second >= min_count;
+    }
+    if (count < min_count || kept_child || int64_t(prefix.size()) <= min_length) continue;
+    ++stats.leaves;
+    through += count;
+  }
+  stats.r_leaf = double(stats.leaves) / double(input.prompts.size());
+  stats.r_conv = double(through) / double(input.prompts.size());
+  stats.length_reuse = total ? double(reused) / double(total) : 0;
+  return stats;
+}
+
+std::string write_file(const testing::TempDir& dir, const std::string& text) {
+  std::ofstream(dir.path + "/file") << text;
+  return dir.path + "/file";
+}
+
+std::string error_of(const std::string& text) {
+  testing::TempDir dir;
+  auto input = read_prefix_input(write_file(dir, text));
+  return input ? "" : input.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("prefix-stats: a small tree by hand", "[prefix-stats]") {
+  // ab is shared by four, abc by two of them, which is the leaf; xy by two.
+  PrefixInput input = texts({"abcd", "abce", "abq", "abr", "xy", "xyz", "k"});
+  PrefixStats two = prefix_stats(input, 2, 0);
+  CHECK(two.leaves == 2);
+  CHECK(two.r_leaf == Approx(2.0 / 7));
+  CHECK(two.r_conv == Approx(4.0 / 7));  // abq and abr part below an inner node: not counted
+  CHECK(two.length_reuse == Approx((3 + 2 + 2 + 2) / 20.0));
+  CHECK(two.mean_repeated == Approx((3 + 2 + 2 + 2) / 4.0));
+  CHECK(two.repeated == std::vector<int64_t>{0, 3, 2, 2, 0, 2, 0});
+  REQUIRE(two.most.size() == 2);
+  CHECK(two.most[0].length == 3);
+  PrefixStats three = prefix_stats(input, 3, 0);
+  CHECK(three.leaves == 1);
+  CHECK(three.r_conv == Approx(4.0 / 7));
+  CHECK(prefix_stats(input, 2, 2).leaves == 1);  // longer than 2: abc alone
+  CHECK(prefix_stats(texts({"a", "b"}), 2, 0).leaves == 0);
+  CHECK(prefix_stats(texts({"same", "same", "same"}), 2, 0).r_conv == 1);
+}
+
+TEST_CASE("prefix-stats: the sorted walk is the definition, on random prompts", "[prefix-stats]") {
+  Random random(11);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::string> prompts(1 + random.below(30));
+    for (std::string& p : prompts)
+      for (auto n = random.below(7); n > 0; --n) p += char('a' + random.below(3));
+    PrefixInput input = texts(prompts);
+    for (int64_t min_count : {2, 3, 5})
+      for (int64_t min_length : {0, 1, 3}) {
+        INFO("round " << round << ", N " << min_count << ", L " << min_length);
+        PrefixStats got = prefix_stats(input, min_count, min_length);
+        PrefixStats want = by_definition(input, min_count, min_length);
+        CHECK(got.leaves == want.leaves);
+        CHECK(got.r_conv == Approx(want.r_conv));
+        CHECK(got.length_reuse == Approx(want.length_reuse));
+      }
+  }
+}
+
+TEST_CASE("prefix-stats: the published figures of the Mooncake traces", "[prefix-stats]") {
+  // Counted apart from this code: R_leaf, R_conv, reuse of blocks and of tokens.
+  struct Row {
+    const char* file;
+    double r_leaf, r_conv, blocks, tokens;
+  };
+  for (const Row& row :
+       {Row{"conversation", 0.194, 0.417, 0.366, 0.374}, Row{"synthetic", 0.139, 0.530, 0.640, 0.651}}) {
+    const std::string path = testing::shared_path("traces/mooncake_" + std::string(row.file) + ".jsonl");
+    if (path.empty()) SKIP_TEST("no ../shared/traces");
+    INFO(path);
+    PrefixInput input = read_prefix_input(path).value();
+    PrefixStats s = prefix_stats(input, 2, 0);
+    CHECK(s.r_leaf == Approx(row.r_leaf).margin(0.0006));
+    CHECK(s.r_conv == Approx(row.r_conv).margin(0.0006));
+    CHECK(s.unit_reuse == Approx(row.blocks).margin(0.0006));
+    CHECK(s.length_reuse == Approx(row.tokens).margin(0.0006));
+    if (row.file == std::string("conversation")) {
+      PrefixStats hundred = prefix_stats(input, 100, 0);
+      CHECK(hundred.leaves == 1);  // the first block, which all share
+      CHECK(hundred.r_conv == 1);
+    }
+  }
+}
+
+TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[prefix-stats]") {
+  testing::TempDir dir;
+  const auto read = [&](const std::string& text) { return read_prefix_input(write_file(dir, text)).value(); };
+  const std::vector<std::string> both = {"The key of box 1 is red.\nok", "The key of box 1 is blue.\nok"};
+  CHECK(read("{\"conversation\": [{\"content\": \"The key of box 1 is red.\"}, {\"content\": \"ok\"}]}\n"
+             "{\"conversation\": [{\"content\": \"The key of box 1 is blue.\"}, {\"content\": \"ok\"}]}\n")
+            .prompts == both);
+  const PrefixInput texts =
+      read("{\"instruction\": \"The key of box 1 is red.\", \"context\": \"\", \"response\": \"ok\"}\n"
+           "{\"instruction\": \"The key of box 1 is blue.\", \"context\": \"\", \"response\": \"ok\"}\n");
+  CHECK(texts.prompts == both);
+  const PrefixStats bytes = prefix_stats(texts, 2, 0);
+  REQUIRE(bytes.leaves == 1);
+  CHECK(texts.text(texts.prompts[bytes.most[0].prompt].substr(0, bytes.most[0].units)) == "The key of box 1 is ");
+
+  const auto tokenizer = Tokenizer::load(kDemoModel).value();
+  const PrefixInput tokens = in_tokens(texts, *tokenizer, 1);
+  const PrefixStats by_tokens = prefix_stats(tokens, 2, 0);
+  REQUIRE(by_tokens.leaves == 1);
+  const std::string shared = tokens.text(tokens.prompts[by_tokens.most[0].prompt].substr(0, by_tokens.most[0].units * 4));
+  CHECK(shared == "The key of box 1 is");  // a word begins with its blank
+  CHECK(by_tokens.most[0].length == int64_t(tokenizer->encode(shared, {.add_special_tokens = false}).size()));
+  const PrefixInput blocks = in_tokens(texts, *tokenizer, 4);
+  const PrefixStats by_blocks = prefix_stats(blocks, 2, 0);
+  CHECK(by_blocks.most[0].length == by_tokens.most[0].length / 4 * 4);
+  CHECK_FALSE(blocks.text);
+
+  const PrefixInput bailian = read(
+      "{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0, \"input_length\": 20, \"output_length\": 5, \"type\": "
+      "\"text\", \"turn\": 1, \"hash_ids\": [7, 8]}\n");
+  CHECK(bailian.unit_length == 16);
+  CHECK(bailian.lengths == std::vector<int64_t>{20});
+}
+
+TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[prefix-stats]") {
+  testing::TempDir dir;
+  auto chats = read_prefix_input(write_file(dir, R"([
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}, {"value": "ok"}]},
+    {"conversations": []}, {"conversations": [{"value": "hi"}]}])"));
+  REQUIRE(chats);
+  CHECK(chats.value().prompts == std::vector<std::string>{"hi\nyo\nok", "hi"});
+  auto trace = read_prefix_input(
+      write_file(dir,
+                 "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [7, 8]}\n"
+                 "{\"timestamp\": 1, \"input_length\": 512, \"output_length\": 5, \"hash_ids\": [7]}\n"));
+  REQUIRE(trace);
+  PrefixStats s = prefix_stats(trace.value(), 2, 0);
+  CHECK(s.leaves == 1);
+  CHECK(s.most[0].length == 512);
+  CHECK(s.unit_reuse == Approx(1.0 / 3));
+  CHECK(s.length_reuse == Approx(512.0 / 1112));
+
+  CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") != std::string::npos);
+  CHECK(error_of("").find("expected a JSON array or JSON lines") != std::string::npos);
+  CHECK(error_of("words").find("expected a JSON array or JSON lines") != std::string::npos);
+  CHECK(error_of("{\"a\": 1}").find("expected conversations, conversation, instruction, prompt or hash_ids") !=
+        std::string::npos);
+  CHECK(error_of("{\"prompt\": [1]}").find("prompt") != std::string::npos);
+  CHECK(error_of("[]").find("no prompts") != std::string::npos);
+  CHECK(error_of("[{\"conversations\": 3}]").find("conversations") != std::string::npos);
+  CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") != std::string::npos);
+  const std::string row = error_of("{\"timestamp\": 0, \"hash_ids\": [1]}\n");
+  CHECK(row.find("file:1") != std::string::npos);
+  CHECK(row.find("input_length") != std::string::npos);
+}
+
+TEST_CASE("prefix-stats: the command writes its figures as JSON", "[prefix-stats]") {
+  testing::TempDir dir;
+  const std::string file = write_file(dir, R"([{"conversations": [{"value": "abc"}]},
+    {"conversations": [{"value": "abd"}]}])");
+  auto run = [&](std::vector<std::string> words) {
+    auto options = Options::parse(all_options(), "prefix-stats", words, 1);
+    REQUIRE(options);
+    testing::QuietStdout quiet;
+    return prefix_stats_main(options.value());
+  };
+  CHECK(run({file, "--min-count", "2", "--min-length", "1", "--json", dir.path + "/out"}) == 0);
+  auto out = parse_json_file(dir.path + "/out").value();
+  CHECK(out["leaves"] == 1);
+  CHECK(out["r_conv"] == 1.0);
+  CHECK(out["length_unit"] == "bytes");
+  CHECK(out["most_shared"][0]["length"] == 2);
+  CHECK(out["mean_repeated_tokens"] == 2.0);  // "ab"
+  const std::string prompts = write_file(dir,
+                                         "\xEF\xBB\xBF{\"prompt\": \"The key of box 1 is red.\"}\n"
+                                         "{\"prompt\": \"The key of box 1 is blue.\"}\n{\"prompt\": \"No.\"}\n");
+  CHECK(run({prompts, "--unit", "tokens", "--json", dir.path + "/out"}) == 0);
+  const auto tokens = parse_json_file(dir.path + "/out").value();
+  const auto tokenizer = Tokenizer::load(kDemoModel).value();
+  const auto shared = tokenizer->encode("The key of box 1 is", {.add_special_tokens = false}).size();
+  CHECK(tokens["prompts"] == 3);
+  CHECK(tokens["mean_repeated_tokens"] == double(shared));
+  CHECK(run({prompts, "--json", dir.path + "/out"}) == 0);  // by bytes, " is " has its blank more
+  CHECK(parse_json_file(dir.path + "/out").value()["mean_repeated_tokens"].get<double>() >= double(shared));
+  CHECK(run({}) == 2);
+  CHECK(run({dir.path + "/none"}) == 1);
+  CHECK(run({write_file(dir, "[{")}) == 2);
+  CHECK_FALSE(Options::parse(all_options(), "prefix-stats", {file, "--min-count", "1"}, 1));
+}
+
+}  // namespace xpyd::testing::prefix_stats_test

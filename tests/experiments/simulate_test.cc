@@ -1,0 +1,233 @@
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/random.h"
+#include "experiments/simulate/hardware.h"
+#include "experiments/simulate/links.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::simulate_test {
+namespace {
+
+TEST_CASE("timeline: in the order of time, and of saying", "[simulate]") {
+  Timeline timeline;
+  std::vector<int> order;
+  timeline.at(2, [&] { order.push_back(2); });
+  timeline.at(1, [&] {
+    order.push_back(1);
+    timeline.at(0.5, [&] { order.push_back(10); });  // late: now
+    timeline.at(2, [&] { order.push_back(3); });
+  });
+  CHECK(timeline.run() == 4);
+  CHECK(order == std::vector{1, 10, 2, 3});
+  CHECK(timeline.now() == 2);
+}
+
+TEST_CASE("links: shared equally at both ends, as transfers come and go", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  for (int end = 0; end < 4; ++end) links.set_rate(end, 100);
+  double a = 0, b = 0, c = 0;
+  links.send(0, 1, 300, 0, [&] { a = timeline.now(); });
+  timeline.at(1, [&] { links.send(0, 2, 100, 0.5, [&] { b = timeline.now(); }); });
+  timeline.at(1, [&] { links.send(3, 2, 50, 0, [&] { c = timeline.now(); }); });
+  timeline.run();
+  // From 1 on: a and b share 0's link out, b and c share 2's in: 50 each. c ends at 2, b at 3, a has 100 left then.
+  CHECK(c == 2);
+  CHECK(b == 3.5);
+  CHECK(a == 4);
+  CHECK(links.bytes() == 450);
+}
+
+TEST_CASE("links: one that is called off leaves its share, and never arrives", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  links.set_rate(0, 100), links.set_rate(1, 100);
+  double a = 0;
+  bool b = false;
+  links.send(0, 1, 200, 0, [&] { a = timeline.now(); });
+  const Links::Id id = links.send(0, 1, 1000, 0, [&] { b = true; });
+  CHECK(links.busy(0) == 2);
+  CHECK(links.rate(0, 1) == Approx(100.0 / 3));
+  timeline.at(2, [&] { links.cancel(id), links.cancel(id); });
+  timeline.run();
+  CHECK(a == 3);
+  CHECK_FALSE(b);
+  CHECK(links.busy(1) == 0);
+}
+
+TEST_CASE("timeline: what is called off does not happen, and is not kept", "[simulate]") {
+  Timeline timeline;
+  Random random(5);
+  std::vector<uint32_t> names;
+  std::vector<int> expected, happened;
+  for (int i = 0; i < 1000; ++i) names.push_back(timeline.at(double(i), [&, i] { happened.push_back(i); }));
+  for (int i = 0; i < 1000; ++i)
+    if (i % 10 == 0) {
+      expected.push_back(i);
+    } else {
+      timeline.call_off(names[size_t(i)]);
+      timeline.call_off(timeline.at(5000, [&, i] { happened.push_back(i); }));
+    }
+  CHECK(timeline.planned() <= 2 * 100 + 1);
+  CHECK(timeline.run() == 100);
+  CHECK(happened == expected);
+  CHECK(timeline.now() == 990);
+}
+
+// Eight send to one, faster than it can take: each that comes or goes plans the other seven's first ends anew.
+TEST_CASE("links: of what goes from one to another, one end is planned", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  for (int end = 0; end < 9; ++end) links.set_rate(end, 100);
+  constexpr int kTransfers = 400;
+  size_t planned = 0;
+  int arrived = 0;
+  for (int i = 0; i < kTransfers; ++i)
+    timeline.at(0.01 * i, [&, i] {
+      links.send(i % 8, 8, 50 + i, 0, [&] { ++arrived; });
+      planned = timeline.planned();
+    });
+  timeline.run();
+  CHECK(arrived == kTransfers);
+  CHECK(planned <= 2 * 8 + 1);  // hundreds are under way
+  CHECK(timeline.now() == Approx((50 + (kTransfers - 1) / 2.0) * kTransfers / 100));
+}
+
+TEST_CASE("links: whatever comes, all bytes arrive, and no link carries more than it can", "[simulate]") {
+  Timeline timeline;
+  Links links(timeline);
+  Random random(3);
+  std::vector<double> in(5), first(5, 1e9), last(5);
+  for (int end = 0; end < 5; ++end) links.set_rate(end, 50 + 50 * end);
+  int arrived = 0;
+  for (int i = 0; i < 400; ++i) {
+    const int from = int(random.below(5)), to = int(random.below(5));
+    const double bytes = double(1 + random.below(1000)), at = random.uniform() * 100;
+    timeline.at(at, [&, from, to, bytes, at] {
+      first[size_t(to)] = std::min(first[size_t(to)], at);
+      links.send(from, to, bytes, 0,
+                 [&, to, bytes] { ++arrived, in[size_t(to)] += bytes, last[size_t(to)] = timeline.now(); });
+    });
+  }
+  timeline.run();
+  CHECK(arrived == 400);
+  for (size_t end = 0; end < 5; ++end)
+    CHECK(in[end] <= (50 + 50 * double(end)) * (last[end] - first[end]) * (1 + 1e-9));
+}
+
+TEST_CASE("hardware: Mooncake's figures follow from the table", "[simulate]") {
+  const Hardware a800 = find_hardware("a800x8").value();
+  const SimulatedModel llama = find_simulated_model("llama-3-70b").value();
+  CHECK(a800.cards == 8);
+  CHECK(llama.kv_token_bytes() == 327680);  // FAST '25: 320 KB
+  // Its replay (8 A800, MFU .44) takes F(n) = l (a n^2 d + b n d^2) FLOPs, l 80, d 8192, a 4, b 22.
+  const double n = 8192, flops = 80 * (4 * n * n * 8192 + 22 * n * 8192 * 8192);
+  const double steps = step_cost(llama, a800).seconds(model::prompt_steps(n, 0, 2048));
+  CHECK(steps == Approx(flops / (8 * 312e12 * 0.44)).epsilon(0.15));
+  CHECK(kv_tokens(llama, a800) > 1.2e6);
+  CHECK(kv_tokens(llama, find_hardware("v100").value()) == 0);
+}
+
+TEST_CASE("hardware: names, counts and files; what is wrong with them", "[simulate]") {
+  CHECK(find_hardware("h100").value().cards == 1);
+  for (const char* bad : {"", "x8", "a800x", "a800x0", "a800x-1", "a800x9999", "b100", "a800x8x"}) {
+    INFO(bad);
+    CHECK(find_hardware(bad).error().code == ErrorCode::not_found);
+  }
+  CHECK(find_simulated_model("llama").error().message.find("qwen2.5-7b") != std::string::npos);
+  CHECK_FALSE(find_hardware("no/such.json").ok());
+  for (const SimulatedModel& model : model_table())
+    for (const Hardware& hardware : hardware_table()) CHECK(step_cost(model, hardware).seconds({.tokens = 1}) > 0);
+}
+
+// FILE with `fields`, of which one is changed or added; "" leaves it out.
+std::string with(nlohmann::json fields, const std::string& name, const std::string& value, const std::string& path) {
+  std::string text;
+  if (value.empty()) fields.erase(name);
+  for (const auto& [key, old] : fields.items())
+    if (key != name) text += (text.empty() ? "" : ", ") + ("\"" + key + "\": ") + old.dump();
+  if (!value.empty()) text += ", \"" + name + "\": " + value;
+  std::ofstream(path) << "{" << text << "}";
+  return path;
+}
+
+TEST_CASE("hardware: an error of a file names the file and the field", "[simulate]") {
+  const TempDir dir;
+  const std::string path = dir.path + "/x.json";
+  struct Wrong {
+    const char *field, *value;
+  };
+  const nlohmann::json card = {{"flops_per_s", 1e14}, {"bytes_per_s", 1e12}, {"memory_bytes", 1e10}};
+  REQUIRE(find_hardware(with(card, "cards", "2", path)).ok());
+  const Wrong cards[] = {{"flops_per_s", ""},
+                         {"flops_per_s", "0"},
+                         {"flops_per_s", "-1"},
+                         {"flops_per_s", "\"many\""},
+                         {"flops_per_s", "null"},
+                         {"bytes_per_s", ""},
+                         {"bytes_per_s", "0"},
+                         {"memory_bytes", ""},
+                         {"memory_bytes", "-5"},
+                         {"cards", "0"},
+                         {"cards", "1.5"},
+                         {"name", "7"},
+                         {"mfu", "0"},
+                         {"mfu", "1.5"},
+                         {"mbu", "-0.5"},
+                         {"step_s", "-1"},
+                         {"link_bytes_per_s", "0"},
+                         {"link_s", "-1"},
+                         {"host_bytes", "-1"},
+                         {"host_bytes_per_s", "\"fast\""},
+                         {"link_byte_per_s", "1e9"},
+                         {"step_terms", "[]"},
+                         {"step_terms", "7"},
+                         {"step_terms", "[0,0,0,0,0,0]"},
+                         {"step_terms", "[1,2,3,4,5]"},
+                         {"host_rate", "1e10"},
+                         {"step_terms", "[1e-3,0,0,0,0,-1]"},
+                         {"step_terms", "[1e-3,0,0,0,0,null]"}};
+  for (const auto& [field, value] : cards) {
+    INFO(field << ": " << value);
+    const Result<Hardware> found = find_hardware(with(card, field, value, path));
+    REQUIRE_FALSE(found.ok());
+    CHECK(found.error().message.find(path) != std::string::npos);
+    CHECK(found.error().message.find(field) != std::string::npos);
+  }
+  const nlohmann::json model = {{"n_layers", 2},     {"n_heads", 2},      {"head_dim", 64}, {"active_parameters", 1e9},
+                                {"parameters", 2e9}, {"kv_elements", 256}};
+  REQUIRE(find_simulated_model(with(model, "name", "\"x\"", path)).ok());
+  const Wrong models[] = {{"n_layers", ""},
+                          {"n_layers", "0"},
+                          {"n_layers", "-2"},
+                          {"n_layers", "2.5"},
+                          {"n_heads", "\"two\""},
+                          {"head_dim", "0"},
+                          {"parameters", "1"},
+                          {"parameters", "-1"},
+                          {"active_parameters", "0"},
+                          {"kv_elements", "null"},
+                          {"kv_elements", ""},
+                          {"kv_heads", "2"},
+                          {"weight_element_bytes", "0"},
+                          {"kv_element_bytes", "-1"},
+                          {"name", "[]"}};
+  for (const auto& [field, value] : models) {
+    INFO(field << ": " << value);
+    const Result<SimulatedModel> found = find_simulated_model(with(model, field, value, path));
+    REQUIRE_FALSE(found.ok());
+    CHECK(found.error().message.find(path) != std::string::npos);
+    CHECK(found.error().message.find(field) != std::string::npos);
+  }
+  for (const char* text : {"", "[]", "7", "{", R"({"flops_per_s": NaN})", R"({"flops_per_s": 1e999})"}) {
+    INFO(text);
+    std::ofstream(path) << text;
+    for (const std::string& error : {find_hardware(path).error().message, find_simulated_model(path).error().message})
+      CHECK(error.find(path) != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::simulate_test

@@ -1,0 +1,603 @@
+#include <array>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/random.h"
+#include "disagg/event_log.h"
+#include "disagg/order.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/calibrate.h"
+#include "experiments/simulate/cluster.h"
+#include "experiments/simulate/routers.h"
+#include "model/pipeline_time.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::simulated_cluster_test {
+namespace {
+
+// Prompts of some conversations that go on, and answers of many lengths.
+Trace some_load(uint64_t seed, int n, double rate) {
+  Random random(seed);
+  Trace trace{.block_tokens = 64};
+  double at_s = 0;
+  for (int i = 0; i < n; ++i) {
+    at_s += random.exponential() / rate;
+    TraceRequest request{.arrival_s = at_s,
+                         .prompt_tokens = 1 + int(random.below(3000)),
+                         .output_tokens = 1 + int(random.below(random.below(5) == 0 ? 600 : 60))};
+    const uint64_t conversation = random.below(8);
+    for (int b = 0; b * 64 < request.prompt_tokens; ++b)
+      request.blocks.push_back(b < 12 ? conversation * 1000 + uint64_t(b) : 1000000 + uint64_t(i) * 1000 + uint64_t(b));
+    trace.requests.push_back(std::move(request));
+  }
+  return trace;
+}
+
+SimulationOptions options(const std::string& topology) {
+  SimulationOptions o{.hardware = find_hardware("a800x8").value(),
+                      .model = find_simulated_model("llama-3-70b").value()};
+  o.topology = topology;
+  o.block_tokens = 64;
+  o.kv_tokens = 200000;
+  o.engine = {.policy = find_batch_policy("chunked"), .max_batch = 32, .step_tokens = 512};
+  o.conductor.placement = find_placement_policy("prefix_aware");
+  o.conductor.disagg = find_disagg_policy("prefill_first");
+  o.conductor.max_model_len = 8192;
+  o.conductor.max_queue_bytes = INT64_MAX;
+  o.conductor.step_tokens = 512;
+  return o;
+}
+
+nlohmann::json numbers(const SimulationOptions& o, const Trace& trace) {
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  return nlohmann::json::parse(result_json(run.value(), kNoObjectives, 0));
+}
+
+TEST_CASE("simulation: everybody is served, whatever the topology", "[simulate]") {
+  const Trace trace = some_load(1, 300, 8);
+  for (const char* topology : {"1C", "3C", "1P1D", "2P3D", "1C1P1D"}) {
+    INFO(topology);
+    const nlohmann::json got = numbers(options(topology), trace);
+    CHECK(got["completed"] == 300);
+    CHECK(got["failed"] == 0);
+    CHECK(got["hit_tokens"] > 0);
+  }
+}
+
+TEST_CASE("simulation: the same seed, the same times", "[simulate]") {
+  const Trace trace = some_load(3, 200, 10);
+  SimulationOptions o = options("2P2D");
+  o.conductor.placement = find_placement_policy("random");
+  const std::string hash = numbers(o, trace)["log_hash"];
+  CHECK(numbers(o, trace)["log_hash"] == hash);
+  const TempDir dir;
+  std::string logs[2];
+  for (std::string& log : logs) {
+    o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
+    CHECK(numbers(o, trace)["log_hash"] == hash);
+    o.conductor.log.reset();
+    log = read_small_file(dir.path + "/log", 1 << 30).value();
+  }
+  CHECK(logs[0].size() > 100000);
+  CHECK((logs[0] == logs[1]));
+  o.conductor.seed = 9;
+  CHECK(numbers(o, trace)["log_hash"] != hash);
+}
+
+// Prompts that nobody has seen, all there at 0, whose chunks fill steps of 512 tokens: each wave is one chunk.
+Trace whole_chunks(const std::vector<int>& chunks) {
+  Trace trace{.block_tokens = 64};
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    trace.requests.push_back({.prompt_tokens = 512 * chunks[i], .output_tokens = 1});
+    for (int b = 0; b < 8 * chunks[i]; ++b) trace.requests.back().blocks.push_back(i * 1000 + uint64_t(b));
+  }
+  return trace;
+}
+
+TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prompt alone in closed form",
+          "[simulate][waves]") {
+  for (const std::vector<int>& prompts : std::vector<std::vector<int>>{{1}, {7}, {5, 1, 9}, {3, 3, 3, 3, 3, 3}})
+    for (int stages : {2, 4, 8})
+      for (int window : {1, 2, stages, 2 * stages, 1000}) {
+        SimulationOptions o = options("1C");
+        o.prefill_pp = stages;
+        o.pipeline_window = window;
+        const StepCost cost = step_cost(o.model, o.hardware, stages);
+        std::vector<model::PipelineChunk> chunks;
+        std::vector<double> seconds;
+        std::vector<size_t> lasts;  // of each prompt
+        for (int n : prompts) {
+          for (int c = 0; c < n; ++c) {
+            StepShape shape;
+            shape.add_prompt(512, 512 * c);
+            seconds.push_back(cost.seconds(shape));
+            chunks.push_back(
+                {.stage_s = std::vector<double>(size_t(stages), seconds.back()),
+                 .boundary_s = o.hardware.link_s + 512 * o.model.boundary_bytes() / o.hardware.link_bytes_per_s,
+                 .arrival_s = o.message_s});
+          }
+          lasts.push_back(chunks.size() - 1);
+        }
+        const model::PipelineTimes times = model::pipeline_times(chunks, window);
+        const Result<Simulation> run = simulate(o, whole_chunks(prompts));
+        REQUIRE(run.ok());
+        for (size_t i = 0; i < prompts.size(); ++i) {
+          CAPTURE(stages, window, prompts.size(), i);
+          const double first_s = run.value().records[i].times.first_s;
+          CHECK(first_s == Approx(times.left(int(lasts[i]), stages - 1) + o.message_s).epsilon(1e-12));
+        }
+        if (prompts.size() == 1 && window >= 2 * stages) {  // and placement had said so, but for the boundaries
+          const double closed = model::pipeline_seconds(seconds, stages) + (stages - 1) * chunks[0].boundary_s;
+          CHECK(run.value().records[0].times.first_s == Approx(closed + 2 * o.message_s).epsilon(1e-12));
+          CHECK(run.value().conductor.ttft_error.mape() < 0.06);
+        }
+      }
+}
+
+TEST_CASE("simulation: KV leaves a pipeline stage by stage, and everybody is served by it", "[simulate][waves]") {
+  // One prompt of 16 chunks whose KV takes as long on the wire as the whole pipeline computes it: what waits for the
+  // last stage to end is sent late.
+  double gaps[3] = {};
+  for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
+    SimulationOptions o = options("1P1D");
+    o.prefill_pp = 4;
+    o.conductor.stream_kv = stream;
+    o.hardware.link_bytes_per_s = 25e9;
+    o.conductor.max_model_len = 16384;
+    Trace trace = whole_chunks({16});
+    trace.requests[0].output_tokens = 3;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().kv_gb == Approx(16 * 512 * o.model.kv_token_bytes() * 1e-9));
+    REQUIRE(run.value().records[0].times.gaps.size() == 2);
+    gaps[int(stream)] = run.value().records[0].times.gaps[0];
+  }
+  CHECK(gaps[int(StreamKv::layer)] < gaps[int(StreamKv::chunk)]);
+  CHECK(4 * (gaps[int(StreamKv::chunk)] - gaps[int(StreamKv::layer)]) <
+        gaps[int(StreamKv::request)] - gaps[int(StreamKv::layer)]);
+  const Trace trace = some_load(7, 300, 8);
+  for (const char* topology : {"1C", "3C", "1P1D", "2P3D", "1C1P1D"})
+    for (int window : {0, 1, 3}) {
+      SimulationOptions o = options(topology);
+      o.prefill_pp = 4, o.decode_pp = 2, o.pipeline_window = window;
+      INFO(topology << " " << window);
+      const nlohmann::json got = numbers(o, trace);
+      CHECK(got["completed"] == 300);
+      CHECK(got["failed"] == 0);
+      CHECK(got["hit_tokens"] > 0);
+    }
+}
+
+TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  trace.requests.push_back({.prompt_tokens = 1000, .output_tokens = 3});
+  for (int b = 0; b < 16; ++b) trace.requests[0].blocks.push_back(uint64_t(b));
+  SimulationOptions o = options("1C");
+  const StepCost cost = step_cost(o.model, o.hardware);
+  StepShape first, second, decode, last;
+  first.add_prompt(512, 0), second.add_prompt(488, 512), decode.add_decodes(1, 1001), last.add_decodes(1, 1002);
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  const TokenTimes& times = run.value().records[0].times;
+  // A message there, and one back.
+  CHECK(times.first_s == Approx(cost.seconds(first) + cost.seconds(second) + 2 * o.message_s));
+  REQUIRE(times.gaps.size() == 2);
+  CHECK(times.gaps[0] == Approx(cost.seconds(decode)).epsilon(1e-5));
+  CHECK(times.gaps[1] == Approx(cost.seconds(last)).epsilon(1e-5));
+  // Placement said so, but for the messages.
+  const ConductorStats& said = run.value().conductor;
+  CHECK((said.ttft_error.n == 1 && said.tbt_error.n == 1));
+  CHECK(said.ttft_error.signed_sum == Approx(-2 * o.message_s / times.first_s).epsilon(0.01));
+  CHECK(said.tbt_error.mape() < 1e-3);
+  CHECK(run.value().records[0].prompt_done_s == Approx(times.first_s - o.message_s));
+  // 8 blocks in the first step, and 16 from the second to the last; then the token is on its way.
+  const double block_s = 8 * cost.seconds(first) + 16 * (cost.seconds(second) + cost.seconds(decode));
+  CHECK(run.value().prefill_gb_s == Approx(block_s * 64 * o.model.kv_token_bytes() * 1e-9));
+  // By phase: to the end of each step.
+  const double block_gb = 64 * o.model.kv_token_bytes() * 1e-9;
+  CHECK(run.value().prompt_phase_gb_s == Approx(block_gb * (8 * cost.seconds(first) + 16 * cost.seconds(second))));
+  CHECK(run.value().decode_phase_gb_s == Approx(block_gb * 16 * (cost.seconds(decode) + cost.seconds(last))));
+  CHECK(run.value().transfer_phase_gb_s == 0);
+}
+
+TEST_CASE("simulation: a prompt of one step sends its layers while it is computed", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  trace.requests.push_back({.prompt_tokens = 512, .output_tokens = 3});
+  for (int b = 0; b < 8; ++b) trace.requests[0].blocks.push_back(uint64_t(b));
+  SimulationOptions o = options("1P1D");
+  o.hardware.link_s = 0;
+  const double bytes = 512 * o.model.kv_token_bytes();
+  const auto first_gap = [&](double bytes_per_s) {
+    o.hardware.link_bytes_per_s = bytes_per_s;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().kv_gb == Approx(bytes * 1e-9));
+    return double(run.value().records[0].times.gaps[0]);
+  };
+  // Faster than the computation: what a layer of 80 takes is left, less a message's time beside it.
+  CHECK(first_gap(50e9) - first_gap(1e15) == Approx(bytes / 80 / 50e9).margin(o.message_s));
+}
+
+TEST_CASE("simulation: where one token is wanted no KV crosses", "[simulate]") {
+  const Trace trace = some_load(7, 200, 10);
+  SimulationOptions o = options("2P1D");
+  o.output_tokens = 0;
+  for (const char* order : {"prefill_first", "decode_first"})
+    for (const bool pull : {false, true}) {
+      INFO(order << " " << pull);
+      o.conductor.disagg = find_disagg_policy(order);
+      o.conductor.disagg_options.pull = pull;
+      const Result<Simulation> run = simulate(o, trace);
+      REQUIRE(run.ok());
+      CHECK(run.value().kv_gb == 0);
+      for (const SimulatedRecord& record : run.value().records) {
+        CHECK(record.end == SimulatedEnd::completed);
+        CHECK((record.times.first_s > record.arrival_s && record.times.gaps.empty()));
+      }
+    }
+  // No second token comes too late, and D has no part in it.
+  o.conductor.objectives.tbt_s = 1e-6;
+  for (const AdmissionPolicy& policy : admission_policies()) {
+    INFO(policy.name);
+    o.conductor.admission = &policy;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().decode_busy_s == 0);
+    for (const SimulatedRecord& record : run.value().records) CHECK(record.end == SimulatedEnd::completed);
+  }
+}
+
+// P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.
+TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (double at_s : {0.0, 10.0, 10.001}) {
+    const auto own = uint64_t(at_s * 1000);
+    trace.requests.push_back({.arrival_s = at_s, .prompt_tokens = 6400, .output_tokens = 2});
+    for (uint64_t b = 0; b < 100; ++b)
+      trace.requests.back().blocks.push_back(own == 10000 || b >= 90 ? own * 100 + b : b);
+  }
+  SimulationOptions o = options("2P1D");
+  o.conductor.placement = find_placement_policy("mooncake");
+  for (const bool fetch : {false, true}) {
+    o.fetch = fetch;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().fetched_tokens == (fetch ? 90 * 64 : 0));
+    const TokenTimes& last = run.value().records[2].times;
+    const StepCost cost = step_cost(o.model, o.hardware);
+    StepShape rest;
+    rest.add_prompt(512, 90 * 64), rest.add_prompt(128, 90 * 64 + 512), rest.steps = 2;
+    const double moved = 90 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
+    if (!fetch) continue;
+    CHECK(run.value().records[2].cached == 90 * 64);
+    // P0's link has the KV of the other prompt to carry, too.
+    const double alone = moved + o.hardware.link_s + cost.seconds(rest) + 2 * o.message_s;
+    CHECK(last.first_s - 10.001 > alone);
+    CHECK(last.first_s - 10.001 < alone + moved);
+  }
+}
+
+// What a policy is told of the fetches that it decides on.
+std::vector<double> said_fetches;
+Placement told(const ClusterView& view, const PlacementOptions& options) {
+  const Placement placed = find_placement_policy("mooncake")->place(view, options);
+  if (placed.source >= 0) said_fetches.push_back(view.instances[size_t(placed.prefill)].fetch_s);
+  return placed;
+}
+
+// Half of P0's prompt comes again three times: it computes the first, and sends to P1 and P2 at once.
+TEST_CASE("simulation: how long a fetch takes is said by what the links carry", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 4; ++i) {
+    trace.requests.push_back({.arrival_s = i == 0 ? 0 : 10 + 0.001 * i, .prompt_tokens = 6400, .output_tokens = 2});
+    for (uint64_t b = 0; b < 100; ++b) trace.requests.back().blocks.push_back(b < 50 ? b : uint64_t(i) * 1000 + b);
+  }
+  SimulationOptions o = options("3P1D");
+  PlacementPolicy policy = *find_placement_policy("mooncake");
+  policy.place = told;
+  o.conductor.placement = &policy;
+  const double alone = 50 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
+  for (const bool seen : {false, true}) {
+    INFO(seen);
+    o.links_seen = seen;
+    said_fetches.clear();
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    REQUIRE(said_fetches.size() == 2);
+    REQUIRE(run.value().fetches_s.size() == 2);
+    CHECK(said_fetches[0] == Approx(alone));
+    CHECK(said_fetches[1] == Approx(seen ? 2 * alone : alone));
+    const double took_s = run.value().fetches_s[1];
+    if (seen) CHECK(said_fetches[1] == Approx(took_s).epsilon(0.1));
+    if (!seen) CHECK(said_fetches[1] < 0.7 * took_s);
+  }
+}
+
+// A pool of three prompts, and four that come in turn: without a tier the first one has gone when it comes again.
+TEST_CASE("simulation: a host tier brings back what the pool has lost", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 8; ++i) {
+    trace.requests.push_back({.arrival_s = 20.0 * i, .prompt_tokens = 6400, .output_tokens = 2});
+    for (int b = 0; b < 100; ++b) trace.requests.back().blocks.push_back(uint64_t(i % 4) * 1000 + uint64_t(b));
+  }
+  SimulationOptions o = options("1C");
+  o.kv_tokens = 3 * 6400 + 640;
+  CHECK(numbers(o, trace)["hit_tokens"] < 8 * 64 * 20);  // of each a piece that was not needed yet
+  o.host_tokens = 10 * 6400;
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  const SimulatedRecord& last = run.value().records[7];
+  CHECK(last.cached == 99 * 64);
+  const double loaded = 99 * 64 * o.model.kv_token_bytes() / o.hardware.host_bytes_per_s;
+  CHECK(last.times.first_s - last.arrival_s > loaded);
+  CHECK(last.times.first_s - last.arrival_s < loaded + 0.1);
+}
+
+// The log of a simulated cluster, read as that of a live one: the cluster that it describes is the same one.
+TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate][log]") {
+  const TempDir dir;
+  const std::string log = dir.path + "/log", file = dir.path + "/measured.json";
+  const Trace trace = some_load(5, 200, 6);
+  SimulationOptions o = options("2P2D");
+  o.conductor.placement = find_placement_policy("round_robin");  // which no small difference turns round
+  o.conductor.log = EventLog::create(log, 1 << 30, "{}").value();
+  const nlohmann::json known = numbers(o, trace);
+  o.conductor.log.reset();
+  const Result<Calibration> found = calibrate(std::vector{log});
+  REQUIRE(found.ok());
+  CHECK(found.value().step_error.n > 1000);
+  CHECK(found.value().step_error.mape() < 0.01);
+  CHECK(found.value().link_error.n == 2);  // both P
+  CHECK(found.value().link_bytes_per_s > 0);
+  std::ofstream(file) << hardware_json(found.value());
+  o.hardware = find_hardware(file).value();
+  CHECK(o.hardware.step_terms == found.value().step_terms);
+  o.hardware.link_bytes_per_s = options("1C").hardware.link_bytes_per_s;  // whose bytes the log counts are small ones
+  const nlohmann::json again = numbers(o, trace);
+  for (const char* column : {"ttft_mean_s", "ttft_p50_s", "tbt_p50_s"})
+    CHECK(again[column].get<double>() == Approx(known[column].get<double>()).epsilon(0.02));
+
+  std::ofstream(file) << R"({"name":"x","step_terms":[1,2]})";
+  CHECK_FALSE(find_hardware(file).ok());
+  std::ofstream(file) << R"({"name":"x","step_terms":[1,2,3,-4,5,6]})";
+  CHECK_FALSE(find_hardware(file).ok());
+  std::ofstream(log) << "{\"xpyd_event_log\":1,\"options\":{}}\n";
+  CHECK_FALSE(calibrate(std::vector{log}).ok());  // no step
+}
+
+TEST_CASE("simulation: in a closed loop a turn waits for the one before it", "[simulate]") {
+  Trace trace{.block_tokens = 64, .closed_loop = true};
+  for (int i = 0; i < 3; ++i)
+    trace.requests.push_back({.prompt_tokens = 64, .output_tokens = 10, .blocks = {7}, .after = i - 1, .think_s = 2});
+  const Result<Simulation> run = simulate(options("1C"), trace);
+  REQUIRE(run.ok());
+  for (size_t i = 1; i < 3; ++i)
+    CHECK(run.value().records[i].arrival_s == Approx(run.value().records[i - 1].last_s + 2));
+}
+
+TEST_CASE("simulation: what is refused is counted, and keeps the others within their objectives", "[simulate]") {
+  const Trace trace = some_load(4, 400, 40);
+  SimulationOptions o = options("1P1D");
+  o.conductor.objectives = {5, 0.5};
+  const nlohmann::json all = numbers(o, trace);
+  CHECK(all["ttft_p90_s"] > 5);
+  for (const char* policy : {"late", "early", "early_in_flight", "predicted", "reserve"}) {
+    INFO(policy);
+    o.conductor.admission = find_admission_policy(policy);
+    const nlohmann::json some = numbers(o, trace);
+    CHECK(some["rejected_early"] > 0);
+    CHECK(some["completed"].get<int>() + some["rejected_early"].get<int>() + some["rejected_late"].get<int>() == 400);
+    CHECK(some["ttft_p90_s"] < 6);
+  }
+}
+
+TEST_CASE("simulation: goodput is over the time until the last request's end", "[simulate]") {
+  const Result<Simulation> run = simulate(options("1P1D"), some_load(6, 20, 50));
+  REQUIRE(run.ok());
+  double last_s = 0;
+  for (const SimulatedRecord& record : run.value().records) last_s = std::max(last_s, record.last_s);
+  const auto result = nlohmann::json::parse(result_json(run.value(), kNoObjectives, 0));
+  CHECK(result["goodput"].get<double>() == Approx(20 / last_s));
+}
+
+TEST_CASE("simulation: memory that cannot be is an error that names the option", "[simulate]") {
+  const Trace trace = some_load(1, 5, 8);
+  const auto error = [&](const SimulationOptions& o) {
+    const Result<Simulation> run = simulate(o, trace);
+    return run.ok() ? "" : run.error().message;
+  };
+  SimulationOptions o = options("1C");
+  CHECK(error(o) == "");
+  o.host_tokens = 6400;
+  CHECK(error(o) == "");
+  o.hardware.host_bytes_per_s = 0;
+  CHECK(error(o) == "--host-tokens: --hardware a800x8 has no host_bytes_per_s");
+  o = options("1C");
+  o.scheme = "vattention";
+  o.kv_tokens = 64;
+  CHECK(error(o).starts_with("--kv-tokens: "));
+  o = options("1C");
+  o.kv_tokens = 10;
+  CHECK(error(o).starts_with("--kv-tokens: expected one block at least"));
+  o = options("1C");
+  o.hardware = find_hardware("v100").value();
+  o.kv_tokens = 0;
+  CHECK(error(o).find("expected --kv-tokens") != std::string::npos);
+}
+
+// What is said to instances, word for word.
+struct Said final : Post {
+  void send(InstanceId, InstanceId to, Message message) override {
+    if (auto* start = std::get_if<StartRequest>(&message))
+      starts.push_back({uint64_t(to), start->attempt, start->request->id, uint64_t(start->decode)});
+    else
+      ++others;
+  }
+  std::vector<std::array<uint64_t, 4>> starts;
+  int others = 0;
+};
+
+struct SilentProbe final : InstanceProbe {
+  InstanceStats stats() const override { return {}; }
+  KvStats kv() const override { return {}; }
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+};
+
+struct NoSink final : EventSink {
+  void on_event(TokenEvent) override {}
+};
+
+// Requests of eight starts come, are begun, done and ended, and what they leave is in the cache of who computed them.
+template <class C>
+void play(C& conductor, Timeline& timeline, Said& said) {
+  for (int i = 0; i < 6; ++i)
+    conductor.joined({.id = conductor.new_id(),
+                      .name = "C" + std::to_string(i),
+                      .role = i < 4 ? Role::prefill : Role::decode,
+                      .capacity_blocks = 1000,
+                      .block_tokens = 16,
+                      .max_batch = 64},
+                     std::make_shared<SilentProbe>());
+  Random random(3);
+  for (size_t i = 0; i < 400; ++i) {
+    timeline.clock.seconds += random.uniform();
+    auto request = std::make_shared<Request>();
+    request->id = i;
+    request->prompt.assign(160 + random.below(100), int32_t(random.below(8)));
+    request->max_tokens = 2;
+    REQUIRE(conductor.submit(request, std::make_shared<NoSink>()).ok());
+    REQUIRE(said.starts.size() == i + 1);
+    if (random.below(2) == 0) continue;  // it stays, and is load
+    const auto [to, attempt, id, decode] = said.starts.back();
+    conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::started});
+    conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::prompt_done});
+    const std::vector<uint64_t> hashes = prefix_hashes(std::span<const int32_t>(request->prompt), 16, 0);
+    conductor.receive(InstanceId(to), CacheReport{.stored = hashes, .removed = {}});
+    TokenEvent end;
+    end.request_id = i;
+    end.finish = FinishReason::stop;
+    conductor.receive(InstanceId(decode), TokenOf{attempt, 0, end});
+  }
+}
+
+TEST_CASE("simulation: one router that hears everything at once is the conductor alone", "[simulate]") {
+  for (const char* placement : {"random", "prefix_aware", "lmetric"}) {
+    INFO(placement);
+    ConductorOptions o = options("").conductor;
+    o.placement = find_placement_policy(placement);
+    Timeline timeline, same, late;
+    Said alone, one, other;
+    Conductor conductor(o, timeline.clock, alone);
+    play(conductor, timeline, alone);
+    Routers routers({}, o, same, one);
+    play(routers, same, one);
+    CHECK((alone.starts == one.starts));
+    CHECK(alone.others == one.others);
+    CHECK(routers.totals().attempts == conductor.totals().attempts);
+    CHECK(same.run() == 0);  // nothing was put off
+    Routers deaf({.event_loss = 1}, o, late, other);
+    play(deaf, late, other);
+    CHECK((alone.starts == other.starts) == (std::string_view(placement) == "random"));
+  }
+}
+
+TEST_CASE("simulation: several routers serve everybody, whatever the order of P and D", "[simulate]") {
+  const Trace trace = some_load(6, 300, 12);
+  for (const char* disagg : {"prefill_first", "decode_first", "conditional_cost", "append_cost"})
+    for (const char* topology : {"3P2D", "4C", "2P1D1C"}) {
+      INFO(disagg << " " << topology);
+      SimulationOptions o = options(topology);
+      o.conductor.disagg = find_disagg_policy(disagg);
+      o.routers = {.routers = 3, .event_delay_s = 0.5, .event_loss = 0.1};
+      const nlohmann::json out = numbers(o, trace);
+      CHECK(out["completed"] == 300);
+      CHECK(numbers(o, trace)["log_hash"] == out["log_hash"]);
+      o.conductor.seed = 1;
+      if (std::string_view(disagg) == "prefill_first") CHECK(numbers(o, trace)["log_hash"] != out["log_hash"]);
+    }
+}
+
+// Two prompts with one start, 10 s apart. At the first one the first instance is busy; at the second one nobody is, and
+// the first instance is taken where nothing is known.
+TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 40; ++i)
+    for (int j = 0; j < 3; ++j) {
+      trace.requests.push_back(
+          {.arrival_s = i * 20. + (j < 2 ? j * 0.01 : 10), .prompt_tokens = j > 0 ? 1280 : 3840, .output_tokens = 2});
+      for (int b = 0; b < (j > 0 ? 20 : 60); ++b)
+        trace.requests.back().blocks.push_back(uint64_t(i * 1000 + (j > 0 ? b : 100 + b)));
+    }
+  SimulationOptions o = options("4P1D");
+  const auto hits = [&](RouterOptions routers) {
+    o.routers = routers;
+    return numbers(o, trace)["hit_tokens"].get<double>();
+  };
+  const double all = hits({});
+  CHECK(all == 40 * 19 * 64);  // not of the block with the last token
+  CHECK(hits({.event_delay_s = 9}) == all);
+  CHECK(hits({.event_delay_s = 11}) == 0);
+  CHECK(hits({.event_loss = 1}) == 0);
+  // Where the first block was heard of, all that is there is used.
+  const double some = hits({.event_loss = 0.3});
+  CHECK(std::abs(some / all - 0.7) < 0.22);  // three standard errors, sqrt(.3 x .7 / 40)
+  CHECK(std::fmod(some, 19 * 64) == 0);
+}
+
+// Each view says when those end that decode or will.
+TEST_CASE("simulation: an oracle knows how long each answer will be, with the error that it is told",
+          "[simulate][log]") {
+  TempDir dir;
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 300; ++i)
+    trace.requests.push_back({.arrival_s = i * 60., .prompt_tokens = 900, .output_tokens = 200 + i});
+  // The next request comes when the one before it has only begun, or long after its end.
+  for (size_t i = 1; i < trace.requests.size(); i += 2)
+    trace.requests[i].arrival_s = trace.requests[i - 1].arrival_s + (i % 4 == 1 ? 1 : 0.01);
+  SimulationOptions o = options("1P1D");
+  o.conductor.admission = find_admission_policy("predicted");
+  o.conductor.admission_options.decode = DecodeSeconds::oracle;
+  // How long the ones before are said to last, over how long they do: of those that decode, and of those that come.
+  struct Ratios {
+    double decoding = 0, coming = 0;
+    int n_decoding = 0, n_coming = 0;
+    double worst = 0;
+  };
+  const auto ratios = [&] {
+    o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
+    const Result<Simulation> run = simulate(o, trace);
+    o.conductor.log.reset();
+    Ratios all;
+    std::ifstream file(dir.path + "/log");
+    for (std::string line; std::getline(file, line);) {
+      const nlohmann::json is = nlohmann::json::parse(line);
+      if (is.value("e", "") != "admit" || is["request"].get<size_t>() % 2 == 0) continue;
+      const SimulatedRecord& before = run.value().records[is["request"].get<size_t>() - 1];
+      const auto ratio = [&](const nlohmann::json& s) {
+        return (s["ends_s"].get<double>() - before.times.first_s) / (before.last_s - before.times.first_s);
+      };
+      for (const auto& s : is["view"].value("decoding", nlohmann::json::array()))
+        all.decoding += ratio(s), ++all.n_decoding, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
+      for (const auto& s : is["view"].value("coming", nlohmann::json::array()))
+        all.coming += ratio(s), ++all.n_coming, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
+    }
+    all.decoding /= all.n_decoding, all.coming /= all.n_coming;
+    return all;
+  };
+  const Ratios exact = ratios();
+  CHECK(exact.n_decoding == 75);
+  CHECK(exact.n_coming == 75);
+  CHECK(exact.worst < 0.03);  // what joins makes the steps longer
+  o.oracle_error = 0.5;
+  const Ratios wrong = ratios();
+  CHECK(wrong.worst > 0.5);
+  CHECK(std::abs(wrong.coming - 1) < 0.2);  // three and a half of its standard errors, .53 / sqrt(75)
+  CHECK(ratios().coming == wrong.coming);
+  o.oracle_seed = 1 << 20;
+  CHECK(ratios().coming != wrong.coming);
+}
+
+}  // namespace
+}  // namespace xpyd::testing::simulated_cluster_test

@@ -1,0 +1,531 @@
+#include "experiments/simulate/traces.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <list>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tests/catch.h"
+
+namespace xpyd::testing::traces_test {
+namespace {
+
+Result<Trace> load(const std::string& format, const std::string& path, const TraceOptions& options = {}) {
+  return find_trace_format(format)->load(path, options);
+}
+
+struct HitShare {
+  double blocks = 0, tokens = 0;
+  size_t unique_blocks = 0;
+};
+// Leading blocks that a cache has, as shares of all blocks and tokens: it drops the least recently used, and of a
+// prompt the last blocks before the first.
+HitShare hit_share(const Trace& trace, size_t capacity = ~size_t{0}) {
+  std::list<uint64_t> recent;  // the most recently used first
+  std::unordered_map<uint64_t, std::list<uint64_t>::iterator> cached;
+  std::unordered_set<uint64_t> seen;
+  double hit_blocks = 0, hit_tokens = 0, blocks = 0, tokens = 0;
+  for (const TraceRequest& request : trace.requests) {
+    size_t hits = 0;
+    while (hits < request.blocks.size() && cached.count(request.blocks[hits])) ++hits;
+    hit_blocks += double(hits);
+    hit_tokens += std::min(double(hits) * trace.block_tokens, double(request.prompt_tokens));
+    blocks += double(request.blocks.size());
+    tokens += request.prompt_tokens;
+    for (size_t i = request.blocks.size(); i-- > 0;) {
+      const uint64_t id = request.blocks[i];
+      seen.insert(id);
+      if (const auto at = cached.find(id); at != cached.end()) {
+        recent.splice(recent.begin(), recent, at->second);
+      } else {
+        recent.push_front(id);
+        cached[id] = recent.begin();
+      }
+    }
+    while (recent.size() > capacity) {
+      cached.erase(recent.back());
+      recent.pop_back();
+    }
+  }
+  return {hit_blocks / blocks, hit_tokens / tokens, seen.size()};
+}
+
+// What holds for every trace.
+void check_trace(const Trace& trace) {
+  double last_s = 0;
+  int wrong = 0, index = 0;
+  for (const TraceRequest& r : trace.requests) {
+    const size_t blocks = size_t((r.prompt_tokens - 1) / trace.block_tokens + 1);
+    wrong += r.arrival_s < last_s || r.prompt_tokens < 1 || r.output_tokens < 1 || r.blocks.size() != blocks ||
+             r.after >= index || r.think_s < 0;
+    last_s = r.arrival_s;
+    ++index;
+  }
+  CHECK(wrong == 0);
+  REQUIRE(!trace.requests.empty());
+  CHECK(trace.requests[0].arrival_s == 0);
+}
+
+struct Means {
+  double prompt = 0, output = 0;
+};
+Means means(const Trace& trace) {
+  Means sum;
+  for (const TraceRequest& r : trace.requests) sum.prompt += r.prompt_tokens, sum.output += r.output_tokens;
+  return {sum.prompt / double(trace.requests.size()), sum.output / double(trace.requests.size())};
+}
+
+std::string write_file(const testing::TempDir& dir, const std::string& content, const std::string& name = "trace") {
+  std::string path = dir.path + "/" + name;
+  std::ofstream(path) << content;
+  return path;
+}
+
+Trace loaded(const std::string& format, const std::string& path, const TraceOptions& options = {}) {
+  auto trace = load(format, path, options);
+  INFO((trace ? "" : trace.error().message));
+  REQUIRE(trace);
+  check_trace(trace.value());
+  return std::move(trace).value();
+}
+
+bool equal(const Trace& a, const Trace& b) {
+  return std::equal(a.requests.begin(), a.requests.end(), b.requests.begin(), b.requests.end(),
+                    [](const TraceRequest& x, const TraceRequest& y) {
+                      return x.arrival_s == y.arrival_s && x.prompt_tokens == y.prompt_tokens &&
+                             x.output_tokens == y.output_tokens && x.blocks == y.blocks && x.session == y.session &&
+                             x.after == y.after && x.think_s == y.think_s;
+                    });
+}
+
+// Leading blocks that two requests have in common.
+size_t common(const Trace& trace, size_t a, size_t b) {
+  const auto &x = trace.requests[a].blocks, &y = trace.requests[b].blocks;
+  size_t n = 0;
+  while (n < x.size() && n < y.size() && x[n] == y[n]) ++n;
+  return n;
+}
+
+TEST_CASE("traces: mooncake's rows", "[traces]") {
+  testing::TempDir dir;
+  const std::string path = write_file(
+      dir, R"({"timestamp": 4000, "input_length": 1025, "output_length": 7, "hash_ids": [0, 5, 6]})"
+           "\n\n"
+           R"({"timestamp": 5500, "input_length": 1024, "output_length": 2, "hash_ids": [0, 5]})"
+           "\n"
+           R"({"timestamp": 5500, "input_length": 600, "output_length": 1, "hash_ids": [7, 5]})");
+  const Trace trace = loaded("mooncake", path);
+  REQUIRE(trace.requests.size() == 3);
+  CHECK(trace.block_tokens == 512);
+  CHECK_FALSE(trace.closed_loop);
+  CHECK(trace.requests[1].arrival_s == 1.5);
+  CHECK(trace.requests[0].prompt_tokens == 1025);
+  CHECK(trace.requests[0].output_tokens == 7);
+  CHECK(trace.requests[0].after == -1);
+  CHECK(common(trace, 0, 1) == 2);
+  CHECK(trace.requests[2].blocks[1] != trace.requests[0].blocks[1]);  // equal numbers after unequal prefixes
+  CHECK(loaded("mooncake", path, {.limit = 2}).requests.size() == 2);
+}
+
+TEST_CASE("traces: options", "[traces]") {
+  testing::TempDir dir;
+  std::string rows;
+  for (int i = 0; i < 20; ++i)
+    rows += "{\"timestamp\": " + std::to_string(i / 5 * 3000) + ", \"input_length\": 10, \"output_length\": 1, " +
+            "\"hash_ids\": [" + std::to_string(i % 2) + "]}\n";
+  const std::string path = write_file(dir, rows);
+  const Trace plain = loaded("mooncake", path);
+  CHECK(plain.requests.back().arrival_s == 9);
+  CHECK(loaded("mooncake", path, {.speed = 4}).requests.back().arrival_s == 9.0 / 4);
+
+  const Trace jittered = loaded("mooncake", path, {.jitter_s = 3, .seed = 1});
+  std::set<double> times;
+  for (const TraceRequest& r : jittered.requests) times.insert(r.arrival_s);
+  CHECK(times.size() == 20);
+  CHECK(*times.rbegin() < 12);
+  CHECK(equal(jittered, loaded("mooncake", path, {.jitter_s = 3, .seed = 1})));
+  CHECK_FALSE(equal(jittered, loaded("mooncake", path, {.jitter_s = 3, .seed = 2})));
+
+  const Trace twice = loaded("mooncake", path, {.repeat = 2});
+  REQUIRE(twice.requests.size() == 40);
+  CHECK(twice.requests[20].arrival_s == Approx(9 * 20.0 / 19));
+  CHECK(hit_share(plain).unique_blocks == 2);
+  CHECK(hit_share(twice).unique_blocks == 4);
+  const Trace chats = loaded("tool_agent", "", {.limit = 3000, .repeat = 2});
+  std::set<int> sessions[2];
+  for (int i = 0; i < 6000; ++i) sessions[i / 3000].insert(chats.requests[size_t(i)].session);
+  CHECK(*sessions[1].upper_bound(-1) == *sessions[0].rbegin() + 1);
+  CHECK(hit_share(loaded("mooncake", path, {.repeat = 2, .keep_ids = true})).unique_blocks == 2);
+  CHECK_FALSE(load("mooncake", path, {.speed = 0}));
+  CHECK_FALSE(load("mooncake", path, {.repeat = 0}));
+}
+
+TEST_CASE("traces: a bad file is an error with its line and what was expected", "[traces]") {
+  testing::TempDir dir;
+  const std::string mooncake = R"({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})";
+  const std::string bailian = R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 16, )"
+                              R"("output_length": 1, "type": "text", "turn": 1, "hash_ids": [1])";
+  const std::string azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,48,10\n";
+  const std::string burst = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,4,1,5,x\n";
+  const std::string weka = R"({"block_size": 64, "tool_tokens": 5, "system_tokens": 5, "requests": )";
+  struct {
+    const char *format, *where;
+    std::string content;
+    const char* expected;
+  } cases[] = {
+      {"mooncake", "", "", "no requests"},
+      {"mooncake", ":2", mooncake + "\n{bad", "byte"},
+      {"mooncake", ":1", "[]", "expected an object"},
+      {"mooncake", ":1", "{}", "timestamp"},
+      {"mooncake", ":1", R"({"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []})", "input_length"},
+      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1e9, "output_length": 1})", "input_length"},
+      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1, "output_length": 99999999})", "output_length"},
+      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1, "output_length": 1})", "hash_ids"},
+      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]})", "needs 2"},
+      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})", "whole numb"},
+      {"mooncake", ":2", mooncake + "\n" + mooncake.substr(0, mooncake.size() - 1) + R"(, "x": 1})",
+       "x: no such field"},
+      {"mooncake", ":2",
+       mooncake + "\n" + R"({"timestamp": 4, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "sorted by time"},
+      {"mooncake", ":2", mooncake + "\n" + R"({"input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {"mooncake", ":1", R"({"timestamp": 1, "delay": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "no session_id"},
+      {"mooncake", ":2",
+       R"({"session_id": "s", "timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}
+          {"session_id": "s", "timestamp": 2, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "delay: missing"},
+      {"mooncake", ":1",
+       R"({"session_id": "s", "timestamp": 1, "delay": 2, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+       "delay: a session's first row"},
+      {"bailian", ":1", bailian + R"(, "model": "m"})", "model: no such field"},
+      {"bailian", ":1", R"({"chat_id": 1, "parent_chat_id": -2})", "parent_chat_id"},
+      {"bailian", ":1", R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 1})", "type"},
+      {"azure", ":1", "TIME,Context,Generated\n", "expected the header TIMESTAMP,"},
+      {"azure", ":3", azure + "2023-11-16 18:17:02.97,48,10\n", "sorted by time"},
+      {"azure", ":3", azure + "2023-11-16 18:17:04.97,48\n", "expected 3 cells"},
+      {"azure", ":3", azure + "2023-11-16 18:17:04.97,48,-1\n", "GeneratedTokens"},
+      {"azure", ":3", azure + "2023-11-16 18:17:04.97,x,1\n", "ContextTokens"},
+      {"azure", ":3", azure + "2023-13-16 18:17:04.97,1,1\n", "expected YYYY-MM-DD"},
+      {"azure", ":3", azure + "2023-11-16 18:17:04.97Z,1,1\n", "expected YYYY-MM-DD"},
+      {"azure", ":3", azure + "later,1,1\n", "expected YYYY-MM-DD"},
+      {"burstgpt", ":1", "5,GPT-4,4,1,5,x\n", "expected the header Timestamp,"},
+      {"burstgpt", ":3", burst + "4,GPT-4,4,1,5,x\n", "sorted by time"},
+      {"burstgpt", ":3", burst + "6,GPT-4,4,1.5,5,x\n", "Response tokens"},
+      {"burstgpt", ":3", burst + "nan,GPT-4,4,1,5,x\n", "Timestamp"},
+      {"sharegpt", ":2", "[\n{\"conversations\": 3}]", "conversations"},
+      {"sharegpt", ":1", "{}", "expected '['"},
+      {"sharegpt", ":1: conversations[1]", R"([{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt"}]}])",
+       "value"},
+      {"lmsys", ":1: conversation[0]", R"({"conversation": [5]})", "role"},
+      {"dolly", ":1", R"({"instruction": "a"})", "response"},
+      {"weka", "", R"({"block_size": 32, "requests": []})", "block_size"},
+      {"weka", ": requests[0]", weka + R"([{"t": 0, "type": "x"}]})", "expected s, n or subagent"},
+      {"weka", ": requests[0]", weka + R"([{"t": 0, "type": "s", "in": 0, "out": 1, "hash_ids": []}]})", "in"},
+      {"weka", ": requests[0]", weka + R"([{"t": 0, "type": "s", "in": 128, "out": 1, "hash_ids": [1]}]})", "needs 2"},
+      {"weka", ": requests[1]", weka + R"([{"t": 5, "type": "s", "in": 9, "out": 1, "hash_ids": []},
+                  {"t": 4, "type": "s", "in": 9, "out": 1, "hash_ids": []}]})",
+       "sorted by time"},
+      {"weka", ": requests[0].requests[0]",
+       weka + R"([{"t": 9, "type": "subagent", "duration_ms": 5, "requests": [{"t": -1, "type": "s"}]}]})", "t"},
+  };
+  for (const auto& [format, where, content, expected] : cases) {
+    const std::string path = write_file(dir, content);
+    auto bad = load(format, path);
+    INFO(format << " " << content);
+    REQUIRE_FALSE(bad);
+    INFO(bad.error().message);
+    CHECK(bad.error().message.find(path + where) == 0);
+    CHECK(bad.error().message.find(expected) != std::string::npos);
+  }
+  for (const TraceFormat& format : trace_formats()) {
+    if (std::string(format.source).find("generated") == 0) continue;
+    INFO(format.name);
+    CHECK_FALSE(format.load(dir.path + "/none", {}));
+    CHECK_FALSE(format.load(dir.path + "/", {}));
+  }
+}
+
+TEST_CASE("traces: bailian's chats continue each other", "[traces]") {
+  testing::TempDir dir;
+  auto row = [](int chat, int parent, double at_s, int input, const char* ids) {
+    return "{\"chat_id\": " + std::to_string(chat) + ", \"parent_chat_id\": " + std::to_string(parent) +
+           ", \"timestamp\": " + std::to_string(at_s) + ", \"input_length\": " + std::to_string(input) +
+           ", \"output_length\": 9, \"type\": \"text\", \"turn\": 1, \"hash_ids\": " + ids + "}\n";
+  };
+  const Trace trace = loaded("bailian", write_file(dir, row(7, -1, 1, 20, "[1, 2]") + row(8, -1, 2, 17, "[1]") +
+                                                            row(9, 7, 61.5, 33, "[1, 3, 4]") +
+                                                            row(10, 5, 70, 16, "[6]") + row(11, 9, 80, 32, "[1, 3]")));
+  REQUIRE(trace.requests.size() == 5);
+  CHECK_FALSE(trace.closed_loop);
+  CHECK(trace.requests[2].after == 0);
+  CHECK(trace.requests[2].think_s == 60.5);
+  CHECK(trace.requests[2].session == trace.requests[0].session);
+  CHECK(trace.requests[4].after == 2);
+  CHECK(trace.requests[4].session == trace.requests[0].session);
+  CHECK(trace.requests[1].session != trace.requests[0].session);
+  CHECK(trace.requests[3].after == -1);
+  CHECK(common(trace, 2, 4) == 2);
+  CHECK(trace.requests[1].blocks.size() == 2);  // a tail without an id
+  CHECK(trace.notes == std::vector<std::string>{"1 chats continue one that is not in the file: as if new"});
+}
+
+TEST_CASE("traces: mooncake's sessions are closed loops, and an id stands for as many tokens as is said", "[traces]") {
+  testing::TempDir dir;
+  const Trace trace = loaded(
+      "mooncake",
+      write_file(dir,
+                 R"({"session_id": "a", "timestamp": 100, "input_length": 17, "output_length": 2, "hash_ids": [1, 2]}
+                         {"session_id": 7, "timestamp": 300, "input_length": 16, "output_length": 2, "hash_ids": [1]}
+                         {"session_id": "a", "delay": 50, "input_length": 40, "output_length": 2, "hash_ids": [1, 2, 3]}
+                         {"timestamp": 400, "input_length": 3, "output_length": 2, "hash_ids": [9]}
+                         {"session_id": "a", "delay": 0, "timestamp": 1, "input_length": 41, "output_length": 2,)"
+                 R"( "hash_ids": [1, 2, 4]})"),
+      {.speed = 2, .hash_block_tokens = 16});
+  CHECK(trace.block_tokens == 16);
+  CHECK(trace.closed_loop);
+  REQUIRE(trace.requests.size() == 5);
+  // By time: the second and third turn of "a", as early as they can come, then the others.
+  const int prompts[] = {17, 40, 41, 16, 3}, after[] = {-1, 0, 1, -1, -1};
+  for (size_t i = 0; i < 5; ++i) {
+    INFO(i);
+    CHECK(trace.requests[i].prompt_tokens == prompts[i]);
+    CHECK(trace.requests[i].after == after[i]);
+  }
+  CHECK(trace.requests[1].think_s == 0.05);
+  CHECK(trace.requests[1].session == trace.requests[0].session);
+  CHECK(trace.requests[3].session != trace.requests[0].session);
+  CHECK(trace.requests[4].session == -1);
+  CHECK(trace.requests[4].arrival_s == Approx(0.15));
+  CHECK(common(trace, 0, 1) == 2);
+  CHECK(common(trace, 0, 3) == 1);
+}
+
+TEST_CASE("traces: a weka session, its sub-agents, and a prefix that sessions share", "[traces]") {
+  testing::TempDir dir;
+  const std::string session = R"({"block_size": 64, "hash_id_scope": "local", "tool_tokens": 100, "system_tokens": 28,
+    "requests": [
+      {"t": 0, "type": "n", "in": 200, "out": 5, "hash_ids": [1, 2, 3], "api_time": 4, "think_time": 0},
+      {"t": 30, "type": "subagent", "duration_ms": 25000, "tool_tokens": 64, "requests": [
+        {"t": 0, "type": "s", "in": 130, "out": 0, "hash_ids": [9, 10], "api_time": 2},
+        {"t": 7, "type": "s", "in": 192, "out": 4, "hash_ids": [9, 10, 11], "think_time": 5}]},
+      {"t": 20, "type": "subagent", "duration_ms": 15500, "requests": [
+        {"t": 0, "type": "s", "in": 70, "out": 6, "hash_ids": [9]}]},
+      {"t": 33, "type": "n", "in": 300, "out": 5, "hash_ids": [1, 2, 3, 4], "api_time": 4, "think_time": 29},
+      {"t": 50, "type": "s", "in": 20, "out": 5, "hash_ids": []}]})";
+  write_file(dir, session, "b.json");
+  write_file(dir, session, "a.json");
+  write_file(dir, "not a trace", "README.md");
+  const double inf = std::numeric_limits<double>::infinity();
+  const Trace one = loaded("weka", dir.path + "/a.json", {.rate = inf});
+  CHECK(one.closed_loop);
+  REQUIRE(one.requests.size() == 6);
+  // By time: ours at 0, the two sub-agents' at 4.5 and 5, the second of the first one's at 12, ours at 33 and 50.
+  struct {
+    double at_s;
+    int after;
+    double think_s;
+    int prompt;
+  } expected[] = {{0, -1, 0, 200}, {4.5, 0, 0.5, 70}, {5, 0, 1, 130},
+                  {12, 2, 5, 192}, {33, 3, 3, 300},   {50, 4, 13, 20}};
+  for (size_t i = 0; i < 6; ++i) {
+    INFO(i);
+    CHECK(one.requests[i].arrival_s == expected[i].at_s);
+    CHECK(one.requests[i].after == expected[i].after);
+    CHECK(one.requests[i].think_s == Approx(expected[i].think_s));
+    CHECK(one.requests[i].prompt_tokens == expected[i].prompt);
+  }
+  CHECK(one.requests[2].output_tokens == 1);
+  CHECK(one.notes == std::vector<std::string>{"1 answers of 0 tokens: as if of 1"});
+  CHECK(one.requests[0].session == one.requests[5].session);
+  CHECK(one.requests[2].session == one.requests[3].session);
+  CHECK(one.requests[1].session != one.requests[2].session);
+  CHECK(common(one, 0, 4) == 3);
+  CHECK(common(one, 2, 3) == 2);
+  CHECK(common(one, 1, 2) == 1);  // ids are the session's, over its agents
+  CHECK(common(one, 0, 1) == 0);
+
+  const Trace both = loaded("weka", dir.path, {.seed = 3, .rate = 0.01});
+  REQUIRE(both.requests.size() == 12);
+  std::vector<size_t> starts;
+  for (size_t i = 0; i < 12; ++i)
+    if (both.requests[i].after < 0) starts.push_back(i);
+  REQUIRE(starts.size() == 2);
+  CHECK(common(both, starts[0], starts[1]) == 0);
+  const Trace shared = loaded("weka", dir.path, {.seed = 3, .rate = 0.01, .shared_prefix_tokens = 1000});
+  CHECK(common(shared, starts[0], starts[1]) == 2);  // 128 tokens of tools and system prompt
+  CHECK(hit_share(shared).unique_blocks < hit_share(both).unique_blocks);
+  // Two repetitions of a closed loop wait for their own.
+  const Trace twice = loaded("weka", dir.path, {.repeat = 2, .rate = inf});
+  for (size_t i = 0; i < 12; ++i)
+    CHECK(twice.requests[12 + i].after == (twice.requests[i].after < 0 ? -1 : twice.requests[i].after + 12));
+  CHECK(twice.requests[12].session == twice.requests[0].session + 6);
+}
+
+TEST_CASE("traces: tables of lengths and times", "[traces]") {
+  testing::TempDir dir;
+  std::string path = write_file(dir,
+                                "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-12-31 23:59:59.9999999,374,44\r\n"
+                                "2024-01-01 00:00:00.0000001,65,1\r\n2024-01-01 00:00:02+00:00,64,109");
+  const Trace azure = loaded("azure", path);
+  REQUIRE(azure.requests.size() == 3);
+  CHECK(azure.requests[1].arrival_s == Approx(2e-7).margin(1e-8));
+  CHECK(azure.requests[2].arrival_s == Approx(2.0000001).margin(1e-8));
+  CHECK(azure.requests[0].blocks.size() == 6);
+  CHECK(hit_share(azure).unique_blocks == 6 + 2 + 1);
+  CHECK(hit_share(azure).blocks == 0);
+
+  path = write_file(dir,
+                    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,"
+                    "Conversation log\n6,GPT-4,300,0,300,API log\n45.5,ChatGPT,10,230,240,Conversation log\n");
+  const Trace burst = loaded("burstgpt", path);
+  REQUIRE(burst.requests.size() == 2);
+  CHECK(burst.requests[1].arrival_s == 40.5);
+  CHECK(burst.requests[1].session == -1);
+  CHECK(burst.notes == std::vector<std::string>{"1 rows of failures, without prompt or response tokens: dropped"});
+
+  path = write_file(dir,
+                    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+                    "5,a,2.5,GPT-4,4,1,5,x\n6,b,1,GPT-4,4,1,5,x\n9,a,1,GPT-4,9,1,10,x\n10,a,1,GPT-4,9,1,10,x\n");
+  const Trace sessions = loaded("burstgpt", path);
+  REQUIRE(sessions.requests.size() == 4);
+  CHECK(sessions.requests[2].after == 0);
+  CHECK(sessions.requests[2].think_s == 1.5);
+  CHECK(sessions.requests[3].after == 2);
+  CHECK(sessions.requests[3].think_s == 0);
+  CHECK(sessions.requests[1].session != sessions.requests[0].session);
+}
+
+TEST_CASE("traces: conversations of text", "[traces]") {
+  testing::TempDir dir;
+  const std::string question(130, 'q'), answer(9, 'a');
+  const std::string path = write_file(
+      dir, "[{\"id\": \"x\", \"conversations\": [{\"from\": \"human\", \"value\": \"" + question +
+               "\"}, {\"from\": \"gpt\", \"value\": \"" + answer +
+               "\"}, {\"from\": \"human\", \"value\": \"more\"}, {\"from\": \"gpt\", \"value\": \"yes\"}]},\n"
+               "{\"conversations\": [{\"from\": \"gpt\", \"value\": \"alone\"}]},\n"
+               "{\"conversations\": [{\"from\": \"human\", \"value\": \"" +
+               question + "?\"}, {\"from\": \"gpt\", \"value\": \"r\"}]}]");
+  const Trace trace = loaded("sharegpt", path, {.seed = 1, .rate = 2, .think_s = 4});
+  REQUIRE(trace.requests.size() == 3);
+  CHECK(trace.closed_loop);
+  CHECK(trace.block_tokens == 16);
+  const size_t last = trace.requests[2].after < 0 ? 2 : 0;  // of the two conversations either may come first
+  const size_t first = last == 2 ? 0 : 1, second = first + 1;
+  CHECK(trace.requests[first].prompt_tokens == 33);  // 130 letters and a line end, a quarter of that
+  CHECK(trace.requests[first].output_tokens == 3);
+  CHECK(trace.requests[second].prompt_tokens == 37);
+  CHECK(trace.requests[second].after == int(first));
+  CHECK(trace.requests[second].think_s == 4);
+  CHECK(trace.requests[second].session == trace.requests[first].session);
+  CHECK(common(trace, first, second) == 2);  // 128 bytes are two whole blocks
+  CHECK(common(trace, first, last) == 2);
+  CHECK(trace.requests[last].output_tokens == 1);
+  CHECK(equal(trace, loaded("sharegpt", path, {.seed = 1, .rate = 2, .think_s = 4})));
+  CHECK_FALSE(equal(trace, loaded("sharegpt", path, {.seed = 2, .rate = 2, .think_s = 4})));
+  CHECK(loaded("sharegpt", path, {.limit = 1}).requests.size() == 1);
+
+  const Trace lmsys = loaded(
+      "lmsys", write_file(dir, R"({"conversation_id": "c", "conversation": [{"content": "hello", "role": "user"}, )"
+                               R"({"content": "hi you", "role": "assistant"}]})"));
+  REQUIRE(lmsys.requests.size() == 1);
+  CHECK(lmsys.requests[0].prompt_tokens == 2);
+  CHECK(lmsys.requests[0].output_tokens == 2);
+  CHECK_FALSE(lmsys.closed_loop);
+
+  const Trace dolly = loaded(
+      "dolly", write_file(dir, R"({"instruction": "Which?", "context": "", "response": "This.", "category": "open_qa"}
+{"instruction": "Why?", "context": "Because.", "response": "Therefore.", "category": "closed_qa"})"),
+      {.rate = 10});
+  REQUIRE(dolly.requests.size() == 2);
+  CHECK(dolly.requests[0].prompt_tokens + dolly.requests[1].prompt_tokens == 2 + 4);
+  CHECK(dolly.requests[0].after == -1);
+}
+
+TEST_CASE("traces: the generator of tool&agent has the published marginals", "[traces]") {
+  const uint64_t seed = GENERATE(1, 2);
+  const Trace trace = loaded("tool_agent", "", {.seed = seed});
+  CHECK(trace.requests.size() == 23608);
+  std::unordered_map<uint64_t, int> first;
+  for (const TraceRequest& r : trace.requests) ++first[r.blocks[0]];
+  std::multiset<int> counts;
+  for (auto [id, n] : first) counts.insert(n);
+  CHECK(counts == std::multiset<int>{18, 3449, 9203, 10938});
+  const Means mean = means(trace);
+  const HitShare ideal = hit_share(trace);
+  CHECK(mean.prompt == Approx(8596).epsilon(.03));
+  CHECK(mean.output == Approx(182).epsilon(.03));
+  CHECK(trace.requests.back().arrival_s == Approx(3600).margin(3));
+  CHECK(ideal.tokens == Approx(.553).margin(.015));
+  CHECK(ideal.blocks == Approx(.553).margin(.03));
+  const double targets[][2] = {{.01, .346}, {.05, .449}, {.10, .508}, {.25, .551}, {.50, .552}};
+  for (auto [share, hit] : targets) {
+    const HitShare got = hit_share(trace, size_t(share * double(ideal.unique_blocks)));
+    INFO(share << " of the blocks: " << got.tokens << " of tokens, " << got.blocks << " of blocks");
+    CHECK(got.tokens == Approx(hit).margin(.015));
+    CHECK(got.blocks == Approx(hit).margin(.03));
+  }
+  if (seed == 1) CHECK_FALSE(equal(trace, loaded("tool_agent", "", {.seed = 2})));
+  if (seed == 1) CHECK(equal(trace, loaded("tool_agent", "", {.seed = 1})));
+}
+
+TEST_CASE("traces: a pool of clients", "[traces]") {
+  TraceOptions options{.limit = 20000, .seed = 4, .rate = 20, .clients = 50};
+  const Trace trace = loaded("servegen", "", options);
+  CHECK(trace.requests.size() == 20000);
+  CHECK(trace.requests.back().arrival_s == Approx(1000).epsilon(.15));
+  // Burstier than Poisson, whose counts per second have a variance of their mean.
+  std::vector<double> counts(size_t(trace.requests.back().arrival_s) + 1);
+  for (const TraceRequest& r : trace.requests) ++counts[size_t(r.arrival_s)];
+  const double mean = 20000 / double(counts.size());
+  double variance = 0;
+  for (double n : counts) variance += (n - mean) * (n - mean) / double(counts.size());
+  CHECK(variance > 1.5 * mean);
+  // Few clients send most, and share their system prompts.
+  std::unordered_map<uint64_t, int> first;
+  int most = 0;
+  for (const TraceRequest& r : trace.requests) most = std::max(most, ++first[r.blocks[0]]);
+  CHECK(most > 1000);
+  CHECK(hit_share(trace).tokens > .1);
+  CHECK(hit_share(trace).tokens < .6);
+  // A body and a tail of prompts.
+  std::vector<int> prompts;
+  for (const TraceRequest& r : trace.requests) prompts.push_back(r.prompt_tokens);
+  std::sort(prompts.begin(), prompts.end());
+  CHECK(prompts[19980] > 10 * prompts[10000]);
+  CHECK(equal(trace, loaded("servegen", "", options)));
+  options.seed = 5;
+  CHECK_FALSE(equal(trace, loaded("servegen", "", options)));
+  options.rate = std::numeric_limits<double>::infinity();
+  CHECK(loaded("servegen", "", options).requests.back().arrival_s == 0);
+}
+
+TEST_CASE("traces: the published files have the published shape", "[traces]") {
+  struct {
+    const char *format, *file;
+    size_t requests;
+    double prompt, output, blocks, tokens;
+  } cases[] = {{"mooncake", "traces/mooncake_conversation.jsonl", 12031, 12035, 343, .366, .374},
+               {"mooncake", "traces/mooncake_synthetic.jsonl", 3993, 15325, 149, .640, .651},
+               {"weka", "traces/weka", 1426, 104828, 502, .946, .946}};
+  for (const auto& [format, file, requests, prompt, output, blocks, tokens] : cases) {
+    const std::string path = testing::shared_path(file);
+    if (path.empty()) SKIP_TEST("../shared/traces is absent");
+    const Trace trace = loaded(format, path);
+    INFO(file);
+    const HitShare ideal = hit_share(trace);
+    CHECK(trace.requests.size() == requests);
+    CHECK(means(trace).prompt == Approx(prompt).margin(1));
+    CHECK(means(trace).output == Approx(output).margin(1));
+    CHECK(ideal.blocks == Approx(blocks).margin(.0006));
+    CHECK(ideal.tokens == Approx(tokens).margin(.0006));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::traces_test
