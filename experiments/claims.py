@@ -59,6 +59,7 @@ class Claim:
     repeats: int = 1  # 1 where nothing is timed and a repetition would give the same numbers
     traces: bool = False  # needs the Mooncake traces
     netns: bool = False  # makes hosts of network namespaces, as `make test-netns` does
+    rdma: bool = False  # needs an RDMA device
     callgrind: bool = False  # each point is a process of its own, whose instructions are counted
 
     @property
@@ -1050,6 +1051,32 @@ CLAIMS = [
             Expect("400 Gb/s, by chunk: chunks of 8K / equal time", lambda t: kv_tail(t, "chunk", 400) / kv_tail(t, "chunk", 400, "equal time"), 8, 18, "x"),
         ],
         how="computed",
+    ),
+    Claim(
+        "rdma",
+        "What rate and latency has the rdma wire by the size of a message, over one NIC and two, beside perftest's programs?",
+        "perftest (ib_write_bw, ib_write_lat) on the same devices; no published figure of these",
+        [
+            Expect("64 KiB, one NIC: GB/s / ib_write_bw", lambda t: t("gbps", who="xpyd", bytes=65536, nics=1) /
+                   t("gbps", who="perftest", bytes=65536, nics=1), .95, 1.05, "x"),
+            Expect("8 bytes, one NIC: us until it is counted / ib_write_lat", lambda t: t("us", who="xpyd", bytes=8, nics=1) /
+                   t("us", who="perftest", bytes=8, nics=1), 1, 1.3, "x"),
+        ],
+        rdma=True,
+        repeats=5,
+    ),
+    Claim(
+        "rdma/kv",
+        "How long does the KV of a prompt take by layer, by chunk and by request, and what is left after its last piece?",
+        "Splitwise (ISCA'24) section 4.2 sends by layer, Mooncake by chunk of layers; no figure of these sizes",
+        [
+            Expect("time, by layer / by request", lambda t: t("ms", grain="layer", nics=1) / t("ms", grain="request", nics=1), 1, 1.05, "x"),
+            Expect("after the last piece, by layer / by request", lambda t: t("last_ms", grain="layer", nics=1) /
+                   t("last_ms", grain="request", nics=1), .025, .06, "x"),
+            Expect("time by request, two NICs / one", lambda t: t("ms", grain="request", nics=2) / t("ms", grain="request", nics=1), .45, 1.1, "x"),
+        ],
+        rdma=True,
+        repeats=5,
     ),
     Claim(
         "disagg_orders",

@@ -18,6 +18,7 @@ import contextlib
 import csv
 import fcntl
 import functools
+import glob
 import io
 import json
 import os
@@ -156,6 +157,8 @@ class Runner:
             return self.machine["cuda_missing"]
         if claim.callgrind and not shutil.which("valgrind"):
             return "it needs valgrind, which counts instructions"
+        if claim.rdma and not glob.glob("/sys/class/infiniband/*"):
+            return "it needs an RDMA device: `make test-rdma` runs it in a virtual machine that has one"
         if claim.netns and (os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)):
             return "it needs root, iproute2 and etcd: `make test-netns` brings the last two"
         return "it needs the Mooncake traces; --traces names their folder" if (
