@@ -72,8 +72,8 @@ SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_driver.cu model/gemm_cuda.cu,$(
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
-# asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
-UNITS    ?= $(if $(filter asan,$(MODE)),,1)
+# odr does, so that a missing #include is seen; and test_run.py can ask the linker which file needs which.
+UNITS    ?= $(if $(filter odr,$(MODE)),,1)
 ALONE    := %_avx2.cc $(AVX512_SRC) base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_impl.cc \
             experiments/experiment.cc tests/main.cc
 units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))

@@ -83,8 +83,6 @@ class KvLoader {
   virtual bool poll() = 0;
   // Something is under way: until poll() says otherwise, time alone changes what there is.
   virtual bool copying() const = 0;
-  // Of a block that is copied out as soon as it is full.
-  virtual int tier_block_tokens() const = 0;
   // free() of a sequence that will be reserved again: what of it a tier has not is kept there
   // first, and waited for, since somebody wants the blocks now.
   virtual void set_aside(KvHandle handle) = 0;

@@ -200,7 +200,6 @@ class KvMemory {
   std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader_ ? loader_->arrival(handle) : nullptr; }
   bool poll() { return loader_ && loader_->poll(); }
   bool copying() const { return loader_ && loader_->copying(); }
-  int tier_block_tokens() const { return loader_ ? loader_->tier_block_tokens() : 0; }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const {
     return loader_ ? loader_->promise(tokens, salt) : probe(tokens, salt);
   }

@@ -112,8 +112,8 @@ class KvPool {
   // n_cached_ right.
   virtual int64_t begin_use(std::span<const int32_t> blocks) = 0;
   virtual int64_t end_use(std::span<const int32_t> blocks) = 0;
-  virtual bool cached(int32_t block) const = 0;  // of one that is not in use
-  virtual void sign(KvHandover&) {}              // at its begin
+  virtual bool cached(int32_t block) const = 0;         // of one that is not in use
+  virtual void sign(KvHandover&) {}                     // at its begin
   void add_reference(std::span<const int32_t> blocks);  // of each
   void add_reference(int32_t block) { add_reference({&block, 1}); }
   void drop_reference(int32_t block);

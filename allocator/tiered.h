@@ -40,7 +40,6 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool poll() override;
   bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
-  int tier_block_tokens() const override { return block_tokens_; }
   bool append(KvHandle handle, int n_tokens) override;
   bool escrow(KvHandle handle, int n_tokens) override;
   int escrowed(KvHandle handle) const override { return memory_->escrowed(handle); }

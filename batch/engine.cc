@@ -186,8 +186,8 @@ void Engine::charge(double now) {
   const auto add = [&](const auto& sequences) {
     for (const SequencePtr& s : sequences)
       if (s && s->kv != kNoKv)
-        (s->n_output() > 0 ? stats_.decode_block_s : stats_.prompt_block_s) +=
-            seconds * double(memory_.blocks(s->kv).size());
+        (s->n_output() > 0 ? stats_.decode_block_s : stats_.prompt_block_s) += seconds *
+                                                                               double(memory_.blocks(s->kv).size());
   };
   add(running_), add(waiting_);
 }

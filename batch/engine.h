@@ -28,10 +28,10 @@ struct EngineOptions {
   const BatchPolicy* policy = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
-  int step_tokens = 512;   // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  ChunkOptions chunks;     // of these, how many are whose
-  bool ahead = true;       // plan the next steps while the model computes some, where the model can
-  bool by_layer = true;    // a prompt begins with the first layer of KV that comes for it, where its step can wait
+  int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  ChunkOptions chunks;    // of these, how many are whose
+  bool ahead = true;      // plan the next steps while the model computes some, where the model can
+  bool by_layer = true;   // a prompt begins with the first layer of KV that comes for it, where its step can wait
   SpeculationOptions speculation;  // drafts take what a step has left of step_tokens and of max_batch rows of logits
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
@@ -51,13 +51,6 @@ struct EngineStats {
   // Blocks that sequences held, times the seconds: until their prompt was done, and from then on. One that several hold
   // counts for each.
   double prompt_block_s = 0, decode_block_s = 0;
-};
-
-// Steps of decodes that follow on each other and differ only in how much KV there is: nobody starts or ends.
-struct StepRun {
-  int steps = 0;
-  StepShape first;
-  StepShape shape(int step) const;
 };
 
 // What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come
@@ -94,13 +87,6 @@ class Engine final : private LayerObserver {
   void adopt(SequencePtr sequence);
   // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
-  // The next steps, `most` of them at most, if they are alike; none where they are not (engine_run.cc). `evicts`: also
-  // where one of them takes a block from the prefix cache.
-  StepRun alike(int most, bool evicts);
-  std::vector<int> blocks_by_step(int steps) const;  // that each of its first steps takes
-  // As if the first of them had been stepped from `began_s` on, and had ended at these times (Clock). Nothing has
-  // changed since alike().
-  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
 
@@ -200,8 +186,6 @@ class Engine final : private LayerObserver {
   SequenceView view_of(const Sequence& sequence) const;
   BatchView view_of(std::span<const SequenceView> running, int available_blocks, const KvStats& kv,
                     int step_tokens) const;
-  bool planned_alike(int steps, bool evicts);
-  int blocks_taken(int steps) const;  // by a run's first steps
 
   Model& model_;
   KvMemory& memory_;
@@ -233,8 +217,6 @@ class Engine final : private LayerObserver {
   DraftCredit draft_credit_;
   PlanWatcher watcher_;
   LoadWatcher load_watcher_;
-  std::vector<SequenceView> later_views_;  // planned_alike()'s
-  BatchPlan later_plan_;
   std::vector<int> by_output_left_;  // indices of running_views_
   std::vector<uint64_t> charged_;    // [block]: the last charge_ in which it was counted
   uint64_t charge_ = 0;

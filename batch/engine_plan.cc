@@ -249,10 +249,11 @@ void Engine::add_drafts(int spare_rows) {
                          s.request->most_drafts != 0;
     const int room = int(memory_.blocks(s.kv).size() + size_t(free_blocks)) * block_tokens - entry.end();
     const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
-    int most = std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens,
-                               spare_rows, room});
+    int most = std::min(
+        {wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1, spare_tokens, spare_rows, room});
     if (!decodes || most <= 0) continue;
-    rate.token_seconds = cost[1] + 2 * entry.end() * cost[3] + drafter_->round_seconds() / double(next_->entries.size());
+    rate.token_seconds = cost[1] + 2 * entry.end() * cost[3] +
+                         drafter_->round_seconds() / double(next_->entries.size());
     if (wanted == 0 && (most = rate.take(s.draft_record, most)) == 0) {
       s.draft_record.saw(0, 0);
       continue;
@@ -319,8 +320,8 @@ bool Engine::apply_plan(double now) {
 }
 
 // Nothing fits: the youngest of those who hold memory gives it up, as long as somebody else wants it. One alone fits,
-// because no request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that others hold
-// have arrived here, too). False: there is nobody to ask.
+// because no request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that others
+// hold have arrived here, too). False: there is nobody to ask.
 bool Engine::make_room() {
   const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
   const int rivals = int(running_.size()) + waiting_with_kv() + head_waits;
@@ -332,7 +333,8 @@ bool Engine::make_room() {
     preempt(std::move(victim));
     return true;
   }
-  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->keeps_kv(); });
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
+                                 [](const SequencePtr& s) { return s->keeps_kv(); });
   if (last == waiting_.rend()) return false;
   SequencePtr victim = std::move(*last);
   waiting_.erase(std::next(last).base());

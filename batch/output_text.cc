@@ -37,15 +37,6 @@ const char* finish_reason_name(FinishReason reason) {
   return "error";
 }
 
-void EventSink::on_run(const TokenEvent& event, std::span<const int32_t> tokens, std::span<const double> times_s) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    TokenEvent one = event;
-    one.token = tokens[i];
-    one.time_s = times_s[i];
-    on_event(std::move(one));
-  }
-}
-
 OutputText::OutputText(const Tokenizer* tokenizer, const Request& request) : tokenizer_(tokenizer) {
   if (!tokenizer) return;
   detokenizer_ = Detokenizer(*tokenizer, request.skip_special_tokens);

@@ -67,8 +67,6 @@ class EventSink {
  public:
   virtual ~EventSink() = default;
   virtual void on_event(TokenEvent event) = 0;
-  // Several tokens of one choice, none of them its last, and when each came: `event` but for these.
-  virtual void on_run(const TokenEvent& event, std::span<const int32_t> tokens, std::span<const double> times_s);
 };
 
 }  // namespace xpyd::batch

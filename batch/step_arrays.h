@@ -21,8 +21,8 @@ struct StepEntry {  // one sequence's share of a step
   int n_prompt_rows = 0;        // logits of its first so many tokens are wanted, too: prompt logprobs
   int n_drafts = 0;             // its last so many tokens may be wrong: logits of the one before and of each are wanted
   const float* hidden = nullptr;  // HiddenStates::rows of its tokens, once they are computed
-  bool ended = false;           // it ended while the step was under way: what the step gives it is dropped
-  double draft_price = 0;       // of each of n_drafts (draft_length.h)
+  bool ended = false;             // it ended while the step was under way: what the step gives it is dropped
+  double draft_price = 0;         // of each of n_drafts (draft_length.h)
   int end() const { return first + n_tokens; }
   int n_known() const { return n_tokens - n_drafts; }
   int n_rows() const { return n_prompt_rows + wants_logits + n_drafts; }  // of logits

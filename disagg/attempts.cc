@@ -17,14 +17,6 @@ class AttemptSink final : public EventSink {
     const int index = event.token >= 0 ? next++ : next;
     parts_.tell(kConductor, TokenOf{attempt_, index, std::move(event)});
   }
-  void on_run(const TokenEvent& event, std::span<const int32_t> tokens, std::span<const double> times_s) override {
-    int& next = next_[size_t(event.choice - first_)];
-    parts_.tell(kConductor, TokensOf{attempt_,
-                                     event.choice,
-                                     std::exchange(next, next + int(tokens.size())),
-                                     {tokens.begin(), tokens.end()},
-                                     {times_s.begin(), times_s.end()}});
-  }
 
  private:
   InstanceParts& parts_;
@@ -36,7 +28,6 @@ class AttemptSink final : public EventSink {
 class SilentSink final : public EventSink {
  public:
   void on_event(TokenEvent) override {}
-  void on_run(const TokenEvent&, std::span<const int32_t>, std::span<const double>) override {}
 };
 
 }  // namespace

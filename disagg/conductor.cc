@@ -107,12 +107,7 @@ void Conductor::receive(InstanceId from, Message message) {
 // Events go to their sinks outside the lock; a request is over when its last one is there.
 void Conductor::pass_on(Out& out) {
   const size_t n = out.size();
-  for (auto& [sink, event, run] : out) {
-    if (run.tokens.empty())
-      sink->on_event(std::move(event));
-    else
-      sink->on_run(event, run.tokens, run.times_s);
-  }
+  for (auto& [sink, event] : out) sink->on_event(std::move(event));
   if (n == 0) return;
   std::lock_guard lock(mutex_);
   passing_ -= int64_t(n);

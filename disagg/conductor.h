@@ -161,16 +161,14 @@ class Conductor final : public Service {
     double since_s;
     double not_before_s;  // what fails again and again waits longer and longer
   };
-  // Events to be passed on once the lock is free; with `run`, so many at once.
+  // Events to be passed on once the lock is free.
   struct Event {
     std::shared_ptr<EventSink> sink;
     TokenEvent event;
-    TokensOf run = {};
   };
   using Out = std::vector<Event>;
 
   void on(InstanceId from, TokenOf message, Out& out);
-  void on(InstanceId from, TokensOf message, Out& out);
   void on(InstanceId from, AttemptProgress message, Out& out);
   void on(InstanceId from, AttemptFailed message, Out& out);
   void on(InstanceId from, PrefillJob message, Out& out);

@@ -38,7 +38,7 @@ ClusterAdmission Conductor::admission(const Entry& entry, InstanceId decode, dou
     const Request& other = *requests_.at(attempt.request).request;
     const bool comes = attempt.prompting || attempt.prefill < 0;
     const DecodeView sequence{.joins_s = attempt.joins_s,
-                              .context = attempt.context + (comes ? 0 : member.probe->unsaid_tokens(attempt.request)),
+                              .context = attempt.context,
                               .at_longest = int64_t(other.prompt.size()) + other.max_tokens};
     auto& where = comes ? coming_ : decoding_;
     where.insert(where.end(), size_t(attempt.left), sequence);
@@ -61,7 +61,7 @@ void Conductor::foresee(const Member& member) {
     const Entry& entry = requests_.at(attempt.request);
     const bool comes = attempt.prompting || attempt.prefill < 0;
     const size_t heard = entry.choices[size_t(attempt.first)].output.size();
-    const double has = comes ? 0 : double(heard) + member.probe->unsaid_tokens(attempt.request);
+    const double has = comes ? 0 : double(heard);
     const double left = std::max(0.0, options_.answer_tokens(*entry.request) - has);
     const double ends_s = std::max(now_s, comes ? attempt.joins_s : 0) + left * step_s;
     for (int i = 0; i < attempt.left; ++i) (comes ? coming++ : decoding++)->ends_s = ends_s;

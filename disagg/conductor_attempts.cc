@@ -78,33 +78,6 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   forget_choice(request, entry);
 }
 
-// As on(TokenOf) of each; what overtook others is no such run.
-void Conductor::on(InstanceId from, TokensOf message, Out& out) {
-  const auto found = attempts_.find(message.attempt);
-  const size_t n = message.tokens.size();
-  if (found == attempts_.end() || found->second.decode != from || n != message.times_s.size() || n == 0) return;
-  Attempt& attempt = found->second;
-  if (message.choice < attempt.first || message.choice >= attempt.first + attempt.count) return;
-  Entry& entry = requests_.at(attempt.request);
-  Choice& choice = entry.choices[size_t(message.choice)];
-  if (choice.ended || message.index != int(choice.output.size())) return;
-  if (message.index + int(n) >= entry.request->max_tokens)
-    return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
-  choice.latest = from;
-  choice.output.insert(choice.output.end(), message.tokens.begin(), message.tokens.end());
-  for (double time_s : message.times_s) choice.times.token(time_s);
-  if (choice.output.size() > choice.placed + size_t(options_.crash_tokens)) choice.crashes = 0;
-  attempt.context += int64_t(n);
-  board_.decodes(members_.at(from), 0, int64_t(n));
-  TokenEvent event;
-  event.request_id = entry.request->id;
-  event.choice = message.choice;
-  event.cached_tokens = choice.cached_tokens;
-  event.scheduled_s = choice.scheduled_s;
-  ++passing_;
-  out.push_back({entry.sink, std::move(event), std::move(message)});
-}
-
 void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.token >= 0) {
     choice.times.token(clock_.now());

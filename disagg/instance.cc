@@ -159,13 +159,6 @@ bool Instance::turn() {
   return moved;
 }
 
-void Instance::repeat(const StepRun& run, double began_s, std::span<const double> ends_s) {
-  engine_.repeat(run, began_s, ends_s);
-  fit_cost();
-  report_cache();
-  publish();
-}
-
 void Instance::run(const std::atomic<bool>& stop) {
   while (!stop.load(std::memory_order_relaxed)) {
     back_to_back_ = turn();

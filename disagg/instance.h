@@ -68,13 +68,6 @@ class Instance final {
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
-  // What a simulation plays at once (Engine::alike): `run` is what alike() said, and nothing came since.
-  StepRun alike(int most, bool evicts) {
-    return receiver_.may_move() || reservations_.size() > 0 ? StepRun{} : engine_.alike(most, evicts);
-  }
-  void repeat(const StepRun& run, double began_s, std::span<const double> ends_s);
-  std::vector<int> blocks_by_step(int steps) const { return engine_.blocks_by_step(steps); }
-  std::vector<uint64_t> planned_requests() const { return engine_.planned_requests(); }
   // Turns until `stop` is set; sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);
   // Nothing is in progress here.

@@ -12,7 +12,7 @@
 
 namespace xpyd::disagg {
 
-// One step of one instance, or several that are alike (a simulation's). Whose tokens it has is in the "plan" before it.
+// One step of one instance. Whose tokens it has is in the "plan" before it.
 struct StepLife {
   std::string instance;
   double t = 0, seconds = 0;  // when it began; how long it took

@@ -97,13 +97,6 @@ struct TokenOf {
   int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
   TokenEvent event;
 };
-struct TokensOf {  // of one choice, none of them its last: what a simulated instance says at once
-  AttemptId attempt = 0;
-  int choice = 0;
-  int index = 0;  // of the first one
-  std::vector<int32_t> tokens;
-  std::vector<double> times_s;  // Clock: of each
-};
 struct AttemptProgress {
   enum Stage : uint8_t { started, prompt_done, joined, granted };  // D's: its KV is there; there is room for it
   AttemptId attempt = 0;
@@ -196,7 +189,7 @@ struct FetchOver {  // nobody reads, or will
 using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
                              Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
                              KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
-                             LeaveRequest, CacheReport, TokensOf, FetchKv, KvLent, FetchOver>;
+                             LeaveRequest, CacheReport, FetchKv, KvLent, FetchOver>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

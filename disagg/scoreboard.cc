@@ -145,7 +145,6 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
   const PlacedLoad& load = member.load;
   for (; !member.recent.empty() && member.recent.front().first < now_s - kRecentSeconds; member.recent.pop_front())
     member.recent_tokens -= member.recent.front().second;
-  const Unsaid unsaid = member.probe->unsaid();
   const InstanceStats stats = member.probe->stats();
   const KvStats kv = member.probe->kv();
   if (row.steps != stats.steps) {
@@ -154,17 +153,16 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
     row.confirmed_s = busy ? now_s : std::max({row.confirmed_s, load.moved_s, load.ended_s});
   }
   row.stale = false;
-  row.until_s = member.recent.empty() ? unsaid.until_s
-                                      : std::min(unsaid.until_s, member.recent.front().first + kRecentSeconds);
+  row.until_s = member.recent.empty() ? kNever : member.recent.front().first + kRecentSeconds;
   row.terms = like_others(view.role = member.info.role, stats);
   view = {.role = member.info.role,
           .queued = load.queued_requests,
           .queued_tokens = load.queued_tokens,
           .sequences = load.sequences,
-          .context_tokens = load.context_tokens + unsaid.tokens,
-          .available_tokens = int64_t(kv.available() - unsaid.blocks) * row.block_tokens,
+          .context_tokens = load.context_tokens,
+          .available_tokens = int64_t(kv.available()) * row.block_tokens,
           .capacity_tokens = int64_t(member.info.capacity_blocks) * row.block_tokens,
-          .indexed_tokens = int64_t(kv.cached - std::max(0, unsaid.blocks - kv.free)) * row.block_tokens,
+          .indexed_tokens = int64_t(kv.cached) * row.block_tokens,
           .recent_tokens = member.recent_tokens,
           .fetch_s = kNever,
           .fetched_prefill_s = kNever};

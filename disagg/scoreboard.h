@@ -20,13 +20,6 @@
 
 namespace xpyd::disagg {
 
-// What steps of a simulated instance have done that have ended, and that it tells of later: tokens, and blocks taken.
-struct Unsaid {
-  int blocks = 0;
-  int64_t tokens = 0;
-  double until_s = kNever;  // Clock: these are no longer all
-};
-
 // What the conductor can ask about an instance at once. Any thread.
 class InstanceProbe {
  public:
@@ -35,14 +28,12 @@ class InstanceProbe {
   virtual KvStats kv() const = 0;
   // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
   virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  virtual Unsaid unsaid() const { return {}; }
   // Seconds that it would take now to bring a token's KV here from `source`, beside what the links between the two
   // carry already; none: nobody sees these links.
   virtual std::optional<double> fetch_s_per_token(InstanceId) const { return {}; }
-  virtual int unsaid_tokens(uint64_t request) const { return (void)request, 0; }  // of its Unsaid::tokens
   // Null: there is none, or none yet.
   virtual std::shared_ptr<const BlockMap> block_map() const { return {}; }
-  // Another one when stats(), kv() or unsaid() may say something else; null: whenever they are asked.
+  // Another one when stats() or kv() may say something else; null: whenever they are asked.
   virtual const std::atomic<uint64_t>* version() const { return nullptr; }
 };
 

@@ -199,8 +199,7 @@ Trace make_trace(const Data& data, int n, uint64_t seed) {
 SimulationOptions options_of(const std::string& model, const Trace& trace) {
   const bool yi = model == "yi-34b";
   SimulationOptions options = simulated(yi ? "a800x2" : "a800x1", yi ? "yi-34b" : "llama-3-8b", "1C", trace).value();
-  if (!yi)
-    options.model = {"mistral-7b", 32, 32, 128, 7.24e9, 7.24e9, 2 * 8 * 128, 2, 2, "Mistral-7B, config.json"};
+  if (!yi) options.model = {"mistral-7b", 32, 32, 128, 7.24e9, 7.24e9, 2 * 8 * 128, 2, 2, "Mistral-7B, config.json"};
   options.engine.max_batch = kMostBatch;
   options.conductor.placement = find_placement_policy("least_loaded");
   return options;

@@ -81,7 +81,7 @@ class OnePrompt {
     for (size_t to = from + 1; to < stops_.size(); ++to) {
       const int n = stops_[to] - stops_[from];
       if (any && n > most) return;
-      if (n < view_.minimum) continue;
+      if (n < view_.minimum && to + 1 < stops_.size()) continue;
       any = true;
       StepShape shape;
       shape.add_decodes(view_.decodes, view_.decode_context);

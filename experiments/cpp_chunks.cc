@@ -1,9 +1,10 @@
 // cpp_chunks: how a prompt is cut into chunks, and how many of them are in flight.
+#include "experiments/cpp_chunks.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "experiments/chunk_oracle.h"
-#include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
 #include "experiments/simulated.h"
 
@@ -28,8 +29,7 @@ struct Load {
   const char* name;
   int prompts, at_once, tokens;
 };
-constexpr Load kLoads[] = {{"one", 1, 1, 131072},
-                           {"cold", 48, 16, 131072}};
+constexpr Load kLoads[] = {{"one", 1, 1, 131072}, {"cold", 48, 16, 131072}};
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const Load& load : kLoads)
@@ -117,9 +117,7 @@ Result<Finding> sweep(const Values& point) {
   constexpr int kStages = 8;
   const ChunkCost cost = cost_of(55.5, .55, .030);
   const std::string name = point["chunks"];
-  const auto chunks = name == "equal time"
-                          ? best_equal_time(cost, 0, kS, kStages)
-                          : cut(0, kS, fixed_chunks(6144));
+  const auto chunks = name == "equal time" ? best_equal_time(cost, 0, kS, kStages) : cut(0, kS, fixed_chunks(6144));
   const int queued = point["queued"];
   const double end = makespan(cost, chunks, kStages, queued, point["window"]);
   double one_stage = 0;
@@ -157,8 +155,7 @@ Result<Finding> lockstep(const Values& point) {
   std::vector<model::PipelineChunk> chunks;
   for (int i = 0; i < kQueued * kChunks; ++i)
     chunks.push_back({std::vector<double>(kStages, seconds[size_t(i % kChunks)])});
-  return Finding{{{{"efficiency", kQueued * sum / model::pipeline_times(chunks, point["window"]).end()}}},
-                 ""};
+  return Finding{{{{"efficiency", kQueued * sum / model::pipeline_times(chunks, point["window"]).end()}}}, ""};
 }
 
 REGISTER_EXPERIMENT("cpp_chunks/lockstep", "cpu", lockstep_points, [](const Setting&) -> Measure { return lockstep; });

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 
 namespace xpyd::experiments::cpp_vs_tp_experiment {
 namespace {
@@ -133,7 +133,8 @@ Result<Finding> crossover(const Values& point) {
   return Finding{{{{"length", length}, {"queued_chunks", queued}}}, ""};
 }
 
-REGISTER_EXPERIMENT("cpp_vs_tp/crossover", "cpu", crossover_points, [](const Setting&) -> Measure { return crossover; });
+REGISTER_EXPERIMENT("cpp_vs_tp/crossover", "cpu", crossover_points,
+                    [](const Setting&) -> Measure { return crossover; });
 
 }  // namespace surface
 
@@ -171,8 +172,8 @@ Result<Finding> run(const Values& point) {
   const disagg::SimulatedModel m = disagg::find_simulated_model(point["model"]).value();
   const disagg::Hardware hardware = disagg::find_hardware(point["hardware"]).value();
   // Hidden size: these models' heads are as wide together.
-  const Shape shape{double(hardware.cards), double(m.n_heads * m.head_dim), m.kv_elements / 2,
-                    double(m.n_layers), m.kv_element_bytes};
+  const Shape shape{double(hardware.cards), double(m.n_heads * m.head_dim), m.kv_elements / 2, double(m.n_layers),
+                    m.kv_element_bytes};
   double sent = 0;
   for (const Scheme& scheme : kSchemes)
     if (point["scheme"] == scheme.name) sent = scheme.bytes(shape);

@@ -2,7 +2,8 @@
 //
 // experiments/run.py names the points one by one, and owns everything around: which are missing, repetitions in turn,
 // the CSV and its stamp. Question, source and expected range stand in experiments/claims.py. A new experiment is one
-// file here and one row there. What has other columns is a part of it, EXPERIMENT/PART, with a row and a CSV of its own.
+// file here and one row there. What has other columns is a part of it, EXPERIMENT/PART, with a row and a CSV of its
+// own.
 #pragma once
 
 #include <cstdint>

@@ -219,10 +219,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     least = {};
   };
   using Rule = bool (*)(uint64_t, const FetchView&);
-  const std::pair<const char*, Rule> rules[] = {
-      {"never", [](uint64_t, const FetchView&) { return false; }},
-      {"always", [](uint64_t, const FetchView&) { return true; }},
-      {"cost", [](uint64_t, const FetchView& view) { return cost(view); }}};
+  const std::pair<const char*, Rule> rules[] = {{"never", [](uint64_t, const FetchView&) { return false; }},
+                                                {"always", [](uint64_t, const FetchView&) { return true; }},
+                                                {"cost", [](uint64_t, const FetchView& view) { return cost(view); }}};
   for (const auto& [name, rule] : rules) {
     Result<Done> done = search.run(rule);
     if (!done) return done.error();
@@ -268,9 +267,7 @@ struct Machine {
 };
 // Dense bf16 on paper, as Mooncake uses it; and the share of it at which a replay of its trace comes near its TTFTs.
 // The last: Mooncake's author's notes, what an A100 reaches.
-constexpr Machine kMachines[] = {{"8xA800", 8 * 312e12},
-                                 {"8xH800", 8 * 989e12},
-                                                 {"8xA100 at 220", 8 * 220e12}};
+constexpr Machine kMachines[] = {{"8xA800", 8 * 312e12}, {"8xH800", 8 * 989e12}, {"8xA100 at 220", 8 * 220e12}};
 
 CostModel llama_70b() {
   CostModel cost;
@@ -390,9 +387,10 @@ constexpr int kDraws = 3;
 constexpr double kFast = 800;  // Gb/s
 constexpr int kRanks[] = {10, 100, 1000, 10000};
 
-Values of(const char* part, const char* trace, const char* topology, const char* system, double gbps,
-          double kv_tokens, int draw) {
-  return {{"part", part}, {"trace", trace}, {"topology", topology}, {"system", system}, {"gbps", gbps}, {"kv_tokens", kv_tokens}, {"sample", draw}};
+Values of(const char* part, const char* trace, const char* topology, const char* system, double gbps, double kv_tokens,
+          int draw) {
+  return {{"part", part}, {"trace", trace},         {"topology", topology}, {"system", system},
+          {"gbps", gbps}, {"kv_tokens", kv_tokens}, {"sample", draw}};
 }
 
 std::vector<Values> points(const Setting& setting) {
@@ -416,7 +414,7 @@ std::vector<Values> points(const Setting& setting) {
 struct Placing {
   std::string system;
   const Trace* trace = nullptr;
-  std::vector<double> requests;  // by instance
+  std::vector<double> requests;              // by instance
   std::unordered_map<uint64_t, int> copies;  // of the keys that are looked at: the most
 } placing;
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "allocator/eviction.h"
-#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/traces.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::mooncake_traces_experiment {

@@ -81,8 +81,7 @@ Measure open(const Setting& setting) {
                                         "--async-scheduling", point["ahead"]};
     Result<std::string> wrong = pair->without.open(options);
     if (wrong && wrong.value().empty()) {
-      options.insert(options.end(),
-                     {"--host-kv-bytes", sizes.host, "--kv-copy-gbps", gbps.value()});
+      options.insert(options.end(), {"--host-kv-bytes", sizes.host, "--kv-copy-gbps", gbps.value()});
       wrong = pair->with.open(options);
     }
     if (!wrong) return wrong.error();

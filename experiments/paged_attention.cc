@@ -15,11 +15,11 @@
 #include "base/stats.h"
 #include "base/thread_team.h"
 #include "batch/engine.h"
-#include "experiments/simulate/hardware.h"
 #include "experiments/attention_case.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/tally.h"
 #include "experiments/timed_model.h"
 #include "model/model.h"
@@ -195,7 +195,7 @@ typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 constexpr int kVectors = kDim / 8;
 
 struct Memory {
-  const float* rows;       // [blocks, K and V, block_tokens, kDim]
+  const float* rows;  // [blocks, K and V, block_tokens, kDim]
   const int32_t* table;
   const int* block_tokens;
 };
@@ -659,9 +659,7 @@ class Room {
   Buffer source_;  // one sequence's KV
 };
 
-std::vector<Values> points(const Setting&) {
-  return {{{"load", "prompts"}}, {{"load", "decode"}}};
-}
+std::vector<Values> points(const Setting&) { return {{{"load", "prompts"}}, {{"load", "decode"}}}; }
 
 Measure open(const Setting& setting) {
   auto room = std::make_shared<Room>(setting);

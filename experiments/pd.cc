@@ -79,8 +79,7 @@ Measure open(const Setting& setting) {
     std::vector<std::string> options = {"--topology",       point["topology"],    "--transport",
                                         point["transport"], "--prefix-cache",     "off",
                                         "--chunk-tokens",   point["chunk"].dump()};
-    if (setting.device == "cuda")
-      options.insert(options.end(), {"--gpu-split", point["split"]});
+    if (setting.device == "cuda") options.insert(options.end(), {"--gpu-split", point["split"]});
     Result<std::string> wrong = bed->open(options);
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};

@@ -6,10 +6,10 @@
 #include "allocator/block_pool.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "experiments/simulate/traces.h"
 #include "experiments/experiment.h"
 #include "experiments/load.h"
 #include "experiments/load/prefix_stats.h"
+#include "experiments/simulate/traces.h"
 
 namespace xpyd::experiments::prefix_experiment {
 namespace {
@@ -75,8 +75,7 @@ std::vector<Values> points(const Setting& setting) {
   if (setting.traces.empty()) return all;
   for (const char* trace : {"conversation", "synthetic"})
     for (int n : {2, 10, 100})
-      for (int length : {0, 2048})
-        all.push_back({{"trace", trace}, {"min_count", n}, {"min_length", length}});
+      for (int length : {0, 2048}) all.push_back({{"trace", trace}, {"min_count", n}, {"min_length", length}});
   return all;
 }
 
@@ -223,7 +222,8 @@ std::vector<Values> points(const Setting& setting) {
   for (const char* load : {"chats", "mooncake"})
     for (int block : {1, 4, 16, 32, 64, 128})
       for (const char* cache : {"blocks", "radix"})
-        if (*load == 'c' || !setting.traces.empty()) all.push_back({{"load", load}, {"block", block}, {"cache", cache}});
+        if (*load == 'c' || !setting.traces.empty())
+          all.push_back({{"load", load}, {"block", block}, {"cache", cache}});
   return all;
 }
 

@@ -1,16 +1,17 @@
-// rdma: bandwidth and latency of the rdma wire by the size of a message, beside perftest's ib_write_bw and ib_write_lat; /kv: the
-// KV of a prompt by layer, by chunk and by request; over one NIC and over two.
+// rdma: bandwidth and latency of the rdma wire by the size of a message, beside perftest's ib_write_bw and
+// ib_write_lat; /kv: the KV of a prompt by layer, by chunk and by request; over one NIC and over two.
 //
-// Two transports of this process, polled in turn, over the RDMA devices of this machine; where there is none there are no
-// points. `make test-rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs and nothing of a
-// card. Every byte is compared before a row is told. perftest's programs are asked where they are installed.
+// Two transports of this process, polled in turn, over the RDMA devices of this machine; where there is none there are
+// no points. `make test-rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs and
+// nothing of a card. Every byte is compared before a row is told. perftest's programs are asked where they are
+// installed.
 //
-// Arithmetic. A post is a write for each piece and one word that says it is whole, so that a stream of pieces of 64 KiB has
-// perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times theirs.
-// KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB, whatever the grain: by layer 32 posts and by request one
-// differ by 31 words: 1 to 1.05. What is left after the last piece is a 32nd by layer, a quarter by chunk of 256 and all by
-// request. Two NICs divide a post's pieces: half of the time where the link is the limit, the same where one processor
-// makes both (Soft-RoCE).
+// Arithmetic. A post is a write for each piece and one word that says it is whole, so that a stream of pieces of 64 KiB
+// has perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times
+// theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB, whatever the grain: by layer 32 posts and
+// by request one differ by 31 words: 1 to 1.05. What is left after the last piece is a 32nd by layer, a quarter by
+// chunk of 256 and all by request. Two NICs divide a post's pieces: half of the time where the link is the limit, the
+// same where one processor makes both (Soft-RoCE).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +42,9 @@ std::vector<std::string> devices() {
   return names;
 }
 
-bool installed(const std::string& program) { return std::system(("command -v " + program + " >/dev/null").c_str()) == 0; }
+bool installed(const std::string& program) {
+  return std::system(("command -v " + program + " >/dev/null").c_str()) == 0;
+}
 
 // Two ends and a window onto all of the owner's memory.
 class Pair {
@@ -79,7 +82,8 @@ class Pair {
   // Pieces of `piece` bytes that begin at these places.
   TransferId post(const std::vector<size_t>& places, size_t piece) {
     TransferPlan plan;
-    for (size_t at : places) plan.copies.push_back({poster_.memory.get() + at, poster_.wire->remote(kOwner, 0) + at, piece});
+    for (size_t at : places)
+      plan.copies.push_back({poster_.memory.get() + at, poster_.wire->remote(kOwner, 0) + at, piece});
     plan.bytes = places.size() * piece;
     ++posts_;
     return poster_.wire->post({kOwner, KvOp::write, window_, 0}, plan);
@@ -125,10 +129,12 @@ std::vector<Values> points(const Setting& setting) {
 
 // A program of perftest against itself on this machine: the number in this column of its table.
 Result<double> perftest(const std::string& program, int bytes, int n, int column) {
-  const std::string one = program + " -d " + devices()[0] + " -x 1 -s " + std::to_string(bytes) + " -n " + std::to_string(n);
-  const std::string command = "(" + one + " >/dev/null 2>&1 &); for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; " + one +
-                              " 127.0.0.1 2>/dev/null && break; done | grep -E '^ *[0-9]+ +[0-9]+ ' | tail -n 1 | awk '{print $" +
-                              std::to_string(column) + "}'";
+  const std::string one = program + " -d " + devices()[0] + " -x 1 -s " + std::to_string(bytes) + " -n " +
+                          std::to_string(n);
+  const std::string command =
+      "(" + one + " >/dev/null 2>&1 &); for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; " + one +
+      " 127.0.0.1 2>/dev/null && break; done | grep -E '^ *[0-9]+ +[0-9]+ ' | tail -n 1 | awk '{print $" +
+      std::to_string(column) + "}'";
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return Error{ErrorCode::io, command + ": it did not start"};
   double number = 0;
@@ -167,7 +173,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   pair.wait(under_way);
   const double seconds = pair.clock.now() - start;
-  Finding found{{{{"gbps", 1e-9 * bytes * double(n / int(kAhead) * int(kAhead)) / seconds}, {"us", summarize(us).mean}}}, pair.wrong};
+  Finding found{
+      {{{"gbps", 1e-9 * bytes * double(n / int(kAhead) * int(kAhead)) / seconds}, {"us", summarize(us).mean}}},
+      pair.wrong};
   for (size_t at : places)
     if (!pair.equal(at, size_t(bytes))) found.wrong = "other bytes came than were sent";
   return found;
@@ -189,7 +197,8 @@ std::vector<Values> points(const Setting&) {
 
 // Blocks of 16 tokens of Llama-3.1-8B, layer_major: K or V of a layer in one piece.
 Result<Finding> run(const Values& point, const Setting& setting) {
-  const int tokens = setting.tiny ? 64 : 1024, layers = setting.tiny ? 4 : 32, chunk = setting.tiny ? 32 : 256, rounds = 5;
+  const int tokens = setting.tiny ? 64 : 1024, layers = setting.tiny ? 4 : 32, chunk = setting.tiny ? 32 : 256,
+            rounds = 5;
   constexpr int kBlock = 16;
   constexpr size_t kPiece = size_t(kBlock) * 8 * 128 * 2;
   const std::string grain = point["grain"];
@@ -209,7 +218,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (grain == "layer")
     for (int layer = 0; layer < layers; ++layer) add(0, blocks, layer, layer + 1);
   else
-    for (int at = 0, step = grain == "chunk" ? chunk / kBlock : blocks; at < blocks; at += step) add(at, at + step, 0, layers);
+    for (int at = 0, step = grain == "chunk" ? chunk / kBlock : blocks; at < blocks; at += step)
+      add(at, at + step, 0, layers);
   std::vector<double> all_s, last_s;
   for (int round = 0; round <= rounds; ++round) {
     std::vector<TransferId> ids;

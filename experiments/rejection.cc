@@ -36,8 +36,7 @@ std::vector<Values> points(const Setting& setting) {
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw) {
     for (const char* admission : {"none", "late", "early", "early_in_flight", "reserve"})
       all.push_back(of("overload", "12P1D", admission, 1, draw));
-    for (double factor : {0.25, 0.5, 1., 2., 4., 8.})
-      all.push_back(of("overload", "12P1D", "predicted", factor, draw));
+    for (double factor : {0.25, 0.5, 1., 2., 4., 8.}) all.push_back(of("overload", "12P1D", "predicted", factor, draw));
     for (const char* admission : {"late", "early", "predicted"})
       all.push_back(of("table_3", "8P8D", admission, 1, draw));
   }

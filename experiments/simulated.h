@@ -1,12 +1,13 @@
-// A cluster in virtual time (experiments/simulate/), asked as `xpyd simulate` asks it, and what experiments tell of a run.
+// A cluster in virtual time (experiments/simulate/), asked as `xpyd simulate` asks it, and what experiments tell of a
+// run.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "experiments/simulate/cluster.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/cluster.h"
 
 namespace xpyd::experiments {
 

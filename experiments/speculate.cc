@@ -6,10 +6,10 @@
 
 #include "batch/draft_length.h"
 #include "batch/drafter.h"
-#include "experiments/simulate/hardware.h"
 #include "experiments/contestant.h"
 #include "experiments/demo_facts.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 #include "model/folder.h"
 #include "model/model.h"
 #include "model/step_cost.h"
@@ -44,10 +44,11 @@ class WrongDrafter final : public Drafter {
  private:
   uint64_t turn_ = 0;
 };
-constexpr DrafterRow kWrong = {
-    "wrong", [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-      return std::make_unique<WrongDrafter>();
-    }, ""};
+constexpr DrafterRow kWrong = {"wrong",
+                               [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                 return std::make_unique<WrongDrafter>();
+                               },
+                               ""};
 
 struct How {
   const char* name;
@@ -62,21 +63,23 @@ struct Case {
 };
 
 constexpr How kOff = {"off", -1}, kOne = {"1", 1}, kTwo = {"2", 2}, kFour = {"4", 4}, kEight = {"8", 8},
-              kTurbo = {"turbo", 0},
-              kHeadOne = {"mtp 1", 1, "mtp"}, kHeadTwo = {"mtp 2", 2, "mtp"},
+              kTurbo = {"turbo", 0}, kHeadOne = {"mtp 1", 1, "mtp"}, kHeadTwo = {"mtp 2", 2, "mtp"},
               kHeadTurbo = {"mtp turbo", 0, "mtp"};
 
 std::vector<Case> cases(bool tiny) {
   const std::vector<How> all = {kOff, kOne, kTwo, kFour, kEight, kTurbo};
-  if (tiny) return {{"llama-tiny", "loops", 2, 12, all}, {"demo", "chat", 2, 8, {kOff, kFour, kHeadTwo}},
-                    {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
+  if (tiny)
+    return {{"llama-tiny", "loops", 2, 12, all},
+            {"demo", "chat", 2, 8, {kOff, kFour, kHeadTwo}},
+            {"llama-tiny", "wrong", 2, 12, {kOff, kFour, kTurbo}}};
   std::vector<Case> made = {{"llama-1b", "loops", 1, 32, {kOff, kFour, kTurbo}},
                             {"llama-1b", "nothing", 1, 12, {kOff, kTurbo}},
                             {"llama-1b", "wrong", 1, 32, {kOff, kTurbo}}};
   for (const auto& [batch, tokens] : {std::pair(1, 48), {kMostBatch, 12}}) {
     made.push_back({"llama-mini", "loops", batch, tokens, all});
     made.push_back({"llama-mini", "wrong", batch, tokens, {kOff, kFour, kTurbo}});
-    made.push_back({"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kHeadOne, kHeadTwo, kHeadTurbo}});
+    made.push_back(
+        {"demo", "chat", batch, 48, {kOff, kOne, kTwo, kFour, kEight, kTurbo, kHeadOne, kHeadTwo, kHeadTurbo}});
   }
   return made;
 }
@@ -148,7 +151,8 @@ class Bed {
     const double plain = double(racers[0].generated()) / racers[0].seconds;
     for (const Racer& r : racers) {
       if (found.wrong = r.engine->wrong(); !found.wrong.empty()) return found;
-      if (r.engine->logits_hash() != racers[0].engine->logits_hash()) found.wrong = std::string(r.how.name) + " drafts: other logits than off";
+      if (r.engine->logits_hash() != racers[0].engine->logits_hash())
+        found.wrong = std::string(r.how.name) + " drafts: other logits than off";
       const EngineStats& now = r.engine->engine().stats();
       const double drafted = double(now.draft_tokens - r.before.draft_tokens),
                    accepted = double(now.accepted_tokens - r.before.accepted_tokens),
@@ -189,9 +193,7 @@ class Bed {
     return ok();
   }
 
-  static int rows_of(const std::string& name) {
-    return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere);
-  }
+  static int rows_of(const std::string& name) { return (name == "llama-1b" ? 1 : kMostBatch) * (1 + kMostDraftsHere); }
 
   Status make(std::vector<Racer>& racers, const Case& c, Served& served) {
     for (const How& how : c.hows) {
@@ -243,7 +245,8 @@ Measure open(const Setting& setting) {
   auto bed = std::make_shared<Bed>(setting);
   return [bed, setting](const Values& point) -> Result<Finding> {
     for (const Case& c : cases(setting.tiny))
-      if (std::string(point["model"]) == c.model && std::string(point["text"]) == c.text && int(point["batch"]) == c.batch)
+      if (std::string(point["model"]) == c.model && std::string(point["text"]) == c.text &&
+          int(point["batch"]) == c.batch)
         return bed->measure(c);
     return invalid("no such case");
   };
@@ -253,8 +256,9 @@ REGISTER_EXPERIMENT("speculate", "cpu", points, open);
 
 }  // namespace live
 
-// speculate/optimum: how many drafts of ngram are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step of B
-// sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l); `max`: the slower of bandwidth and products.
+// speculate/optimum: how many drafts of ngram are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step
+// of B sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l); `max`: the slower of bandwidth and
+// products.
 //
 // Arithmetic. c = 6.25 ms, s = 31 us: 9 to 12 drafts alone at a = .7. turbo takes the same k to one where bandwidth and
 // products add up.
@@ -269,7 +273,8 @@ struct Target {
   double step(double batch, double context, double k) const {
     const double kv = batch * context * kv_s, look = batch * context * look_s * (k + 1);
     const double products = token_s * batch * (k + 1);
-    const double verify = overlaps ? std::max(weights_s + kv, products + look) : weights_s + products + std::max(kv, look);
+    const double verify = overlaps ? std::max(weights_s + kv, products + look)
+                                   : weights_s + products + std::max(kv, look);
     return launch_s + verify;
   }
 };
@@ -290,7 +295,9 @@ double turbo(const Target& t, int batch, double context, double a) {
   DraftRecord record;
   for (int i = 0; i < 1000; ++i) record.saw(1, i * 7 % 10 < std::lround(10 * a));
   const double off = t.step(batch, context, 0);
-  DraftRate rate{.tokens = double(batch), .seconds = off, .token_seconds = (t.step(batch, context, 1) - off) / batch,
+  DraftRate rate{.tokens = double(batch),
+                 .seconds = off,
+                 .token_seconds = (t.step(batch, context, 1) - off) / batch,
                  .credit = 1e9};
   int taken = 0;
   for (int i = 0; i < batch; ++i) taken += rate.take(record, kMostHere);
@@ -307,13 +314,14 @@ Result<Finding> optimum(const Values& point, const Setting&) {
     const double batch = point["batch"], a = point["right"], context = 500;
     const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
     const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
-    found.rows.push_back({{"cost", overlaps ? "max" : "sum"},
-                          {"k", k},
-                          {"gain", rate(k)},
-                          {"turbo_k", turbo(t, point["batch"], context, a)},
-                          {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
-                          {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
-                          {"step_ms", 1e3 * t.step(batch, context, 0)}});
+    found.rows.push_back(
+        {{"cost", overlaps ? "max" : "sum"},
+         {"k", k},
+         {"gain", rate(k)},
+         {"turbo_k", turbo(t, point["batch"], context, a)},
+         {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
+         {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
+         {"step_ms", 1e3 * t.step(batch, context, 0)}});
   }
   return found;
 }

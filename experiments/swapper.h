@@ -18,8 +18,8 @@
 namespace xpyd::experiments {
 
 struct Swap {
-  double out_s = 0, in_s = 0;                // until the last byte was there
-  double engine_out_s = 0;                   // of these, the engine's thread was kept
+  double out_s = 0, in_s = 0;  // until the last byte was there
+  double engine_out_s = 0;     // of these, the engine's thread was kept
   int64_t bytes = 0, copies_out = 0, copies_in = 0;
 };
 

@@ -838,7 +838,7 @@ class SourcesTest(unittest.TestCase):
             self.skipTest("no objects: `make test` builds them")
         engine = [os.path.join(folder, "batch/engine" + suffix) for folder, suffix in ((build, ".o"), (root, ".cc"))]
         if not os.path.exists(engine[0]) or os.path.getmtime(engine[0]) < os.path.getmtime(engine[1]):
-            self.skipTest("several files are one object: `make asan` and `make UNITS= test` build one of each")
+            self.skipTest("several files are one object: `make UNITS= test` builds one of each")
         for device, folders in (("cpu", [""]), ("cuda", ["", "simt", "cuda"])):
             objects, sources = Objects(build, root, folders), Sources(root, device)
             checked = 0

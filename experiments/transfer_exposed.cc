@@ -1,9 +1,9 @@
 // transfer_exposed: how much of a prompt's transfer its second token waits for.
 #include <algorithm>
 
-#include "experiments/simulate/hardware.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::transfer_exposed_experiment {
@@ -131,12 +131,13 @@ Result<Finding> run(const Values& point) {
   const std::vector<Chunk> chunks = name == "equal time" ? best_equal_time(cost, 0, kTokens, kStages)
                                                          : cut(0, kTokens, fixed_chunks(name == "8K" ? 8192 : 2048));
   const double boundary_token_s = m.n_heads * m.head_dim * 2 / h.link_bytes_per_s;
-  const model::PipelineTimes times = model::pipeline_times(
-      stream(cost, chunks, kStages, 1, boundary_token_s, h.link_s), 0);
+  const model::PipelineTimes times = model::pipeline_times(stream(cost, chunks, kStages, 1, boundary_token_s, h.link_s),
+                                                           0);
   Finding found;
   for (const char* grain : {"layer", "chunk", "prompt"})
     for (double gbps : {400., 100., 25., 10., 2.5}) {
-      const double tail = tail_s(times, chunks, m.n_layers / kStages, m.kv_token_bytes() / kStages, grain, gbps * 1e9 / 8);
+      const double tail = tail_s(times, chunks, m.n_layers / kStages, m.kv_token_bytes() / kStages, grain,
+                                 gbps * 1e9 / 8);
       found.rows.push_back({{"grain", grain},
                             {"gbps", gbps},
                             {"n_chunks", int(chunks.size())},

@@ -12,8 +12,8 @@
 
 #include "base/arrivals.h"
 #include "base/files.h"
-#include "experiments/event_log/replay.h"
 #include "experiments/event_log/calibrate.h"
+#include "experiments/event_log/replay.h"
 #include "experiments/load.h"
 #include "experiments/simulated.h"
 

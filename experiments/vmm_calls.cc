@@ -248,9 +248,8 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   const int row_tokens = int(kv.vattention.page_group_bytes) / kTokenBytes;
   kv.pool_bytes = size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) *
                   kv.vattention.page_group_bytes;
-  auto made = Contestant::create(
-      "vattention", model, kv,
-      {.policy = find_batch_policy("chunked"), .max_batch = 1, .step_tokens = 64});
+  auto made = Contestant::create("vattention", model, kv,
+                                 {.policy = find_batch_policy("chunked"), .max_batch = 1, .step_tokens = 64});
   if (!made) return made.error();
   Contestant& c = *made.value();
   Random random(setting.seed);

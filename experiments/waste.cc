@@ -517,7 +517,8 @@ std::vector<Values> points(const Setting& setting) {
 
 Result<Finding> run(const Values& point, const Setting& setting) {
   const int n = point["n"];
-  const Result<LengthSet> lengths = request_lengths(point["dataset"], setting.tiny ? 2 : 100, setting, int(point["sample"]));
+  const Result<LengthSet> lengths = request_lengths(point["dataset"], setting.tiny ? 2 : 100, setting,
+                                                    int(point["sample"]));
   if (!lengths) return lengths.error();
   KvOptions kv{.shape = {1, 1, 8, Dtype::bf16}, .block_tokens = kBlock, .prefix_cache = false};
   const KvScheme& scheme = *find_kv_scheme("paged");

@@ -41,11 +41,12 @@ class Llama final : public Model {
   void predict(const StepInput& step, float* logits) override {
     XPYD_CHECK(config().n_predict == 1 && step.token_ids.size() == step.kv_lengths.size());
     check_step(step, config(), max_step_tokens_, max_logits_, 0, tp_);
-    on_ranks(step, [&](LlamaRank& rank, const StepInput& mine) {
-      rank.predict(mine, rank.x(0), step.observer, logits);
-    });
+    on_ranks(step,
+             [&](LlamaRank& rank, const StepInput& mine) { rank.predict(mine, rank.x(0), step.observer, logits); });
   }
-  Work work(const StepInput& step) const override { return sharded_work(weights_->config, WeightBits(*weights_), step); }
+  Work work(const StepInput& step) const override {
+    return sharded_work(weights_->config, WeightBits(*weights_), step);
+  }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }
 

@@ -114,9 +114,9 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
   wanted_.reserve(size_t(max_step_tokens));
   const int gathered_width = stage.gathers() ? width(first_layer().o.k_range(slice_.groups)) : 0;
   const std::pair<float**, int> parts[] = {
-      {&normed_, c_.hidden},        {&qkv_, qkv_width()},        {&q_, q_width_},          {&attended_, q_width_},
-      {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_}, {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2},
-      {&joined_, c_.n_predict * 2 * c_.hidden}};
+      {&normed_, c_.hidden},    {&qkv_, qkv_width()},         {&q_, q_width_},
+      {&attended_, q_width_},   {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_},
+      {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2},     {&joined_, c_.n_predict * 2 * c_.hidden}};
   // Whole cache lines.
   auto floats = [&](int width) { return (size_t(max_step_tokens) * size_t(width) + 15) / 16 * 16; };
   size_t total = size_t(places) * place_floats_;

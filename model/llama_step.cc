@@ -78,8 +78,7 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
   };
   auto matrix = [&](double outputs, double inputs, double m, int times, double weight_bits) {
     if (m == 0) return;
-    add({.bytes = outputs * inputs * weight_bits / 8.0 +
-                  m * (outputs + inputs) * double(dtype_bytes(activations)),
+    add({.bytes = outputs * inputs * weight_bits / 8.0 + m * (outputs + inputs) * double(dtype_bytes(activations)),
          .flops = 2 * m * outputs * inputs},
         times);
   };
@@ -98,7 +97,7 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
   if (full < last) add(attention(false, last), last - full);
   if (!c.n_predict) add(attention(true, last), 1);
   total.bytes += rows.all * c.hidden * bits.table / 8;  // embedding rows
-  total.bytes += rows.all * rows.kv_token_bytes;                      // KV appended; attention counts what it reads
+  total.bytes += rows.all * rows.kv_token_bytes;        // KV appended; attention counts what it reads
   return total;
 }
 

@@ -37,7 +37,7 @@ class LayerObserver {
 // Of a model with a multi-token head (ModelConfig::n_predict), which takes, with each token, what the model made of the
 // one before it.
 struct HiddenStates {
-  float* rows = nullptr;                 // [n_tokens, hidden]: written, the residual stream behind the last layer, normed
+  float* rows = nullptr;  // [n_tokens, hidden]: written, the residual stream behind the last layer, normed
   std::span<const float* const> before;  // [n_seqs]: of the token before a sequence's first one; null: zeros
 };
 
@@ -125,9 +125,10 @@ struct Weights;  // model/weights.h
 
 struct LoadOptions {
   Dtype dtype = Dtype::f32;  // f32 or bf16: of the embedding's table, and of matrices that nothing else is said of
-  std::optional<Dtype> weight_dtype = {};  // of matrices; where a folder has codes of another dtype they are widened first
-  int weight_group = 0;                    // inputs with one scale where codes are made here; 0: 128 (int4), else all
-  bool dummy = false;        // --load-format dummy: seeded random weights from config.json alone
+  std::optional<Dtype> weight_dtype =
+      {};                // of matrices; where a folder has codes of another dtype they are widened first
+  int weight_group = 0;  // inputs with one scale where codes are made here; 0: 128 (int4), else all
+  bool dummy = false;    // --load-format dummy: seeded random weights from config.json alone
   uint64_t seed = 0;
   std::function<void(double)> progress = {};  // told the share that is loaded, now and then, on the caller's thread
   Range layers;  // of one stage alone, with the embedding if the first is among them and with the head if

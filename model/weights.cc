@@ -38,7 +38,8 @@ bool is_of_heads(const ModelConfig& c, std::string_view name) {
   if (c.predict_names->prefix) return name.starts_with(c.predict_names->prefix);
   int layer = -1;
   constexpr std::string_view kLayers = "model.layers.";
-  return name.starts_with(kLayers) && read_number(name.substr(kLayers.size(), name.find('.', kLayers.size()) - kLayers.size()), layer) &&
+  return name.starts_with(kLayers) &&
+         read_number(name.substr(kLayers.size(), name.find('.', kLayers.size()) - kLayers.size()), layer) &&
          layer >= c.trunk_layers();
 }
 
@@ -165,14 +166,14 @@ class WeightLoader {
     if (!errors_.first()) return {};
     const bool all = codes.size() == starts.size();
     const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
-    const bool as_it_is = std::all_of(starts.begin(), starts.end(), [&](const auto& s) {
-      return s.second->elements && s.second->dtype == dtype;
-    });
+    const bool as_it_is = std::all_of(starts.begin(), starts.end(),
+                                      [&](const auto& s) { return s.second->elements && s.second->dtype == dtype; });
     // Codes that are made anew would not be those of the folder, and what it left dense would be codes.
     if (is_quantised(dtype) && !codes.empty() && !all)
       for (size_t i = 0; i < parts.size(); ++i)
         if (!starts[i].second->codes)
-          errors_.keep(invalid("tensor \"" + parts[i].name + ".weight\": dense beside codes, with which it is one matrix "
+          errors_.keep(invalid("tensor \"" + parts[i].name +
+                               ".weight\": dense beside codes, with which it is one matrix "
                                "here (--weight-dtype f32 or bf16 reads them)"));
     if (!errors_.first()) return {};
     PackedMatrix packed;
@@ -214,8 +215,8 @@ class WeightLoader {
             std::vector<float> values(static_cast<size_t>(cols));
             read(row, values.data());
             if (!quantise_row(dtype, groups, values.data(), out))
-              errors_.keep(invalid("tensor \"" + name_of(row) + ".weight\": a weight is not finite, or too large, and has no " +
-                                   dtype_name(dtype)));
+              errors_.keep(invalid("tensor \"" + name_of(row) +
+                                   ".weight\": a weight is not finite, or too large, and has no " + dtype_name(dtype)));
           },
           team_);
     }
@@ -319,9 +320,7 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   if (!wanted(c.n_layers - 1)) return weights;
   if (c.n_predict) {
     const PredictNames& names = *c.predict_names;
-    const auto norm = [&](const char* name) {
-      return loader.vector({{head_prefix(c) + name + ".weight", c.hidden}});
-    };
+    const auto norm = [&](const char* name) { return loader.vector({{head_prefix(c) + name + ".weight", c.hidden}}); };
     weights->head.join = loader.matrix({{head_prefix(c) + names.join, c.hidden}}, 2 * c.hidden, 1);
     weights->head.embedding_norm = norm(names.embedding_norm);
     weights->head.hidden_norm = norm(names.hidden_norm);
@@ -336,9 +335,8 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
 Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, int group, Range layers) {
   const double head = double(c.vocab) * c.hidden * (layers.end == c.n_layers);
   const double matrices = double(c.parameters()) - double(c.vocab) * c.hidden * (c.tied_embeddings ? 1 : 2);
-  const double needed =
-      (matrices * (layers.end - layers.begin) / c.n_layers + head) * stored_bits(dtype, group) / 8 +
-      double(c.vocab) * c.hidden * (layers.begin == 0) * double(dtype_bytes(table));
+  const double needed = (matrices * (layers.end - layers.begin) / c.n_layers + head) * stored_bits(dtype, group) / 8 +
+                        double(c.vocab) * c.hidden * (layers.begin == 0) * double(dtype_bytes(table));
   const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed < machine) return ok();
   return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) + " MB in " +
@@ -377,7 +375,8 @@ std::vector<double> rope_frequencies(const ModelConfig& config) {
 }
 
 size_t Weights::bytes() const {
-  size_t total = embedding.size() + lm_head.bytes() + head.join.bytes(), floats = final_norm.size() + 3 * head.norm.size();
+  size_t total = embedding.size() + lm_head.bytes() + head.join.bytes(),
+         floats = final_norm.size() + 3 * head.norm.size();
   for (const LayerWeights& l : layers) {
     for (auto matrix : LayerWeights::kMatrices) total += (l.*matrix).bytes();
     for (auto vector : LayerWeights::kVectors) floats += (l.*vector).size();
@@ -395,7 +394,8 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   ReadErrors errors;
   WeightLoader names({}, options, matrices, folder_codes, 1, errors, team);
   build(config, options.dtype, names, layers);
-  const double total = double(config.parameters()) + (config.tied_embeddings ? double(config.vocab) * config.hidden : 0);
+  const double total = double(config.parameters()) +
+                       (config.tied_embeddings ? double(config.vocab) * config.hidden : 0);
   auto load = [&](Sources sources) -> Result<std::shared_ptr<const Weights>> {
     WeightLoader loader(std::move(sources), options, matrices, folder_codes, total, errors, team);
     std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
@@ -403,14 +403,16 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
     return std::shared_ptr<const Weights>(std::move(weights));
   };
   if (options.dummy) {
-    if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status) return status.error();
+    if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
+      return status.error();
     return load(dummy_sources(names.listed(), options.seed));
   }
   Result<Checkpoint> checkpoint = Checkpoint::open(dir);
   if (!checkpoint) return checkpoint.error();
   Result<Sources> sources = checkpoint_sources(checkpoint.value(), config, names.listed(), errors);
   if (!sources) return sources.error();
-  if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status) return status.error();
+  if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
+    return status.error();
   auto weights = load(std::move(sources).value());
   if (!weights) return weights;
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();

@@ -121,14 +121,14 @@ Result<std::vector<std::string>> read_api_keys(const std::string& path);
 // ---- the routes
 
 struct ServerOptions : HttpListenOptions, ServedModel {
-  std::string model_root;                  // in /v1/models; clients load a tokenizer from there
-  std::string version;                     // in /version
-  double request_timeout_s = 600;          // of a request as a whole; 0: none
-  std::vector<std::string> api_keys;       // empty: open
-  std::string api_key_file;                // with more of them, for whoever reads it
-  std::vector<std::string> allowed_hosts;  // see object_to()
+  std::string model_root;                    // in /v1/models; clients load a tokenizer from there
+  std::string version;                       // in /version
+  double request_timeout_s = 600;            // of a request as a whole; 0: none
+  std::vector<std::string> api_keys;         // empty: open
+  std::string api_key_file;                  // with more of them, for whoever reads it
+  std::vector<std::string> allowed_hosts;    // see object_to()
   std::vector<std::string> allowed_origins;  // … and allows_origin()
-  bool insecure = false;                   // without a key also on addresses that others can reach
+  bool insecure = false;                     // without a key also on addresses that others can reach
   std::string metrics_prefix = "vllm";
   int max_sessions = 1024;  // conversations kept, and their bytes: of all keys
   size_t session_bytes = size_t{64} << 20;

@@ -108,8 +108,8 @@ constexpr RefusedField kRefusedFields[] = {
     {"audio", "[]", "", false, true},
     {"web_search_options", "[]", "", false, true},
 };
-// Fields that change no answer of this server, whatever they say: who asks, where it runs, what belongs to a feature that
-// is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
+// Fields that change no answer of this server, whatever they say: who asks, where it runs, what belongs to a feature
+// that is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
 // clang-format off
 constexpr const char* kHarmlessFields[] = {
     "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels", "service_tier",

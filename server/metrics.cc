@@ -264,8 +264,8 @@ std::string Metrics::render(const ServiceStats& service) const {
                  "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
                  "of one pool hold is there twice.",
                  pools, kv(&KvStats::capacity_bytes));
-  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).", pools,
-                 kv(&KvStats::mapped_bytes));
+  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).",
+                 pools, kv(&KvStats::mapped_bytes));
   instances("kv_mappings",
             "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
             "of a pool that processes share); its limit is vm.max_map_count.",
@@ -386,7 +386,8 @@ std::string Metrics::render(const ServiceStats& service) const {
   }
   text.labelled<double Spent::*>(
       "kv_occupation_gb_seconds_total",
-      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each of "
+      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each "
+      "of "
       "them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
       "(transfer). Over requests ended it is the cost of one.",
       all, "phase", &S::spent,
@@ -396,11 +397,12 @@ std::string Metrics::render(const ServiceStats& service) const {
   std::vector<InstanceStats> rated = service.instances;
   std::erase_if(rated, [](I i) { return i.spent.peak_tflops == 0 || i.step_seconds == 0; });
   if (!rated.empty())
-    text.instances("mfu",
-                   "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
-                   "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
-                   "where nobody has measured it.",
-                   rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
+    text.instances(
+        "mfu",
+        "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
+        "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
+        "where nobody has measured it.",
+        rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
   instances("engine_steps_total", "Forward passes.", &S::steps);
   instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
   instances("engine_wait_seconds_total",

@@ -90,9 +90,8 @@ std::vector<OptionRow> make_rows() {
                            replications = names(replication_policies()), slo_admissions = names(admission_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(kEvictionPolicies),
-                           gemms = available(gemm_variants()),
-                           attentions = available(attention_variants()), isas = "auto|" + names(kIsas),
-                           drafts = names(drafters());
+                           gemms = available(gemm_variants()), attentions = available(attention_variants()),
+                           isas = "auto|" + names(kIsas), drafts = names(drafters());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
@@ -232,11 +231,11 @@ std::vector<OptionRow> make_rows() {
       {"admit", choice, "auto", "", admissions.c_str(), 0, 0,
        "memory that must be there for a sequence to start; auto: the batching policy's own rule", kEngine,
        sets_as<find_admission_rule, &ClusterOptions::admit>},
-      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
-       "chunked: tokens of one step at most", kShape, kByName, "max-num-batched-tokens chunked-prefill-size"},
+      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20, "chunked: tokens of one step at most", kShape, kByName,
+       "max-num-batched-tokens chunked-prefill-size"},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0,
-       "how many tokens of each prompt a step computes; equal_time follows from what steps take",
-       kEngine, sets_as<find_chunk_policy, &ClusterOptions::chunks, &ChunkOptions::policy>},
+       "how many tokens of each prompt a step computes; equal_time follows from what steps take", kEngine,
+       sets_as<find_chunk_policy, &ClusterOptions::chunks, &ChunkOptions::policy>},
       {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
        "of one prompt in a step at most; 0: as the step", kEngine,
        sets<&ClusterOptions::chunks, &ChunkOptions::request_tokens>},

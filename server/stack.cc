@@ -226,8 +226,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
-    cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
-                              instance_rates(backend, cluster.topology.size())};
+    cluster.prior = CostPrior{
+        {stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
+        instance_rates(backend, cluster.topology.size())};
   }
   cluster.cpus = need(
       parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));

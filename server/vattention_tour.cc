@@ -16,10 +16,10 @@ struct Event {
   char who;
   int tokens;  // that it has from now on; 0: it ends
 };
-// A ends, and C has its slot and rows; B's third row is mapped. D waits until C has ended. E waits until D has ended, and
-// one of B's rows is unmapped for it.
-constexpr Event kStory[] = {{'A', 6},  {'B', 7},  {'A', 9},  {'B', 10}, {'A', 0},  {'C', 12}, {'B', 18},
-                            {'D', 20}, {'C', 0},  {'D', 20}, {'B', 0},  {'E', 28}, {'D', 0},  {'E', 28}};
+// A ends, and C has its slot and rows; B's third row is mapped. D waits until C has ended. E waits until D has ended,
+// and one of B's rows is unmapped for it.
+constexpr Event kStory[] = {{'A', 6},  {'B', 7}, {'A', 9},  {'B', 10}, {'A', 0},  {'C', 12}, {'B', 18},
+                            {'D', 20}, {'C', 0}, {'D', 20}, {'B', 0},  {'E', 28}, {'D', 0},  {'E', 28}};
 
 struct Walker {
   KvHandle kv = kNoKv;
@@ -88,9 +88,10 @@ std::vector<WalkStep> vattention_walk() {
 }
 
 int vattention_tour() {
-  std::printf("Two layers, 2 x 2 tensors, page groups of 4 KiB: a row is a group in each, %d tokens. The pool has %d rows.\n"
-              "# a row in use, o a row that stays mapped behind its addresses\n\n%-34s%-8s%-8s%-8s%6s%8s\n",
-              kRowTokens, kRows, "", "slot 0", "slot 1", "slot 2", "maps", "unmaps");
+  std::printf(
+      "Two layers, 2 x 2 tensors, page groups of 4 KiB: a row is a group in each, %d tokens. The pool has %d rows.\n"
+      "# a row in use, o a row that stays mapped behind its addresses\n\n%-34s%-8s%-8s%-8s%6s%8s\n",
+      kRowTokens, kRows, "", "slot 0", "slot 1", "slot 2", "maps", "unmaps");
   for (const WalkStep& step : vattention_walk())
     std::printf("%-34s%-8s%-8s%-8s%6ld%8ld\n", step.event.c_str(), step.slots[0].c_str(), step.slots[1].c_str(),
                 step.slots[2].c_str(), long(step.maps), long(step.unmaps));

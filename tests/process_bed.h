@@ -108,9 +108,8 @@ class Bed {
   }
   size_t start_worker(Words words, const Words& other, const Words& before) {
     for (size_t i = 0; i < more_.size(); i += 2)
-      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" &&
-          more_[i] != "--placement" && more_[i] != "--kv-fetch" &&
-          std::find(other.begin(), other.end(), more_[i]) == other.end())
+      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" && more_[i] != "--placement" &&
+          more_[i] != "--kv-fetch" && std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     children_.emplace_back(std::move(words), log(children_.size()), before);
@@ -148,8 +147,7 @@ class Bed {
     Words words = more_;
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--event-log" || words[i] == "--transport" || words[i] == "--disagg" ||
-          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") ||
-          words[i] == "--ranks")
+          words[i] == "--kv-transfer" || words[i].starts_with("--decode-") || words[i] == "--ranks")
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)

@@ -17,8 +17,8 @@ struct Tiny {
       "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4,
       "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512,
       "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "num_nextn_predict_layers": 1,
-      "num_hidden_layers": )" +
-                                    std::to_string(layers) + "}",
+      "num_hidden_layers": )" + std::to_string(layers) +
+                                    "}",
                                 "tiny/config.json")
                  .value();
     if (head) REQUIRE(predict_next_tokens(config).ok());
@@ -52,11 +52,14 @@ std::string TinySetup::describe() const {
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
          std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
-         (!prefix_cache ? " no prefix cache" : radix ? " radix cache" : " prefix cache") + " share " + std::to_string(int(share)) + " threads " +
-         std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " window " + std::to_string(window) +
-         " drafts " + (speculation.drafter ? speculation.drafter->name : "off") + " host " +
-         std::to_string(tiers.host_bytes) + (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
+         (!prefix_cache ? " no prefix cache"
+          : radix       ? " radix cache"
+                        : " prefix cache") +
+         " share " + std::to_string(int(share)) + " threads " + std::to_string(threads) + " tp " +
+         std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " + std::to_string(prefill_pp) + ":" +
+         std::to_string(decode_pp) + " window " + std::to_string(window) + " drafts " +
+         (speculation.drafter ? speculation.drafter->name : "off") + " host " + std::to_string(tiers.host_bytes) +
+         (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
 void Recorder::on_event(TokenEvent event) {

@@ -103,7 +103,7 @@ constexpr const char* kKinds[] = {
     "U AttemptProgress", "U AttemptFailed", "U Report", "B PrefillJob", "A ReserveKv",
     "A KvReserved", "A KvDelivered", "A ReservationCancelled", "A KvOffered", "A KvTaken",
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
-    "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport", "- TokensOf",
+    "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport",
     "A FetchKv", "A KvLent", "A FetchOver"};
 // clang-format on
 static_assert(std::size(kKinds) == std::variant_size_v<Message>);

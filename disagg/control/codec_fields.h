@@ -38,8 +38,10 @@ inline constexpr double kMaxSeconds = 1e12;
 template <class V>
 concept NumberWithSign = std::is_same_v<V, int32_t> || std::is_same_v<V, int64_t>;
 template <class V>
-concept List = requires(V list) { list.emplace_back(); } && !std::is_same_v<V, std::string> &&
-               !std::is_arithmetic_v<typename V::value_type>;
+concept List = requires(V list) {
+  list.emplace_back();
+}
+&&!std::is_same_v<V, std::string> && !std::is_arithmetic_v<typename V::value_type>;
 
 template <Number kind, size_t most, class A, class T>
 void message_field(A& a, const char* name, T& value) {
@@ -170,7 +172,6 @@ XPYD_MESSAGE(AbortAttempt, attempt)
 XPYD_MESSAGE(PeerJoined, info)
 XPYD_MESSAGE(PeerGone, id)
 XPYD_MESSAGE(TokenOf, attempt, index, event)
-XPYD_MESSAGE(TokensOf, attempt, choice, index, tokens, times_s)
 XPYD_MESSAGE(AttemptProgress, attempt, stage)
 XPYD_MESSAGE(AttemptFailed, attempt, reason, why)
 XPYD_MESSAGE(Report, stats)

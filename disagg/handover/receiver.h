@@ -60,8 +60,6 @@ class Receiver {
 
   // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
-  // Time alone moves something here, or there is room for who wants it: the next tick() may do something by itself.
-  bool may_move() const;
   bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }

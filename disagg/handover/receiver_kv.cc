@@ -25,13 +25,6 @@ bool Receiver::no_blocks(const Incoming& in, int sequences) const {
   return need + spare > kv.available();
 }
 
-bool Receiver::may_move() const {
-  if (!quarantine_.empty()) return true;
-  if (remote_prefilling_.empty()) return false;
-  const Incoming& next = incoming_.at(remote_prefilling_.front());
-  return parts_.wire.zero_copy() || next.place.kv != kNoKv || !no_blocks(next, sequences());
-}
-
 // Room is memory, never a place in the batch: KV that has come waits here for its turn. Where bytes are to be copied it
 // is blocks for all tokens, less what is cached. `loading`: what a tier has of it comes meanwhile, and no more is held;
 // to be asked again. Room that is not whole when that has come is given back at once, for those who wait for its memory

@@ -81,7 +81,7 @@ struct Link {
   uint64_t last_sync = 0;
   bool dead() const { return state == lost || mail->left; }
 };
-struct Connected {           // a peer that has answered
+struct Connected {     // a peer that has answered
   ChannelPtr channel;  // held()
   std::shared_ptr<Mail> mail;
   std::vector<Queue> queues;

@@ -4,7 +4,8 @@
 // gets one more between two calls. `repeats`: a period of 50 tokens, found at once, 8 drafts; `new`: 128,256 ids at
 // random, nothing is found.
 //
-// Arithmetic. Three n-grams are looked up and three put in, 6 misses of 64 entries each or 8 drafts in a row: 0.1 to 0.6 us.
+// Arithmetic. Three n-grams are looked up and three put in, 6 misses of 64 entries each or 8 drafts in a row: 0.1 to
+// 0.6 us.
 #include <algorithm>
 
 #include "base/clock.h"
@@ -40,7 +41,8 @@ double propose_seconds(bool repeats) {
   std::vector<DraftWish> wishes;
   for (int call = -1; call < kCalls; ++call) {  // the first reads the prompts
     wishes.clear();
-    for (Proposer& p : all) next(p), wishes.push_back({.sequence = nullptr, .tokens = p.tokens, .memory = p.memory, .most = 8});
+    for (Proposer& p : all)
+      next(p), wishes.push_back({.sequence = nullptr, .tokens = p.tokens, .memory = p.memory, .most = 8});
     const double start = clock.now();
     drafter->draft(wishes);
     if (call >= 0) seconds += clock.now() - start;

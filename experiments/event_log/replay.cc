@@ -107,15 +107,9 @@ struct Kind {
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
 };
 constexpr Kind kKinds[] = {
-    {"place", place_again},
-    {"admit", admit_again<false>},
-    {"join", admit_again<true>},
-    {"append", append_again},
-    {"order", order_again},
-    {"fetch_or_compute", fetch_again},
-    {"replicate", replicate_again},
-    {"plan", plan_again},
-    {"chunk", chunk_again},
+    {"place", place_again},         {"admit", admit_again<false>}, {"join", admit_again<true>},
+    {"append", append_again},       {"order", order_again},        {"fetch_or_compute", fetch_again},
+    {"replicate", replicate_again}, {"plan", plan_again},          {"chunk", chunk_again},
     {"evict", evict_again},
 };
 

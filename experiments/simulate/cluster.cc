@@ -32,9 +32,6 @@ class Simulator final : public Post {
    public:
     Client(Simulator& cluster, size_t request) : cluster_(cluster), request_(request) {}
     void on_event(TokenEvent event) override { cluster_.heard(request_, event); }
-    void on_run(const TokenEvent&, std::span<const int32_t>, std::span<const double> times_s) override {
-      for (double time_s : times_s) cluster_.run_.records[request_].times.token(time_s);
-    }
 
    private:
     Simulator& cluster_;
@@ -156,8 +153,7 @@ class Simulator::Wire final : public ForwardingTransport {
 
 class Simulator::LinkProbe final : public NodeProbe {
  public:
-  LinkProbe(const Node& node, const Simulator& cluster, InstanceId id)
-      : NodeProbe(node, cluster.timeline_), cluster_(cluster), id_(id) {}
+  LinkProbe(const Node& node, const Simulator& cluster, InstanceId id) : NodeProbe(node), cluster_(cluster), id_(id) {}
   std::optional<double> fetch_s_per_token(InstanceId source) const override {
     return cluster_.options_.model.kv_token_bytes() / cluster_.links_.rate(source, id_);
   }
@@ -212,10 +208,7 @@ Status Simulator::add(Role role, const std::string& name) {
     pipeline.boundary_s_per_token = options_.model.boundary_bytes() / options_.hardware.link_bytes_per_s;
   }
   const StepCost cost = step_cost(options_.model, options_.hardware, pipeline.stages);
-  // What a node would have said of steps played at once is of all routers' requests, and of events that may be lost.
-  const bool each_step = options_.each_step || options_.routers.routers > 1 || options_.routers.event_loss > 0;
-  Node& node = *nodes_.emplace_back(
-      std::make_unique<Node>(timeline_, cost, options_.message_s, each_step, versions_.emplace_back(1)));
+  Node& node = *nodes_.emplace_back(std::make_unique<Node>(timeline_, versions_.emplace_back(1)));
   const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens
                                                : kv_tokens(options_.model, options_.hardware, pipeline.stages);
   if (tokens < options_.block_tokens && options_.kv_tokens > 0)
@@ -278,7 +271,7 @@ void Simulator::joins(const Node& node) {
   if (options_.links_seen)
     probe = std::make_shared<LinkProbe>(node, *this, info.id);
   else
-    probe = std::make_shared<NodeProbe>(node, timeline_);
+    probe = std::make_shared<NodeProbe>(node);
   routers_->joined(info, std::move(probe));
 }
 
@@ -303,8 +296,6 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     });
     return;
   }
-  if (auto* run = std::get_if<TokensOf>(&message))
-    for (double& time_s : run->times_s) time_s += options_.message_s;
   // What one says to the conductor in one breath comes at once: most of all that is said are tokens of one step.
   if (breath_ && breath_->from == from && breath_->at_s == at_s && breath_->number == timeline_.last())
     return breath_->letters.push_back(std::move(message));

@@ -12,10 +12,10 @@
 
 #include "batch/engine.h"
 #include "disagg/conductor.h"
+#include "disagg/token_times.h"
 #include "experiments/simulate/hardware.h"
 #include "experiments/simulate/routers.h"
 #include "experiments/simulate/traces.h"
-#include "disagg/token_times.h"
 
 namespace xpyd::disagg {
 
@@ -41,7 +41,6 @@ struct SimulationOptions {
   double deadline_s = 0;      // of every request, after its arrival: then it ends as it is; 0: none
   double oracle_error = 0;    // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
   uint64_t oracle_seed = 0;   // … this the standard deviation of its logarithm, by this seed
-  bool each_step = false;     // nothing is played at once: what shows that nothing is lost by it
 };
 
 enum class SimulatedEnd : uint8_t { completed, refused, failed };

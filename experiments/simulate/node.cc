@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 namespace xpyd::disagg {
@@ -62,11 +61,8 @@ class NullDevice final : public Device {
 
 }  // namespace
 
-Node::Node(Timeline& timeline, const StepCost& cost, double message_s, bool each_step, std::atomic<uint64_t>& version)
+Node::Node(Timeline& timeline, std::atomic<uint64_t>& version)
     : timeline_(timeline),
-      terms_(cost.terms()),
-      message_s_(message_s),
-      each_step_(each_step),
       version_(version),
       device_(std::make_unique<NullDevice>(time_.clock)),
       queue_(device_->make_queue()) {}
@@ -88,19 +84,6 @@ int Node::store(std::span<const int32_t> tokens) {
 
 void Node::wake() {
   ++version_;
-  if (run_.steps > 0) {  // the step that is under way ends, and no other begins
-    const double now = timeline_.now();
-    if (now <= time_.clock.seconds) {
-      run_ = {};
-      ++runs_;
-    } else {
-      const auto under_way = size_t(std::lower_bound(going_.ends_s.begin(), going_.ends_s.end(), now) -
-                                    going_.ends_s.begin());
-      if (under_way + 1 >= going_.ends_s.size()) return;
-      going_.ends_s.resize(under_way + 1);
-      return plan_end();
-    }
-  }
   if (std::exchange(planned_, true)) return;
   timeline_.at(time_.clock.seconds, [this] { turn(); });
 }
@@ -121,9 +104,7 @@ void Node::turn() {
     if (time_.wave_s != std::exchange(wave_planned_s_, time_.wave_s)) timeline_.at(time_.wave_s, [this] { wake(); });
     return;
   }
-  if (!each_step_) begin_run();
-  ++version_;
-  if (run_.steps == 0) wake();
+  wake();
 }
 
 // For so long, now that the time is over.
@@ -131,83 +112,6 @@ void Node::hold(double seconds) {
   const KvStats kv = instance_->memory().stats();
   held_ = kv.capacity - kv.free - kv.cached;
   held_block_s_ += held_ * seconds;
-}
-
-void Node::begin_run() {
-  // Who has been told what is in its cache must hear in time what it has lost.
-  run_ = instance_->alike(most_, !instance_->options().cache_log);
-  if (run_.steps < 2) run_ = {};
-  if (run_.steps == 0) return;
-  going_.ends_s.resize(size_t(run_.steps));
-  taken_ = instance_->blocks_by_step(run_.steps);
-  std::partial_sum(taken_.begin(), taken_.end(), taken_.begin());
-  going_.requests = instance_->planned_requests();
-  std::ranges::sort(going_.requests);
-  double at = time_.clock.seconds;
-  for (int j = 0; j < run_.steps; ++j) going_.ends_s[size_t(j)] = at += seconds(terms_, run_.shape(j));
-  plan_end();
-}
-
-void Node::plan_end() {
-  timeline_.at(going_.ends_s.back(), [this, number = ++runs_] { end_run(number); });
-}
-
-void Node::end_run(uint64_t number) {
-  if (number != runs_) return;
-  const double began_s = std::exchange(time_.clock.seconds, going_.ends_s.back());
-  double from_s = began_s;
-  for (size_t j = 0; j < going_.ends_s.size(); ++j)
-    held_block_s_ += (held_ + taken_[j]) * (going_.ends_s[j] - std::exchange(from_s, going_.ends_s[j]));
-  most_ = std::clamp(2 * int(going_.ends_s.size()), 16, 1 << 16);
-  in_turn_ = true;
-  instance_->repeat(run_, began_s, going_.ends_s);
-  in_turn_ = false;
-  hold(0);
-  while (!said_.empty() && said_.front().ends_s.back() + message_s_ < timeline_.now()) said_.pop_front();
-  said_.push_back(std::exchange(going_, {}));
-  run_ = {};
-  wake();  // with another version
-}
-
-namespace {
-
-// Steps of which others know now: an end is heard a message later.
-size_t heard(const std::vector<double>& ends_s, double now, double message_s) {
-  return size_t(std::upper_bound(ends_s.begin(), ends_s.end(), now - message_s) - ends_s.begin());
-}
-
-}  // namespace
-
-Unsaid Node::unsaid(double now) const {
-  Unsaid all;
-  const auto count = [&](const Said& said) {
-    const size_t steps = heard(said.ends_s, now, message_s_);
-    all.tokens += int64_t(steps * said.requests.size());
-    if (steps < said.ends_s.size())
-      all.until_s = std::min(all.until_s, said.ends_s[steps] + message_s_ - 1e-9);  // early is not late
-  };
-  for (const Said& said : said_)
-    if (said.ends_s.back() + message_s_ > now) count(said);  // else it has been heard
-  if (run_.steps == 0) return all;
-  count(going_);
-  // What the step that is under way needs is taken already.
-  const auto begun = std::ranges::lower_bound(going_.ends_s, now) - going_.ends_s.begin();
-  if (now > time_.clock.seconds) all.blocks = taken_[size_t(begun)];
-  // At the very end of a step the next one has not begun.
-  const double until_s = now > time_.clock.seconds ? going_.ends_s[size_t(begun)] : time_.clock.seconds;
-  all.until_s = std::min(all.until_s, std::nextafter(until_s, kNever));
-  return all;
-}
-
-int Node::unsaid_tokens(uint64_t request, double now) const {
-  size_t steps = 0;
-  const auto count = [&](const Said& said) {
-    if (std::ranges::binary_search(said.requests, request)) steps += heard(said.ends_s, now, message_s_);
-  };
-  for (const Said& said : said_)
-    if (said.ends_s.back() + message_s_ > now) count(said);
-  if (run_.steps > 0) count(going_);
-  return int(steps);
 }
 
 }  // namespace xpyd::disagg

@@ -1,13 +1,11 @@
 // One instance of a simulated cluster: the server's Instance, over a model that computes nothing and takes the seconds
 // that a real one takes (paced_model.h), by a clock of its own that runs ahead of the cluster's while a step lasts; of
-// waves, which are under way while it goes on, it is woken when a stage ends one. Steps that are alike (Engine::alike)
-// are played at once, and cut short at the step in which something comes.
+// waves, which are under way while it goes on, it is woken when a stage ends one.
 //
 // Thread safety: none; the timeline's thread.
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -21,9 +19,8 @@ namespace xpyd::disagg {
 
 class Node {
  public:
-  // `each_step`: nothing is played at once.
   // `version`: another one whenever it has something else to say.
-  Node(Timeline& timeline, const StepCost& cost, double message_s, bool each_step, std::atomic<uint64_t>& version);
+  Node(Timeline& timeline, std::atomic<uint64_t>& version);
   ~Node();
 
   Device& device() { return *device_; }
@@ -41,27 +38,14 @@ class Node {
   int store(std::span<const int32_t> tokens);
   const std::atomic<uint64_t>& version() const { return version_; }
   bool in_turn() const { return in_turn_; }  // then what it says is said by its own clock
-  // By `now`.
-  Unsaid unsaid(double now) const;
-  int unsaid_tokens(uint64_t request, double now) const;
   // The integral of the blocks that sequences and transfers hold. What begins or ends with a step does so before it.
   double held_block_s() const { return held_block_s_; }
 
  private:
-  struct Said {
-    std::vector<double> ends_s;
-    std::vector<uint64_t> requests;  // ascending
-  };
   void turn();
-  void begin_run();
-  void end_run(uint64_t number);
-  void plan_end();
   void hold(double seconds);
 
   Timeline& timeline_;
-  const StepCost::Terms terms_;
-  const double message_s_;
-  const bool each_step_;
   std::atomic<uint64_t>& version_;
   NodeTime time_;
   const std::unique_ptr<Device> device_;
@@ -69,30 +53,21 @@ class Node {
   std::vector<std::function<void()>> first_;
   std::unique_ptr<Instance> instance_;
   bool planned_ = false, in_turn_ = false;
-  double wave_planned_s_ = 0;  // the last wake that a wave's end has got
-  StepRun run_;
-  Said going_;              // of its steps
-  std::vector<int> taken_;  // [step]: blocks that its steps have taken by this one's end
-  int most_ = 16;           // steps of the next one: twice what was played of the last one
-  uint64_t runs_ = 0;       // plans of an end: the last one counts
-  mutable std::deque<Said> said_;
+  double wave_planned_s_ = 0;           // the last wake that a wave's end has got
   double held_ = 0, held_block_s_ = 0;  // blocks since the last turn
 };
 
 // The conductor sees it as it sees a live one; its prefix cache by its reports.
 class NodeProbe : public InstanceProbe {
  public:
-  NodeProbe(const Node& node, const Timeline& timeline) : node_(node), timeline_(timeline) {}
+  explicit NodeProbe(const Node& node) : node_(node) {}
   InstanceStats stats() const override { return node_.instance().stats(); }
   KvStats kv() const override { return node_.instance().memory().stats(); }
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
-  Unsaid unsaid() const override { return node_.unsaid(timeline_.now()); }
-  int unsaid_tokens(uint64_t request) const override { return node_.unsaid_tokens(request, timeline_.now()); }
   const std::atomic<uint64_t>* version() const override { return &node_.version(); }
 
  private:
   const Node& node_;
-  const Timeline& timeline_;
 };
 
 }  // namespace xpyd::disagg

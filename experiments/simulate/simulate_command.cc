@@ -118,8 +118,7 @@ std::vector<OptionRow> simulate_options() {
        sets_as<find_batch_policy, &EngineOptions::policy>},
       {"admit", choice, "auto", "", admissions.c_str(), 0, 0, "memory that must be there for a sequence to start",
        "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
-      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
-       "of one step at most", "simulate",
+      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20, "of one step at most", "simulate",
        sets<&EngineOptions::step_tokens>},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
        "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
@@ -169,8 +168,6 @@ std::vector<OptionRow> simulate_options() {
       {"decode-tokens", integer, "-1", "tokens", "", -1, kMaxTokens,
        "of every answer; 0: the first token alone; -1: the trace's", "simulate",
        sets<&SimulationOptions::output_tokens>},
-      {"each-step", flag, "off", "", "", 0, 0, "play every step, also those that could be played at once", "simulate",
-       sets<&SimulationOptions::each_step>},
   };
 }
 

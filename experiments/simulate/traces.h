@@ -23,7 +23,7 @@ struct TraceRequest {
   // One for each block_tokens of the prompt, the last one partial. An id stands for its block and all before it: equal
   // ids are equal tokens after equal prefixes, in the whole trace.
   std::vector<uint64_t> blocks;
-  int session = -1;   // requests that continue each other; -1: of none
+  int session = -1;  // requests that continue each other; -1: of none
   // In a closed loop it comes think_s after the end of request `after`, which stands before it: the one before it in
   // its session; for the first of a sub-agent, the call that started that; for the first after sub-agents, the last
   // one's last. -1: it arrives at arrival_s.

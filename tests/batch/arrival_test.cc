@@ -28,15 +28,13 @@ struct Stand {
     kv.device = &link;
     kv.clock = &clock;
     memory = make_tiered(make_ranked_memory("paged", kv, {}).value(), kv).value();
-    engine = std::make_unique<Engine>(
-        model, *memory,
-        EngineOptions{
-            .policy = find_batch_policy(policy),
-            .max_batch = 4,
-            .step_tokens = 2 * kPrefix,
-            .by_layer = by_layer,
-            .speculation = {.drafter = drafter, .tokens = 3}},
-        clock, nullptr);
+    engine = std::make_unique<Engine>(model, *memory,
+                                      EngineOptions{.policy = find_batch_policy(policy),
+                                                    .max_batch = 4,
+                                                    .step_tokens = 2 * kPrefix,
+                                                    .by_layer = by_layer,
+                                                    .speculation = {.drafter = drafter, .tokens = 3}},
+                                      clock, nullptr);
   }
   static ModelConfig config() {
     ModelConfig c = experiments::NullModel(tiny_config()).config();
@@ -183,11 +181,13 @@ TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that stil
   };
   static Silent* drafter = nullptr;
   static constexpr DrafterRow kSilent = {
-      "silent", [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+      "silent",
+      [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
         auto made = std::make_unique<Silent>();
         drafter = made.get();
         return made;
-      }, ""};
+      },
+      ""};
   Stand stand(10e-3, 1e-3, true, "chunked", &kSilent);
   stand.submit(1, 0, kPrefix + 1);
   stand.run(1);
@@ -196,7 +196,8 @@ TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that stil
   for (int i = 0; i <= kPrefix; ++i) prompt.push_back(i % 96);
   auto request = tiny_request(2, prompt, 4);
   request->ignore_eos = true;
-  SequencePtr sequence = make_sequence(request, {.output = {7}}, stand.recorder, nullptr, nullptr);  // one of four is out
+  SequencePtr sequence = make_sequence(request, {.output = {7}}, stand.recorder, nullptr,
+                                       nullptr);  // one of four is out
   stand.engine->submit(std::move(sequence));
   bool came_late = false;
   while (stand.recorder->choice(2).ends == 0) {

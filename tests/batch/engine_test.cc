@@ -153,10 +153,10 @@ TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model
   Counts counts;
   uint64_t seed = 1000;
   for (const ChunkPolicy& policy : chunk_policies())
-    for (int turn = 0; turn < 16; ++turn) {
+    for (int turn = 0; turn < 56; ++turn) {
       const Load load = make_load(++seed);
       TinySetup setup{.topology = turn % 2 ? "1C" : "1P1D",
-                      .batching = std::array{"chunked", "persistent", "prefill_first", "static"}[size_t(turn) / 4],
+                      .batching = std::array{"chunked", "persistent", "prefill_first", "static"}[size_t(turn) / 14],
                       .stream_kv = turn % 4 < 2 ? StreamKv::chunk : StreamKv::request};
       setup.step_tokens = 16 + turn % 5 * 16;
       setup.block_tokens = turn % 3 ? 16 : 4;

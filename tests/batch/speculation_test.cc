@@ -69,12 +69,11 @@ class ToldDrafter final : public Drafter {
   int turn_ = 0;
 };
 
-constexpr DrafterRow kTold = {
-    "told",
-    [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-      return std::make_unique<ToldDrafter>();
-    },
-    ""};
+constexpr DrafterRow kTold = {"told",
+                              [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                return std::make_unique<ToldDrafter>();
+                              },
+                              ""};
 
 SpeculationOptions told(int tokens) { return {.drafter = &kTold, .tokens = tokens}; }
 
@@ -131,7 +130,8 @@ TEST_CASE("speculate: one hash with a multi-token head", "[speculate][parity]") 
     const RaggedRun plain = run_ragged({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
     int64_t drafted = 0, accepted = 0;
     for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
-      for (const auto& [batching, step] : {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
+      for (const auto& [batching, step] :
+           {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
         for (const char* topology : {"1C", "1P1D", "2P1D"})
           for (const char* transport : {"local", "handoff"}) {
             if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
@@ -146,8 +146,7 @@ TEST_CASE("speculate: one hash with a multi-token head", "[speculate][parity]") 
             setup.threads = 1 + ran % 2;
             setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
             setup.speculation = {find_drafter("mtp"), ran % 5};
-            if (ran % 4 == 0 && std::string(transport) == "local")
-              setup.prefill_tp = setup.decode_tp = 2;
+            if (ran % 4 == 0 && std::string(transport) == "local") setup.prefill_tp = setup.decode_tp = 2;
             INFO(setup.describe());
             const RaggedRun run = run_ragged(setup);
             REQUIRE(run.tokens == plain.tokens);
@@ -170,14 +169,14 @@ TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
   for (int i = 0; i < 200; ++i) right.saw(4, 4), wrong.saw(4, 0);
   CHECK(drafts(right, 1e-3) == 16);
   CHECK(drafts(wrong, 1e-3) == 0);
-  CHECK(drafts({}, 1e-3) == 2);     // 1/2 and 1/4 pay: 1.75 tokens in 12 ms, a third is right 1 time in 8
+  CHECK(drafts({}, 1e-3) == 2);  // 1/2 and 1/4 pay: 1.75 tokens in 12 ms, a third is right 1 time in 8
   CHECK(drafts({}, 6e-3) == 1);  // half of them would have to be right, which one tells
   CHECK(drafts({}, 11e-3) == 0);
   DraftRecord once;
   once.saw(1, 0);
   CHECK(drafts(once, 6e-3) == 0);
   CHECK(drafts(right, 10e-3) == 0);  // as a step by itself
-  int steps = 0;  // until who was wrong is tried again
+  int steps = 0;                     // until who was wrong is tried again
   for (; drafts(wrong, 1e-3) == 0; ++steps) wrong.saw(0, 0);
   CHECK(steps > 10);
   CHECK(steps < 100);
@@ -380,7 +379,8 @@ TEST_CASE("speculate: memory that is short", "[speculate]") {
   CHECK(drafted.accepted > 0);
 }
 
-TEST_CASE("speculate: a draft is accepted with its probability, and else another is drawn in proportion", "[speculate]") {
+TEST_CASE("speculate: a draft is accepted with its probability, and else another is drawn in proportion",
+          "[speculate]") {
   const std::vector<float> logits = {1.0f, 0.2f, -0.5f, 2.0f, 0.0f, -3.0f, 1.5f, 0.7f};
   std::vector<double> p;
   for (float x : logits) p.push_back(std::exp(double(x)));

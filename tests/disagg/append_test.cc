@@ -283,32 +283,31 @@ TEST_CASE("append_cost: simulated, a turn finds its D, and what was answered the
   o.conductor.disagg = find_disagg_policy("prefill_first");
   const Simulation plain = simulate(o, trace).value();
   o.conductor.disagg = &append_cost();
-  for (const bool answers : {true, false})
-    for (const bool each_step : {false, true}) {
-      INFO(answers << each_step);
-      o.answers = answers, o.each_step = each_step;
-      const TempDir dir;
-      const std::string path = dir.path + "/log";
-      o.conductor.log = EventLog::create(path, 64 << 20, "{}").value();
-      const Simulation run = simulate(o, trace).value();
-      o.conductor.log.reset();
-      for (int i = 0; i < 12; ++i) {
-        const SimulatedRecord& r = run.records[size_t(i)];
-        CHECK(r.end == SimulatedEnd::completed);
-        CHECK(r.order == (i < 3 ? DisaggOrder::push : DisaggOrder::local));
-        const int before = trace.requests[size_t(i)].prompt_tokens - 500;  // and its answer, but for the last token
-        if (i >= 3) CHECK(r.cached == (answers ? (before + 99) / 64 : before / 64) * 64);
-      }
-      CHECK(ttft_s(run) < 0.5 * ttft_s(plain));
-      CHECK(run.kv_gb == Approx(3 * 3000 * o.model.kv_token_bytes() * 1e-9));  // first turns
-      CHECK(plain.kv_gb > 1.3 * run.kv_gb);
-      const auto counts = replay(
-          {&path, 1}, {}, [](const std::string& line, const std::string& now) { FAIL_CHECK(line << "\nnow " << now); });
-      REQUIRE(counts.ok());
-      CHECK(counts.value().at("append").decisions == 12);  // of whom one token is wanted needs no D
-      CHECK(counts.value().at("order").decisions == 12);
-      CHECK(counts.value().at("place").decisions == 42);
+  for (const bool answers : {true, false}) {
+    INFO(answers);
+    o.answers = answers;
+    const TempDir dir;
+    const std::string path = dir.path + "/log";
+    o.conductor.log = EventLog::create(path, 64 << 20, "{}").value();
+    const Simulation run = simulate(o, trace).value();
+    o.conductor.log.reset();
+    for (int i = 0; i < 12; ++i) {
+      const SimulatedRecord& r = run.records[size_t(i)];
+      CHECK(r.end == SimulatedEnd::completed);
+      CHECK(r.order == (i < 3 ? DisaggOrder::push : DisaggOrder::local));
+      const int before = trace.requests[size_t(i)].prompt_tokens - 500;  // and its answer, but for the last token
+      if (i >= 3) CHECK(r.cached == (answers ? (before + 99) / 64 : before / 64) * 64);
     }
+    CHECK(ttft_s(run) < 0.5 * ttft_s(plain));
+    CHECK(run.kv_gb == Approx(3 * 3000 * o.model.kv_token_bytes() * 1e-9));  // first turns
+    CHECK(plain.kv_gb > 1.3 * run.kv_gb);
+    const auto counts = replay(
+        {&path, 1}, {}, [](const std::string& line, const std::string& now) { FAIL_CHECK(line << "\nnow " << now); });
+    REQUIRE(counts.ok());
+    CHECK(counts.value().at("append").decisions == 12);  // of whom one token is wanted needs no D
+    CHECK(counts.value().at("order").decisions == 12);
+    CHECK(counts.value().at("place").decisions == 42);
+  }
 }
 
 }  // namespace

@@ -34,11 +34,11 @@ bool telling() {
   return on;
 }
 
-// How often a transfer is late, fails, is dropped though it says that it is done, is changed on its
-// way, or comes a second time, after it was done; and how long it takes to reach a peer.
+// How often a transfer is late, fails, is dropped though it says that it is done, or is changed on its
+// way; and how long it takes to reach a peer.
 struct WireFaults {
   double late = 0, most_s = 0;  // late: by at most that
-  double fail = 0, drop = 0, change = 0, twice = 0;
+  double fail = 0, drop = 0, change = 0;
   double reach_s = 0;  // at most
 };
 
@@ -88,14 +88,7 @@ class FaultyWire final : public WrappedTransport {
     for (auto& [id, flight] : flights_) {
       if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
       flight.state = arrive(flight);
-      if (flight.transfer.op == KvOp::write && !flight.dropped && random_.uniform() < faults_.twice)
-        again_.push_back({std::move(flight), clock_.now() + 0.2 * random_.uniform()});
     }
-    std::erase_if(again_, [this](auto& again) {
-      if (clock_.now() < again.second) return false;
-      WrappedTransport::poll(WrappedTransport::post(again.first.transfer, again.first.plan));
-      return true;
-    });
   }
 
  private:
@@ -131,7 +124,6 @@ class FaultyWire final : public WrappedTransport {
   PeerId self_;
   std::map<PeerId, double> reached_s_;
   std::map<TransferId, Flight> flights_;
-  std::vector<std::pair<Flight, double>> again_;  // that come twice, and when
   TransferId last_ = 0;
 };
 
@@ -242,12 +234,11 @@ struct KnowingDrafter final : Drafter {
   }
   int drafted = 0;
 };
-constexpr DrafterRow kDrafts = {
-    "knowing",
-    [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-      return std::make_unique<KnowingDrafter>();
-    },
-    ""};
+constexpr DrafterRow kDrafts = {"knowing",
+                                [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                  return std::make_unique<KnowingDrafter>();
+                                },
+                                ""};
 
 void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
@@ -295,12 +286,12 @@ void Sim::configure() {
   wire_ = {.late = sometimes(0.5, 1),
            .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
            .fail = sometimes(0.3, 0.3),
-           .twice = sometimes(0.3, 0.5),
            .reach_s = sometimes(0.4, 0.3)};
   sim.checksum = chance(0.5);
   sim.far_caches = chance(0.5);
   if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
-  const bool reads = options.disagg_options.pull || options.fetch->fetches;
+  // (mooncake has prefixes fetched, whatever --kv-fetch says.)
+  const bool reads = options.disagg_options.pull || options.fetch->fetches || options.placement->name == std::string("mooncake");
   if (!reads) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
@@ -320,11 +311,13 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
   }
-  tell("%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch %d, step %d",
-       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens,
-       kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.placement->name,
-       options.disagg->name, options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "",
-       int(sim.stream_kv), max_batch_, sim.step_tokens);
+  tell(
+      "%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch "
+      "%d, step %d",
+      p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
+      sim.speculation.tokens, options.fetch->name, options.placement->name, options.disagg->name,
+      options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_,
+      sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };
@@ -486,9 +479,12 @@ std::string Sim::run() {
   }
   for (const auto& [id, node] : nodes) {
     const InstanceStats s = node->instance->stats();
-    tell("%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d escrowed, %d in transfer",
-         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending, int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free,
-         int(s.kv.escrowed), int(s.kv.in_transfer));
+    tell(
+        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d "
+        "escrowed, %d in transfer",
+        node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending,
+        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.escrowed),
+        int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");

@@ -162,7 +162,7 @@ TEST_CASE("handover: each pair of a state and an event is in the table, or ends 
 constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;
 
-// The local wire. Its posts arrive when chance wills, or fail, or are lost, or come twice.
+// The local wire. Its posts arrive when chance wills, or fail, or are lost.
 class Wire final : public WrappedTransport {
  public:
   Wire(const TransportOptions& options, bool zero_copy, Random& random)
@@ -185,7 +185,6 @@ class Wire final : public WrappedTransport {
     if (flight.state == TransferState::in_flight && (calm || fate < 0.4)) {
       flight.state = fate < 0.1 ? TransferState::failed : TransferState::done;
       if (fate >= 0.15) flight.state = arrive(flight);  // else it fails, or is lost
-      if (fate > 0.35) arrive(flight);
     }
     const TransferState state = flight.state;
     if (state != TransferState::in_flight) flights_.erase(id);
@@ -223,7 +222,6 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
   bool poll() override { return false; }
   bool copying() const override { return false; }
-  int tier_block_tokens() const override { return 1; }
   void set_aside(KvHandle handle) override { inner_->free(handle); }
   void loads_if(Worth) override {}
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }

@@ -43,7 +43,7 @@ class HeldWire final : public WrappedTransport {
     return state;
   }
   void cancel(TransferId id) override { flights_.at(id).state = TransferState::failed; }
-  // Somebody is still inside: a post that came twice, say. Of such a window nothing is counted.
+  // Somebody is still inside. Of such a window nothing is counted.
   bool close(const WindowKey& window) override {
     closing_ = hand_.close_late > 0;
     if (!closing_) return WrappedTransport::close(window);

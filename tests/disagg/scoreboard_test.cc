@@ -14,7 +14,6 @@ class Told final : public InstanceProbe {
   InstanceStats stats() const override { return stats_; }
   KvStats kv() const override { return stats_.kv; }
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
-  Unsaid unsaid() const override { return unsaid_; }
   const std::atomic<uint64_t>* version() const override { return versions_ ? &version_ : nullptr; }
   void did(int64_t steps, const StepCost::Terms& cost) {
     stats_.steps = steps;
@@ -25,14 +24,12 @@ class Told final : public InstanceProbe {
     stats_.kv = {.capacity = 100, .free = int(random.below(50)), .cached = int(random.below(50)), .block_tokens = 16};
     stats_.cost = {1e-3, 1e-5 * double(1 + random.below(9)), 1e-9, 1e-10, 1e-5, 1e-8};
     stats_.wire_s_per_byte = random.below(2) ? 1e-9 : 0;
-    unsaid_ = {.blocks = int(random.below(5)), .tokens = int64_t(random.below(100))};
     ++version_;
   }
 
  private:
   const bool versions_;
   InstanceStats stats_;
-  Unsaid unsaid_;
   std::atomic<uint64_t> version_{1};
 };
 

@@ -199,7 +199,6 @@ const char* message_name(const Message& message) {
                                        "Joined",
                                        "LeaveRequest",
                                        "CacheReport",
-                                       "TokensOf",
                                        "FetchKv",
                                        "KvLent",
                                        "FetchOver"};

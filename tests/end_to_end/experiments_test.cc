@@ -83,8 +83,8 @@ TEST_CASE("experiments: generated lengths have the published means", "[experimen
 TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once", "[experiments]") {
   const Setting setting{.tiny = true, .traces = testing::shared_path("traces")};
   for (const Experiment& e : all_experiments()) {
-    if (!std::set<std::string>{"waste", "waste/max_batch", "batching/admission", "paged_attention/block_latency", "kv_dtype",
-                               "kv_dtype/logits", "slots/time"}
+    if (!std::set<std::string>{"waste", "waste/max_batch", "batching/admission", "paged_attention/block_latency",
+                               "kv_dtype", "kv_dtype/logits", "slots/time"}
              .contains(e.name))
       continue;
     std::set<int> draws;

@@ -187,8 +187,12 @@ TEST_CASE("parity: chunk policies", "[parity][chunks]") {
 TEST_CASE("parity: weights of few bits, exact and with rounded activations", "[parity][quantised]") {
   for (Dtype weights : {Dtype::bf16, Dtype::f16, Dtype::int8, Dtype::int4, Dtype::fp8})
     for (bool exact : {false, true}) {
-      const uint64_t expected = run_hash({.topology = "1C", .scheme = "contiguous", .batching = "static",
-                                          .weight_dtype = weights, .exact = exact, .prefix_cache = false,
+      const uint64_t expected = run_hash({.topology = "1C",
+                                          .scheme = "contiguous",
+                                          .batching = "static",
+                                          .weight_dtype = weights,
+                                          .exact = exact,
+                                          .prefix_cache = false,
                                           .step_tokens = 2048});
       int turn = 0;
       for (const char* topology : {"1C", "1P1D"})

@@ -244,8 +244,7 @@ TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix
       return sum;
     };
     const auto told = [&] { return fetched().lent > 0 && fetched().fetches > 0; };  // by the next signs of life
-    for (int i = 0; fetches && i < 2000 && !told(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; fetches && i < 2000 && !told(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     CHECK((fetched().fetches > 0) == fetches);
     CHECK((fetched().lent > 0) == fetches);
     CHECK(fetched().failed == 0);

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "disagg/control/registry.h"
-#include "server/local_workers.h"
 #include "disagg/ranks/stage.h"
+#include "server/local_workers.h"
 #include "tests/process_bed.h"
 #include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"
@@ -22,7 +22,7 @@ std::vector<pid_t> children_of(pid_t parent) {
     if (std::atoi(entry.path().filename().c_str()) == 0) continue;
     std::ifstream file(entry.path() / "stat");
     std::string stat;
-    std::getline(file, stat);  // of one that has just ended: nothing
+    std::getline(file, stat);                 // of one that has just ended: nothing
     const size_t name_end = stat.rfind(')');  // "PID (NAME) STATE PARENT"
     if (name_end != stat.npos && std::atoi(stat.c_str() + name_end + 4) == parent)
       children.push_back(pid_t(std::stoi(entry.path().filename())));
@@ -286,8 +286,10 @@ TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[
   for (const Case& c :
        {Case{{"--transport", "handoff"}, "--transport handoff does not carry activations: expected shm or tcp"},
         Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped by one process"},
-        Case{{"--allocator", "slots", "--slot-prealloc", "1"}, "--slot-prealloc: --transport shm makes the pool as a whole"},
-        Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"}, "the memory of their slots is theirs"},
+        Case{{"--allocator", "slots", "--slot-prealloc", "1"},
+             "--slot-prealloc: --transport shm makes the pool as a whole"},
+        Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"},
+             "the memory of their slots is theirs"},
         Case{{"--prefill-pp", "1"}, "no instance has several stages: expected --prefill-pp or --decode-pp"},
         Case{{"--transport", "local"}, "--transport local stays within one process"}}) {
     Words words = {"--ranks", "processes"};

@@ -161,7 +161,9 @@ TEST_CASE("tour: README.md shows what it prints", "[tour]") {
 TEST_CASE("tour: two sequences over vattention, which page groups appear and which stay", "[tour][vattention]") {
   const std::vector<server::WalkStep> steps = server::vattention_walk();
   REQUIRE(steps.size() == 14);
-  const auto maps = [&](int step) { return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0); };
+  const auto maps = [&](int step) {
+    return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0);
+  };
   CHECK(maps(1) == 4);  // of a row: one in each of 2 x 2 tensors
   CHECK(steps[1].rows_in_use == 2);
   CHECK(steps[4].event == "A ends");

@@ -1,5 +1,4 @@
 #include "experiments/load/prefix_stats.h"
-#include "model/folder.h"
 
 #include <fstream>
 #include <map>
@@ -7,6 +6,7 @@
 #include "base/json.h"
 #include "base/random.h"
 #include "experiments/subcommands.h"
+#include "model/folder.h"
 #include "server/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -137,9 +137,9 @@ TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[pr
   CHECK(read("{\"conversation\": [{\"content\": \"The key of box 1 is red.\"}, {\"content\": \"ok\"}]}\n"
              "{\"conversation\": [{\"content\": \"The key of box 1 is blue.\"}, {\"content\": \"ok\"}]}\n")
             .prompts == both);
-  const PrefixInput texts =
-      read("{\"instruction\": \"The key of box 1 is red.\", \"context\": \"\", \"response\": \"ok\"}\n"
-           "{\"instruction\": \"The key of box 1 is blue.\", \"context\": \"\", \"response\": \"ok\"}\n");
+  const PrefixInput texts = read(
+      "{\"instruction\": \"The key of box 1 is red.\", \"context\": \"\", \"response\": \"ok\"}\n"
+      "{\"instruction\": \"The key of box 1 is blue.\", \"context\": \"\", \"response\": \"ok\"}\n");
   CHECK(texts.prompts == both);
   const PrefixStats bytes = prefix_stats(texts, 2, 0);
   REQUIRE(bytes.leaves == 1);
@@ -149,7 +149,8 @@ TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[pr
   const PrefixInput tokens = in_tokens(texts, *tokenizer, 1);
   const PrefixStats by_tokens = prefix_stats(tokens, 2, 0);
   REQUIRE(by_tokens.leaves == 1);
-  const std::string shared = tokens.text(tokens.prompts[by_tokens.most[0].prompt].substr(0, by_tokens.most[0].units * 4));
+  const std::string shared = tokens.text(
+      tokens.prompts[by_tokens.most[0].prompt].substr(0, by_tokens.most[0].units * 4));
   CHECK(shared == "The key of box 1 is");  // a word begins with its blank
   CHECK(by_tokens.most[0].length == int64_t(tokenizer->encode(shared, {.add_special_tokens = false}).size()));
   const PrefixInput blocks = in_tokens(texts, *tokenizer, 4);
@@ -158,7 +159,8 @@ TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[pr
   CHECK_FALSE(blocks.text);
 
   const PrefixInput bailian = read(
-      "{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0, \"input_length\": 20, \"output_length\": 5, \"type\": "
+      "{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0, \"input_length\": 20, \"output_length\": 5, "
+      "\"type\": "
       "\"text\", \"turn\": 1, \"hash_ids\": [7, 8]}\n");
   CHECK(bailian.unit_length == 16);
   CHECK(bailian.lengths == std::vector<int64_t>{20});

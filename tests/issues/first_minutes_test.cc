@@ -9,9 +9,9 @@
 
 #include "base/json.h"
 #include "base/utf8.h"
+#include "experiments/subcommands.h"
 #include "model/folder.h"
 #include "model/tokenizer.h"
-#include "experiments/subcommands.h"
 #include "server/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"

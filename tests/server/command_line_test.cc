@@ -82,7 +82,8 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
   const auto of = [](const std::vector<std::string>& more) {
     std::vector<std::string> words = {"--join", "unix:/none"};
     words.insert(words.end(), more.begin(), more.end());
-    return server::fingerprint(*server::prepare_stack(Options::parse(server::all_options(), "worker", words, 0).value()).value());
+    return server::fingerprint(
+        *server::prepare_stack(Options::parse(server::all_options(), "worker", words, 0).value()).value());
   };
   const uint64_t plain = of({});
   CHECK(of({"--weight-dtype", "f32"}) == plain);
@@ -96,8 +97,9 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
 TEST_CASE("command line: --weight-dtype, --weight-group and --exact", "[command_line][quantised]") {
   const std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  const std::vector<std::string> prompt = {"generate", "--prompt", "The key of box", "--max-tokens", "8", "--temperature",
-                                           "0", "--threads", "1", "--kv-bytes", "16MiB"};
+  const std::vector<std::string> prompt = {
+      "generate",  "--prompt", "The key of box", "--max-tokens", "8", "--temperature", "0",
+      "--threads", "1",        "--kv-bytes",     "16MiB"};
   const auto with = [&](std::vector<std::string> words) {
     words.insert(words.begin(), prompt.begin(), prompt.end());
     return run(xpyd, words);

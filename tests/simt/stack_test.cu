@@ -125,7 +125,8 @@ TEST_CASE("--device cuda: rules of single tokens are the CPU's to apply, beside 
   }
 }
 
-TEST_CASE("--device cuda: weights of few bits stay what they are, and give the CPU's tokens", "[simt][server][quantised]") {
+TEST_CASE("--device cuda: weights of few bits stay what they are, and give the CPU's tokens",
+          "[simt][server][quantised]") {
   ModelDir model;
   for (const char* dtype : {"int8", "int4", "fp8"}) {
     INFO(dtype);
