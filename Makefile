@@ -82,7 +82,7 @@ TEST_OBJ := $(call units,$(TEST_SRC),$(BUILD)/tests)
 # The kernels for AVX-512 once more, as every processor with AVX2 executes them: for tests alone (base/avx512.h).
 EMULATED := $(patsubst %.cc,$(BUILD)/%_emulated.o,$(filter $(AVX512_SRC),$(LIB_SRC)))
 KERNELS  := $(call object,$(filter %_avx2.cc $(AVX512_SRC),$(LIB_SRC)))
-EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD))
+EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD)/experiments)
 # SIMT=: tests without CUDA's. Of these sources the tests of whole instances are, whose headers take longest.
 SIMT      ?= 1
 SIMT_UNIT := $(if $(UNITS),$(filter-out %/gemm_choice_test.cu %/sm90_test.cu,$(wildcard tests/simt/*_test.cu)))
