@@ -148,12 +148,14 @@ bool Instance::turn() {
   moved |= reservations_.tick();
   update_leases();
   charge_transfers();
-  post_.hold();
+  if (!engine_.in_waves()) post_.hold();  // a step of waves may wait for others when it has told of the first tokens
   moved |= engine_.step();
   fit_cost();
   report_cache();
   publish();
-  const bool tell_counters = options_.lease_s > 0 && post_.has_answers();
+  // Nobody hears of an idle instance that it still holds what its last answer needed.
+  const bool was_idle = std::exchange(idle_, idle());
+  const bool tell_counters = options_.lease_s > 0 && (post_.has_answers() || (idle_ && !was_idle));
   post_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
   draw_map();
   return moved;

@@ -166,6 +166,7 @@ class Instance final {
   };
   std::map<InstanceId, PendingPeer> pending_;
   std::map<InstanceId, std::string> peer_names_;
+  bool idle_ = true;       // at the end of the last turn
   size_t n_waiting_ = 0;   // for a wire: the first ones of the inbox
   double reported_s_ = 0;  // Clock: the last CacheReport
 

@@ -204,7 +204,7 @@ TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix
     Words words = {"--transport",     "tcp",
                    "--host-kv-bytes", "4MiB",
                    "--prefix-cache",  "off",
-                   "--placement",     fetches ? "round_robin" : "llm_d",
+                   "--placement",     fetches ? "round_robin" : "dynamo",
                    "--kv-fetch",      fetches ? "always" : "never"};
     Bed bed(words, kLongLease, "2P1D");
     for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
