@@ -503,6 +503,7 @@ std::vector<OptionRow> make_rows() {
        "from what bandwidth on the KV of a prefix is brought in less time than a machine that reaches so many TFLOP/s "
        "computes it; 0: not asked",
        "info"},
+      {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6, "--break-even: of a link whose time is set beside it", "info"},
 
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},
