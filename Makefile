@@ -234,8 +234,8 @@ test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross c
 RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
 test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: requests, tests, and speed beside perftest's
 	@tools/install-packages qemu-system-x86 busybox-static cpio kmod iproute2 perftest ibverbs-providers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed
-	@$(RDMA_VM) $(BIN) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed ib_write_bw ib_read_bw ib_write_lat ib_read_lat
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed $(BUILD)/xpyd_experiments
+	@$(RDMA_VM) $(BIN) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed $(BUILD)/xpyd_experiments ib_write_bw ib_read_bw ib_write_lat ib_read_lat
 
 cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers, spills and a lint of the machine code
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }

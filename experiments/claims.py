@@ -50,7 +50,7 @@ class Expect:
 
 @dataclass
 class Claim:
-    name: str  # of the experiment; result file NAME.csv, on a GPU NAME-cuda.csv
+    name: str  # EXPERIMENT or EXPERIMENT/PART; result file EXPERIMENT.csv or EXPERIMENT-PART.csv, on a GPU ...-cuda.csv
     question: str
     source: str
     expect: list
@@ -58,17 +58,25 @@ class Claim:
     how: str = "measured"
     repeats: int = 1  # 1 where nothing is timed and a repetition would give the same numbers
     traces: bool = False  # needs the Mooncake traces
-    clients: bool = False  # needs the environment that `make test-clients` makes
     netns: bool = False  # makes hosts of network namespaces, as `make test-netns` does
+    rdma: bool = False  # needs an RDMA device
     callgrind: bool = False  # each point is a process of its own, whose instructions are counted
 
     @property
+    def experiment(self):
+        return self.name.split("/")[0]
+
+    @property
+    def anchor(self):
+        return self.name.replace("/", "-") + ("" if self.device == "cpu" else f"-{self.device}")
+
+    @property
     def file(self):
-        return self.name + ("" if self.device == "cpu" else f"-{self.device}") + ".csv"
+        return self.anchor + ".csv"
 
     @property
     def command(self):
-        return f"make exp-{self.name}" + ("" if self.device == "cpu" else f" DEVICE={self.device}")
+        return f"make exp-{self.experiment}" + ("" if self.device == "cpu" else f" DEVICE={self.device}")
 
     def how_of(self, expect):
         return expect.how or self.how
@@ -103,22 +111,6 @@ def where_pd(table, column, tbt, prompt=4096, output=128, hardware="a800x8", gbp
     return table(column, tbt=tbt, prompt=prompt, output=output, hardware=hardware, gbps=float(gbps))
 
 
-def pd_wins(table, tbt):
-    """Of the cells of the base plane, the share in which P/D has the higher goodput."""
-    gains = [float(row["gain"]) for row in table.select(tbt=tbt, hardware="a800x8", gbps=100.0)]
-    return sum(gain > 1 for gain in gains) / len(gains)
-
-
-def pd_turns(table, prompt=4096, output=128):
-    """The objective, in steps, at which neither is ahead: between two of the map, on a line of logarithms."""
-    known = sorted((float(row["tbt"]), float(row["gain"])) for row in
-                   table.select(prompt=prompt, output=output, hardware="a800x8", gbps=100.0))
-    for (tight, above), (loose, below) in zip(known, known[1:]):
-        if above >= 1 > below:
-            return tight * (loose / tight) ** (log(above) / log(above / below))
-    raise TableError(f"{table.path}: no objective at which the answer turns")
-
-
 HIDDEN = ("at a high clock more of the look-ups hide behind the products (1.13), at a low one fewer (1.35); theirs is of a card, whose "
           "threads ask for 16 bytes each")
 
@@ -128,25 +120,9 @@ def batches(table, model, size, column="tokens_per_s"):
     return table(column, figure="batch", model=model, size=size)
 
 
-def radix_hits(table, load, cache, block, room="all"):
+def radix_hits(table, load, cache, block):
     """Tokens that a prefix cache found of a load."""
-    return table("hit_tokens", load=load, cache=cache, block=block, room=room)
-
-
-def radix_lost(table):
-    """Of any load and block size: tokens that a tree does not find at a hit, where everything fits."""
-    return max(table("lost_per_hit", load=load, cache="radix", block=block, room="all")
-               for load in ("chats", "questions", "mooncake") for block in (1, 4, 16, 32, 64, 128))
-
-
-def radix_probe(table, cache, block):
-    """Nanoseconds a token of a look-up."""
-    return table("probe_ns_per_token", load="chats", cache=cache, block=block, room="all")
-
-
-def radix_spare(table, load, block):
-    """Of the rows that a tree keeps, those that hold nothing and those that another block has, too."""
-    return sum(table(column, load=load, cache="radix", block=block, room="all") for column in ("unfilled", "twice"))
+    return table("hit_tokens", load=load, cache=cache, block=block)
 
 
 def drafting(table, column, how, batch=1, model="llama-mini", text="loops"):
@@ -154,40 +130,18 @@ def drafting(table, column, how, batch=1, model="llama-mini", text="loops"):
     return table(column, model=model, text=text, batch=batch, how=how)
 
 
-def best_k(table, right, batch, column="k", cost="sum"):
-    return table(column, right=right, batch=batch, cost=cost)
-
-
-def drafts_at(table, who, rate, gbps, column="k"):
-    return table(column, rate=float(rate), who=who, gbps=float(gbps))
-
-
-def head_at(table, k, gain):
-    """The batch at which a multi-token head of k drafts is worth so much: between two of the table."""
-    known = sorted((float(row["batch"]), float(row["gain"])) for row in table.select(k=k))
-    for (few, above), (many, below) in zip(known, known[1:]):
-        if above >= gain > below:
-            return few * (many / few) ** ((above - gain) / (above - below))
-    raise TableError(f"{table.path}: no batch at which {k} drafts are worth {gain}")
-
-
-def block_lost(table, block, part="agents", turn=0):
-    """Of the tokens that hits find, the share that is lost where each hit gives up a block."""
-    return 1 - table("hits_less_one", part=part, block=block, turn=turn) / table("hits", part=part, block=block, turn=turn)
-
-
 def noted(table, column, note, system, load=.6):
     return table(column, note=note, system=system, load=load)
 
 
-def rejected(table, column, admission, factor=1.0, topology="12P1D", tbt=.1, part="overload"):
+def rejected(table, column, admission, factor=1.0, topology="12P1D", part="overload"):
     """One cell of the table of --admission."""
-    return table(column, admission=admission, factor=factor, topology=topology, slo_tbt_s=tbt, part=part)
+    return table(column, admission=admission, factor=factor, topology=topology, part=part)
 
 
-def reserved(table, column, reservation="escrow", part="overload", speed=2.0, admission="none", deadline=0.0, pool=0.0):
+def reserved(table, column, reservation="escrow", part="overload", speed=2.0, admission="none", pool=0.0):
     """One cell of the table of --reservation."""
-    return table(column, part=part, speed=speed, admission=admission, deadline_s=deadline, pool=pool, reservation=reservation)
+    return table(column, part=part, speed=speed, admission=admission, pool=pool, reservation=reservation)
 
 
 def reserved_gain(table, column, **where):
@@ -220,12 +174,6 @@ def on_pool(table, part, arm, x, option="always", column="ms"):
     return table(column, part=part, option=option, arm=arm, x=float(x))
 
 
-def swapped_out(table, cache):
-    """Milliseconds without tiers over those with, mean of the chunk sizes."""
-    sizes = table.distinct("x", part="swap_out")
-    return mean(on_pool(table, "swap_out", "without", x, cache) / on_pool(table, "swap_out", "with", x, cache) for x in sizes)
-
-
 def recovered(table, event):
     return table("seconds", event=event)
 
@@ -242,11 +190,6 @@ def regretted(table, column, what, against, load):
     return table(column, what=what, load=load) / table(column, what=against, load=load)
 
 
-def foreseen(table, column, error=0.0, factor=1.0):
-    """One cell of the same with an oracle's t_d."""
-    return table(column, admission="predicted", part="oracle", oracle_error=error, factor=factor, slo_tbt_s=.1)
-
-
 def refused_by(table, admission, **where):
     return rejected(table, "refused_early", admission, **where) + rejected(table, "refused_late", admission, **where)
 
@@ -260,50 +203,11 @@ THEIR_STEPS = ("theirs is vLLM 0.5.1 as it ran, whose steps are not published; h
                "those that meet many decodes")
 VLLM = dict(topology="16C", system="vllm")
 OTHER_LOAD = "Llama-3-70B on four H200, a dense model's steps, and a generated trace; theirs is a mixture of experts on B200 and the trace itself"
-APPENDED = "by load: theirs is of chats, where every turn sends all KV and P computes the answers again; here both sides keep prefixes, and what is saved is mostly P's queue"
 OTHER_TRACE = "another trace: the published one is not public, and how fast it was played is not said"
 
 
 WHICH_LOCAL = ("what \"local\" routes by is not said: by the longest prefix alone everything goes where the first block of all is, "
                "and where there is none (synthetic) nothing is lost")
-
-
-def hits_rule(table, pool, load):
-    """Of pairs of rows: the share in which who finds more has the lower mean TTFT."""
-    rows = [(routed(table, "hit_share", row, pool, load), routed(table, "ttft_mean_s", row, pool, load)) for row in table.distinct("placement")]
-    pairs = [(a, b) for at, a in enumerate(rows) for b in rows[at + 1:] if a[0] != b[0]]
-    return sum((a[0] > b[0]) == (a[1] < b[1]) for a, b in pairs) / len(pairs)
-
-
-def most_hits(table, pool, load):
-    """Mean TTFT of the row that finds most, over the best row's."""
-    row = max(table.distinct("placement"), key=lambda r: routed(table, "hit_share", r, pool, load))
-    return routed(table, "ttft_mean_s", row, pool, load) / best_routed(table, "ttft_mean_s", pool, load)
-
-
-def round_of(table, column, number, gb_per_s, load="always"):
-    return table(column, round=number, tier_gb_per_s=float(gb_per_s), load=load)
-
-
-def cured(table, gb_per_s):
-    """Mean TTFT of the last round where loads are by cost, over the better of always and never."""
-    return round_of(table, "ttft_mean_s", 8, gb_per_s, "cost") / min(round_of(table, "ttft_mean_s", 8, rate) for rate in (0, gb_per_s))
-
-
-def turned(table, column, system, apart=15.0, topology="2P2D", gbps=100.0):
-    """Of turns from the second on, by the order of P and D."""
-    return table(column, system=system, apart_s=apart, topology=topology, gbps=gbps)
-
-
-def append_saves(table, column="first_s", than="prefill_first", **where):
-    """append_cost / another order."""
-    return turned(table, column, "append_cost", **where) / turned(table, column, than, **where)
-
-
-def beside_oracle(table):
-    """append_cost's score less that of the best fixed length, of every cell."""
-    return [float(row["score"]) - turned(table, "score", "oracle", float(row["apart_s"]), row["topology"], float(row["gbps"]))
-            for row in table.select(system="append_cost")]
 
 
 def looped(table, column, placement, concurrency=256):
@@ -333,17 +237,13 @@ def by_gbps(table, column, gbps, system="global"):
     return pooled(table, column, system, "synthetic", "bandwidth", gbps=float(gbps))
 
 
-def by_threshold(table, threshold, trace):
-    return pooled(table, "ttft_mean_s", trace=trace, part="threshold", threshold=float(threshold))
-
-
 def of_endless(table, trace, blocks):
-    return (table("token_hits", trace=trace, policy="lru", blocks=blocks, in_flight=0) /
-            table("token_hits", trace=trace, policy="lru", blocks=200000, in_flight=0))
+    return (table("token_hits", trace=trace, policy="lru", blocks=blocks) /
+            table("token_hits", trace=trace, policy="lru", blocks=200000))
 
 
-def evicted(table, trace, policy, blocks=5859, in_flight=0):
-    return table("block_hits", trace=trace, policy=policy, blocks=blocks, in_flight=in_flight)
+def evicted(table, trace, policy, blocks=5859):
+    return table("block_hits", trace=trace, policy=policy, blocks=blocks)
 
 
 def gap99(table, **where):
@@ -355,7 +255,7 @@ def gap99(table, **where):
 
 def at(table, column, topology, transport="local", load=.4, **where):
     """One cell of the P/D table."""
-    where = dict(dict(topology=topology, transport=transport, load=load, cpus="", pages="transparent"), **where)
+    where = dict(dict(topology=topology, transport=transport, load=load), **where)
     return gap99(table, **where) if column == "p99_itl_ms" else table(column, **where)
 
 
@@ -369,10 +269,6 @@ def once_more(table, phase, memory):
     return table("instructions", phase=phase, memory=memory)
 
 
-def tier_instructions(table):
-    return (once_more(table, "prefill", "host tier") - once_more(table, "prefill", "no tier")) / 256
-
-
 def call(table, column, name, group_kib):
     """One of the system's calls, at one size of page groups."""
     return table(column, call=name, group_kib=group_kib)
@@ -384,7 +280,7 @@ def speed(table, column, phase, size, one, other):
 
 
 def spans(table, value):
-    """Mean over the rounds of offload_trace of value({(part, what): [(begin, end), ...]}), in milliseconds."""
+    """Mean over the rounds of offload_cost/trace of value({(part, what): [(begin, end), ...]}), in milliseconds."""
     found = []
     for number in table.distinct("round"):
         of = {}
@@ -480,11 +376,6 @@ def over(table, column, note, one, other, **where):
     return served(table, column, note, one, **where) / served(table, column, note, other, **where)
 
 
-def bubbled(table, of, asks, chunk, column="ratio"):
-    """One cell of what is published of pipelines beside ranks."""
-    return table(column, of=of, asks=asks, chunk=chunk)
-
-
 def again(table, documents, cache, eviction="lru"):
     """Seconds for documents that were asked before."""
     return table("seconds", scene="overrun", documents=documents, cache=cache, eviction=eviction, round=2)
@@ -516,6 +407,11 @@ def occupied(table, column, system, load=.5):
     return table(column, system=system, load=load)
 
 
+def jobs(table, column, system, load=.5):
+    """One cell of the runs with batch jobs."""
+    return table(column, system=system, load=load)
+
+
 def goodput(table, work, topology):
     """Requests a second up to which 90 % meet their objectives, found by bisection."""
     return table("goodput", work=work, topology=topology)
@@ -525,51 +421,18 @@ def best_goodput(table, work):
     return max(goodput(table, work, f"{p}P{6 - p}D") for p in range(1, 6))
 
 
-def windowed(table, model, window, fit, column="error", bases=("own",)):
-    """The largest of the errors over a model's published points that were fitted, of the worst of these meanings of efficiency."""
-    where = {"model": model, "window": window, "fit": fit, **({} if column == "left_out_error" else {"fitted": 1})}
-    return max(abs(number) for base in bases for number in table.values(column, base=base, **where))
-
-
-def h1_ratio(table, model, base):
-    """How much worse the better of 2P and no window predicts what is left out than W = P does."""
-    def left_out(window):
-        return windowed(table, model, window, "all", "left_out_error", (base,))
-    return min(left_out("2P"), left_out("none")) / left_out("P")
-
-
-def h1(table):
-    """The rule at the head of cpp_window.cc: 1 confirmed, -1 refuted, 0 undecided."""
-    models, bases = table.distinct("model"), table.distinct("base")
-    ratios = [h1_ratio(table, model, base) for model in models for base in bases]
-    near = all(windowed(table, model, "P", "all", "left_out_error", bases) <= .03 for model in models)
-    return 1 if near and min(ratios) >= 2 else -1 if min(ratios) <= .5 else 0
-
-
 def piped(table, column, tokens, reused, queued, chunks, window="none", stages=8):
     """One cell of the pipeline's surface."""
     return table(column, stages=stages, tokens=tokens, reused=float(reused), queued=queued, chunks=chunks, window=window)
 
 
-def kv_tail(table, grain, gbps, chunks="8K", window="none", queued=1, column="tail_ms"):
-    return table(column, grain=grain, gbps=float(gbps), chunks=chunks, window=window, queued=queued)
-
-
-def shaped(table, column, p_tp, d_tp, kv_heads=8, replicas="spread"):
-    """One cell of the map of unequal shapes."""
-    return table.values(column, p_tp=p_tp, d_tp=d_tp, kv_heads=kv_heads, replicas=replicas)[0]
+def kv_tail(table, grain, gbps, chunks="8K", column="tail_ms"):
+    return table(column, grain=grain, gbps=float(gbps), chunks=chunks)
 
 
 def around(table, column, victim):
     """What was found of one whole run around a failure: it stands in each of its rows."""
     return table.values(column, victim=victim)[0]
-
-
-def rate_after(table, victim):
-    """Tokens a second in the last second of the run over those before the failure."""
-    rows = [(float(row["from_ms"]), float(row["tokens_per_s"])) for row in table.select(victim=victim)]
-    return (sum(r for at, r in rows if at >= 1500) / sum(at >= 1500 for at, _ in rows)) / (
-        sum(r for at, r in rows if -1000 <= at < 0) / sum(-1000 <= at < 0 for at, _ in rows))
 
 
 def most_hashes(table, *columns):
@@ -593,20 +456,7 @@ def slots_end(table, prealloc, column):
     return max((int(row["tick"]), float(row[column])) for row in table.select(prealloc=prealloc))[1]
 
 
-def points_lost(table, dtype):
-    """By the KV of this type, of the questions that f32 was asked: paired."""
-    pairs = list(zip(answers(table, "f32"), answers(table, dtype), strict=True))
-    found = lost(pairs.count(("1", "0")), pairs.count(("0", "1")), len(pairs))
-    return Estimate(100 * found.middle, 100 * found.low, 100 * found.high, found.n)
-
-
-HARDER = ("the first task was saturated: 160 of 160 right over each KV, of which nothing follows; of the harder one 60 questions or "
-          "100 had been tried when this was written: 65 to 80 % right, int8 turned 1 answer of 240, int4 14 to wrong and 16 to right")
-
 FP8 = "new here; written down before the first run"
-
-JOINED = ("prompts that come while one is computed make one long gap with it: of prompts that fill half of the time fewer gaps are long than was counted, and whole "
-          "prompts get nearer to what prompts alone allow")
 
 
 def capacity_gain(table, model, data="", objective=""):
@@ -637,23 +487,14 @@ CLAIMS = [
             Expect("batch, blocks of 16 / slots", lambda t: t("batch_mean", dataset="sharegpt", block=16) /
                    t("batch_mean", dataset="sharegpt", block=0), 3.5, 5.5, "x", printed("4.3 x", 4.3, read="memory"),
                    differs="the pool is always full here, and lengths are drawn from the published means; theirs is at a rate that vLLM keeps up with. 12 GiB are 7 slots, of 7.3"),
-            Expect("internal + reserved, blocks of 256", lambda t: t("internal_share", dataset="sharegpt", block=256) +
-                   t("reserved_share", dataset="sharegpt", block=256), .15, .29, "%"),
-            Expect("useful, vAttention, rows of 6 tokens (64 KiB groups)",
-                   lambda t: t("useful_share", dataset="sharegpt", allocator="vattention", block=6), .94, .995, "%"),
             Expect("batch, vAttention rows of 6 / of 204 (2 MiB groups)",
                    lambda t: t("batch_mean", dataset="sharegpt", allocator="vattention", block=6) /
                    t("batch_mean", dataset="sharegpt", allocator="vattention", block=204), 1.1, 1.35, "x", printed("1.21 to 1.28 (Fig. 15)", 1.21, 1.28, read="summary")),
-            Expect("useful, token / blocks of 16", lambda t: t("useful_share", dataset="sharegpt", allocator="token", block=1) /
-                   t("useful_share", dataset="sharegpt", allocator="paged", block=16), 1, 1.04, "x"),
-            Expect("useful, slots, Mooncake", lambda t: t("useful_share", dataset="mooncake", allocator="contiguous", block=0, lengths="trace"), .06, .14, "%"),
-            Expect("useful, blocks of 16, Mooncake", lambda t: t("useful_share", dataset="mooncake", block=16, lengths="trace"),
-                   .95, .99, "%"),
         ],
         how="virtual",
     ),
     Claim(
-        "orca_slots",
+        "waste/orca_slots",
         "What does contiguous memory of a buddy allocator hold, if a sequence's is reserved when it comes: the most, a power of two, or what it will need?",
         "PagedAttention (SOSP'23) Fig. 2, Fig. 13a, section 6.1",
         [
@@ -664,8 +505,6 @@ CLAIMS = [
                   ("a power of two (Pow2)", "pow2", (("useful", .21, .32, .268), ("reserved", .13, .23, .179), ("internal", .09, .19, .136), ("external", .33, .47, .416))),
                   ("what it needs (Oracle)", "oracle", (("useful", .32, .44, .382), ("reserved", .2, .33, .252), ("external", .28, .4, .366))))
               for what, low, high, figure in rows),
-            Expect("a power of two, more than 2,048 of both where it comes to that: useful", lambda t: t("useful_share", dataset="sharegpt", reserves="pow2_whole"), .2, .26, "%",
-                   amended="2026-11-26", reason="new, to see what the bound of 2,048 does to Pow2: an output of more than 1,024 tokens then needs a piece of 4,096"),
             Expect("blocks of 16: useful", lambda t: t("useful_share", dataset="sharegpt", reserves="blocks"), .95, .99, "%", printed("96.3 %", .963, read="memory")),
             *(Expect(f"batch, {dataset}, {one} / {other}", lambda t, dataset=dataset, one=one, other=other: t("batch_mean", dataset=dataset, reserves=one) /
                      t("batch_mean", dataset=dataset, reserves=other), low, high, "x", printed(text, figure, read="memory"),
@@ -680,446 +519,41 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "sharing",
-        "A common prefix on contiguous memory, mapped twice, taken over or copied, beside hash blocks: when does each win?",
-        "mmap and memcpy as measured for allocator/; vTensor; TurboMind; vLLM's automatic prefix caching",
+        "waste/parallel_sampling",
+        "What do n choices of one prompt save by sharing its blocks?",
+        "PagedAttention (SOSP'23) Fig. 15a",
         [
-            Expect("attach 64 tokens (2 MiB), alias / copy", lambda t: t("attach_us", way="alias", prefix=64, phase="attach") /
-                   t("attach_us", way="copy", prefix=64, phase="attach"), .4, 2.2, "x"),
-            Expect("attach 4,096 tokens (128 MiB), alias / copy", lambda t: t("attach_us", way="alias", prefix=4096, phase="attach") /
-                   t("attach_us", way="copy", prefix=4096, phase="attach"), .25, .8, "x"),
-            Expect("attach 4,096 tokens, takeover / copy", lambda t: t("attach_us", way="takeover", prefix=4096, phase="attach") /
-                   t("attach_us", way="copy", prefix=4096, phase="attach"), 0, .02, "x"),
-            Expect("bytes, 9 with 4,096 tokens, alias / copy", lambda t: t("held_mib", way="alias", prefix=4096, phase="attach") /
-                   t("held_mib", way="copy", prefix=4096, phase="attach"), .11, .18, "x"),
-            Expect("bytes, 9 with 4,096 tokens, alias / blocks of 16", lambda t: t("held_mib", way="alias", prefix=4096, phase="attach") /
-                   t("held_mib", way="blocks", prefix=4096, phase="attach"), .95, 1.15, "x"),
-            Expect("TTFT of 4 with 1,024 of 1,152 tokens, alias / off", lambda t: t("ttft_ms", way="alias", prefix=1024, phase="serve") /
-                   t("ttft_ms", way="off", prefix=1024, phase="serve"), .05, .3, "x"),
-            Expect("TTFT of the same, alias / blocks of 16", lambda t: t("ttft_ms", way="alias", prefix=1024, phase="serve") /
-                   t("ttft_ms", way="blocks", prefix=1024, phase="serve"), .8, 1.25, "x"),
-            Expect("TTFT of the same, takeover / off", lambda t: t("ttft_ms", way="takeover", prefix=1024, phase="serve") /
-                   t("ttft_ms", way="off", prefix=1024, phase="serve"), .45, .95, "x"),
-            Expect("different logits hashes", lambda t: max(len({row["logits_hash"] for row in t.select(phase="serve", prefix=p)})
-                                                            for p in (256, 1024)), 1, 1, how="counted"),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "break_even",
-        "At what bandwidth is fetching the KV of a prefix faster than computing it again?",
-        "Mooncake (FAST'25) section 2.2, equations 1 and 2",
-        [
-            Expect("8 x A800, 8,192 tokens, their constants", lambda t: t("paper_gbps", machine="8xA800", prefix=8192),
-                   5.5, 6.5, "GB/s", printed("6 GB/s", 6)),
-            Expect("8 x H800, 8,192 tokens, their constants", lambda t: t("paper_gbps", machine="8xH800", prefix=8192),
-                   18, 19.5, "GB/s", printed("19 GB/s", 19)),
-            Expect("8 x A800, 8,192 tokens, the model's widths", lambda t: t("gbps", machine="8xA800", prefix=8192),
-                   5.2, 6.2, "GB/s"),
-            Expect("A100 that reach 220 TFLOP/s, 8 of them, 8,192 tokens", lambda t: t("paper_gbps", machine="8xA100 at 220", prefix=8192),
-                   4, 4.3, "GB/s", amended="2026-11-26", reason="new: the constants of the author's notes"),
-            Expect("A100 that reach 220 TFLOP/s: 100 Gb/s over that", lambda t: 12.5 / t("paper_gbps", machine="8xA100 at 220", prefix=8192),
-                   2.9, 3.2, "x", amended="2026-11-26", reason="new: the constants of the author's notes"),
-            Expect("the model's widths / their constants, 1M tokens",
-                   lambda t: t("gbps", machine="8xA800", prefix=1 << 20) /
-                   t("paper_gbps", machine="8xA800", prefix=1 << 20), 1.8, 2.1, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "mooncake_steps",
-        "How long does a prompt take by its length, and a decode step by its batch?",
-        "Mooncake (arXiv 2407.00079), Fig. 2 (drawn there, without figures)",
-        [
-            Expect("prompt tokens/s, 128K / 4K", lambda t: t("tokens_per_s", phase="prefill", n=131072) / t("tokens_per_s", phase="prefill", n=4096),
-                   .45, .52, "x"),
-            Expect("prompt tokens/s, 4K / 256", lambda t: t("tokens_per_s", phase="prefill", n=4096) / t("tokens_per_s", phase="prefill", n=256),
-                   1.25, 1.4, "x"),
-            Expect("decode tokens/s, batch 64 / 1", lambda t: t("tokens_per_s", phase="decode", n=64) / t("tokens_per_s", phase="decode", n=1),
-                   26, 32, "x"),
-            Expect("a decode step, batch 64 / 1", lambda t: t("step_s", phase="decode", n=64) / t("step_s", phase="decode", n=1), 2, 2.4, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "mooncake_traces",
-        "How long are the prompts and answers of the released traces, and how often is a block asked for?",
-        "Mooncake (arXiv 2407.00079), Figs. 5 and 6; FAST'25, Table 2",
-        [
-            Expect("conversation: requests", lambda t: t("n", trace="conversation", what="prompt"), 12031, 12031, "", printed("12,031", 12031, 12031, read="memory")),
-            Expect("conversation: mean prompt", lambda t: t("mean", trace="conversation", what="prompt"), 12034, 12036, "", printed("12,035", 12035, read="memory")),
-            Expect("conversation: mean answer", lambda t: t("mean", trace="conversation", what="output"), 342, 344, "", printed("343", 343, read="memory")),
-            Expect("synthetic: requests", lambda t: t("n", trace="synthetic", what="prompt"), 3993, 3993, "", printed("3,993", 3993, 3993, read="memory")),
-            Expect("synthetic: mean prompt", lambda t: t("mean", trace="synthetic", what="prompt"), 15324, 15326, "", printed("15,325", 15325, read="memory")),
-            Expect("synthetic: mean answer", lambda t: t("mean", trace="synthetic", what="output"), 148, 150, "", printed("149", 149, read="memory")),
-            Expect("lengths: conversation, P90 / median of prompts", lambda t: t("p90", trace="conversation", what="prompt") /
-                   t("p50", trace="conversation", what="prompt"), 3.9, 4.1, "x"),
-            Expect("uses: conversation, blocks never asked for again", lambda t: t("ones", trace="conversation", what="uses"), .74, .78, "%",
-                   printed("over 50 %", .5, 1, read="memory")),
-            Expect("uses: synthetic, blocks never asked for again", lambda t: t("ones", trace="synthetic", what="uses"), .57, .6, "%",
-                   printed("over 50 %", .5, 1, read="memory")),
-            Expect("uses: of the hottest block, conversation", lambda t: t("max", trace="conversation", what="uses"), 12031, 12031, "",
-                   printed("tens of thousands", 1e4, 1e5, read="memory")),
-        ],
-        how="counted",
-        traces=True,
-    ),
-    Claim(
-        "mooncake_store",
-        "What does storing the KV of a prompt add to it, by request and layer by layer?",
-        "Mooncake (arXiv 2407.00079), Fig. 7",
-        [
-            Expect("128K at 128 GB/s, by request", lambda t: t("store_s", prompt=131072, gb_per_s=128., grain="request"), .33, .345, "s",
-                   printed("0.87 s", .87, read="memory"),
-                   differs="42.9 GB over the 128 GB/s that FAST'25 gives a host; theirs are 49 GB/s"),
-            Expect("128K at 49 GB/s, by request", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="request"), .86, .89, "s"),
-            Expect("128K at 49 GB/s, by layer", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="layer"), .0105, .0125, "s",
-                   printed("0.10 s", .1, read="memory"),
-                   differs="the last layer of 80 is left; theirs are nine layers, of stores that disturb the step itself"),
-            Expect("by request / by layer, 128K", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="request") /
-                   t("store_s", prompt=131072, gb_per_s=49., grain="layer"), 70, 82, "x", printed("8.7 (0.87 / 0.10)", 8.7, read="memory"),
-                   differs="as above: one layer of 80 is left"),
-            Expect("by layer, 8K / 128K: it is a layer of the prompt", lambda t: t("store_s", prompt=8192, gb_per_s=49., grain="layer") /
-                   t("store_s", prompt=131072, gb_per_s=49., grain="layer"), .055, .07, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "mooncake_loads",
-        "How many requests a second of long prompts do P and D apart get within the objectives, and four colocated instances?",
-        "Mooncake (arXiv 2407.00079), Table 2, Figs. 11, 12 and 13",
-        [
-            Expect("ArXiv-Summarization, 3P1D / four colocated", lambda t: more_requests(t, "arxiv", "3P1D"), 1.5, 10, "x",
-                   printed("1.2", 1.2, read="memory"), differs=COLOCATED),
-            Expect("ArXiv-Summarization, 2P2D / 3P1D", lambda t: more_requests(t, "arxiv", "2P2D", "3P1D"), .55, .8, "x"),
-            Expect("L-Eval, 3P1D / four colocated", lambda t: more_requests(t, "l_eval", "3P1D"), 2, 40, "x",
-                   printed("1.4", 1.4, read="memory"), differs=COLOCATED),
-            Expect("L-Eval: tokens found again, 3P1D", lambda t: t("hit_share", load="l_eval", system="3P1D"), .55, .8, "%"),
-            Expect("16K, 3P1D / four colocated", lambda t: more_requests(t, "16k", "3P1D"), 1.5, 20, "x", printed("1.5", 1.5, read="memory"), differs=COLOCATED),
-            Expect("128K, 3P1D / four colocated", lambda t: more_requests(t, "128k", "3P1D"), 3, 60, "x", printed("6.25", 6.25, read="memory"), differs=COLOCATED),
-            Expect("trace on 10P10D: within 30 s", lambda t: t("within_ttft", load="trace", system="10P10D"), .98, 1, "%", printed("100 %", .98, 1, read="memory")),
-            Expect("trace on 20 colocated: within 30 s", lambda t: t("within_ttft", load="trace", system="vllm"), .98, 1, "%", printed("100 %", .98, 1, read="memory")),
-            Expect("trace on 10P10D: within 100 ms", lambda t: t("within_tbt", load="trace", system="10P10D"), .97, 1, "%", printed("100 %", .98, 1, read="memory")),
-            Expect("trace on 20 colocated: within 100 ms", lambda t: t("within_tbt", load="trace", system="vllm"), .85, .95, "%", printed("57 %", .57, read="memory"),
-                   differs=TENTH, amended="2026-11-26", was=(.4, .75),
-                   reason="one prompt of mean length in a request's longest tenth makes it 82 ms, which is within; two are too many, and of .9 in the mean two or more come to a fifth"),
-            Expect("trace: within both, 10P10D / 20 colocated", lambda t: t("within_both", load="trace", system="10P10D") /
-                   t("within_both", load="trace", system="vllm"), 1.05, 1.2, "x", printed("1.75", 1.75, read="memory"),
-                   differs=TENTH, amended="2026-11-26", was=(1.3, 2.5), reason="as above"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "occupation",
-        "What does KV cost in GB s a request where prompts are cut into chunks beside decodes, and where P and D are apart?",
-        "Mooncake (arXiv 2407.00079), section 5.2, and its author's notes: VRAM occupation cost (argued there, without figures)",
-        [
-            Expect("load .5: prefill, chunks of 512 / P", lambda t: occupied(t, "prefill_gb_s", "chunks of 512") / occupied(t, "prefill_gb_s", "P and D"), .9, 1.5, "x"),
-            Expect("load .5: decode, chunks of 512 / D", lambda t: occupied(t, "decode_gb_s", "chunks of 512") / occupied(t, "decode_gb_s", "P and D"), 1.5, 5, "x"),
-            Expect("load .5: decode, chunks of 2,048 / D", lambda t: occupied(t, "decode_gb_s", "chunks of 2048") / occupied(t, "decode_gb_s", "P and D"), 1.3, 5, "x"),
-            Expect("load .5: prefill, whole prompts / chunks of 2,048, on P", lambda t: occupied(t, "prefill_gb_s", "P and D, whole") /
-                   occupied(t, "prefill_gb_s", "P and D"), 2.2, 4, "x", amended="2026-11-26", was=(1.3, 1.7),
-                   reason="a step of 32,768 tokens takes up to four prompts that wait, which all hold their KV until it ends: at load .5 two or three of them"),
-            Expect("load .5: transfer, D's room held by push / pull", lambda t: occupied(t, "transfer_gb_s", "P and D") / occupied(t, "transfer_gb_s", "P and D, pull"), 2, 8, "x"),
-            Expect("load .5: all phases, chunks of 512 / P and D, pull", lambda t: occupied(t, "gb_s", "chunks of 512") / occupied(t, "gb_s", "P and D, pull"), 1.2, 4, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "batching",
-        "What does iteration-level batching do to throughput, and chunked prefill to the gaps between tokens?",
-        "Orca (OSDI'22) section 6; Sarathi-Serve (OSDI'24) section 4.2",
-        [
-            Expect("P99 gap at load 0.6, prefill_first / chunked", lambda t: gap99(t, policy="prefill_first", load=.6) /
-                   gap99(t, policy="chunked", load=.6), 2, 12, "x"),
-            Expect("mean TTFT at load 0.6, static / prefill_first", lambda t: t("mean_ttft_ms", policy="static", load=.6) /
-                   t("mean_ttft_ms", policy="prefill_first", load=.6), 2, 100, "x"),
-            Expect("tokens/s all at once, prefill_first / static", lambda t: t("output_throughput", policy="prefill_first", load=0.) /
-                   t("output_throughput", policy="static", load=0.), 1.05, 1.6, "x"),
-            Expect("tokens/s all at once, chunked / prefill_first", lambda t: t("output_throughput", policy="chunked", load=0.) /
-                   t("output_throughput", policy="prefill_first", load=0.), .8, 1.15, "x"),
-            ONE_HASH,
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "chunk",
-        "What does the size of a prefill chunk do to the gaps between tokens, and to the first token?",
-        "Sarathi-Serve (OSDI'24) section 4.3 (token budgets 512 and 2048)",
-        [
-            Expect("P99 gap, chunks of 512 / 64", lambda t: gap99(t, chunk=512) / gap99(t, chunk=64), 3, 9, "x"),
-            Expect("mean TTFT, chunks of 32 / 512", lambda t: t("mean_ttft_ms", chunk=32) / t("mean_ttft_ms", chunk=512),
-                   1.05, 2.5, "x", amended="2026-11-23",
-                   reason="of the same runs, and the same range: a median of 20 requests is none, 40 are needed"),
-            ONE_HASH,
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "chunk",
-        "The same on a card, Llama-3.1-8B's shape in bf16.",
-        "Sarathi-Serve (OSDI'24) section 4.3",
-        [
-            Expect("P99 gap, chunks of 2048 / 512", lambda t: gap99(t, chunk=2048) / gap99(t, chunk=512), 2, 4.5, "x"),
-            Expect("P99 gap, chunks of 512", lambda t: gap99(t, chunk=512), 10, 60, "ms"),
-            ONE_HASH,
-        ],
-        device="cuda",
-    ),
-    Claim(
-        "sarathi_capacity",
-        "How many requests a second keep the gaps between tokens within an objective, with prompts in chunks beside decodes and with whole prompts first?",
-        "Sarathi-Serve (OSDI'24) section 5.1 (lengths and objectives from memory)",
-        [
-            Expect("Mistral-7B: chunked / prefill first, the most of two data sets and two objectives", lambda t: capacity_gain(t, "mistral-7b"), 2, 5, "x",
-                   printed("up to 2.6", 2.6, read="summary")),
-            Expect("Yi-34B: chunked / prefill first, the most of two data sets and two objectives", lambda t: capacity_gain(t, "yi-34b"), 2.2, 6, "x",
-                   printed("up to 3.7", 3.7, read="summary"),
-                   differs="a step costs its work and .5 ms here, and whole prompts may be one gap in a hundred: the longer a step of decodes, the less they get. "
-                           "Theirs is what vLLM of its day took; with 10 ms in place of .5 one draw's 3.4 is 4.1"),
-            *(Expect(f"{model}, {data}, {objective}: requests/s, chunked / prefill first", lambda t, where=(model, data, objective): capacity_gain(t, *where), low, high, "x",
-                     amended="2026-11-26" if was else "", was=was, reason=JOINED if was else "")
-              for model, data, objective, low, high, was in (
-                  ("mistral-7b", "sharegpt4", "strict", 2, 5, ()), ("mistral-7b", "sharegpt4", "relaxed", 1.3, 2.5, ()),
-                  ("mistral-7b", "arxiv", "strict", 1.1, 1.7, (1.6, 3)), ("mistral-7b", "arxiv", "relaxed", 1.2, 1.8, (1.5, 3)),
-                  ("yi-34b", "sharegpt4", "strict", 2, 6, ()), ("yi-34b", "sharegpt4", "relaxed", 1.2, 2.5, ()),
-                  ("yi-34b", "arxiv", "strict", .9, 1.4, (1.6, 6)), ("yi-34b", "arxiv", "relaxed", 1, 1.5, (1.2, 3)))),
-            Expect("mistral-7b, sharegpt4, strict: requests/s, prefill first",
-                   lambda t: t("requests_per_s", model="mistral-7b", data="sharegpt4", objective="strict", system="prefill_first"), .4, 1.1, ""),
-            Expect("mistral-7b, sharegpt4, strict: requests/s, chunked",
-                   lambda t: t("requests_per_s", model="mistral-7b", data="sharegpt4", objective="strict", system="chunked"), 1.6, 3, ""),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "pd",
-        "Colocated, 1P1D or 2P1D on the same two cores: TTFT and TBT against load?",
-        "DistServe (OSDI'24) section 2; the xPyD notes' table",
-        [
-            Expect("P99 ITL at load 0.4, 1P1D / 1C", lambda t: at(t, "p99_itl_ms", "1P1D") / at(t, "p99_itl_ms", "1C"), .04, .5, "x"),
-            Expect("mean TTFT at load 0.2, 1P1D / 1C", lambda t: at(t, "mean_ttft_ms", "1P1D", load=.2) /
-                   at(t, "mean_ttft_ms", "1C", load=.2), 1.7, 2.6, "x", amended="2026-11-23",
-                   reason="new: load 0.4 is near P's saturation. Twice the service, 1 + r / (2 (1 - r)) of it with P busy for "
-                   "r = 0.25 to 0.4 of the time; written down when 2.0, of three repetitions, was known; of medians until 2026-11-23, of means with the same range since: a median of 20 requests is none"),
-            Expect("mean TTFT at load 0.4, 1P1D / 1C", lambda t: at(t, "mean_ttft_ms", "1P1D") / at(t, "mean_ttft_ms", "1C"),
-                   2, 9, "x",
-                   amended="2026-11-23", was=(1.2, 3.5),
-                   reason="the first arithmetic left the queue out: P, at half the speed, is busy for twice as long, and waits grow as r / (1 - r): with a capacity that was 8.3 to 9.6 requests/s P is busy for 0.5 to 0.8 of the time, 2.4 to 9 times. Load 0.2 and a virtual clock (pd_split) are well defined; of medians until 2026-11-23, of means with the same range since: a median of 20 requests is none"),
-            Expect("mean TTFT at load 0.4, 2P1D / 1P1D", lambda t: at(t, "mean_ttft_ms", "2P1D") / at(t, "mean_ttft_ms", "1P1D"),
-                   0.3, 1.7, "x",
-                   amended="2026-11-23", was=(0.6, 1.7),
-                   reason="two P take turns on two cores with D, and the wait in the queue, more than half of 1P1D's TTFT, all but goes away; of medians until 2026-11-23, of means with the same range since: a median of 20 requests is none"),
-            Expect("mean TTFT at load 0.2, handoff / local", lambda t: at(t, "mean_ttft_ms", "1P1D", transport="handoff", load=.2) /
-                   at(t, "mean_ttft_ms", "1P1D", load=.2), .85, 1.1, "x", amended="2026-11-23",
-                   reason="of the same runs, and the same range: a median of 20 requests is none, 40 are needed"),
-            Expect("mean ITL at load 0.4, P and D bound to a core each / to none", lambda t: at(t, "mean_itl_ms", "1P1D", cpus="P0=0,D0=1") /
-                   at(t, "mean_itl_ms", "1P1D"), .85, 1.05, "x", amended="2026-11-26", reason="new: the range was written before the run"),
-            Expect("mean ITL at load 0.2, pages of 4 KiB / of 2 MiB", lambda t: at(t, "mean_itl_ms", "1P1D", load=.2, cpus="P0=0,D0=1", pages="off") /
-                   at(t, "mean_itl_ms", "1P1D", load=.2, cpus="P0=0,D0=1"), .98, 1.1, "x", amended="2026-11-26",
-                   reason="new: the range was written before the run"),
-            ONE_HASH,
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "pd_split",
-        "The same of one card on a virtual clock: whole, or cut in two or three for prefill and decode.",
-        "DistServe (OSDI'24) section 2 (no figure at these sizes)",
-        [
-            Expect("P99 gap at load 0.4, 1P1D / 1C", lambda t: t("p99_itl_ms", topology="1P1D", load=.4) /
-                   t("p99_itl_ms", topology="1C", load=.4), .5, .85, "x",
-                   amended="2026-11-23", was=(.85, 1.1),
-                   reason="a step of the simulator costs the sum of its parts: 1C's with a chunk reads the weights and the KV beside 17 ms of products, 25 ms, D of a half 14 to 16 as before. (With the slower of both bounds, as it was counted before, 1C's take 17)"),
-            Expect("median TTFT at load 0.2, 1P1D / 1C", lambda t: t("median_ttft_ms", topology="1P1D", load=.2) /
-                   t("median_ttft_ms", topology="1C", load=.2), 1.8, 2.6, "x"),
-            Expect("median TTFT at load 0.4, 1P1D / 1C", lambda t: t("median_ttft_ms", topology="1P1D", load=.4) /
-                   t("median_ttft_ms", topology="1C", load=.4), 2, 3.6, "x"),
-            Expect("median TTFT at load 0.4, 2P1D / 1P1D", lambda t: t("median_ttft_ms", topology="2P1D", load=.4) /
-                   t("median_ttft_ms", topology="1P1D", load=.4), .8, 1.5, "x"),
-            Expect("P99 gap at load 0.4, 2P1D / 1P1D", lambda t: t("p99_itl_ms", topology="2P1D", load=.4) /
-                   t("p99_itl_ms", topology="1P1D", load=.4), 1.4, 1.9, "x",
-                   amended="2026-11-22", was=(1.4, 1.6),
-                   reason="D of a third is slower by 1.5, and so holds 1.5 times the sequences and their KV: 1.5 to 1.8"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "pd",
-        "P and D on one card, by stream priority and by SM partition: TTFT and TBT against load?",
-        "stream priority or a partition of the SMs: an independent report on an RTX 5090 with Qwen3-4B",
-        [
-            Expect("P99 ITL at load 0.6, 96 SMs for P / 1C with chunks of 2048", lambda t: at(t, "p99_itl_ms", "1P1D", split="96", load=.6) /
-                   at(t, "p99_itl_ms", "1C", chunk=2048, load=.6), .15, .7, "x", printed("0.45 to 0.47", 0.45, 0.47),
-                   differs="1B parameters on an H100: a chunk of 2,048 is 9 ms and a decode step 2, which 36 of 132 SMs make 3; theirs is a larger model on a smaller card"),
-            Expect("median TTFT at load 0.6, 96 SMs for P / 1C with chunks of 2048",
-                   lambda t: at(t, "median_ttft_ms", "1P1D", split="96", load=.6) /
-                   at(t, "median_ttft_ms", "1C", chunk=2048, load=.6), 1, 4, "x", printed("1.4 to 4.0", 1.4, 4),
-                   differs="an H100 loses less of a prefill to 36 SMs fewer; 68 fewer make it 2.9"),
-            Expect("P99 ITL at load 0.6, priority / 1C with chunks of 2048",
-                   lambda t: at(t, "p99_itl_ms", "1P1D", split="priority", transport="local", load=.6) /
-                   at(t, "p99_itl_ms", "1C", chunk=2048, load=.6), .1, 1.05, "x", printed("1.0", 0.95, 1.05),
-                   differs="decode goes first here as soon as blocks of a prefill end, 0.1 ms each"),
-            Expect("median TTFT at load 0.6, handoff / local", lambda t: at(t, "median_ttft_ms", "1P1D", split="priority", transport="handoff", load=.6) /
-                   at(t, "median_ttft_ms", "1P1D", split="priority", transport="local", load=.6), .8, 1.05, "x",
-                   amended="2026-11-26", was=(.8, 1.05), reason="one load, not three, before it was first run: a card's time is short"),
-            Expect("different logits hashes, chunks of 2048", lambda t: len({row["logits_hash"] for row in t.select(chunk=2048)}), 1, 1, how="counted",
-                   amended="2026-11-27", was=(1, 1), reason="chunks of 512 give another hash on a card: a prompt's last chunk of one token takes the decode kernel (model/README.md)"),
-        ],
-        device="cuda",
-    ),
-    Claim(
-        "prefix",
-        "What is a shared prefix worth: tokens found in the cache, and the first token's time?",
-        "vLLM's automatic prefix caching; Mooncake (FAST'25) Fig. 14",
-        [
-            Expect("tokens found, 75 % shared", lambda t: t("hit_share", cache="on", share=.75), .68, .695, "%"),
-            Expect("TTFT, 75 % shared / nothing shared", lambda t: t("ttft_ms", cache="on", share=.75) / t("ttft_ms", cache="on", share=0.),
-                   .18, .38, "x"),
-            Expect("TTFT, 94 % shared / nothing shared", lambda t: t("ttft_ms", cache="on", share=.9375) /
-                   t("ttft_ms", cache="on", share=0.), .05, .2, "x", printed("0.14 at 95 % of 128K tokens (Fig. 14)", 0.14),
-                   differs="theirs brings the prefix from other nodes' memory and decodes elsewhere; here it is in the pool, and what is left is 6 % of a prompt: 0.06"),
-            Expect("TTFT, 75 % shared, cache off / nothing shared", lambda t: t("ttft_ms", cache="off", share=.75) /
-                   t("ttft_ms", cache="on", share=0.), .85, 1.2, "x"),
-            Expect("logits hashes with and without cache", lambda t: len({row["logits_hash"] for row in t.select(share=.75)}), 1, 1, how="counted"),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "admission",
-        "What is it worth to look ahead before a sequence is admitted: requests a second, and sequences preempted?",
-        "lightllm's Efficient Router (docs/EN/source/dev/performance.rst): 10.59 requests/s, vLLM 0.1.2 5.53",
-        [
-            Expect("requests/s, peak_tokens / prompt", lambda t: t("requests_per_s", rule="peak_tokens", allocator="token", cap=1) /
-                   t("requests_per_s", rule="prompt", allocator="token", cap=1), 1.02, 1.7, "x", printed("1.9 (10.59 and 5.53 requests/s)", 1.9),
-                   differs="theirs are two whole systems, lightllm and vLLM 0.1.2; here nothing but the rule differs"),
-            Expect("preemptions, prompt", lambda t: t("preemptions", rule="prompt", allocator="token", cap=1), 300, 3000),
-            Expect("preemptions, peak_tokens", lambda t: t("preemptions", rule="peak_tokens", allocator="token", cap=1), 0, 0),
-            Expect("requests/s, peak_tokens / longest", lambda t: t("requests_per_s", rule="peak_tokens", allocator="token", cap=1) /
-                   t("requests_per_s", rule="longest", allocator="token", cap=1), 1.02, 1.4, "x"),
-            Expect("requests/s, peak_tokens, caps of twice the output / known", lambda t:
-                   t("requests_per_s", rule="peak_tokens", allocator="token", cap=2) /
-                   t("requests_per_s", rule="peak_tokens", allocator="token", cap=1), .7, 1, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "block_latency",
-        "What does the size of a block do to the latency of requests that are long, and of short ones, in a fixed pool?",
-        "PagedAttention (SOSP'23) Fig. 18b",
-        [
-            Expect("ShareGPT, latency per token, blocks of 128 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=128) /
-                   t("latency_per_token_s", dataset="sharegpt", block=16), .95, 1.6, "x", printed("16 to 128 alike", 0.95, 1.05, read="memory"),
-                   differs="the pool is full here, so what a block wastes is missing elsewhere; theirs is at a rate below that"),
-            Expect("ShareGPT, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=256) /
-                   t("latency_per_token_s", dataset="sharegpt", block=16), 1, 5, "x"),
-            Expect("Alpaca, blocks of 32 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=32) /
-                   t("latency_per_token_s", dataset="alpaca", block=16), .95, 1.2, "x", printed("16 to 32 alike", 0.95, 1.05, read="memory")),
-            Expect("Alpaca, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=256) /
-                   t("latency_per_token_s", dataset="alpaca", block=16), 2, 12, "x", printed("much worse", read="memory")),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "block_table",
-        "What share of a decode step is spent on telling the kernel where KV is?",
-        "vAttention (ASPLOS'25) Table 1",
-        [
-            Expect("64 x 16K, padded table made anew, of the step", lambda t: t("share", way="padded", batch=64, tokens=16384),
-                   0, .01, "%", printed("10 % (30 % before a fix)", 0.1, 0.3),
-                   differs="theirs is made in Python and copied to the card; here in C++, beside an H100's step by arithmetic"),
-            Expect("64 x 16K, padded / diffs, time", lambda t: t("us", way="padded", batch=64, tokens=16384) /
-                   t("us", way="diffs", batch=64, tokens=16384), 5, 2000, "x"),
-            Expect("64 x 16K, views (ours)", lambda t: t("us", way="views", batch=64, tokens=16384), 0, 1, "us"),
-        ],
-        repeats=6,
-    ),
-    Claim(
-        "multi_turn",
-        "What is it worth to keep a conversation's KV until its next turn: in slots, in blocks, or by recompute?",
-        "TurboMind's LlamaCacheManager (slots, LRU over sequences, eviction to token ids)",
-        [
-            Expect("TTFT of later turns after 1,024 tokens, slots, kept / contiguous", lambda t:
-                   t("ttft_ms", allocator="slots", conversations=3, history=1024) /
-                   t("ttft_ms", allocator="contiguous", conversations=3, history=1024), .02, .12, "x", printed("a hit skips the history's prefill")),
-            Expect("slots, evicted / contiguous", lambda t: t("ttft_ms", allocator="slots", conversations=8, history=1024) /
-                   t("ttft_ms", allocator="contiguous", conversations=8, history=1024), .8, 1.25, "x"),
-            Expect("slots kept, after 1,024 / after 128 tokens", lambda t: t("ttft_ms", allocator="slots", conversations=3, history=1024) /
-                   t("ttft_ms", allocator="slots", conversations=3, history=128), .8, 1.8, "x"),
-            Expect("8 conversations of 512 tokens, blocks of 16 / slots", lambda t: t("ttft_ms", allocator="paged", conversations=8, history=512) /
-                   t("ttft_ms", allocator="slots", conversations=8, history=512), .03, .25, "x"),
-            Expect("different logits hashes, 8 conversations", lambda t: len({row["logits_hash"] for row in
-                   t.select(conversations=8, history=1024)}), 1, 1, how="counted"),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "slots_time",
-        "Whose KV do slots hold over time, how much of it, and how many of them have memory, by --slot-prealloc?",
-        "TurboMind's LlamaCacheManager (slots; cache_chunk_size of them allocated at a time)",
-        [
-            Expect("slots with memory at the first turn, none", lambda t: slots_end(t, "none", "slots_at_first"), 1, 1),
-            Expect("slots with memory at the first turn, 2 at a time", lambda t: slots_end(t, "2", "slots_at_first"), 2, 2),
-            Expect("slots with memory at the first turn, all", lambda t: slots_end(t, "all", "slots_at_first"), 6, 6),
-            Expect("slots with memory at the end, fewest", lambda t: min(slots_end(t, p, "slots_with_memory") for p in ("none", "2", "all")), 6, 6),
-            Expect("turns that find their slot again", lambda t: slots_end(t, "none", "hits") / slots_end(t, "none", "returned"), .2, .6, "%",
-                   amended="2026-11-26", was=(.35, .65), reason="slots in use are nobody's to find: 3 of 6 are idle, with 3 of the 9 others"),
-            Expect("hits, on demand / preallocated", lambda t: slots_end(t, "none", "hits") / slots_end(t, "all", "hits"), 1, 1, "x"),
+            *(Expect(f"{dataset}, {n} choices: blocks saved, all at their ends", lambda t, dataset=dataset, n=n: t("saved_at_end", dataset=dataset, n=n), low, high, "%",
+                     printed(f"{100 * figure:.3g} % ({n} choices; the ends of a range)", figure, read="summary"),
+                     differs="lengths here are lognormal with the means that the paper gives, and not the data sets' own; blocks are counted when all have ended")
+              for dataset, n, low, high, figure in (("alpaca", 2, .05, .11, .061), ("alpaca", 6, .09, .17, .098), ("sharegpt", 2, .11, .19, .162), ("sharegpt", 6, .2, .32, .305))),
         ],
         how="counted",
     ),
     Claim(
-        "prefix_repetition",
-        "How much do the prompts of Mooncake's traces repeat?",
-        "xPyD notes, radix tree with N and L; Mooncake (FAST'25) Table 2",
+        "waste/max_batch",
+        "How many sequences fit by the size of a page group, and what does the last row of each waste?",
+        "vAttention (ASPLOS'25) Fig. 15, Table 8",
         [
-            Expect("R_leaf, conversation, N 2", lambda t: t("r_leaf", trace="conversation", min_count=2, min_length=0), .193, .195),
-            Expect("R_conv, conversation, N 2", lambda t: t("r_conv", trace="conversation", min_count=2, min_length=0), .416, .418),
-            Expect("R_conv, conversation, N 100", lambda t: t("r_conv", trace="conversation", min_count=100, min_length=0), 1, 1, how="counted"),
-            Expect("tokens an unlimited cache finds, conversation",
-                   lambda t: t("token_reuse", trace="conversation", min_count=2, min_length=0), .36, .41, "%", printed("40 % (Table 2)", 0.4),
-                   differs="the traces name blocks of 512 tokens: half a block is lost where a prefix ends. With it: 39.5 %"),
-            Expect("tokens an unlimited cache finds, synthetic",
-                   lambda t: t("token_reuse", trace="synthetic", min_count=2, min_length=0), .64, .67, "%", printed("66 % (Table 2)", 0.66)),
+            Expect("Yi-6B, 64 KiB", lambda t: fits(t, "batch", "Yi-6B", "layer_major", 64), 210, 270, "", printed("240; the memory assumed follows from it", 240, read="summary"),
+                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
+            Expect("Yi-6B, 64 KiB / 2 MiB", lambda t: fits(t, "batch", "Yi-6B", "layer_major", 64) /
+                   fits(t, "batch", "Yi-6B", "layer_major", 2048), 1.2, 1.4, "x", printed("1.28 (240 / 187)", 1.283, read="summary")),
+            Expect("Llama-3-8B TP-2, 64 KiB", lambda t: fits(t, "batch", "Llama-3-8B TP-2", "layer_major", 64), 220, 290, "", printed("258", 258, read="summary"),
+                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
+            Expect("Llama-3-8B TP-2, 2 MiB", lambda t: fits(t, "batch", "Llama-3-8B TP-2", "layer_major", 2048), 170, 230, "", printed("203", 203, read="summary"),
+                   differs="the memory that is left for KV is not published: it is fitted to one of their six figures, Yi-6B's 240",
+                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
+            Expect("Yi-34B TP-2, 64 KiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "layer_major", 64), 58, 82, "", printed("68", 68, read="summary"),
+                   differs="the memory that is left for KV is not published: it is fitted to one of their six figures, Yi-6B's 240",
+                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
+            Expect("Yi-34B TP-2, 2 MiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "layer_major", 2048), 47, 66, "", printed("56", 56, read="summary"),
+                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
+            Expect("tokens of a row, 64 KiB", lambda t: fits(t, "row_tokens", "Yi-6B", "layer_major", 64), 64, 64, "", printed("64", 64, 64, read="summary"), how="computed"),
+            Expect("tokens of a row, 2 MiB", lambda t: fits(t, "row_tokens", "Yi-6B", "layer_major", 2048), 2048, 2048, "", printed("2,048", 2048, 2048, read="summary"), how="computed"),
+            Expect("Yi-34B, worst waste, 64 KiB", lambda t: fits(t, "wasted_mib_worst", "Yi-34B TP-2", "layer_major", 64), 7.5, 7.5, "MiB", printed("7.5 MiB", 7.5, 7.5, read="summary"), how="computed"),
+            Expect("Yi-34B, worst waste, 2 MiB", lambda t: fits(t, "wasted_mib_worst", "Yi-34B TP-2", "layer_major", 2048), 240, 240, "MiB", printed("240 MiB", 240, 240, read="summary"), how="computed"),
         ],
-        traces=True,
-        how="counted",
-    ),
-    Claim(
-        "radix",
-        "What does a prefix cache by token find beyond one by blocks, and what does it cost, by the tokens of a block?",
-        "xPyD notes (radix and paged granularities do not match); SGLang's radix cache",
-        [
-            Expect("requests where blocks find other than SGLang's pages of that size, or the tree other than its pages of 1",
-                   lambda t: sum(int(row["differ"]) for row in t.select(room="all")), 0, 0),
-            Expect("tokens lost at each hit, chats, blocks of 16", lambda t: t("lost_per_hit", load="chats", block=16, cache="blocks", room="all"),
-                   7, 8),
-            Expect("tokens lost at each hit, chats, blocks of 128", lambda t: t("lost_per_hit", load="chats", block=128, cache="blocks", room="all"), 59, 68),
-            Expect("tokens lost at each hit by the tree, the most of all loads and block sizes", radix_lost, 0, 0),
-            Expect("hit tokens, questions, blocks of 16 / tree", lambda t: radix_hits(t, "questions", "blocks", 16) / radix_hits(t, "questions", "radix", 16),
-                   .99, .995),
-            Expect("hit tokens, questions, blocks of 128 / tree", lambda t: radix_hits(t, "questions", "blocks", 128) / radix_hits(t, "questions", "radix", 128), .92, .95),
-            Expect("hits whose last rows are copied, chats, 128", lambda t: t("copies", load="chats", block=128, cache="radix", room="all") /
-                   t("hits", load="chats", block=128, cache="radix", room="all"), .06, .09, "%"),
-            Expect("rows of the tree that are unfilled or there twice, chats, blocks of 16", lambda t: radix_spare(t, "chats", 16), .002, .005, "%"),
-            Expect("rows of the tree that are unfilled or there twice, chats, blocks of 128", lambda t: radix_spare(t, "chats", 128), .02, .035, "%"),
-            Expect("rows of the tree that are unfilled or there twice, questions, blocks of 128", lambda t: radix_spare(t, "questions", 128), .25, .35, "%"),
-            Expect("hit tokens with half the room, chats, tree over 16 / over 1", lambda t: radix_hits(t, "chats", "radix", 16, "half") /
-                   radix_hits(t, "chats", "radix", 1, "half"), .99, 1),
-            Expect("hit tokens with half the room, questions, tree over 16 / blocks of 16", lambda t: radix_hits(t, "questions", "radix", 16, "half") /
-                   radix_hits(t, "questions", "blocks", 16, "half"), .98, 1.01),
-            Expect("hit tokens with half the room, questions, tree over 128 / over 1", lambda t: radix_hits(t, "questions", "radix", 128, "half") /
-                   radix_hits(t, "questions", "radix", 1, "half"), .85, .95),
-            Expect("hit tokens with half the room, questions, tree over 128 / blocks of 128", lambda t: radix_hits(t, "questions", "radix", 128, "half") /
-                   radix_hits(t, "questions", "blocks", 128, "half"), .88, 1),
-            Expect("hit tokens, Mooncake's trace, blocks of 128 / tree", lambda t: radix_hits(t, "mooncake", "blocks", 128) /
-                   radix_hits(t, "mooncake", "radix", 128), .999, 1),
-            Expect("look-up of a token, chats, blocks of 1 / of 16", lambda t: radix_probe(t, "blocks", 1) / radix_probe(t, "blocks", 16), 5, 30, "x", how="measured"),
-            Expect("look-up of a token, chats, blocks of 128 / of 16", lambda t: radix_probe(t, "blocks", 128) / radix_probe(t, "blocks", 16), .3, 1, "x", how="measured"),
-            Expect("look-up of a token, chats, tree over 16 / blocks of 16", lambda t: radix_probe(t, "radix", 16) / radix_probe(t, "blocks", 16), .15, .8, "x", how="measured"),
-            Expect("look-up of a token, chats, tree over 128 / over 1", lambda t: radix_probe(t, "radix", 128) / radix_probe(t, "radix", 1), .5, 1.5, "x", how="measured"),
-        ],
-        traces=True,
-        repeats=3,
         how="counted",
     ),
     Claim(
@@ -1149,44 +583,11 @@ CLAIMS = [
                    differs="of a processor: the same instructions (instructions), and runs on hosts of one name gave 1.03 to 1.14. Likely, and not tested: how the host backs the guest's pages, and so misses of the TLB, which a card has otherwise",
                    amended="2026-11-22", was=(0.92, 1.08),
                    reason="the range took pages for equal; two hosts differ by a tenth at the same work by count"),
-            Expect("decode, page groups of 64 KiB / contiguous with huge pages",
-                   lambda t: attention(t, "decode", "vattention", group_kib=64.0) / attention(t, "decode", "contiguous"),
-                   .95, 1.12, "x"),
             Expect("decode, token_major of 8 layers / contiguous", lambda t: attention(t, "decode", "token_major") /
                    attention(t, "decode", "contiguous"), .95, 1.7, "x", printed("1.56 (kvcached: all layers in a block)", 1.56),
                    differs="all heads of a token are 2 KB in a row here, which a CPU reads at nearly full speed; theirs are blocks of 28 layers on a card"),
-            Expect("prefill, page groups of 64 KiB / contiguous",
-                   lambda t: attention(t, "prefill", "vattention", group_kib=64.0) / attention(t, "prefill", "contiguous"),
-                   0.85, 1.1, "x",
-                   amended="2026-11-22", was=(0.95, 1.05),
-                   reason="repetitions went from 0.89 to 1.00, so a range of 0.1 decided nothing; the work is the same by count (instructions: 1)"),
         ],
         repeats=3,
-    ),
-    Claim(
-        "instructions",
-        "What does a block table cost attention, and a host tier a prompt, in instructions?",
-        "vAttention (ASPLOS'25) Fig. 2: 7 to 13 % more instructions in paged kernels",
-        [
-            Expect("decode, blocks of 16 / contiguous", lambda t: once_more(t, "decode", "blocks of 16") / once_more(t, "decode", "contiguous"),
-                   1, 1.1, "x"),
-            Expect("decode, blocks of 1 / contiguous", lambda t: once_more(t, "decode", "blocks of 1") / once_more(t, "decode", "contiguous"),
-                   1, 1.3, "x"),
-            Expect("decode, page groups / contiguous", lambda t: once_more(t, "decode", "page groups") / once_more(t, "decode", "contiguous"),
-                   .999, 1.001, "x"),
-            Expect("prefill, blocks of 16 / contiguous", lambda t: once_more(t, "prefill", "blocks of 16") / once_more(t, "prefill", "contiguous"),
-                   1, 1.05, "x", printed("1.07 to 1.13 (of two libraries' kernels, on a card)", 1.07, 1.13),
-                   differs="a table is asked once for a run of rows, each of which serves many queries; theirs are other kernels with a table than without"),
-            Expect("prefill, page groups / contiguous", lambda t: once_more(t, "prefill", "page groups") / once_more(t, "prefill", "contiguous"),
-                   .999, 1.001, "x"),
-            Expect("a token of llama-mini whose KV goes to a host tier", lambda t: tier_instructions(t), 3000, 8000,
-                   amended="2026-11-22", was=(700, 2500),
-                   reason="to list the pieces, 16 rows of 512 bytes a token, takes 3,000 beside the 2,300 that copy them"),
-            Expect("of the 3.1 million that its products take at least", lambda t: tier_instructions(t) / (50e6 / 16), .0005, .0026, "%",
-                   amended="2026-11-22", was=(.0002, .001), reason="as the row above"),
-        ],
-        how="counted",
-        callgrind=True,
     ),
     Claim(
         "paged_attention",
@@ -1207,7 +608,48 @@ CLAIMS = [
         device="cuda",
     ),
     Claim(
-        "block_size",
+        "paged_attention/block_latency",
+        "What does the size of a block do to the latency of requests that are long, and of short ones, in a fixed pool?",
+        "PagedAttention (SOSP'23) Fig. 18b",
+        [
+            Expect("ShareGPT, latency per token, blocks of 128 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=128) /
+                   t("latency_per_token_s", dataset="sharegpt", block=16), .95, 1.6, "x", printed("16 to 128 alike", 0.95, 1.05, read="memory"),
+                   differs="the pool is full here, so what a block wastes is missing elsewhere; theirs is at a rate below that"),
+            Expect("Alpaca, blocks of 32 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=32) /
+                   t("latency_per_token_s", dataset="alpaca", block=16), .95, 1.2, "x", printed("16 to 32 alike", 0.95, 1.05, read="memory")),
+            Expect("Alpaca, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=256) /
+                   t("latency_per_token_s", dataset="alpaca", block=16), 2, 12, "x", printed("much worse", read="memory")),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "paged_attention/block_table",
+        "What share of a decode step is spent on telling the kernel where KV is?",
+        "vAttention (ASPLOS'25) Table 1",
+        [
+            Expect("64 x 16K, padded table made anew, of the step", lambda t: t("share", way="padded", batch=64, tokens=16384),
+                   0, .01, "%", printed("10 % (30 % before a fix)", 0.1, 0.3),
+                   differs="theirs is made in Python and copied to the card; here in C++, beside an H100's step by arithmetic"),
+            Expect("64 x 16K, views (ours)", lambda t: t("us", way="views", batch=64, tokens=16384), 0, 1, "us"),
+        ],
+        repeats=6,
+    ),
+    Claim(
+        "paged_attention/instructions",
+        "What does a block table cost attention, and a host tier a prompt, in instructions?",
+        "vAttention (ASPLOS'25) Fig. 2: 7 to 13 % more instructions in paged kernels",
+        [
+            Expect("decode, blocks of 16 / contiguous", lambda t: once_more(t, "decode", "blocks of 16") / once_more(t, "decode", "contiguous"),
+                   1, 1.1, "x"),
+            Expect("prefill, blocks of 16 / contiguous", lambda t: once_more(t, "prefill", "blocks of 16") / once_more(t, "prefill", "contiguous"),
+                   1, 1.05, "x", printed("1.07 to 1.13 (of two libraries' kernels, on a card)", 1.07, 1.13),
+                   differs="a table is asked once for a run of rows, each of which serves many queries; theirs are other kernels with a table than without"),
+        ],
+        how="counted",
+        callgrind=True,
+    ),
+    Claim(
+        "paged_attention/block_size",
         "Does attention over larger blocks cost more, or over more bytes?",
         "vAttention (ASPLOS'25) Fig. 3, with its confound and without it",
         [
@@ -1215,13 +657,11 @@ CLAIMS = [
                    printed("up to 1.9 for 128 / 16")),
             Expect("128 blocks, of 128 tokens / of 16", lambda t: held(t, "blocks", 128) / held(t, "blocks", 16), 1.1, 2.2, "x",
                    printed("slower, up to 1.9 (Fig. 3)", 1.05, 1.9)),
-            Expect("128 MiB of blocks, of 128 tokens / of 16", lambda t: held(t, "bytes", 128) / held(t, "bytes", 16), .88, 1.08, "x"),
-            Expect("4 MiB of blocks, of 128 tokens / of 16", lambda t: held(t, "cached", 128) / held(t, "cached", 16), .88, 1.12, "x"),
         ],
         repeats=3,
     ),
     Claim(
-        "block_speed",
+        "paged_attention/block_speed",
         "What do requests a second of a whole model make of the size of a block, where the pool has room?",
         "wde's KV offloading, block sizes",
         [
@@ -1232,11 +672,73 @@ CLAIMS = [
               for load, name, low, high, theirs in (("prompts", "prompts of 512", .97, 1.03, {16: .911, 32: .906, 64: .910, 128: .908}),
                                                     ("decode", "decoding, 8 with 1,024", 1, 1.12, {16: .305, 32: .305, 64: .305, 128: .305}))
               for block in (32, 64, 128)),
-            Expect("340 of 512 tokens known: found, blocks of 16", lambda t: t("found_tokens", load="known", block=16), 336, 336, how="counted"),
-            Expect("340 of 512 tokens known: found, blocks of 128", lambda t: t("found_tokens", load="known", block=128), 256, 256, how="counted"),
-            Expect("340 of 512 tokens known: requests/s, blocks of 128 / of 16", lambda t: t("requests_per_s", load="known", block=128) /
-                   t("requests_per_s", load="known", block=16), .67, .77, "x"),
         ],
+    ),
+    Claim(
+        "paged_attention/block_work",
+        "Why is a paged prefill kernel slower on a card and not here: how often does it ask the block table?",
+        "vAttention (ASPLOS'25) Figs 2 and 7, section 3.4",
+        [
+            Expect("blocks of 16, asked once a block / memory in one piece", lambda t: t("times_plain", block_tokens=16, asks="block"), .97, 1.05, "x"),
+            Expect("blocks of 16, asked at every load of 32 bytes", lambda t: t("times_plain", block_tokens=16, asks="vector"), 1.05, 1.8, "x",
+                   printed("1.24 to 1.42 (Figs 2, 7)", 1.24, 1.42, read="summary"), amended="2026-11-26", was=(1.15, 1.8), reason=HIDDEN, differs=HIDDEN),
+            Expect("blocks of 256, asked at every load of 32 bytes", lambda t: t("times_plain", block_tokens=256, asks="vector"), .85, 1.8, "x",
+                   printed("1.24 to 1.37 (Figs 2, 7)", 1.24, 1.37, read="summary"), amended="2026-11-26", was=(1.15, 1.8), reason=HIDDEN, differs=HIDDEN),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "vattention_speed",
+        "What is the allocator alone worth to a whole model's prompts, decoding and throughput; how fast does KV grow?",
+        "vAttention (ASPLOS'25) Figs 4, 7, 8, 9",
+        [
+            Expect("prompt of 3,584, time, paged / vattention", lambda t: speed(t, "seconds", "prefill", 3584, "paged", "vattention"),
+                   .95, 1.08, "x", printed("1.24 to 1.36 over other libraries' paged kernels (Fig. 7)", 1.24, 1.36, read="summary"),
+                   differs="theirs is a gain of kernels: each library's paged prefill against its plain one, at up to 192K tokens. Here one kernel runs over both memories, at 3,584"),
+            Expect("decode at 32, median step, paged / vattention", lambda t: speed(t, "step_ms", "decode", 32, "paged", "vattention"),
+                   .95, 1.1, "x", printed("equal to FlashAttention's paged kernel; 1.99 over vLLM's (Fig. 8)", 0.95, 1.05, read="summary"),
+                   differs="as paged_attention, decode, blocks of 16"),
+            Expect("decode at 32, median step, contiguous in 4 KiB pages, too / vattention",
+                   lambda t: speed(t, "step_ms", "decode", 32, "contiguous_groups", "vattention"), .97, 1.03, "x", printed("1 (Fig. 14)", 0.95, 1.05, read="summary")),
+            Expect("offline, requests/min, vattention / paged",
+                   lambda t: speed(t, "requests_per_min", "offline", 10, "vattention", "paged"), .95, 1.08, "x", printed("1.13 to 1.23 (Fig. 9)", 1.13, 1.23, read="summary"),
+                   differs="theirs is a gain of kernels; here one kernel runs over both memories"),
+            Expect("tokens/s, batch of 32 / of 16", lambda t: t("tokens_per_s", phase="decode", size=32, allocator="vattention") /
+                   t("tokens_per_s", phase="decode", size=16, allocator="vattention"), .95, 1.9, "x", printed("saturates at 256")),
+            Expect("KV grows, batch of 32", lambda t: t("grown_mbps", phase="decode", size=32, allocator="vattention"),
+                   4, 20, "MB/s", printed("up to 750 MB/s, a card")),
+            Expect("bytes mapped / bytes written, batch of 32", lambda t: t("grown_mbps", phase="decode", size=32, allocator="vattention") /
+                   t("written_mbps", phase="decode", size=32, allocator="vattention"), .9, 1.3, "x"),
+            Expect("different logits hashes at one point", lambda t: max(
+                len({row["logits_hash"] for row in t.rows if (row["phase"], row["size"]) == point})
+                for point in {(row["phase"], row["size"]) for row in t.rows}), 1, 1, how="counted"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "vattention_speed/costs",
+        "vAttention's cards: what does a batch need of memory a second, and how much slower is the paged kernel, if its prompts of 192K take so much longer?",
+        "vAttention (ASPLOS'25) Figs 4, 7",
+        [
+            *(Expect(f"{name}: tokens/s, batch of 320 / of 256", lambda t, name=name: batches(t, name, 320) / batches(t, name, 256), 1, 1.1, "x",
+                     printed("saturates at about 256", 1, 1.05, read="summary")) for name in ("yi-6b", "llama-3-8b", "yi-34b")),
+            Expect("KV grows, most of three models and seven batches", lambda t: max(float(row["kv_mbps"]) for row in t.select(figure="batch")), 400, 700, "MB/s",
+                   printed("up to 750 MB/s, a card", 0, 750, read="summary")),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "vattention_speed/virtual",
+        "vAttention's cards and lengths: what does a slower prefill kernel cost whoever serves?",
+        "vAttention (ASPLOS'25) Figs 9, 10",
+        [
+            *(Expect(f"{name}: offline requests/min, plain / paged", lambda t, name=name: t("gain", load=0., model=name), 1.1, 1.25, "x",
+                     printed(f"{gain} (Fig. 9)", gain, read="summary")) for name, gain in (("yi-6b", 1.18), ("llama-3-8b", 1.15), ("yi-34b", 1.13))),
+            *(Expect(f"yi-6b, arrivals at a load of {load}: median latency falls", lambda t, load=load: t("less_latency", model="yi-6b", load=load), low, high, "%",
+                     paper) for load, low, high, paper in (
+                         (.6, .08, .3, None), (.8, .15, .6, None), (1.0, .2, .7, printed("-42 % at 0.25 requests/s (Fig. 10)", .42, read="summary")))),
+        ],
+        how="virtual",
     ),
     Claim(
         "vmm_calls",
@@ -1248,49 +750,486 @@ CLAIMS = [
             Expect("map and populate, 2 MiB", lambda t: call(t, "us", "map_populate", 2048), 80, 350, "us",
                    printed("40 us (cuMemMap and cuMemSetAccess)", 40),
                    differs="a card enters one large page, Linux 512 of 4 KiB"),
-            Expect("map alone, 2 MiB / 4 KiB", lambda t: call(t, "us", "map", 2048) / call(t, "us", "map", 4), .6, 1.7, "x"),
             Expect("handed out by maps of 64 KiB / what KV was seen to need",
                    lambda t: call(t, "gbps", "map_populate", 64) / .75, 4, 22, "x", printed("10 (7.6 GiB/s of 0.75 GB/s)", 10, read="memory"),
                    differs="a call takes 11 us here, and 8 there"),
             Expect("handed out, 2 MiB / 64 KiB", lambda t: call(t, "gbps", "map_populate", 2048) /
                    call(t, "gbps", "map_populate", 64), 1.3, 3.5, "x", printed("9.3 (a card pays by the call)", 9.3, read="summary"),
                    differs="a CPU pays by the page of 4 KiB, of which a byte has as many in either"),
-            Expect("faults of 64 KiB / its map with pages", lambda t: call(t, "us", "touch", 64) /
-                   call(t, "us", "map_populate", 64), 1.2, 6, "x"),
-            Expect("unmap 64 KiB beside a running thread / alone", lambda t: call(t, "us", "unmap_beside", 64) /
-                   call(t, "us", "unmap", 64), 1.1, 6, "x"),
         ],
         repeats=6,
     ),
     Claim(
-        "offload_copy",
-        "How fast does KV move between the pool and the host tier, by the size and the order of the blocks?",
-        "wde's KV offloading (2.1 us a call, 12 GB/s: knee at 25 KiB); vLLM #35990 (1-3 GB/s by blocks, 40-43 coalesced)",
+        "vmm_calls/map_overlap",
+        "Do requests see the time that a GPU's driver takes to map memory, with vAttention's ways to hide it and without?",
+        "vAttention (ASPLOS'25) Figs 12, 13",
         [
-            Expect("out, scattered blocks of 4 KiB / of 64 KiB", lambda t: moved(t, "out_gbps", 1) / moved(t, "out_gbps", 16),
-                   .1, .6, "x", printed("0.16 (by 2.1 us a call)", 0.16),
-                   differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us"),
-            Expect("in, scattered blocks of 4 KiB / of 64 KiB", lambda t: moved(t, "in_gbps", 1) / moved(t, "in_gbps", 16),
-                   .1, .7, "x", printed("0.16 (by 2.1 us a call)", 0.16),
-                   differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us"),
-            Expect("in, scattered blocks of 64 KiB / a streaming copy of 2 MiB",
-                   lambda t: moved(t, "in_gbps", 16) / moved(t, "stream_gbps", 16), 0.7, 1.15, "x",
-                   amended="2026-11-22", was=(0.7, 1.15),
-                   reason="copies in go around the caches, so their limit is a streaming copy, which moves 1.5 to 2 times what memcpy does; the first range was against memcpy"),
-            Expect("in, scattered blocks of 2 MiB / a streaming copy of 2 MiB",
-                   lambda t: moved(t, "in_gbps", 512) / moved(t, "stream_gbps", 512), 0.6, 1.15, "x",
-                   amended="2026-11-22", was=(0.85, 1.15),
-                   reason="copies in go around the caches, so their limit is a streaming copy, which moves 1.5 to 2 times what memcpy does; the first range was against memcpy; 31 pieces leave the copying thread idle at either end"),
-            Expect("in, pieces of 512 bytes / of 64 KiB", lambda t: moved(t, "in_gbps", 16, "layer_major") /
-                   moved(t, "in_gbps", 16), 0.25, 1.1, "x", printed("0.02 to 0.07 (#35990: 1 to 3 of 40 to 43 GB/s)", 0.02, 0.07),
-                   differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us; 512 bytes take 64 ns by themselves",
-                   amended="2026-11-22", was=(0.25, 0.8),
-                   reason="offload_copy.cc has said 0.25 to 1.1 since pieces are fetched ahead; the range had stayed behind"),
-            Expect("pieces, layer_major / token_major", lambda t: moved(t, "copies_in", 16, "layer_major") /
-                   moved(t, "copies_in", 16), 120, 129, "x", printed("64 (30,494 to 474)", 64), how="counted",
-                   differs="other layers and blocks: 16 tokens of 4 layers, K and V, are 128 pieces or 1"),
+            Expect("longest decode iteration over the model's, mapped when needed", lambda t: max(over_model(t, "sync")), 3, 22, "ms", printed("5 to 15 ms (Fig. 12)", 5, 15, read="summary"),
+                   differs="the system's own call, some 4 us, comes on top of the 40 that are injected: 10 %"),
+            Expect("iterations of 120 that take 5 ms or more over the model's, mapped ahead",
+                   lambda t: slower(t, "ahead", 5), 0, 0, "", printed("no spikes (Fig. 12)", 0, 0, read="summary"),
+                   amended="2026-11-22", reason="the P99 of 120 iterations, which is none, had 0 to 2.5 ms"),
+            Expect("waiting for maps, ahead / when needed", lambda t: sum(t.values("waited_ms", part="decode", mode="ahead")) /
+                   sum(t.values("waited_ms", part="decode", mode="sync")), 0, .05, "%"),
+            Expect("prompt, 64 KiB, mapped when needed / the model's time", lambda t: prefill(t, "sync", 64), 1.14, 1.4, "x", printed("1.15 (Fig. 13)", 1.15, read="summary"),
+                   differs="the system's own call, some 4 us, comes on top of the 8 that are injected"),
+            Expect("prompt, 64 KiB, deferred and eager / the model's time", lambda t: prefill(t, "deferred", 64), .99, 1.06, "x", printed("1.00 (Fig. 13)", 0.95, 1.05, read="summary")),
         ],
-        repeats=6,
+        repeats=3,
+    ),
+    Claim(
+        "sharing",
+        "A common prefix on contiguous memory, mapped twice, taken over or copied, beside hash blocks: when does each win?",
+        "mmap and memcpy as measured for allocator/; vTensor; TurboMind; vLLM's automatic prefix caching",
+        [
+            Expect("attach 64 tokens (2 MiB), alias / copy", lambda t: t("attach_us", way="alias", prefix=64, phase="attach") /
+                   t("attach_us", way="copy", prefix=64, phase="attach"), .4, 2.2, "x"),
+            Expect("attach 4,096 tokens, takeover / copy", lambda t: t("attach_us", way="takeover", prefix=4096, phase="attach") /
+                   t("attach_us", way="copy", prefix=4096, phase="attach"), 0, .02, "x"),
+            Expect("bytes, 9 with 4,096 tokens, alias / copy", lambda t: t("held_mib", way="alias", prefix=4096, phase="attach") /
+                   t("held_mib", way="copy", prefix=4096, phase="attach"), .11, .18, "x"),
+            Expect("TTFT of 4 with 1,024 of 1,152 tokens, alias / off", lambda t: t("ttft_ms", way="alias", prefix=1024, phase="serve") /
+                   t("ttft_ms", way="off", prefix=1024, phase="serve"), .05, .3, "x"),
+            Expect("different logits hashes", lambda t: max(len({row["logits_hash"] for row in t.select(phase="serve", prefix=p)})
+                                                            for p in (256, 1024)), 1, 1, how="counted"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "prefix",
+        "What is a shared prefix worth: tokens found in the cache, and the first token's time?",
+        "vLLM's automatic prefix caching; Mooncake (FAST'25) Fig. 14",
+        [
+            Expect("tokens found, 75 % shared", lambda t: t("hit_share", cache="on", share=.75), .68, .695, "%"),
+            Expect("TTFT, 94 % shared / nothing shared", lambda t: t("ttft_ms", cache="on", share=.9375) /
+                   t("ttft_ms", cache="on", share=0.), .05, .2, "x", printed("0.14 at 95 % of 128K tokens (Fig. 14)", 0.14),
+                   differs="theirs brings the prefix from other nodes' memory and decodes elsewhere; here it is in the pool, and what is left is 6 % of a prompt: 0.06"),
+            Expect("logits hashes with and without cache", lambda t: len({row["logits_hash"] for row in t.select(share=.75)}), 1, 1, how="counted"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "prefix/repetition",
+        "How much do the prompts of Mooncake's traces repeat?",
+        "xPyD notes, radix tree with N and L; Mooncake (FAST'25) Table 2",
+        [
+            Expect("R_leaf, conversation, N 2", lambda t: t("r_leaf", trace="conversation", min_count=2, min_length=0), .193, .195),
+            Expect("R_conv, conversation, N 2", lambda t: t("r_conv", trace="conversation", min_count=2, min_length=0), .416, .418),
+            Expect("tokens an unlimited cache finds, conversation",
+                   lambda t: t("token_reuse", trace="conversation", min_count=2, min_length=0), .36, .41, "%", printed("40 % (Table 2)", 0.4),
+                   differs="the traces name blocks of 512 tokens: half a block is lost where a prefix ends. With it: 39.5 %"),
+            Expect("tokens an unlimited cache finds, synthetic",
+                   lambda t: t("token_reuse", trace="synthetic", min_count=2, min_length=0), .64, .67, "%", printed("66 % (Table 2)", 0.66)),
+        ],
+        traces=True,
+        how="counted",
+    ),
+    Claim(
+        "prefix/radix",
+        "What does a prefix cache by token find beyond one by blocks, and what does it cost, by the tokens of a block?",
+        "xPyD notes (radix and paged granularities do not match); SGLang's radix cache",
+        [
+            Expect("requests where blocks find other than SGLang's pages of that size, or the tree other than its pages of 1",
+                   lambda t: sum(int(row["differ"]) for row in t.select()), 0, 0),
+            Expect("tokens lost at each hit, chats, blocks of 16", lambda t: t("lost_per_hit", load="chats", block=16, cache="blocks"),
+                   7, 8),
+            Expect("tokens lost at each hit, chats, blocks of 128", lambda t: t("lost_per_hit", load="chats", block=128, cache="blocks"), 59, 68),
+            Expect("hit tokens, Mooncake's trace, blocks of 128 / tree", lambda t: radix_hits(t, "mooncake", "blocks", 128) /
+                   radix_hits(t, "mooncake", "radix", 128), .999, 1),
+        ],
+        traces=True,
+        repeats=3,
+        how="counted",
+    ),
+    Claim(
+        "slots",
+        "What is it worth to keep a conversation's KV until its next turn: in slots, in blocks, or by recompute?",
+        "TurboMind's LlamaCacheManager (slots, LRU over sequences, eviction to token ids)",
+        [
+            Expect("TTFT of later turns after 1,024 tokens, slots, kept / contiguous", lambda t:
+                   t("ttft_ms", allocator="slots", conversations=3, history=1024) /
+                   t("ttft_ms", allocator="contiguous", conversations=3, history=1024), .02, .12, "x", printed("a hit skips the history's prefill")),
+            Expect("slots, evicted / contiguous", lambda t: t("ttft_ms", allocator="slots", conversations=8, history=1024) /
+                   t("ttft_ms", allocator="contiguous", conversations=8, history=1024), .8, 1.25, "x"),
+            Expect("different logits hashes, 8 conversations", lambda t: len({row["logits_hash"] for row in
+                   t.select(conversations=8, history=1024)}), 1, 1, how="counted"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "slots/time",
+        "Whose KV do slots hold over time, how much of it, and how many of them have memory, by --slot-prealloc?",
+        "TurboMind's LlamaCacheManager (slots; cache_chunk_size of them allocated at a time)",
+        [
+            Expect("slots with memory at the first turn, none", lambda t: slots_end(t, "none", "slots_at_first"), 1, 1),
+            Expect("slots with memory at the end, fewest", lambda t: min(slots_end(t, p, "slots_with_memory") for p in ("none", "2", "all")), 6, 6),
+            Expect("turns that find their slot again", lambda t: slots_end(t, "none", "hits") / slots_end(t, "none", "returned"), .2, .6, "%",
+                   amended="2026-11-26", was=(.35, .65), reason="slots in use are nobody's to find: 3 of 6 are idle, with 3 of the 9 others"),
+        ],
+        how="counted",
+    ),
+    Claim(
+        "cpp_live",
+        "How far is the live pipeline from the closed form and from the recurrence, and what do two stages make of two cores, by W?",
+        "Mooncake (FAST'25) 3.3; the targets are ours: 1.75 times one core, .95 of a team of two threads, 2 %, 3 %",
+        [
+            Expect("one prompt, W = 2P: measured / recurrence of each stage's times", lambda t: live(t, "one", "W 4") / live(t, "one", "W 4", "recurrence_s"), .98, 1.02, "x"),
+            Expect("queue, W = 2P: measured / recurrence", lambda t: live(t, "queue", "W 4") / live(t, "queue", "W 4", "recurrence_s"), .98, 1.02, "x"),
+            Expect("queue: one core / W = 2P", lambda t: live(t, "queue", "one core") / live(t, "queue", "W 4"), 1.2, 2, "x",
+                   amended="2026-11-25", was=(1.75, 1.95), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "cpp_live/closed_form",
+        "Is the time of a prompt in a pipeline of chunks the sum of its chunks and (P - 1) times the longest?",
+        "tt-metal #49903: DeepSeek-V3, 11 chunks of 5,120 tokens on one and on two ranks",
+        [
+            Expect("1 rank: closed form", lambda t: t("closed_s", ranks=1), 30.2, 30.4, "s",
+                   printed("30.31 s, within 2 %", 29.7, 30.92, read="summary")),
+            Expect("2 ranks: closed form", lambda t: t("closed_s", ranks=2), 15.3, 15.5, "s",
+                   printed("15.63 s, within 2 %", 15.32, 15.94, read="summary")),
+            Expect("2 ranks: recurrence / closed form", lambda t: t("recurrence_s", ranks=2) / t("closed_s", ranks=2), 1 - 1e-9, 1 + 1e-9, "x"),
+            Expect("speed-up of 2 ranks", lambda t: t("closed_s", ranks=1) / t("closed_s", ranks=2), 1.95, 1.98, "x",
+                   printed("1.94 (30.31 and 15.63 s)", 1.94, read="summary")),
+            Expect("last chunk / first, if they grow on a line", lambda t: t("growth", ranks=1), 2.5, 2.6, "x",
+                   printed("2.4 to 2.5", 2.4, 2.5, read="summary"), differs="their chunks do not grow quite on a line; the closed form does not ask"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "cpp_vs_tp",
+        "When is a pipeline of P cards ahead of tensor parallelism over the same P: length, reused prefix, prompts queued, chunks, window?",
+        "Mooncake (FAST'25) section 3.3, which has no figure; WavePP (2026-09) Tables 1 and 4 for the shape (see cpp_bubble)",
+        [
+            Expect("one cold prompt of 128K, equal time: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 131072, 0, 1, "equal time"), .97, 1.06, "x"),
+            Expect("one cold prompt of 128K, equal time: TTFT, CPP / TP over NICs", lambda t: piped(t, "nic_ttft", 131072, 0, 1, "equal time"), .5, .6, "x"),
+            Expect("128K, 90 % reused, chunks of 8K: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 131072, .9, 1, "8K"), 4, 5.5, "x",
+                   printed("2.7 (WavePP, 131K: 63 % below)", 2.7), differs="what TP loses is another; of theirs cpp_bubble"),
+            Expect("32 cold prompts of 128K, chunks of 8K: tokens/s, CPP / TP over NVLink", lambda t: piped(t, "nvlink_rate", 131072, 0, 32, "8K"), 1.05, 1.12, "x",
+                   printed("1.63 (WavePP, 131K: 35,878 and 22,070)", 1.63), differs="a dense model over NVLink; their TP8 / EP8 of a mixture of experts on GB300 loses .65 of its products' time"),
+            Expect("32 cold prompts of 128K, chunks of 8K: tokens/s, CPP / TP over NICs", lambda t: piped(t, "nic_rate", 131072, 0, 32, "8K"), 1.85, 2.05, "x",
+                   amended="2026-11-25", reason="added after the first run"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "cpp_vs_tp/bytes",
+        "What does each GPU send per token of a prompt, by the way the model is divided, and what is left of a NIC of 400 Gb/s?",
+        "SGLang's chunked pipeline (lmsys.org, 2026-01-15), its totals; Mooncake (FAST'25) section 3.3: the NIC is left to KV",
+        [
+            *(Expect(f"{model}: {scheme}", lambda t, m=name, s=scheme: t("sent_kb", model=m, scheme=s), kb - .5, kb + .5, "KiB")
+              for model, name, sizes in (("Llama-3-70B, 16 GPUs", "llama-3-70b", (4800, 300, 169, 16)),
+                                         ("Qwen2.5-7B, 4 GPUs", "qwen2.5-7b", (588, 42, 84, 7)))
+              for scheme, kb in zip(("tp", "ring", "ulysses", "cpp"), sizes)),
+            Expect("Llama-3-70B on 16 H100: TP / one NIC", lambda t: t("nic_share", model="llama-3-70b", scheme="tp"), 4.5, 5.1, "x"),
+            Expect("Llama-3-70B: left beside CPP and KV", lambda t: t("left_share", model="llama-3-70b", scheme="cpp"), .95, .98, "%"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "cpp_vs_tp/crossover",
+        "From which length is one prompt's first token earlier by a pipeline, and from how many chunks queued is its throughput higher?",
+        "the same costs (no published figure for this model)",
+        [
+            Expect("chunks of 8K queued, P = 8, NVLink", lambda t: t("queued_chunks", stages=8, link="nvlink", chunks="8K"), 26, 33),
+            Expect("chunks of 8K queued, P = 8, NICs", lambda t: t("queued_chunks", stages=8, link="nic", chunks="8K"), 3, 5),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "cpp_vs_tp/bubble",
+        "Do WavePP's ratios of a pipeline to tensor parallelism, one request at a time, follow from the bubble, given those of 32 at once?",
+        "WavePP (2026-09) Table 4: Kimi K3 on 8 x GB300",
+        [
+            Expect("cold 65.5K, one at a time: PP8 / TP", lambda t: t("ratio", length="65.5K", reused=0., cut="8K and the rest"), .97, 1.07, "x",
+                   printed(".947 (22,089 and 23,330)", .947), differs="less than the bubble allows: equal chunks are the most favourable, theirs grow, and what else a lone request waits for is not said"),
+            Expect("cold 131K, one at a time: PP8 / TP", lambda t: t("ratio", length="131K", reused=0., cut="8K and the rest"), 1.1, 1.2, "x",
+                   printed(".966 (20,699 and 21,430)", .966), differs="as the row above"),
+            Expect("90 % of 131K reused, one at a time: below TP, equal parts", lambda t: 1 - t("ratio", length="131K", reused=.9, cut="equal parts"),
+                   .6, .66, "%", printed("63 %", .63)),
+            Expect("90 % of 131K reused: below TP, 8,192 and the rest", lambda t: 1 - t("ratio", length="131K", reused=.9, cut="8K and the rest"), .66, .72, "%",
+                   printed("63 %", .63), differs="two equal parts are nearer: how a suffix of 13,107 is cut is not said"),
+            Expect("90 % of 262K reused, one at a time: below TP, equal parts", lambda t: 1 - t("ratio", length="262K", reused=.9, cut="equal parts"),
+                   .44, .5, "%", printed("51 %", .51), differs="between the two ways to cut: 47 and 54 %"),
+            Expect("90 % of 262K reused: below TP, 8,192 and the rest", lambda t: 1 - t("ratio", length="262K", reused=.9, cut="8K and the rest"), .51, .57, "%",
+                   printed("51 %", .51), differs="between the two ways to cut: 47 and 54 %"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "cpp_chunks",
+        "What are the chunk policies worth to a pipeline of eight stages, by load and window?",
+        "WavePP (2026-09) section 4.6 and its ablation: B300 PP8, Kimi K3; SGLang's dynamic chunks; TeraPipe (ICML'21); OSDI'26",
+        [
+            Expect("one prompt: fixed / equal_time, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "equal_time", 16, "ttft_s"), 1.33, 1.45, "x",
+                   amended="2026-11-25", was=(1.4, 1.5), reason="blocks of 512 and boundaries, which the arithmetic left out, cost equal_time 7 % and fixed 2"),
+            Expect("one prompt: dp_oracle / equal_time, TTFT", lambda t: policied(t, "one", "dp_oracle", 16, "ttft_s") / policied(t, "one", "equal_time", 16, "ttft_s"), .97, 1.02, "x"),
+            Expect("cold, fixed: W = 2P / W = P, tokens/s", lambda t: policied(t, "cold", "fixed", 16) / policied(t, "cold", "fixed", 8), 1.2, 1.45, "x",
+                   printed("3.36 (8 826 and 29 692 tokens/s, lockstep and independent waves)", 3.36, read="summary"),
+                   differs="their lockstep also carried admission and release round the ring; the window alone is this much (cpp_lockstep)"),
+            Expect("cold, equal_time: W = 2P / W = P, tokens/s", lambda t: policied(t, "cold", "equal_time", 16) / policied(t, "cold", "equal_time", 8), 1, 1.1, "x"),
+            Expect("cold, W = P: equal_time / fixed, tokens/s", lambda t: policied(t, "cold", "equal_time", 8) / policied(t, "cold", "fixed", 8), 1.15, 1.45, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "cpp_chunks/window",
+        "What is the window worth by itself: 16 prompts and one, P = 8, by the rule that cuts chunks?",
+        "a pilot of the same model, another program (no published figure)",
+        [
+            *(Expect(f"16 prompts, {chunks}, W = {window or 'none'}: efficiency", lambda t, c=chunks, w=window: t(
+                "efficiency", queued=16, chunks=c, window=w), low, high, "%")
+              for chunks, window, low, high in (("6K", 8, .69, .75), ("6K", 10, .73, .79), ("6K", 12, .79, .85), ("6K", 16, .87, .93),
+                                                ("6K", 0, .87, .93), ("equal time", 8, .84, .9))),
+            Expect("16 prompts, 6K: W = 2P / P", lambda t: t("efficiency", queued=16, chunks="6K", window=16) /
+                   t("efficiency", queued=16, chunks="6K", window=8), 1.18, 1.32, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "cpp_chunks/lockstep",
+        "What do waves in flight gain over a ring of as many chunks as stages, by how much a prompt's chunks grow?",
+        "WavePP (2026-09), ablation: cold 131K, 16 at once, PP8 on B300, lockstep 8,826 and independent waves 29,692 tokens/s",
+        [
+            Expect("growth 2: W = 2P / P", lambda t: t("efficiency", growth=2., window=16) / t("efficiency", growth=2., window=8), 1.1, 1.3, "x",
+                   printed("3.36 (+236 %)", 3.36), differs="a window of P costs a quarter: theirs lost two thirds, by more than chunks that wait for chunks"),
+            Expect("growth 4: W = 2P / P", lambda t: t("efficiency", growth=4., window=16) / t("efficiency", growth=4., window=8), 1.25, 1.55, "x",
+                   printed("3.36 (+236 %)", 3.36), differs="as the row above"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "transfer_exposed",
+        "How much of a transfer does the second token wait for, by the grain of the transfer and the rate of the wire?",
+        "Splitwise (ISCA'24) section 4.2; Mooncake (FAST'25) section 5.2",
+        [
+            Expect("layer by layer, 100 Gb/s", lambda t: exposed(t, "exposed_layers", "layer", 100), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
+                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
+            Expect("layer by layer, 400 Gb/s", lambda t: exposed(t, "exposed_layers", "layer", 400), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
+                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
+            Expect("layer by layer, 100 Gb/s, steps of 1,024", lambda t: exposed(t, "exposed_layers", "layer", 100, 1024), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
+                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
+            Expect("100 Gb/s, request / layer", lambda t: exposed(t, "exposed_ms", "request", 100) / exposed(t, "exposed_ms", "layer", 100),
+                   25, 34, "x", amended="2026-11-21", was=(25, 32.5),
+                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
+            Expect("100 Gb/s, pull / request", lambda t: exposed(t, "exposed_ms", "pull", 100) / exposed(t, "exposed_ms", "request", 100),
+                   .98, 1.05, "x"),
+            Expect("layer by layer, 100 Gb/s, P goes on with the next prompt, in layers' worth",
+                   lambda t: exposed(t, "exposed_layers", "layer", 100, behind="yes"), .8, 1.02, amended="2026-11-21", was=(.98, 4),
+                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "transfer_exposed/mooncake_store",
+        "What does storing the KV of a prompt add to it, by request and layer by layer?",
+        "Mooncake (arXiv 2407.00079), Fig. 7",
+        [
+            Expect("128K at 128 GB/s, by request", lambda t: t("store_s", prompt=131072, gb_per_s=128., grain="request"), .33, .345, "s",
+                   printed("0.87 s", .87, read="memory"),
+                   differs="42.9 GB over the 128 GB/s that FAST'25 gives a host; theirs are 49 GB/s"),
+            Expect("128K at 49 GB/s, by layer", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="layer"), .0105, .0125, "s",
+                   printed("0.10 s", .1, read="memory"),
+                   differs="the last layer of 80 is left; theirs are nine layers, of stores that disturb the step itself"),
+            Expect("by request / by layer, 128K", lambda t: t("store_s", prompt=131072, gb_per_s=49., grain="request") /
+                   t("store_s", prompt=131072, gb_per_s=49., grain="layer"), 70, 82, "x", printed("8.7 (0.87 / 0.10)", 8.7, read="memory"),
+                   differs="as above: one layer of 80 is left"),
+            Expect("by layer, 8K / 128K: it is a layer of the prompt", lambda t: t("store_s", prompt=8192, gb_per_s=49., grain="layer") /
+                   t("store_s", prompt=131072, gb_per_s=49., grain="layer"), .055, .07, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "transfer_exposed/cpp_tail",
+        "How long after a prompt's last chunk does its last KV arrive at D, by what is sent at a time, the wire, the chunks, the window?",
+        "SGLang sends chunk by chunk, Mooncake layer by layer (no published figure for chunk x layer)",
+        [
+            Expect("400 Gb/s a stage, chunks of 8K: tail by chunk", lambda t: kv_tail(t, "chunk", 400), 6.4, 7.1, "ms"),
+            Expect("the same: prompt / chunk", lambda t: kv_tail(t, "prompt", 400) / kv_tail(t, "chunk", 400), 15, 16.5, "x"),
+            Expect("the same: layer / chunk", lambda t: kv_tail(t, "layer", 400) / kv_tail(t, "chunk", 400), .1, .11, "x"),
+            Expect("400 Gb/s, by chunk: chunks of 8K / equal time", lambda t: kv_tail(t, "chunk", 400) / kv_tail(t, "chunk", 400, "equal time"), 8, 18, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "rdma",
+        "What rate and latency has the rdma wire by the size of a message, over one NIC and two, beside perftest's programs?",
+        "perftest (ib_write_bw, ib_write_lat) on the same devices; no published figure of these",
+        [
+            Expect("64 KiB, one NIC: GB/s / ib_write_bw", lambda t: t("gbps", who="xpyd", bytes=65536, nics=1) /
+                   t("gbps", who="perftest", bytes=65536, nics=1), .95, 1.05, "x"),
+            Expect("8 bytes, one NIC: us until it is counted / ib_write_lat", lambda t: t("us", who="xpyd", bytes=8, nics=1) /
+                   t("us", who="perftest", bytes=8, nics=1), 1, 1.3, "x"),
+        ],
+        rdma=True,
+        repeats=5,
+    ),
+    Claim(
+        "rdma/kv",
+        "How long does the KV of a prompt take by layer, by chunk and by request, and what is left after its last piece?",
+        "Splitwise (ISCA'24) section 4.2 sends by layer, Mooncake by chunk of layers; no figure of these sizes",
+        [
+            Expect("time, by layer / by request", lambda t: t("ms", grain="layer", nics=1) / t("ms", grain="request", nics=1), 1, 1.05, "x"),
+            Expect("after the last piece, by layer / by request", lambda t: t("last_ms", grain="layer", nics=1) /
+                   t("last_ms", grain="request", nics=1), .025, .06, "x"),
+            Expect("time by request, two NICs / one", lambda t: t("ms", grain="request", nics=2) / t("ms", grain="request", nics=1), .45, 1.1, "x"),
+        ],
+        rdma=True,
+        repeats=5,
+    ),
+    Claim(
+        "disagg_orders",
+        "Prefill first, by push or by pull, decode first, or as a policy decides: first token, the gap behind it, gaps, memory?",
+        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x (no published figure)",
+        [
+            Expect("median TTFT at load 0.3, decode_first / push", lambda t: ordered(t, "ttft_p50_ms", "decode_first", "push", .3), 1.05, 1.35, "x"),
+            Expect("median first gap at load 0.6, pull / push", lambda t: ordered(t, "first_gap_p50_ms", "pull", "push"), 1.5, 6, "x"),
+            Expect("median first gap at load 0.6, decode_first / push", lambda t: ordered(t, "first_gap_p50_ms", "decode_first", "push"), .3, 1, "x"),
+            Expect("P99 gap at load 0.6, colocated / push", lambda t: ordered(t, "tbt_p99_ms", "colocated", "push"), 2, 10, "x"),
+            Expect("GB s on D at load 0.6, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push"), 1.005, 1.1, "x",
+                   amended="2026-11-22", was=(1.02, 1.3),
+                   reason="push, too, reserves D's blocks when the prompt starts: decode_first holds them for the wait in the queue alone in addition, 0.05 to 0.3 s of 2.7"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "disagg_orders/occupation",
+        "What does KV cost in GB s a request where prompts are cut into chunks beside decodes, and where P and D are apart?",
+        "Mooncake (arXiv 2407.00079), section 5.2, and its author's notes: VRAM occupation cost (argued there, without figures)",
+        [
+            Expect("load .5: decode, chunks of 512 / D", lambda t: occupied(t, "decode_gb_s", "chunks of 512") / occupied(t, "decode_gb_s", "P and D"), 1.5, 5, "x"),
+            Expect("load .5: transfer, D's room held by push / pull", lambda t: occupied(t, "transfer_gb_s", "P and D") / occupied(t, "transfer_gb_s", "P and D, pull"), 2, 8, "x"),
+            Expect("load .5: all phases, chunks of 512 / P and D, pull", lambda t: occupied(t, "gb_s", "chunks of 512") / occupied(t, "gb_s", "P and D, pull"), 1.2, 4, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "pd",
+        "Colocated, 1P1D or 2P1D on the same two cores: TTFT and TBT against load?",
+        "DistServe (OSDI'24) section 2; the xPyD notes' table",
+        [
+            Expect("P99 ITL at load 0.4, 1P1D / 1C", lambda t: at(t, "p99_itl_ms", "1P1D") / at(t, "p99_itl_ms", "1C"), .04, .5, "x"),
+            Expect("mean TTFT at load 0.2, 1P1D / 1C", lambda t: at(t, "mean_ttft_ms", "1P1D", load=.2) /
+                   at(t, "mean_ttft_ms", "1C", load=.2), 1.7, 2.6, "x", amended="2026-11-23",
+                   reason="new: load 0.4 is near P's saturation. Twice the service, 1 + r / (2 (1 - r)) of it with P busy for "
+                   "r = 0.25 to 0.4 of the time; written down when 2.0, of three repetitions, was known; of medians until 2026-11-23, of means with the same range since: a median of 20 requests is none"),
+            Expect("mean TTFT at load 0.2, handoff / local", lambda t: at(t, "mean_ttft_ms", "1P1D", transport="handoff", load=.2) /
+                   at(t, "mean_ttft_ms", "1P1D", load=.2), .85, 1.1, "x", amended="2026-11-23",
+                   reason="of the same runs, and the same range: a median of 20 requests is none, 40 are needed"),
+            ONE_HASH,
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "pd",
+        "P and D on one card, by stream priority and by SM partition: TTFT and TBT against load?",
+        "stream priority or a partition of the SMs: an independent report on an RTX 5090 with Qwen3-4B",
+        [
+            Expect("P99 ITL at load 0.6, 96 SMs for P / 1C with chunks of 2048", lambda t: at(t, "p99_itl_ms", "1P1D", split="96", load=.6) /
+                   at(t, "p99_itl_ms", "1C", chunk=2048, load=.6), .15, .7, "x", printed("0.45 to 0.47", 0.45, 0.47),
+                   differs="1B parameters on an H100: a chunk of 2,048 is 9 ms and a decode step 2, which 36 of 132 SMs make 3; theirs is a larger model on a smaller card"),
+            Expect("median TTFT at load 0.6, 96 SMs for P / 1C with chunks of 2048",
+                   lambda t: at(t, "median_ttft_ms", "1P1D", split="96", load=.6) /
+                   at(t, "median_ttft_ms", "1C", chunk=2048, load=.6), 1, 4, "x", printed("1.4 to 4.0", 1.4, 4),
+                   differs="an H100 loses less of a prefill to 36 SMs fewer; 68 fewer make it 2.9"),
+            Expect("P99 ITL at load 0.6, priority / 1C with chunks of 2048",
+                   lambda t: at(t, "p99_itl_ms", "1P1D", split="priority", transport="local", load=.6) /
+                   at(t, "p99_itl_ms", "1C", chunk=2048, load=.6), .1, 1.05, "x", printed("1.0", 0.95, 1.05),
+                   differs="decode goes first here as soon as blocks of a prefill end, 0.1 ms each"),
+            Expect("different logits hashes, chunks of 2048", lambda t: len({row["logits_hash"] for row in t.select(chunk=2048)}), 1, 1, how="counted",
+                   amended="2026-11-27", was=(1, 1), reason="chunks of 512 give another hash on a card: a prompt's last chunk of one token takes the decode kernel (model/README.md)"),
+        ],
+        device="cuda",
+    ),
+    Claim(
+        "pd_where",
+        "Where does P/D win over as many colocated instances with the best chunk size, by prompt, output, objective, hardware and link?",
+        "DistServe, Sarathi-Serve, TaiChi; DynoSim finds P/D \"consistently worse\" on its load (no map published)",
+        [
+            Expect("2.5 steps: goodput of P/D, 10 Gb/s / 100", lambda t: where_pd(t, "pd", 2.5, gbps=10) / where_pd(t, "pd", 2.5), 0, .1, "x",
+                   amended="2026-11-23", was=(.3, .7), reason="half a second of the transfer is not hidden: in the mean of 13 gaps it alone is 39 ms, of 32"),
+            Expect("2.5 steps: goodput of P/D, 25 Gb/s / 100", lambda t: where_pd(t, "pd", 2.5, gbps=25) / where_pd(t, "pd", 2.5), .3, .7, "x",
+                   amended="2026-11-23", reason="new: 3P1D's one link into D carries 2.3 prompts/s, 2P2D's two 4.7"),
+            Expect("2.5 steps: goodput of P/D, 400 Gb/s / 100", lambda t: where_pd(t, "pd", 2.5, gbps=400) / where_pd(t, "pd", 2.5), .95, 1.1, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "pd_where/split",
+        "The same of one card on a virtual clock: whole, or cut in two or three for prefill and decode.",
+        "DistServe (OSDI'24) section 2 (no figure at these sizes)",
+        [
+            Expect("P99 gap at load 0.4, 1P1D / 1C", lambda t: t("p99_itl_ms", topology="1P1D", load=.4) /
+                   t("p99_itl_ms", topology="1C", load=.4), .5, .85, "x",
+                   amended="2026-11-23", was=(.85, 1.1),
+                   reason="a step of the simulator costs the sum of its parts: 1C's with a chunk reads the weights and the KV beside 17 ms of products, 25 ms, D of a half 14 to 16 as before. (With the slower of both bounds, as it was counted before, 1C's take 17)"),
+            Expect("median TTFT at load 0.4, 1P1D / 1C", lambda t: t("median_ttft_ms", topology="1P1D", load=.4) /
+                   t("median_ttft_ms", topology="1C", load=.4), 2, 3.6, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "pd_where/ratio",
+        "Six instances as 1P5D to 5P1D, or 6C: up to which rate do 90 % of the requests meet their objectives?",
+        "Mooncake (FAST'25) Fig. 15; TaiChi",
+        [
+            Expect("long prompts, 4P2D / best ratio", lambda t: goodput(t, "prompts", "4P2D") / best_goodput(t, "prompts"), 1, 1, "x"),
+            Expect("long outputs, 2P4D / best ratio", lambda t: goodput(t, "outputs", "2P4D") / best_goodput(t, "outputs"), 1, 1, "x"),
+            Expect("long prompts, 6C / best ratio", lambda t: goodput(t, "prompts", "6C") / best_goodput(t, "prompts"), .5, 1.4, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "pd_notes",
+        "TTFT a tenth by 1P1D on two V100, by load?",
+        "xPyD notes (model and lengths are not said)",
+        [
+            Expect("two V100, load 0.4: mean TTFT, 2C with static batches / 1P1D", lambda t: noted(t, "ttft_mean_s", "two V100", "static", .4) /
+                   noted(t, "ttft_mean_s", "two V100", "pd", .4), 3, 20, "x", printed("10", 10, read="memory"),
+                   differs="lengths are not said; it needs a batch that lets nobody in while it runs: with chunks 2C's TTFT is the lower one (next row)"),
+            Expect("two V100, load 0.4: mean TTFT, 2C with chunks / 1P1D", lambda t: noted(t, "ttft_mean_s", "two V100", "chunked", .4) /
+                   noted(t, "ttft_mean_s", "two V100", "pd", .4), .5, 1.3, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "pd_notes/table",
+        "The runs of the notes by their cards' figures: two V100, eight L40 by TP4 + TP4 and TP8, R1 on 16 H20 by stages and ranks, a sweep of the batch?",
+        "xPyD notes (lengths, number of requests and most versions are not said)",
+        [
+            Expect("two V100, all at once: mean TTFT, 1,000 requests on 2C / 47 on 1P1D", lambda t: over(t, "ttft_mean_ms", "two V100", "2C, 1,000", "1P1D, 47"), 9, 25, "x",
+                   printed("10", 10, read="memory"), differs="500 prompts an instance against 47 are 10.6 by themselves; lengths are not said"),
+            *(Expect(f"eight L40, {links}: mean TTFT, 4P4D / TP8 V0", lambda t, links=links: over(t, "ttft_mean_ms", "eight L40", "4P4D", "TP8 V0", links=links), 1.4, 1.9, "x",
+                     printed("1.5 (8.1 and 5.4 s)", 1.5, read="summary"),
+                     differs="four cards compute at .44 of their FLOP/s as eight do; of theirs, by tokens/s, four reach nearly what eight do (3,958 and 4,075): TP8 gains nothing there")
+              for links in ("pairs", "pcie")),
+            *(Expect(f"eight L40, pairs: P99 of TTFT, {system}", lambda t, system=system: served(t, "ttft_p99_ms", "eight L40", system, "pairs") / 1e3, low, high, "s",
+                     printed(f"{paper} s ({rate} tokens/s)", paper, read="summary"), differs="as the row above; the model is by \"8 x 5120 / 40\" of 32.8 B parameters")
+              for system, low, high, paper, rate in (("4P4D", 8.5, 11, 8.83, "3,958"), ("TP8 V0", 4.8, 6.5, 7.25, "4,075"), ("TP8 V1", 3.5, 5.5, 4.32, "4,950"))),
+            *(Expect(f"eight L40, pairs: {name}, {system}", lambda t, column=column, system=system: served(t, column, "eight L40", system, "pairs"), low, high, "ms",
+                     printed(f"{paper} ms", paper, read="summary"), differs="how long answers are is not said, and so how much of them is the wait for all prompts")
+              for name, column, system, low, high, paper in (
+                  ("mean TPOT", "tpot_mean_ms", "4P4D", 45, 60, 58), ("mean TPOT", "tpot_mean_ms", "TP8 V0", 45, 80, 72), ("median TPOT", "tpot_p50_ms", "4P4D", 45, 60, 51),
+                  ("median TPOT", "tpot_p50_ms", "TP8 V0", 35, 55, 43), ("mean ITL", "itl_mean_ms", "4P4D", 40, 55, 46), ("mean ITL", "itl_mean_ms", "TP8 V0", 35, 50, 39))),
+            *(Expect(f"eight L40, pairs: {name}, 4P4D / TP8 V0", lambda t, column=column: over(t, column, "eight L40", "4P4D", "TP8 V0", links="pairs"), low, high, "x",
+                     printed(words, paper, read="summary"), differs="as the row above")
+              for name, column, low, high, words, paper in (
+                  ("mean TPOT", "tpot_mean_ms", .7, 1.1, "0.81 (58 and 72 ms)", .81), ("median TPOT", "tpot_p50_ms", 1, 1.3, "1.19 (51 and 43 ms)", 1.19),
+                  ("P99 of TPOT", "tpot_p99_ms", .2, .7, "0.53 (162 and 307 ms)", .53), ("mean ITL", "itl_mean_ms", 1, 1.3, "1.18 (46 and 39 ms)", 1.18))),
+            *(Expect(f"R1: {name}, TP16 with MTP / TP8 PP2", lambda t, column=column: over(t, column, "R1", "TP16, MTP, prompts first", "TP8 PP2"), low, high, "x",
+                     printed(words, paper, read="summary"), differs=differs)
+              for name, column, low, high, words, paper, differs in (
+                  ("requests/s", "requests_per_s", 1.5, 3.5, "1.23", 1.23, "two engines, two parallelisms and MTP at once: the rows below part them. For theirs to be true half of what 16 cards and drafts give is lost elsewhere"),
+                  ("median ITL", "itl_p50_ms", .7, 1.3, "0.74", .74, "of a step, whatever tokens it ends; theirs is a step's without drafts (0.69), or of one right in more than these"),
+                  ("mean TTFT", "ttft_mean_ms", .8, 1.6, "1.25", 1.25, "both have to do with whole prompts first beside chunks; lengths are not said"),
+                  ("mean TPOT", "tpot_mean_ms", .3, .7, "1.98", 1.98, "for theirs to be true decodes stand still for three quarters of the time, as where prompts keep coming and go first; here 100 come at once"))),
+            *(Expect(f"batch, {system}: {name}, 256 / 1", lambda t, column=column, system=system: served(t, column, "batch", system) / served(t, column, "batch", system, batch=1), low, high, "x",
+                     amended="2026-11-26", was=was, reason="the first arithmetic forgot the prompts, which are most of the work")
+              for system, fast, slow in (("V100", (15, 20), (11, 17)), ("L40 TP8", (22, 30), (7, 11)), ("R1 TP16", (45, 58), (3.8, 5.5)))
+              for name, column, (low, high), was in (("tokens/s", "output_per_s", fast, (30, 160)), ("mean TPOT", "tpot_mean_ms", slow, (1.3, 6)))),
+        ],
+        how="virtual",
     ),
     Claim(
         "offload_cost",
@@ -1303,23 +1242,37 @@ CLAIMS = [
             Expect("prefill / swap out, 1,024 tokens", lambda t: t("prefill_over_out", tokens=1024, link_times=0), 60, 500, "x",
                    printed("5 to 18", 5, 18),
                    differs="as the row above"),
-            Expect("first token, swapped in / computed, 1,024 tokens", lambda t: t("reuse_ms", tokens=1024, link_times=0) /
-                   t("prefill_ms", tokens=1024, link_times=0), 0.01, 0.03, "x",
-                   amended="2026-11-22", was=(0.02, 0.06),
-                   reason="the first range took a step of 8 ms and memcpy: a step of one token takes 4 to 5 ms here and the copy 1, so 5.5 of 390 ms"),
             Expect("prefill / swap in over a link of 1/5 of the prefill",
                    lambda t: t("prefill_over_in", tokens=1024, link_times=5), 4.5, 6.5, "x", printed("5 (3B), which the link is set to"),
                    amended="2026-11-22", was=(4, 5.5),
                    reason="the link is set by the rate of prompts of 512 tokens; a token of one of 1,024 took 1.1 times as long: 5.5"),
-            Expect("first token, swapped in over it / computed", lambda t: t("reuse_ms", tokens=1024, link_times=5) /
-                   t("prefill_ms", tokens=1024, link_times=5), 0.16, 0.25, "x",
-                   amended="2026-11-22", was=(0.18, 0.27),
-                   reason="1 / 5.5, and a step of 5 ms of 390"),
         ],
         repeats=6,
     ),
     Claim(
-        "offload_trace",
+        "offload_cost/copy",
+        "How fast does KV move between the pool and the host tier, by the size and the order of the blocks?",
+        "wde's KV offloading (2.1 us a call, 12 GB/s: knee at 25 KiB); vLLM #35990 (1-3 GB/s by blocks, 40-43 coalesced)",
+        [
+            Expect("out, scattered blocks of 4 KiB / of 64 KiB", lambda t: moved(t, "out_gbps", 1) / moved(t, "out_gbps", 16),
+                   .1, .6, "x", printed("0.16 (by 2.1 us a call)", 0.16),
+                   differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us"),
+            Expect("in, scattered blocks of 4 KiB / of 64 KiB", lambda t: moved(t, "in_gbps", 1) / moved(t, "in_gbps", 16),
+                   .1, .7, "x", printed("0.16 (by 2.1 us a call)", 0.16),
+                   differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us"),
+            Expect("in, pieces of 512 bytes / of 64 KiB", lambda t: moved(t, "in_gbps", 16, "layer_major") /
+                   moved(t, "in_gbps", 16), 0.25, 1.1, "x", printed("0.02 to 0.07 (#35990: 1 to 3 of 40 to 43 GB/s)", 0.02, 0.07),
+                   differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us; 512 bytes take 64 ns by themselves",
+                   amended="2026-11-22", was=(0.25, 0.8),
+                   reason="offload_copy.cc has said 0.25 to 1.1 since pieces are fetched ahead; the range had stayed behind"),
+            Expect("pieces, layer_major / token_major", lambda t: moved(t, "copies_in", 16, "layer_major") /
+                   moved(t, "copies_in", 16), 120, 129, "x", printed("64 (30,494 to 474)", 64), how="counted",
+                   differs="other layers and blocks: 16 tokens of 4 layers, K and V, are 128 pieces or 1"),
+        ],
+        repeats=6,
+    ),
+    Claim(
+        "offload_cost/trace",
         "When do steps compute, and when is their KV copied out and in?",
         "wde's KV offloading, experiment 2 (profiles of 2 x 1,024 tokens; 3B, 16 ms out beside steps of 50)",
         [
@@ -1333,42 +1286,50 @@ CLAIMS = [
             Expect("second step, beside a copy / without the tier",
                    lambda t: spans(t, lambda s: length(s["computed", "step"][1]) / length(s["without", "step"][1])),
                    .93, 1.07, "x", printed("hardly disturbed", 0.95, 1.05)),
-            Expect("three equal prompts, swapped in / one, computed",
-                   lambda t: spans(t, lambda s: s["swapped in", "step"][-1][1] / s["without", "step"][-1][1]), .9, 1.1, "x"),
-            Expect("link busy from the first copy in to the last",
-                   lambda t: spans(t, lambda s: sum(map(length, s["swapped in", "in"])) /
-                                   (s["swapped in", "in"][-1][1] - s["swapped in", "in"][0][0])), .95, 1, "%"),
         ],
         repeats=3,
+    ),
+    Claim(
+        "offload_cost/shapes",
+        "Eight models' shapes: how long do 8,192 tokens take to compute, and their KV to go to the host and back, by their card's costs and here?",
+        "wde's KV offloading, experiment 1",
+        [
+            *(Expect(f"{name}: prefill, a card", lambda t, name=name: t("card_prefill_s", model=name), low, high, "s", printed(f"{paper} s", paper), how="computed", differs=differs,
+                     amended="2026-11-26" if was else "", was=was, reason="of all but the last token no logits are computed" if was else "")
+              for name, low, high, paper, differs, was in (
+                  ("Qwen2.5-32B-int4", 3.55, 3.85, 3.69, "", ()), ("Qwen2.5-7B", .75, .82, .84, "150 TFLOP/s are taken for all shapes; 7B and 3B reach 135 to 139 there", (.85, .95)),
+                  ("Qwen2.5-7B-fp8", .42, .52, .53, "products at twice the rate; theirs also quantises what goes in", ()),
+                  ("Qwen2.5-3B", .34, .39, .40, "as 7B", (.36, .44)), ("glm-4-9b", .9, 1.15, 1.08, "as 7B: 142", ()),
+                  ("glm-4-9b-fp8", .46, .6, .68, "as 7B in fp8", ()), ("Llama-3.1-8B", .82, .97, .89, "as 7B: 144", ()), ("Llama-3.1-8B-fp8", .42, .54, .56, "as 7B in fp8", ()))),
+            *(Expect(f"{name}: swap, a card", lambda t, name=name: t("card_swap_s", model=name), low, high, "s",
+                     printed(f"{into:.2f} s in, {out:.2f} out", into - .005, out + .005), how="computed",
+                     differs="2.73 us a copy of 32 KiB at 12 GB/s; theirs 2.9 in and 3.2 out")
+              for name, low, high, into, out in (
+                  ("Qwen2.5-32B-int4", .175, .185, .19, .21), ("Qwen2.5-7B", .058, .062, .06, .06), ("Qwen2.5-3B", .075, .08, .08, .08),
+                  ("glm-4-9b", .084, .088, .09, .09), ("Llama-3.1-8B", .087, .093, .09, .10))),
+        ],
     ),
     Claim(
         "offload_overhead",
         "What does copying all KV to the host cost the requests that are computed meanwhile?",
         "wde's KV offloading, experiment 3",
         [
-            Expect("requests/s with / without, chunks of 512", lambda t: t("ratio", chunk=512, link_times=0, waits="off"), 0.9, 1.05, "x",
+            Expect("requests/s with / without, chunks of 512", lambda t: t("ratio", chunk=512, link_times=0), 0.9, 1.05, "x",
                    printed("0.96 (512, sync)", 0.96),
                    differs="their planning is Python's, on the card's time",
                    amended="2026-11-22", was=(0.96, 1.03),
                    reason="what a copy out costs in instructions is counted (instructions: 0.2 %); here repetitions spread by 0.05, which a range of 0.03 cannot hold"),
-            Expect("requests/s with / without, chunks of 32", lambda t: t("ratio", chunk=32, link_times=0, waits="off"), 0.9, 1.05, "x",
+            Expect("requests/s with / without, chunks of 32", lambda t: t("ratio", chunk=32, link_times=0), 0.9, 1.05, "x",
                    printed("0.94 to 0.96 (32, sync)", 0.94, 0.96),
                    differs="their planning is Python's, on the card's time",
                    amended="2026-11-22", was=(0.95, 1.03),
                    reason="what a copy out costs in instructions is counted (instructions: 0.2 %); here repetitions spread by 0.05, which a range of 0.03 cannot hold"),
-            Expect("requests/s with / without, a link of 1/5 of the prefill", lambda t: t("ratio", chunk=128, link_times=5, waits="off"),
+            Expect("requests/s with / without, a link of 1/5 of the prefill", lambda t: t("ratio", chunk=128, link_times=5),
                    0.9, 1.05, "x", printed("0.94 to 0.99 (sync)", 0.94, 0.99),
-                   differs="theirs waits for its copies, ours does not; the next row, which waits, has 0.82",
+                   differs="theirs waits for its copies, ours does not",
                    amended="2026-11-22", was=(0.95, 1.03),
                    reason="what a copy out costs in instructions is counted (instructions: 0.2 %); here repetitions spread by 0.05, which a range of 0.03 cannot hold"),
-            Expect("the same, copies waited for", lambda t: t("ratio", chunk=128, link_times=5, waits="on"), .79, .88, "x"),
-            Expect("processor time, without / with, chunks of 512", lambda t: t("cpu_ratio", chunk=512, link_times=0, waits="off"), 0.92, 1.03, "x",
-                   amended="2026-11-22", was=(0.98, 1.01),
-                   reason="what a copy out costs in instructions is counted (instructions: 0.2 %); here repetitions spread by 0.05, which a range of 0.03 cannot hold"),
-            Expect("processor time, without / with, chunks of 32", lambda t: t("cpu_ratio", chunk=32, link_times=0, waits="off"), 0.92, 1.03, "x",
-                   amended="2026-11-22", was=(0.98, 1.01),
-                   reason="what a copy out costs in instructions is counted (instructions: 0.2 %); here repetitions spread by 0.05, which a range of 0.03 cannot hold"),
-            Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5, waits="off"), .99, 1, "%"),
+            Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5), .99, 1, "%"),
         ],
         repeats=2,
     ),
@@ -1388,18 +1349,19 @@ CLAIMS = [
         device="cuda",
     ),
     Claim(
-        "offload_preempt",
-        "Preempted sequences: swapped in or computed again, by block size?",
-        "PagedAttention (SOSP'23) Fig. 19",
+        "offload_overhead/ahead",
+        "What is it worth to plan step k + 1 while step k runs on a CPU, with a host tier and without, by eight sizes of a step?",
+        "wde's KV offloading, experiment 3",
         [
-            Expect("requests/s, swap / recompute, blocks of 1", lambda t: t("ratio", block=1), 1.02, 1.5, "x"),
-            Expect("requests/s, swap / recompute, blocks of 16", lambda t: t("ratio", block=16), 1.02, 1.5, "x",
-                   printed("recompute takes at most 1.2 times the swap", 1, 1.2, read="memory"),
-                   differs="of a card, which computes a token in 0.1 ms and moves its 800 KB in as long"),
-            Expect("preemptions, blocks of 16", lambda t: t("preemptions_recompute", block=16), 2, 8),
-            ONE_HASH,
+            *(Expect(f"steps of {chunk}: requests/s, async-2 / sync", lambda t, chunk=chunk: mean(ahead(t, "requests_per_s", chunk, "async-2", cache=c) /
+                     ahead(t, "requests_per_s", chunk, "sync", cache=c) for c in ("on", "off")), .93, 1.05, "x", printed(words, paper),
+                     differs="planning takes microseconds here and 2.5 ms in their Python: there is nothing to hide")
+              for chunk, words, paper in ((1024, "1.04 (2.58 and 2.48)", 1.04), (32, "1.30 (0.39 and 0.30)", 1.3))),
+            *(Expect(f"{plan}: requests/s, with a tier / without, mean of 16", lambda t, plan=plan: mean(
+                ahead(t, "requests_per_s", chunk, plan, "on", c) / ahead(t, "requests_per_s", chunk, plan, "off", c)
+                for chunk in t.distinct("chunk") for c in ("on", "off")), .9, 1.05, "x", printed("0.94 to 1.02", .94, 1.02)) for plan in ("sync", "async-2")),
         ],
-        repeats=6,
+        repeats=3,
     ),
     Claim(
         "offload_hits",
@@ -1413,7 +1375,6 @@ CLAIMS = [
                    reason="of 8 requests the first four start at once: their loads, 22 ms each in turn, have no steps to hide behind and then compute in smaller batches. The first arithmetic counted one load of them"),
             Expect("host / device, all hits, a link of 1/5 of the prefill", lambda t: hits(t, 1) / hits(t, 1, "device"),
                    .3, .75, "x", printed("less above 80 %")),
-            Expect("host / device, all hits, memory's speed", lambda t: hits(t, 1, "host", 0) / hits(t, 1, "device"), .85, 1.1, "x"),
             Expect("device, all hits / none", lambda t: hits(t, 1, "device") / hits(t, 0, "none"), 6, 14, "x", printed("4.8 (98.84 and 20.62 requests/s)", 4.8),
                    differs="decoding 8 tokens is less beside this machine's prefill than 24 beside theirs (offload_virtual: 5.1)"),
             Expect("host / no cache, no hits", lambda t: hits(t, 0) / hits(t, 0, "none"), 0.8, 1.1, "x", printed("0.98 (hashing)", 0.98),
@@ -1425,7 +1386,7 @@ CLAIMS = [
         repeats=6,
     ),
     Claim(
-        "offload_rounds",
+        "offload_hits/rounds",
         "The same documents in rounds: what if the pool holds them, if only the host tier does, if neither?",
         "wde's KV offloading, experiment 5; vLLM #10874",
         [
@@ -1440,11 +1401,6 @@ CLAIMS = [
                    reason="the link alone gives 12.4, and a token of a prompt of 1,024 takes 1.1 times that of the 512 that the link is set by"),
             Expect("round 3, both / prefix cache, the pool holds them", lambda t: asked(t, "fits", "both") / asked(t, "fits", "device"),
                    .85, 1.1, "x", printed("0.99 (49.22 and 49.96)", 0.95, 1.05)),
-            Expect("round 3, prefix cache / none, the pool is over-run", lambda t: asked(t, "over", "device") / asked(t, "fits", "none"),
-                   .9, 1.15, "x"),
-            Expect("round 3, both / none, the pool is over-run", lambda t: asked(t, "over", "both") / asked(t, "fits", "none"), 6, 16, "x",
-                   amended="2026-11-22", was=(6, 13),
-                   reason="as offload / none"),
             Expect("round 3, from a disk / none, pool and host over-run", lambda t: asked(t, "disk", "disk") / asked(t, "fits", "none"),
                    2, 10, "x", printed("their tier below the host is 3 to 4 times as slow as it")),
             Expect("round 1, both / none", lambda t: asked(t, "fits", "both", 1) / asked(t, "fits", "none", 1), 0.8, 1.1, "x", printed("equal", 0.95, 1.05),
@@ -1457,8 +1413,6 @@ CLAIMS = [
                    differs="their tier holds 30 of 32 documents, ours 7.5 of 8 and the pool 5 beside: less is lost"),
             Expect("seconds of 16 documents, tier / none: over-run, LRU", lambda t: again(t, 16, "both") / again(t, 16, "none"),
                    .9, 1.1, "x", printed("1.02 (64 documents)", 0.95, 1.07)),
-            Expect("seconds of 16 documents, length_aware / none", lambda t: again(t, 16, "both", "length_aware") /
-                   again(t, 16, "none"), .45, .75, "x"),
             Expect("different logits hashes of the same documents", lambda t: most_hashes(t, "tokens", "documents"), 1, 1, how="counted"),
         ],
         repeats=3,
@@ -1525,562 +1479,7 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "offload_shapes",
-        "Eight models' shapes: how long do 8,192 tokens take to compute, and their KV to go to the host and back, by their card's costs and here?",
-        "wde's KV offloading, experiment 1",
-        [
-            *(Expect(f"{name}: prefill, a card", lambda t, name=name: t("card_prefill_s", model=name), low, high, "s", printed(f"{paper} s", paper), how="computed", differs=differs,
-                     amended="2026-11-26" if was else "", was=was, reason="of all but the last token no logits are computed" if was else "")
-              for name, low, high, paper, differs, was in (
-                  ("Qwen2.5-32B-int4", 3.55, 3.85, 3.69, "", ()), ("Qwen2.5-7B", .75, .82, .84, "150 TFLOP/s are taken for all shapes; 7B and 3B reach 135 to 139 there", (.85, .95)),
-                  ("Qwen2.5-7B-fp8", .42, .52, .53, "products at twice the rate; theirs also quantises what goes in", ()),
-                  ("Qwen2.5-3B", .34, .39, .40, "as 7B", (.36, .44)), ("glm-4-9b", .9, 1.15, 1.08, "as 7B: 142", ()),
-                  ("glm-4-9b-fp8", .46, .6, .68, "as 7B in fp8", ()), ("Llama-3.1-8B", .82, .97, .89, "as 7B: 144", ()), ("Llama-3.1-8B-fp8", .42, .54, .56, "as 7B in fp8", ()))),
-            *(Expect(f"{name}: swap, a card", lambda t, name=name: t("card_swap_s", model=name), low, high, "s",
-                     printed(f"{into:.2f} s in, {out:.2f} out", into - .005, out + .005), how="computed",
-                     differs="2.73 us a copy of 32 KiB at 12 GB/s; theirs 2.9 in and 3.2 out")
-              for name, low, high, into, out in (
-                  ("Qwen2.5-32B-int4", .175, .185, .19, .21), ("Qwen2.5-7B", .058, .062, .06, .06), ("Qwen2.5-3B", .075, .08, .08, .08),
-                  ("glm-4-9b", .084, .088, .09, .09), ("Llama-3.1-8B", .087, .093, .09, .10))),
-            *(Expect(f"{name}: prefill / swap in, here", lambda t, name=name: t("here_prefill_s", model=name) / t("here_in_s", model=name), 300, 3000, "x",
-                     printed(f"{paper} (a card)", paper), differs="a CPU computes a thousandth of what a card does, and copies a third as fast")
-              for name, paper in (("Qwen2.5-3B", 5), ("Qwen2.5-7B", 14), ("glm-4-9b", 12), ("Llama-3.1-8B", 9.9))),
-            *(Expect(f"{name}: swap {way}, here", lambda t, name=name, way=way: t(f"here_{way}_s", model=name), low, high, "s")
-              for name, low, high in (("Qwen2.5-3B", .05, .6), ("Llama-3.1-8B", .15, 1.5)) for way in ("out", "in")),
-        ],
-    ),
-    Claim(
-        "offload_ahead",
-        "What is it worth to plan step k + 1 while step k runs on a CPU, with a host tier and without, by eight sizes of a step?",
-        "wde's KV offloading, experiment 3",
-        [
-            *(Expect(f"steps of {chunk}: requests/s, async-2 / sync", lambda t, chunk=chunk: mean(ahead(t, "requests_per_s", chunk, "async-2", cache=c) /
-                     ahead(t, "requests_per_s", chunk, "sync", cache=c) for c in ("on", "off")), .93, 1.05, "x", printed(words, paper),
-                     differs="planning takes microseconds here and 2.5 ms in their Python: there is nothing to hide")
-              for chunk, words, paper in ((1024, "1.04 (2.58 and 2.48)", 1.04), (32, "1.30 (0.39 and 0.30)", 1.3))),
-            Expect("steps of 32: the engine's part of a step, sync", lambda t: ahead(t, "plan_us", 32, "sync"), 5, 100, "us"),
-            Expect("steps of 32: the same, with a tier", lambda t: ahead(t, "plan_us", 32, "sync", "on"), 5, 150, "us"),
-            *(Expect(f"{plan}: requests/s, with a tier / without, mean of 16", lambda t, plan=plan: mean(
-                ahead(t, "requests_per_s", chunk, plan, "on", c) / ahead(t, "requests_per_s", chunk, plan, "off", c)
-                for chunk in t.distinct("chunk") for c in ("on", "off")), .9, 1.05, "x", printed("0.94 to 1.02", .94, 1.02)) for plan in ("sync", "async-2")),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "vattention_speed",
-        "What is the allocator alone worth to a whole model's prompts, decoding and throughput; how fast does KV grow?",
-        "vAttention (ASPLOS'25) Figs 4, 7, 8, 9",
-        [
-            Expect("prompt of 3,584, time, paged / vattention", lambda t: speed(t, "seconds", "prefill", 3584, "paged", "vattention"),
-                   .95, 1.08, "x", printed("1.24 to 1.36 over other libraries' paged kernels (Fig. 7)", 1.24, 1.36, read="summary"),
-                   differs="theirs is a gain of kernels: each library's paged prefill against its plain one, at up to 192K tokens. Here one kernel runs over both memories, at 3,584"),
-            Expect("decode at 32, median step, paged / vattention", lambda t: speed(t, "step_ms", "decode", 32, "paged", "vattention"),
-                   .95, 1.1, "x", printed("equal to FlashAttention's paged kernel; 1.99 over vLLM's (Fig. 8)", 0.95, 1.05, read="summary"),
-                   differs="as paged_attention, decode, blocks of 16"),
-            Expect("decode at 32, median step, contiguous / vattention",
-                   lambda t: speed(t, "step_ms", "decode", 32, "contiguous", "vattention"), .94, 1.04, "x"),
-            Expect("decode at 32, median step, contiguous in 4 KiB pages, too / vattention",
-                   lambda t: speed(t, "step_ms", "decode", 32, "contiguous_groups", "vattention"), .97, 1.03, "x", printed("1 (Fig. 14)", 0.95, 1.05, read="summary")),
-            Expect("offline, requests/min, vattention / paged",
-                   lambda t: speed(t, "requests_per_min", "offline", 10, "vattention", "paged"), .95, 1.08, "x", printed("1.13 to 1.23 (Fig. 9)", 1.13, 1.23, read="summary"),
-                   differs="theirs is a gain of kernels; here one kernel runs over both memories"),
-            Expect("tokens/s, batch of 32 / of 16", lambda t: t("tokens_per_s", phase="decode", size=32, allocator="vattention") /
-                   t("tokens_per_s", phase="decode", size=16, allocator="vattention"), .95, 1.9, "x", printed("saturates at 256")),
-            Expect("KV grows, batch of 32", lambda t: t("grown_mbps", phase="decode", size=32, allocator="vattention"),
-                   4, 20, "MB/s", printed("up to 750 MB/s, a card")),
-            Expect("bytes mapped / bytes written, batch of 32", lambda t: t("grown_mbps", phase="decode", size=32, allocator="vattention") /
-                   t("written_mbps", phase="decode", size=32, allocator="vattention"), .9, 1.3, "x"),
-            Expect("of decoding at 32, waiting for maps", lambda t: t("map_wait_share", phase="decode", size=32, allocator="vattention"),
-                   0, .02, "%"),
-            Expect("different logits hashes at one point", lambda t: max(
-                len({row["logits_hash"] for row in t.rows if (row["phase"], row["size"]) == point})
-                for point in {(row["phase"], row["size"]) for row in t.rows}), 1, 1, how="counted"),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "vattention_costs",
-        "vAttention's cards: what does a batch need of memory a second, and how much slower is the paged kernel, if its prompts of 192K take so much longer?",
-        "vAttention (ASPLOS'25) Figs 4, 7",
-        [
-            *(Expect(f"{name}: tokens/s, batch of 320 / of 256", lambda t, name=name: batches(t, name, 320) / batches(t, name, 256), 1, 1.1, "x",
-                     printed("saturates at about 256", 1, 1.05, read="summary")) for name in ("yi-6b", "llama-3-8b", "yi-34b")),
-            *(Expect(f"{name}: tokens/s, batch of 256 / of 64", lambda t, name=name: batches(t, name, 256) / batches(t, name, 64), 1.5, 3.5, "x")
-              for name in ("yi-6b", "llama-3-8b", "yi-34b")),
-            Expect("KV grows, most of three models and seven batches", lambda t: max(float(row["kv_mbps"]) for row in t.select(figure="batch")), 400, 700, "MB/s",
-                   printed("up to 750 MB/s, a card", 0, 750, read="summary")),
-            *(Expect(f"{name}: a kernel is so much slower if 192K tokens gain {gain}", lambda t, name=name: t("factor", figure="prefill", model=name, size=196608), 1.2, 1.45, "x")
-              for name, gain in (("yi-6b", 1.24), ("llama-3-8b", 1.26), ("yi-34b", 1.24))),
-            Expect("yi-6b: prompts of 16K then gain", lambda t: t("gain", figure="prefill", model="yi-6b", size=16384), 1.02, 1.12, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "vattention_virtual",
-        "vAttention's cards and lengths: what does a slower prefill kernel cost whoever serves?",
-        "vAttention (ASPLOS'25) Figs 9, 10",
-        [
-            *(Expect(f"{name}: offline requests/min, plain / paged", lambda t, name=name: t("gain", load=0., model=name), 1.1, 1.25, "x",
-                     printed(f"{gain} (Fig. 9)", gain, read="summary")) for name, gain in (("yi-6b", 1.18), ("llama-3-8b", 1.15), ("yi-34b", 1.13))),
-            *(Expect(f"yi-6b, arrivals at a load of {load}: median latency falls", lambda t, load=load: t("less_latency", model="yi-6b", load=load), low, high, "%",
-                     paper) for load, low, high, paper in (
-                         (.6, .08, .3, None), (.8, .15, .6, None), (1.0, .2, .7, printed("-42 % at 0.25 requests/s (Fig. 10)", .42, read="summary")))),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "vattention_walk",
-        "Two sequences come and grow: which page groups appear, and which stay?",
-        "vAttention (ASPLOS'25) section 5.3; the notes' Fig. 7",
-        [
-            Expect("A's 6 and B's 7 tokens: rows, 8 tokens each", lambda t: t("rows_in_use", step=2), 2, 2),
-            Expect("maps of a row: one in each of 2 x 2 tensors", lambda t: t("maps", step=1), 4, 4),
-            Expect("A has ended: rows that stay mapped", lambda t: t("rows_idle", step=5), 2, 2),
-            Expect("C comes with 12 tokens: maps", lambda t: t("maps", step=6) - t("maps", step=5), 0, 0),
-            Expect("C has A's slot: slots that differ", lambda t: abs(t("slot", step=6) - t("slot", step=3)), 0, 0),
-            Expect("B's third row: maps", lambda t: t("maps", step=7) - t("maps", step=6), 4, 4),
-            Expect("D has come when C has ended: maps", lambda t: t("maps", step=10) - t("maps", step=9), 4, 4),
-            Expect("E has D's rows and one of B's: unmapped and mapped", lambda t: t("unmaps", step=14) - t("unmaps", step=13) + t("maps", step=14) - t("maps", step=13), 8, 8),
-        ],
-        how="counted",
-    ),
-    Claim(
-        "parallel_sampling",
-        "What do n choices of one prompt save by sharing its blocks?",
-        "PagedAttention (SOSP'23) Fig. 15a",
-        [
-            *(Expect(f"{dataset}, {n} choices: blocks saved, all at their ends", lambda t, dataset=dataset, n=n: t("saved_at_end", dataset=dataset, n=n), low, high, "%",
-                     printed(f"{100 * figure:.3g} % ({n} choices; the ends of a range)", figure, read="summary"),
-                     differs="lengths here are lognormal with the means that the paper gives, and not the data sets' own; blocks are counted when all have ended")
-              for dataset, n, low, high, figure in (("alpaca", 2, .05, .11, .061), ("alpaca", 6, .09, .17, .098), ("sharegpt", 2, .11, .19, .162), ("sharegpt", 6, .2, .32, .305))),
-            Expect("sharegpt, 6 choices: blocks saved, over all tokens", lambda t: t("saved_mean", dataset="sharegpt", n=6), .22, .35, "%",
-                   amended="2026-11-26", was=(.3, .45), reason="over all tokens those with long outputs count most, of which the prompt is a small part"),
-        ],
-        how="counted",
-    ),
-    Claim(
-        "block_work",
-        "Why is a paged prefill kernel slower on a card and not here: how often does it ask the block table?",
-        "vAttention (ASPLOS'25) Figs 2 and 7, section 3.4",
-        [
-            Expect("blocks of 16, asked once a block / memory in one piece", lambda t: t("times_plain", block_tokens=16, asks="block"), .97, 1.05, "x"),
-            Expect("blocks of 16, asked once a row", lambda t: t("times_plain", block_tokens=16, asks="row"), .97, 1.1, "x"),
-            Expect("blocks of 16, asked at every load of 32 bytes", lambda t: t("times_plain", block_tokens=16, asks="vector"), 1.05, 1.8, "x",
-                   printed("1.24 to 1.42 (Figs 2, 7)", 1.24, 1.42, read="summary"), amended="2026-11-26", was=(1.15, 1.8), reason=HIDDEN, differs=HIDDEN),
-            Expect("blocks of 256, asked at every load of 32 bytes", lambda t: t("times_plain", block_tokens=256, asks="vector"), .85, 1.8, "x",
-                   printed("1.24 to 1.37 (Figs 2, 7)", 1.24, 1.37, read="summary"), amended="2026-11-26", was=(1.15, 1.8), reason=HIDDEN, differs=HIDDEN),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "map_overlap",
-        "Do requests see the time that a GPU's driver takes to map memory, with vAttention's ways to hide it and without?",
-        "vAttention (ASPLOS'25) Figs 12, 13",
-        [
-            Expect("longest decode iteration over the model's, mapped when needed", lambda t: max(over_model(t, "sync")), 3, 22, "ms", printed("5 to 15 ms (Fig. 12)", 5, 15, read="summary"),
-                   differs="the system's own call, some 4 us, comes on top of the 40 that are injected: 10 %"),
-            Expect("iterations of 120 that take 5 ms or more over the model's, mapped ahead",
-                   lambda t: slower(t, "ahead", 5), 0, 0, "", printed("no spikes (Fig. 12)", 0, 0, read="summary"),
-                   amended="2026-11-22", reason="the P99 of 120 iterations, which is none, had 0 to 2.5 ms"),
-            Expect("the same, mapped when needed", lambda t: slower(t, "sync", 5), 4, 60, "",
-                   amended="2026-11-22", reason="new, for comparison with the row above"),
-            Expect("waiting for maps, ahead / when needed", lambda t: sum(t.values("waited_ms", part="decode", mode="ahead")) /
-                   sum(t.values("waited_ms", part="decode", mode="sync")), 0, .05, "%"),
-            Expect("prompt, 64 KiB, mapped when needed / the model's time", lambda t: prefill(t, "sync", 64), 1.14, 1.4, "x", printed("1.15 (Fig. 13)", 1.15, read="summary"),
-                   differs="the system's own call, some 4 us, comes on top of the 8 that are injected"),
-            Expect("prompt, 64 KiB, deferred and eager / the model's time", lambda t: prefill(t, "deferred", 64), .99, 1.06, "x", printed("1.00 (Fig. 13)", 0.95, 1.05, read="summary")),
-            Expect("prompt, 2 MiB, mapped when needed / the model's time", lambda t: prefill(t, "sync", 2048), 1.0, 1.1, "x"),
-            Expect("prompt, 64 KiB, mapped when needed in runs / the model's time", lambda t: prefill(t, "runs", 64), 1.0, 1.07, "x"),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "max_batch",
-        "How many sequences fit by the size of a page group, and what does the last row of each waste?",
-        "vAttention (ASPLOS'25) Fig. 15, Table 8",
-        [
-            Expect("Yi-6B, 64 KiB", lambda t: fits(t, "batch", "Yi-6B", "layer_major", 64), 210, 270, "", printed("240; the memory assumed follows from it", 240, read="summary"),
-                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
-            Expect("Yi-6B, 64 KiB / 2 MiB", lambda t: fits(t, "batch", "Yi-6B", "layer_major", 64) /
-                   fits(t, "batch", "Yi-6B", "layer_major", 2048), 1.2, 1.4, "x", printed("1.28 (240 / 187)", 1.283, read="summary")),
-            Expect("Llama-3-8B TP-2, 64 KiB", lambda t: fits(t, "batch", "Llama-3-8B TP-2", "layer_major", 64), 220, 290, "", printed("258", 258, read="summary"),
-                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
-            Expect("Llama-3-8B TP-2, 2 MiB", lambda t: fits(t, "batch", "Llama-3-8B TP-2", "layer_major", 2048), 170, 230, "", printed("203", 203, read="summary"),
-                   differs="the memory that is left for KV is not published: it is fitted to one of their six figures, Yi-6B's 240",
-                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
-            Expect("Yi-34B TP-2, 64 KiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "layer_major", 64), 58, 82, "", printed("68", 68, read="summary"),
-                   differs="the memory that is left for KV is not published: it is fitted to one of their six figures, Yi-6B's 240",
-                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
-            Expect("Yi-34B TP-2, 2 MiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "layer_major", 2048), 47, 66, "", printed("56", 56, read="summary"),
-                   amended="2026-11-21", reason="written down after the first run, with the memory fitted to the paper's 240"),
-            Expect("tokens of a row, 64 KiB", lambda t: fits(t, "row_tokens", "Yi-6B", "layer_major", 64), 64, 64, "", printed("64", 64, 64, read="summary"), how="computed"),
-            Expect("tokens of a row, 2 MiB", lambda t: fits(t, "row_tokens", "Yi-6B", "layer_major", 2048), 2048, 2048, "", printed("2,048", 2048, 2048, read="summary"), how="computed"),
-            Expect("Yi-34B, worst waste, 64 KiB", lambda t: fits(t, "wasted_mib_worst", "Yi-34B TP-2", "layer_major", 64), 7.5, 7.5, "MiB", printed("7.5 MiB", 7.5, 7.5, read="summary"), how="computed"),
-            Expect("Yi-34B, worst waste, 2 MiB", lambda t: fits(t, "wasted_mib_worst", "Yi-34B TP-2", "layer_major", 2048), 240, 240, "MiB", printed("240 MiB", 240, 240, read="summary"), how="computed"),
-            Expect("Yi-34B, 2 MiB token_major / 64 KiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "token_major", 2048) /
-                   fits(t, "batch", "Yi-34B TP-2", "layer_major", 64), .97, 1.05, "x"),
-        ],
-        how="counted",
-    ),
-    Claim(
-        "kv_dtype",
-        "What is KV of fewer bits worth: tokens of a GiB, and requests a second?",
-        "TurboMind, KV int8 and int4 (lmdeploy docs/en/quantization/kv_quant.md)",
-        [
-            Expect("tokens, int8 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int8"), 1.93, 1.95, "x",
-                   printed("2 (parameters not counted)", 2), how="computed"),
-            Expect("tokens, int4 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int4"), 3.75, 3.77, "x",
-                   printed("4 (parameters not counted)", 4), how="computed",
-                   differs="scale and zero of each row are counted: 68 bytes, not 64"),
-            Expect("tokens, fp8 / f16", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="fp8_e4m3"), 2, 2, "x", how="computed",
-                   amended="2026-11-26", reason=FP8),
-            Expect("requests/s, Llama-2-7B, fp8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="fp8_e4m3") /
-                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x", amended="2026-11-26", reason=FP8),
-            Expect("requests/s, Llama-2-7B, int8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int8") /
-                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x", printed("1.27", 1.27),
-                   differs="the cost model does not count dequantising, which their kernels pay, and all requests are there at once"),
-            Expect("requests/s, Llama-2-7B, int4 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int4") /
-                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.4, 2.1, "x", printed("1.39", 1.39),
-                   differs="the cost model does not count dequantising, which their kernels pay, and all requests are there at once"),
-            Expect("requests/s, Llama-3-8B (GQA), int8 / bf16", lambda t: t("requests_per_s", model="llama-3-8b", dtype="int8") /
-                   t("requests_per_s", model="llama-3-8b", dtype="bf16"), 1, 1.1, "x", printed("1.05 (InternLM2-7B)", 1.05),
-                   differs="with GQA 4 the products hide the reading of KV; another model, whose prompts and batches are not published",
-                   amended="2026-11-22", was=(1.03, 1.25),
-                   reason="the products of 256 tokens take longer than reading 15 GB of KV; the first ranges forgot them"),
-            Expect("requests/s, Llama-3-8B (GQA), int4 / bf16", lambda t: t("requests_per_s", model="llama-3-8b", dtype="int4") /
-                   t("requests_per_s", model="llama-3-8b", dtype="bf16"), 1, 1.1, "x", printed("1.07 (InternLM2-7B)", 1.07),
-                   differs="with GQA 4 the products hide the reading of KV; another model, whose prompts and batches are not published",
-                   amended="2026-11-22", was=(1.05, 1.35),
-                   reason="the products of 256 tokens take longer than reading 15 GB of KV; the first ranges forgot them"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "kv_dtype_logits",
-        "How far do logits move when KV has fewer bits, and how often does the greedy token change?",
-        "TurboMind, KV int8 and int4: int8 nearly lossless, int4 0.1 to 3.3 points worse",
-        [
-            Expect("same greedy token, int8", lambda t: t("greedy_agreement", dtype="int8"), .985, 1, "%"),
-            Expect("same greedy token, int4", lambda t: t("greedy_agreement", dtype="int4"), .85, .995, "%"),
-            Expect("same greedy token, fp8_e4m3", lambda t: t("greedy_agreement", dtype="fp8_e4m3"), .93, .97, "%",
-                   amended="2026-11-26", was=(.95, .997), reason=FP8 + ", between int8's and int4's; its error is 8 to 10 times int8's"),
-            Expect("same greedy token, fp8_e5m2", lambda t: t("greedy_agreement", dtype="fp8_e5m2"), .87, .93, "%",
-                   amended="2026-11-26", was=(.9, .99), reason=FP8 + ", between int8's and int4's; its error is int4's"),
-            Expect("error of logits, fp8_e4m3 / int8", lambda t: t("error_over_size", dtype="fp8_e4m3") / t("error_over_size", dtype="int8"),
-                   3, 12, "x", amended="2026-11-26", reason=FP8),
-            Expect("error of logits, fp8_e5m2 / fp8_e4m3", lambda t: t("error_over_size", dtype="fp8_e5m2") /
-                   t("error_over_size", dtype="fp8_e4m3"), 1.6, 2.5, "x", amended="2026-11-26", reason=FP8),
-            Expect("error of logits, int4 / int8", lambda t: t("error_over_size", dtype="int4") / t("error_over_size", dtype="int8"),
-                   8, 30, "x"),
-            Expect("error of logits, int8 / bf16", lambda t: t("error_over_size", dtype="int8") / t("error_over_size", dtype="bf16"),
-                   .5, 6, "x"),
-        ],
-        how="counted",
-    ),
-    Claim(
-        "sm_curves",
-        "How many SMs does each phase need, and what does the other take from it although the SMs are divided?",
-        "a copy needs fewer SMs than a product (no published figure)",
-        [
-            Expect("copy on 64 of its SMs / on 124", lambda t: t("rate", what="copy", beside="nothing", sms=64) /
-                   t("rate", what="copy", beside="nothing", sms=124), .85, 1.02, "x"),
-            Expect("copy on 32 / on 124", lambda t: t("rate", what="copy", beside="nothing", sms=32) /
-                   t("rate", what="copy", beside="nothing", sms=124), .45, .9, "x"),
-            Expect("products on 64 / on 124", lambda t: t("rate", what="gemm", beside="nothing", sms=64) /
-                   t("rate", what="gemm", beside="nothing", sms=124), .42, .75, "x",
-                   amended="2026-11-27", was=(.42, .6), reason="124 SMs at once meet the card's limit of power: they do 1.5 times what 64 do"),
-            Expect("copy on 32 beside products / beside nothing", lambda t: t("rate", what="copy", beside="gemm", sms=32) /
-                   t("rate", what="copy", beside="nothing", sms=32), .6, 1.02, "x"),
-            Expect("products on 96 beside copies / beside nothing", lambda t: t("rate", what="gemm", beside="copy", sms=96) /
-                   t("rate", what="gemm", beside="nothing", sms=96), .65, 1.02, "x",
-                   amended="2026-11-27", was=(.7, 1.02), reason="the first run on a card gave 0.696: operands of a product come from memory, too"),
-            Expect("cutting the card", lambda t: t("cut_us", what="copy", beside="nothing", sms=64), 0, 50000, "us"),
-        ],
-        device="cuda",
-    ),
-    Claim(
-        "transfer_exposed",
-        "How much of a transfer does the second token wait for, by the grain of the transfer and the rate of the wire?",
-        "Splitwise (ISCA'24) section 4.2; Mooncake (FAST'25) section 5.2",
-        [
-            Expect("layer by layer, 50 Gb/s, in layers' worth", lambda t: exposed(t, "exposed_layers", "layer", 50), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
-                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
-            Expect("layer by layer, 100 Gb/s", lambda t: exposed(t, "exposed_layers", "layer", 100), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
-                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
-            Expect("layer by layer, 400 Gb/s", lambda t: exposed(t, "exposed_layers", "layer", 400), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
-                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
-            Expect("layer by layer, 100 Gb/s, steps of 1,024", lambda t: exposed(t, "exposed_layers", "layer", 100, 1024), .8, 1.02, amended="2026-11-21", was=(.98, 1.3),
-                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
-            Expect("layer by layer, 25 Gb/s, which is slower than the computation",
-                   lambda t: exposed(t, "exposed_layers", "layer", 25), 4, 13, amended="2026-11-23", was=(6, 13),
-                   reason="a step costs its weights beside its products since the simulator's costs are sums: 148 ms, not 124, behind which more is hidden: 32 - 31 x 4.6 / 5.4 = 5.4"),
-            Expect("100 Gb/s, request / layer", lambda t: exposed(t, "exposed_ms", "request", 100) / exposed(t, "exposed_ms", "layer", 100),
-                   25, 34, "x", amended="2026-11-21", was=(25, 32.5),
-                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
-            Expect("100 Gb/s, steps of 1,024, request / chunk", lambda t: exposed(t, "exposed_ms", "request", 100, 1024) /
-                   exposed(t, "exposed_ms", "chunk", 100, 1024), 3.5, 4.05, "x"),
-            Expect("100 Gb/s, pull / request", lambda t: exposed(t, "exposed_ms", "pull", 100) / exposed(t, "exposed_ms", "request", 100),
-                   .98, 1.05, "x"),
-            Expect("1 Gb/s, layer / request", lambda t: exposed(t, "exposed_ms", "layer", 1) / exposed(t, "exposed_ms", "request", 1),
-                   .9, 1, "x"),
-            Expect("layer by layer, 100 Gb/s, P goes on with the next prompt, in layers' worth",
-                   lambda t: exposed(t, "exposed_layers", "layer", 100, behind="yes"), .8, 1.02, amended="2026-11-21", was=(.98, 4),
-                   reason="P delivers when its last post is posted: before, a layer more was exposed"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "disagg_orders",
-        "Prefill first, by push or by pull, decode first, or as a policy decides: first token, the gap behind it, gaps, memory?",
-        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x (no published figure)",
-        [
-            Expect("median TTFT_P at load 0.6, decode_first / push", lambda t: ordered(t, "ttft_p_p50_ms", "decode_first", "push"), .7, 1.3, "x"),
-            Expect("median TTFT at load 0.3, decode_first / push", lambda t: ordered(t, "ttft_p50_ms", "decode_first", "push", .3), 1.05, 1.35, "x"),
-            Expect("median first gap at load 0.6, pull / push", lambda t: ordered(t, "first_gap_p50_ms", "pull", "push"), 1.5, 6, "x"),
-            Expect("median first gap at load 0.6, decode_first / push", lambda t: ordered(t, "first_gap_p50_ms", "decode_first", "push"), .3, 1, "x"),
-            Expect("P99 gap at load 0.6, pull / push", lambda t: ordered(t, "tbt_p99_ms", "pull", "push"), .8, 1.25, "x"),
-            Expect("P99 gap at load 0.6, decode_first / push", lambda t: ordered(t, "tbt_p99_ms", "decode_first", "push"), .8, 1.25, "x"),
-            Expect("P99 gap at load 0.9, threshold of 0.1 / push", lambda t: ordered(t, "tbt_p99_ms", "threshold_0.1", "push", .9), 1.5, 10, "x"),
-            Expect("P99 gap at load 0.6, colocated / push", lambda t: ordered(t, "tbt_p99_ms", "colocated", "push"), 2, 10, "x"),
-            Expect("mean TTFT at load 0.9, cost / push", lambda t: ordered(t, "ttft_mean_ms", "cost", "push", .9), .3, 1.1, "x"),
-            Expect("GB s on D at load 0.6, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push"), 1.005, 1.1, "x",
-                   amended="2026-11-22", was=(1.02, 1.3),
-                   reason="push, too, reserves D's blocks when the prompt starts: decode_first holds them for the wait in the queue alone in addition, 0.05 to 0.3 s of 2.7"),
-            Expect("GB s on D at load 0.9, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push", .9), 1.01, 1.3, "x",
-                   amended="2026-11-22", was=(1.05, 1.8),
-                   reason="push, too, reserves D's blocks when the prompt starts: decode_first holds them for the wait in the queue alone in addition, 0.05 to 0.3 s of 2.7"),
-            Expect("GB s on P at load 0.6, pull / push", lambda t: ordered(t, "prefill_gb_s", "pull", "push"), 1.1, 2, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "pd_ratio",
-        "Six instances as 1P5D to 5P1D, or 6C: up to which rate do 90 % of the requests meet their objectives?",
-        "Mooncake (FAST'25) Fig. 15; TaiChi",
-        [
-            Expect("long prompts: goodput of 4P2D", lambda t: goodput(t, "prompts", "4P2D"), 22, 37.5, "/s",
-                   amended="2026-11-22", was=(22, 33),
-                   reason="requests come for 8 s and the last may wait 1 s: up to an eighth more than the steady rate passes"),
-            Expect("long prompts, 4P2D / best ratio", lambda t: goodput(t, "prompts", "4P2D") / best_goodput(t, "prompts"), 1, 1, "x"),
-            Expect("long prompts, 4P2D / 1P5D", lambda t: goodput(t, "prompts", "4P2D") / goodput(t, "prompts", "1P5D"), 3, 6, "x"),
-            Expect("long outputs: goodput of 2P4D", lambda t: goodput(t, "outputs", "2P4D"), 75, 133, "/s",
-                   amended="2026-11-22", was=(75, 115),
-                   reason="the first token is P's and does not wait for D; up to 0.6 s of that wait passes in the mean of 30 gaps: derived after the run (129), not checked apart. And requests come for 8 s and the last may wait 1 s: up to an eighth more than the steady rate passes"),
-            Expect("long outputs, 2P4D / best ratio", lambda t: goodput(t, "outputs", "2P4D") / best_goodput(t, "outputs"), 1, 1, "x"),
-            Expect("long outputs, 4P2D / 2P4D", lambda t: goodput(t, "outputs", "4P2D") / goodput(t, "outputs", "2P4D"), .35, .65, "x"),
-            Expect("long prompts, 6C / best ratio", lambda t: goodput(t, "prompts", "6C") / best_goodput(t, "prompts"), .5, 1.4, "x"),
-            Expect("long outputs, 6C / best ratio", lambda t: goodput(t, "outputs", "6C") / best_goodput(t, "outputs"), .5, 1.4, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "truth",
-        "How far is the simulation of a cluster from the cluster, if all that it gets is what an event log of another load says?",
-        "DynoSim, Vidur, LLMServingSim (each publishes errors of one engine); no one splits the error",
-        [
-            *(Expect(f"{topology}: {what}, simulated / measured less one", lambda t, column=column, topology=topology:
-                     t(column + "_off", topology=topology), -most * cores, most * cores, "%",
-                     **(dict(amended="2026-11-24", was=(-most, most), reason="the target is missed: instances and the load's own thread are "
-                             "more than the machine's two cores, and how often they meet is in no step's cost") if cores > 1 and topology != "1C" else
-                        dict(amended="2026-11-25", was=(-most, most), reason="the target is missed in one of two runs: -2.5 % in the first, "
-                             "-16 % in the second; why is not known") if cores > 1 else {}))
-              for topology, cores_of in (("1C", 1), ("2C", 2), ("1P1D", 1), ("2P2D", 2))
-              for what, column, most in (("median TTFT", "ttft_p50", .1), ("median gap", "tbt_p50", .1), ("P90 TTFT", "ttft_p90", .2),
-                                         ("P90 gap", "tbt_p90", .2))
-              for cores in (2 if (topology, column) == ("1C", "tbt_p50") else cores_of,)),
-            Expect("decisions that the logged snapshots would not bring again", lambda t: sum(float(r["replay_differ"]) for r in t.select()), 0, 0,
-                   how="counted"),
-        ],
-    ),
-    Claim(
-        "routers",
-        "All routers over one view: first tokens, tails, hits and regret, on five loads and three pools of eight?",
-        "Mooncake, LMetric, Dynamo, SGLang, llm-d, Preble, AIBrix, production-stack, PolyServe, ELDR (rows of --placement; compared by nobody)",
-        [
-            Expect("conversation, 4P4D: mean TTFT, random / best row", lambda t: routed(t, "ttft_mean_s", "random") / best_routed(t, "ttft_mean_s"), 4, 60, "x"),
-            Expect("conversation, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake") / best_routed(t, "ttft_mean_s"), 1, 1.1, "x"),
-            Expect("synthetic, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake", load="synthetic") /
-                   best_routed(t, "ttft_mean_s", load="synthetic"), 1, 1.1, "x"),
-            Expect("tool&agent, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake", load="tool_agent") /
-                   best_routed(t, "ttft_mean_s", load="tool_agent"), 1, 1.1, "x"),
-            Expect("clients, 8C: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake", "8C", "clients") /
-                   best_routed(t, "ttft_mean_s", "8C", "clients"), 1, 1.1, "x"),
-            Expect("agents, 8C: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake", "8C", "agents") /
-                   best_routed(t, "ttft_mean_s", "8C", "agents"), 1, 1.1, "x"),
-            Expect("conversation, 4P4D: mean TTFT, lmetric / mooncake", lambda t: routed(t, "ttft_mean_s", "lmetric") / routed(t, "ttft_mean_s", "mooncake"), 1, 1.5, "x"),
-            Expect("conversation, 4P4D: prompts' tokens, most / mean of instances, llm_d", lambda t: routed(t, "imbalance", "llm_d"), 1.5, 4, "x",
-                   amended="2026-11-23", was=(3.5, 4), reason="the prompts that come before the first report find nothing anywhere and are spread; each of their instances has the common start from then on"),
-            Expect("conversation, 4P4D: mean TTFT, llm_d / mooncake", lambda t: routed(t, "ttft_mean_s", "llm_d") / routed(t, "ttft_mean_s", "mooncake"), 20, 300, "x"),
-            Expect("synthetic, 4P4D: prompts' tokens, most / mean of instances, llm_d", lambda t: routed(t, "imbalance", "llm_d", load="synthetic"), 1, 1.6, "x"),
-            Expect("conversation, 4P4D: regret, least_loaded / mooncake", lambda t: routed(t, "regret", "least_loaded") / routed(t, "regret", "mooncake"), 1.2, 5, "x"),
-            *(Expect(f"{load}, 4P4D: pairs of rows of which more hits have the lower mean TTFT", lambda t, load=load: hits_rule(t, "4P4D", load), .4, .9, "%",
-                     amended="2026-11-25", reason="new: whether the hit rate tells which row is better")
-              for load in ("conversation", "synthetic", "clients", "agents")),
-            *(Expect(f"{load}, 4P4D: mean TTFT, the row with most hits / the best row", lambda t, load=load: most_hits(t, "4P4D", load), 1, 10, "x",
-                     amended="2026-11-25", reason="new: what the hit rate as the only aim costs")
-              for load in ("conversation", "synthetic", "clients", "agents")),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "router_views",
-        "What do stale views cost a router: cache events that come late or never, and routers that do not know of each other?",
-        "Dynamo, llm-d (several replicas of a router, views by events; nobody has published figures)",
-        [
-            Expect("mooncake: hits, events 2 s late / at once", lambda t: stale(t, "hit_share", delay=2.0), .95, 1.01, "x"),
-            Expect("mooncake: mean TTFT, events 2 s late / at once", lambda t: stale(t, "ttft_mean_s", delay=2.0), .95, 1.15, "x"),
-            Expect("mooncake: hits, 5 % of events lost / none", lambda t: stale(t, "hit_share", loss=.05), .8, 1, "x"),
-            Expect("mooncake: mean TTFT, 5 % of events lost / none", lambda t: stale(t, "ttft_mean_s", loss=.05), 1, 1.5, "x"),
-            Expect("mooncake: mean TTFT, two routers / one", lambda t: stale(t, "ttft_mean_s", routers=2), 1, 2, "x"),
-            Expect("mooncake: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", routers=4), 1.1, 4, "x"),
-            Expect("lmetric: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", "lmetric", routers=4), 1.1, 4, "x"),
-            Expect("dynamo: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", "dynamo", routers=4), 1.1, 4, "x"),
-            Expect("mooncake: hits, four routers / one", lambda t: stale(t, "hit_share", routers=4), .9, 1.05, "x"),
-            Expect("mooncake: mean TTFT, four routers, 2 s, 5 % / one, none", lambda t: stale(t, "ttft_mean_s", delay=2.0, loss=.05, routers=4), 1.1, 6, "x"),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "regret",
-        "How far is Algorithm 1 from caches that lose nothing, and from a look ahead that knows the future?",
-        "Mooncake (FAST'25) Algorithm 1; rollout (Bertsekas)",
-        [
-            Expect("load 0.5: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .5), .6, 1.02, "x"),
-            Expect("load 0.9: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .9), .6, 1.02, "x"),
-            Expect("load 1.3: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", 1.3), .6, 1.02, "x"),
-            Expect("load 0.9: hits, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "hit_share", "endless", "cache", .9), 1, 1.5, "x"),
-            Expect("load 0.5: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .5), .85, 1, "x"),
-            Expect("load 0.9: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .9), .6, .95, "x"),
-            Expect("load 1.3: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", 1.3), .6, .95, "x"),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "rejection",
-        "Who is refused under overload, when, and what does it save: early, predicted, reserved? How do the loads of P and D swing?",
-        "Mooncake (arXiv 2407.00079 v4) section 7, Table 3, Figs. 9 and 10",
-        [
-            Expect("12P1D: within both objectives, unbiased t_d / late", lambda t: rejected(t, "kept_share", "predicted") / rejected(t, "kept_share", "late"), .95, 1.15, "x"),
-            Expect("12P1D: within both objectives, four times t_d / unbiased", lambda t: rejected(t, "kept_share", "predicted", 4.0) /
-                   rejected(t, "kept_share", "predicted"), 1.1, 4, "x"),
-            Expect("12P1D: within both objectives, reserve / best t_d", lambda t: rejected(t, "kept_share", "reserve") / best_factor(t), .97, 1.1, "x"),
-            Expect("12P1D: within both objectives, an oracle's t_d / late", lambda t: foreseen(t, "kept_share") / rejected(t, "kept_share", "late"), .9, 1.3, "x",
-                   amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
-            Expect("12P1D: within both objectives, the oracle with an error of 0.5 / without", lambda t: foreseen(t, "kept_share", error=.5) /
-                   foreseen(t, "kept_share"), .9, 1.1, "x", amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
-            Expect("12P1D: within both objectives, twice the oracle's t_d / the oracle's", lambda t: foreseen(t, "kept_share", factor=2.) /
-                   foreseen(t, "kept_share"), 1, 3, "x", amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
-            Expect("12P1D: within both objectives, reserve / an oracle's t_d", lambda t: rejected(t, "kept_share", "reserve") / foreseen(t, "kept_share"), 1.5, 4, "x",
-                   amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
-            Expect("12P1D: refused late, an oracle's t_d: overtaken by somebody who came later", lambda t: foreseen(t, "overtaken_share"), .5, 1, "%",
-                   amended="2026-11-25", reason="new, for the oracle; written before its points were measured"),
-            Expect("12P1D, 40 ms: within both objectives, reserve / late", lambda t: rejected(t, "kept_share", "reserve", tbt=.04) /
-                   rejected(t, "kept_share", "late", tbt=.04), 1.1, 4, "x"),
-            Expect("12P1D: prefill wasted, late", lambda t: rejected(t, "wasted_share", "late"), .1, .45, "%", amended="2026-11-23", was=(.1, .25),
-                   reason="what finds no room is what is long: 12 % of the requests are a third of the work"),
-            Expect("12P1D: prefill wasted, reserve", lambda t: rejected(t, "wasted_share", "reserve"), 0, 0, "%"),
-            Expect("12P1D: refused late of all, early with prompts under way", lambda t: rejected(t, "refused_late", "early_in_flight") /
-                   rejected(t, "requests", "early_in_flight"), 0, .01, "%"),
-            Expect("12P1D: refused late, late: overtaken by somebody who came later", lambda t: rejected(t, "overtaken_share", "late"), .5, 1, "%"),
-            Expect("12P1D: correlation of P's and D's load, early", lambda t: rejected(t, "correlation", "early"), -1, 0, "",
-                   printed("out of phase (Figs. 9, 10)", -1, 0, read="summary")),
-            Expect("swing of D's load, early, 48P4D / 12P1D", lambda t: rejected(t, "d_swing", "early", topology="48P4D", part="swing") /
-                   rejected(t, "d_swing", "early"), .25, 1, "x", amended="2026-11-23", was=(.5, 1),
-                   reason="four times the rate are the same requests in a quarter of the time: a decode of 17 s also spans four times as much of the trace"),
-            Expect("swing of D's load, early, 9P1D / 16P1D", lambda t: rejected(t, "d_swing", "early", topology="9P1D", part="swing") /
-                   rejected(t, "d_swing", "early", topology="16P1D", part="swing"), 1, 3, "x"),
-            Expect("Table 3: refused, early / late", lambda t: refused_by(t, "early", topology="8P8D", part="table_3") / refused_by(t, "late", topology="8P8D", part="table_3"),
-                   1, 1, "x", printed("0.90 (3771 of 4183)", 3771 / 4183, read="summary"),
-                   differs="with the published shape of the model no D is ever full (its load is 4 %): all rows refuse for P alone. Their D's must have held less KV, or have had a TBT near a bare step"),
-            Expect("Table 3: refused, predicted / late", lambda t: refused_by(t, "predicted", topology="8P8D", part="table_3") /
-                   refused_by(t, "late", topology="8P8D", part="table_3"), 1, 1, "x", printed("0.86 (3589 of 4183)", 3589 / 4183, read="summary"),
-                   differs="as the row above"),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "reservation",
-        "What is it worth that a prompt begins only when its prefix is pinned, and its suffix's room and D's are held?",
-        "WavePP sections 4.2 to 4.5 and its ablation on B300 PP8",
-        [
-            Expect("12P1D, overload: within both objectives, escrow / off", lambda t: reserved_gain(t, "kept_share"), 1.2, 4, "x"),
-            Expect("12P1D, overload: mean TTFT, escrow / off", lambda t: reserved_gain(t, "ttft_mean_s"), 1, 100, "x", amended="2026-11-25", was=(1, 30),
-                   reason="without, P gives all first tokens within 2 to 14 s and D's queue is behind them; with, that queue, which grows to minutes, is before them"),
-            Expect("12P1D, overload: tokens/s, escrow / off", lambda t: reserved_gain(t, "tokens_s"), .85, 1.02, "x", amended="2026-11-25", was=(.95, 1.05),
-                   reason="a promise to a prompt that is not computed yet is room that stands empty at D for the seconds that P takes; without, what is sent there is computed already"),
-            Expect("12P1D, recorded speed: within both objectives, escrow / off", lambda t: reserved_gain(t, "kept_share", speed=1.), 1, 1.02, "x"),
-            Expect("12P1D, overload, clients leave after 60 s: computed in vain, off", lambda t: reserved(t, "in_vain_share", "off", deadline=60.), 0, .2, "%"),
-            Expect("12P1D, overload, clients leave after 60 s: computed in vain, escrow", lambda t: reserved(t, "in_vain_share", deadline=60.), 0, .03, "%", amended="2026-11-25", was=(0, .01),
-                   reason="clients leave while their prompts are computed: the longest take 10 s and more"),
-            Expect("12P1D, overload, clients leave after 60 s: answered, escrow / off", lambda t: reserved_gain(t, "completed", deadline=60.), .95, 1.2, "x"),
-            Expect("12P1D, overload, clients leave after 60 s: computed for clients who left, escrow / off", lambda t: reserved_gain(t, "unfinished_share", deadline=60.), .7, 1.05, "x",
-                   amended="2026-11-25", reason="new, after a look at one draw: first come is first served by D in both, so most leave in the middle of an answer"),
-            Expect("12P1D, overload, late: prefill wasted, off", lambda t: reserved(t, "wasted_share", "off", admission="late"), .1, .45, "%"),
-            Expect("12P1D, overload, late: prefill wasted, escrow / off", lambda t: reserved_gain(t, "wasted_share", admission="late"), 0, .5, "x"),
-            Expect("12P1D, overload, late: within both objectives, escrow / off", lambda t: reserved_gain(t, "kept_share", admission="late"), .1, 1, "x", amended="2026-11-25",
-                   reason="new, after a look at one draw: late refuses nobody who waits for room, so the queue before the first token grows beyond 30 s"),
-            Expect("12P1D, overload, reserve: within both objectives, escrow / off", lambda t: reserved_gain(t, "kept_share", admission="reserve"), .9, 1.1, "x", amended="2026-11-25",
-                   reason="new; written before its points were measured: who is taken has room at D"),
-            *[Expect(f"reuse 131K, c=8, P holds {pool} of the prompts: tokens/s, escrow / off", lambda t, pool=pool: reserved_gain(t, "tokens_s", part="reuse", speed=1., pool=pool), low, high, "x",
-                     printed("1.54 (96,796 to 149,021 tokens/s)", 149021 / 96796, read="summary"),
-                     differs="theirs also mends stages whose caches lose different blocks; here one block table is for all stages, and what is gained is that an LRU in turn does not lose the prefixes of those who wait: by as many as the room is short")
-              for pool, low, high in ((.7, 1, 1.6), (.9, 1, 1.6), (1.1, .98, 1.02))],
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "fetch_or_compute",
-        "What is a pool of prefixes worth, by the rate of the links, and do seconds tell when it is worth nothing?",
-        "Mooncake (FAST'25) sections 4 and 5.4; vLLM's store connector fetches always (no published comparison)",
-        [
-            Expect("conversation, 10 Gb/s: mean TTFT, always / never", lambda t: fetching(t, "ttft_mean_s", "always", 10) / fetching(t, "ttft_mean_s", "never", 10), 1.2, 100, "x"),
-            Expect("conversation, 100 Gb/s: mean TTFT, always / never", lambda t: fetching(t, "ttft_mean_s", "always", 100) / fetching(t, "ttft_mean_s", "never", 100), .3, .9, "x"),
-            *(Expect(f"{trace}, {gbps} Gb/s: mean TTFT, cost / the better of both", lambda t, trace=trace, gbps=gbps: fetching(t, "ttft_mean_s", "cost", gbps, trace) /
-                     min(fetching(t, "ttft_mean_s", p, gbps, trace) for p in ("never", "always")), .5, 1.1, "x")
-              for trace in ("conversation", "synthetic") for gbps in (10, 25, 50, 100, 400)),
-            Expect("conversation, 100 Gb/s: hits, always / never", lambda t: fetching(t, "hit_share", "always", 100) / fetching(t, "hit_share", "never", 100), 1.5, 4, "x",
-                   printed("2.36 (Fig. 10, global / local)", 2.36, read="summary"), differs="their local placement looks at caches; this one does not"),
-            Expect("conversation, 25 Gb/s: mean TTFT, blind / cost", lambda t: fetching(t, "ttft_mean_s", "blind", 25) / fetching(t, "ttft_mean_s", "cost", 25), .9, 1.5, "x", amended="2026-11-25", was=(1, 1.5),
-                   reason="the mean of what a link gave has contention in it, too: to see what it carries now gains nothing here"),
-        ],
-        how="virtual",
-        traces=True,
-    ),
-    Claim(
-        "fetch_oracle",
-        "How far is fetch or compute by predicted seconds from an oracle, by the rate of the links and the load?",
-        "nobody has published it; the oracle is the best of some 90 runs in hindsight, and bounds the true one from above",
-        [
-            *(Expect(f"{gbps} Gb/s, load {load}: mean TTFT, cost / hindsight", lambda t, gbps=gbps, load=load: gap_to(t, gbps, load), low, high, "x",
-                     **(dict(amended="2026-11-25", was=was, reason=reason) if was else {}))
-              for gbps, load, low, high, was, reason in (
-                  (10, .6, 1, 1.1, (), ""),
-                  (10, 1.2, 1, 1.25, (1, 1.1), "where others wait, one fetch that pays for itself by nothing still spares those behind it"),
-                  (25, .6, 1, 1.3, (1.05, 1.5), "with little load a link has one fetch at a time, which is predicted well"), (25, 1.2, 1.05, 1.5, (), ""),
-                  (50, .6, 1, 1.15, (1.05, 1.5), "at twice the rate that is even and little load few choices are close"),
-                  (50, 1.2, 1.05, 1.5, (), ""),
-                  (100, .6, 1, 1.1, (1.05, 1.5), "at four times the rate that is even nearly every fetch is worth it, and a wrong one costs little"),
-                  (100, 1.2, 1, 1.15, (1.05, 1.5), "as the row above"),
-                  (400, .6, 1, 1.1, (), ""), (400, 1.2, 1, 1.1, (), ""))),
-            *(Expect(f"{gbps} Gb/s, load 1.2: mean TTFT, one constant for all, in hindsight / cost", lambda t, gbps=gbps: 1 / gap_to(t, gbps, 1.2, "scaled"), low, high, "x", **more)
-              for gbps, low, high, more in (
-                  (25, .7, 1.1, dict(amended="2026-11-25", was=(.7, 1), reason="of nine constants none need be better than cost: in one draw of four none was")),
-                  (50, .7, 1, {}))),
-            Expect("50 Gb/s, load 1.2: mean TTFT, what the holder sends counted once / cost", lambda t: 1 / gap_to(t, 50, 1.2, "once"), .8, 1, "x"),
-            Expect("25 Gb/s, load 1.2: mean TTFT, each for itself, knowing / cost", lambda t: 1 / gap_to(t, 25, 1.2, "informed"), .8, 1.2, "x"),
-            Expect("10 Gb/s, load 1.2: mean TTFT, always / hindsight", lambda t: gap_to(t, 10, 1.2, system="always"), 2, 100, "x"),
-            Expect("400 Gb/s, load 1.2: mean TTFT, never / hindsight", lambda t: gap_to(t, 400, 1.2, system="never"), 1.2, 5, "x"),
-            Expect("400 Gb/s, load 1.2: mean TTFT, hindsight / a wire that takes no time", lambda t: gap_to(t, 400, 1.2, "free", "hindsight"), 1, 1.1, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "pool_tables",
+        "offload_virtual/pool_tables",
         "wde's tables at their sizes, with the pool as one more place: eleven shares of hits, seven lengths of the answer?",
         "wde's KV offloading (light-vllm), experiments 4 and 5",
         [
@@ -2089,10 +1488,6 @@ CLAIMS = [
             *(Expect(f"{100 * h:.0f} % hits: requests/s, tier / own cache", lambda t, h=h: tabled(t, "host", h) / tabled(t, "device", h), .95, 1.02, "x",
                      printed("equal below 80 %", .95, 1.05)) for h in (.3, .5, .8)),
             Expect("all hits: requests/s, tier / own cache", lambda t: tabled(t, "host") / tabled(t, "device"), .6, 1.02, "x", printed("less above 80 %", .5, .97)),
-            *(Expect(f"{100 * h:.0f} % hits: requests/s, pool / own cache", lambda t, h=h: tabled(t, "always", h) / tabled(t, "device", h), .9, 1.02, "x") for h in (.3, .5, .8)),
-            Expect("all hits: requests/s, pool / own cache", lambda t: tabled(t, "always") / tabled(t, "device"), .6, .9, "x", amended="2026-11-25", was=(.9, 1.02),
-                   reason="who fetches at once shares the link and ends at once: 32 clients fetch together, then decode together, and link and processor wait for each other"),
-            Expect("all hits: requests/s, fetched by cost / always", lambda t: tabled(t, "cost") / tabled(t, "always"), .9, 1.02, "x"),
             Expect("all hits / none, own cache", lambda t: tabled(t, "device") / tabled(t, "none", 0), 3.5, 6.5, "x", printed("4.8 (98.84 and 20.62 /s)", 4.793),
                    differs="planning takes no time on this clock, of which a short step shows more; their async-2 has 5.9"),
             *(Expect(f"documents, {n} tokens out: requests/s, {name}", lambda t, n=n, cache=cache: tabled(t, cache, 1, n), low, high, "/s", printed(f"{paper} /s", paper),
@@ -2101,29 +1496,64 @@ CLAIMS = [
                   (2, "none", "nothing known", .8, 1, .91), (2, "device", "own cache", 45, 55, 49.96), (2, "host", "tier", 10, 13, 9.23),
                   (16, "none", "nothing known", .7, .95, .84), (16, "device", "own cache", 5, 7, 6.39), (16, "host", "tier", 4, 5.2, 4.69),
                   (128, "none", "nothing known", .4, .5, .45), (128, "device", "own cache", .7, .85, .81), (128, "host", "tier", .65, .82, .78))),
-            *(Expect(f"documents, {n} tokens out: requests/s, pool / nothing known", lambda t, n=n: tabled(t, "always", 1, n) / tabled(t, "none", 1, n), low, high, "x")
-              for n, low, high in ((2, 14, 23), (16, 4.5, 7), (128, 1.4, 1.8))),
         ],
         how="virtual",
     ),
     Claim(
-        "hit_rounds",
-        "Why does TTFT rise while the hit rate rises, round by round, and is it a wrong choice to read what is known?",
-        "sglang issue 33984 (20 clients, nine rounds, an SSD below the cards)",
+        "mooncake_traces",
+        "How long are the prompts and answers of the released traces, and how often is a block asked for?",
+        "Mooncake (arXiv 2407.00079), Figs. 5 and 6; FAST'25, Table 2",
         [
-            Expect("round 8: share of prompt tokens found, 11 GB/s", lambda t: round_of(t, "hit_share", 8, 11), .88, .9, "%", printed("88.9 %", .889)),
-            Expect("mean TTFT of round 0", lambda t: round_of(t, "ttft_mean_s", 0, 11), 2, 3, "s", printed("2.55 s", 2.55), differs="its model and cards are not said"),
-            Expect("mean TTFT, round 8 / round 0, 11 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 11) / round_of(t, "ttft_mean_s", 0, 11), 2, 3.2, "x",
-                   printed("2.40", 2.4), differs="the rate of its SSD is not said: 11 GB/s is chosen"),
-            Expect("round 8: mean TTFT, computed / read at 11 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 11), 3, 8, "x"),
-            Expect("round 8: mean TTFT, computed / read at 3 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 3), 1.5, 2.2, "x",
-                   amended="2026-11-25", was=(.9, 1.7), reason="computing takes 43 s, not the 30 that were reckoned: attention to 55,000 tokens was taken too lightly"),
-            *(Expect(f"round 8, {rate} GB/s: mean TTFT, by cost / the better of both", lambda t, rate=rate: cured(t, rate), .5, 1.1, "x") for rate in (.75, 1.5, 3, 11, 25)),
-            Expect("round 8, 6 GB/s: mean TTFT, by cost / the better of both", lambda t: cured(t, 6), .5, 1.4, "x", amended="2026-11-25", was=(.5, 1.1),
-                   reason="each prompt weighs its own load against its own work; that its work delays those behind it, too, is in no prompt's balance"),
-            Expect("round 8: mean TTFT, computed / read at 1.5 GB/s", lambda t: round_of(t, "ttft_mean_s", 8, 0) / round_of(t, "ttft_mean_s", 8, 1.5), .4, .9, "x"),
+            Expect("conversation: requests", lambda t: t("n", trace="conversation", what="prompt"), 12031, 12031, "", printed("12,031", 12031, 12031, read="memory")),
+            Expect("conversation: mean prompt", lambda t: t("mean", trace="conversation", what="prompt"), 12034, 12036, "", printed("12,035", 12035, read="memory")),
+            Expect("conversation: mean answer", lambda t: t("mean", trace="conversation", what="output"), 342, 344, "", printed("343", 343, read="memory")),
+            Expect("synthetic: requests", lambda t: t("n", trace="synthetic", what="prompt"), 3993, 3993, "", printed("3,993", 3993, 3993, read="memory")),
+            Expect("synthetic: mean prompt", lambda t: t("mean", trace="synthetic", what="prompt"), 15324, 15326, "", printed("15,325", 15325, read="memory")),
+            Expect("synthetic: mean answer", lambda t: t("mean", trace="synthetic", what="output"), 148, 150, "", printed("149", 149, read="memory")),
+            Expect("lengths: conversation, P90 / median of prompts", lambda t: t("p90", trace="conversation", what="prompt") /
+                   t("p50", trace="conversation", what="prompt"), 3.9, 4.1, "x"),
+            Expect("uses: conversation, blocks never asked for again", lambda t: t("ones", trace="conversation", what="uses"), .74, .78, "%",
+                   printed("over 50 %", .5, 1, read="memory")),
+            Expect("uses: synthetic, blocks never asked for again", lambda t: t("ones", trace="synthetic", what="uses"), .57, .6, "%",
+                   printed("over 50 %", .5, 1, read="memory")),
+            Expect("uses: of the hottest block, conversation", lambda t: t("max", trace="conversation", what="uses"), 12031, 12031, "",
+                   printed("tens of thousands", 1e4, 1e5, read="memory")),
         ],
-        how="virtual",
+        how="counted",
+        traces=True,
+    ),
+    Claim(
+        "mooncake_traces/steps",
+        "How long does a prompt take by its length, and a decode step by its batch?",
+        "Mooncake (arXiv 2407.00079), Fig. 2 (drawn there, without figures)",
+        [
+            Expect("prompt tokens/s, 128K / 4K", lambda t: t("tokens_per_s", phase="prefill", n=131072) / t("tokens_per_s", phase="prefill", n=4096),
+                   .45, .52, "x"),
+            Expect("decode tokens/s, batch 64 / 1", lambda t: t("tokens_per_s", phase="decode", n=64) / t("tokens_per_s", phase="decode", n=1),
+                   26, 32, "x"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "mooncake_traces/eviction",
+        "What does one prefix cache find of Mooncake's traces, by its size and by who goes first, Belady's knowledge as the bound?",
+        "Mooncake (FAST'25) Fig. 9; arXiv 2407.00079 v4 Table 1 (of a trace that is not public)",
+        [
+            Expect("conversation, LRU, 3 M tokens: of what an endless cache finds", lambda t: of_endless(t, "conversation", 5859), .34, .4, "%",
+                   printed("41 % (Fig. 9)", .41, read="summary"), differs="the trace names blocks of 512 tokens, their Store 256: half a block is lost where a prefix ends"),
+            Expect("synthetic, LRU, 3 M tokens: of what an endless cache finds", lambda t: of_endless(t, "synthetic", 5859), .45, .51, "%",
+                   printed("46 % (Fig. 9)", .46, read="summary"), differs="as the row above"),
+            Expect("conversation, LRU, 50 M tokens: of what an endless cache finds", lambda t: of_endless(t, "conversation", 97656), .97, 1, "%",
+                   printed("all but the maximum (Fig. 9)", .95, 1, read="summary")),
+            Expect("conversation, 5,859 blocks: LFU / LRU", lambda t: evicted(t, "conversation", "lfu") / evicted(t, "conversation", "lru"), .65, 1, "x",
+                   printed("0.88 to 1 (Table 1)", .875, 1, read="summary"),
+                   differs="a block's count ends with it, as in the host tier: what is new goes first, and its count never grows. Counts that outlive their blocks find 0.97 (another program)",
+                   amended="2026-11-23", was=(.9, 1), reason="the other program's counts outlive the blocks"),
+            Expect("conversation, 5,859 blocks: length-aware / LRU", lambda t: evicted(t, "conversation", "length_aware") / evicted(t, "conversation", "lru"), .55, .7, "x",
+                   printed("0.88 to 1 (Table 1)", .875, 1, read="summary"), differs="Table 1's capacities are a tenth and more of its trace's blocks; 5,859 are 3 % of these"),
+        ],
+        how="counted",
+        traces=True,
     ),
     Claim(
         "mooncake_serving",
@@ -2172,8 +1602,6 @@ CLAIMS = [
                    1.05, 6, "x", printed("4.21 (arXiv Fig. 8: 60.41 and 14.36)", 60.41 / 14.36, read="summary"), differs=OTHER_TRACE),
             Expect("schedulers, tool&agent (generated), 1.75 times as fast: local / global", lambda t: scheduled(t, "local", "tool_agent") / scheduled(t, "global", "tool_agent"),
                    1, 3, "x", printed("2.29 (arXiv Fig. 8: 14.36 and 6.26)", 14.36 / 6.26, read="summary"), differs=OTHER_TRACE),
-            Expect("arrivals in ticks of 3 s / spread: mean TTFT", lambda t: scheduled(t, "local", "conversation_ticks") / scheduled(t, "local"), 1, 2, "x"),
-            Expect("prompts of which nothing was left to compute", lambda t: sum(t.values("whole_hits")), 0, 0, how="counted"),
             Expect("synthetic: within 10 s and 100 ms, 5P11D", lambda t: mooncake(t, "kept_share", "ratio", "synthetic", "5P11D", "global"), .6, .95, "%",
                    printed("78 % (Fig. 15)", .78, read="summary"), differs="which prompts are found where, and so P's work, is another; and 4 % of the prompts take 10 s and more by themselves"),
             Expect("synthetic: within 10 s and 100 ms, 8P8D", lambda t: mooncake(t, "kept_share", "ratio", "synthetic", "8P8D", "global"), .93, 1, "%",
@@ -2185,7 +1613,87 @@ CLAIMS = [
         traces=True,
     ),
     Claim(
-        "mooncake_pool",
+        "mooncake_serving/loads",
+        "How many requests a second of long prompts do P and D apart get within the objectives, and four colocated instances?",
+        "Mooncake (arXiv 2407.00079), Table 2, Figs. 11, 12 and 13",
+        [
+            Expect("ArXiv-Summarization, 3P1D / four colocated", lambda t: more_requests(t, "arxiv", "3P1D"), 1.5, 10, "x",
+                   printed("1.2", 1.2, read="memory"), differs=COLOCATED),
+            Expect("L-Eval, 3P1D / four colocated", lambda t: more_requests(t, "l_eval", "3P1D"), 2, 40, "x",
+                   printed("1.4", 1.4, read="memory"), differs=COLOCATED),
+            Expect("L-Eval: tokens found again, 3P1D", lambda t: t("hit_share", load="l_eval", system="3P1D"), .55, .8, "%"),
+            Expect("16K, 3P1D / four colocated", lambda t: more_requests(t, "16k", "3P1D"), 1.5, 20, "x", printed("1.5", 1.5, read="memory"), differs=COLOCATED),
+            Expect("128K, 3P1D / four colocated", lambda t: more_requests(t, "128k", "3P1D"), 3, 60, "x", printed("6.25", 6.25, read="memory"), differs=COLOCATED),
+            Expect("trace on 10P10D: within 30 s", lambda t: t("within_ttft", load="trace", system="10P10D"), .98, 1, "%", printed("100 %", .98, 1, read="memory")),
+            Expect("trace on 20 colocated: within 30 s", lambda t: t("within_ttft", load="trace", system="vllm"), .98, 1, "%", printed("100 %", .98, 1, read="memory")),
+            Expect("trace on 10P10D: within 100 ms", lambda t: t("within_tbt", load="trace", system="10P10D"), .97, 1, "%", printed("100 %", .98, 1, read="memory")),
+            Expect("trace on 20 colocated: within 100 ms", lambda t: t("within_tbt", load="trace", system="vllm"), .85, .95, "%", printed("57 %", .57, read="memory"),
+                   differs=TENTH, amended="2026-11-26", was=(.4, .75),
+                   reason="one prompt of mean length in a request's longest tenth makes it 82 ms, which is within; two are too many, and of .9 in the mean two or more come to a fifth"),
+            Expect("trace: within both, 10P10D / 20 colocated", lambda t: t("within_both", load="trace", system="10P10D") /
+                   t("within_both", load="trace", system="vllm"), 1.05, 1.2, "x", printed("1.75", 1.75, read="memory"),
+                   differs=TENTH, amended="2026-11-26", was=(1.3, 2.5), reason="as above"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "fetch_or_compute",
+        "What is a pool of prefixes worth, by the rate of the links, and do seconds tell when it is worth nothing?",
+        "Mooncake (FAST'25) sections 4 and 5.4; vLLM's store connector fetches always (no published comparison)",
+        [
+            Expect("conversation, 10 Gb/s: mean TTFT, always / never", lambda t: fetching(t, "ttft_mean_s", "always", 10) / fetching(t, "ttft_mean_s", "never", 10), 1.2, 100, "x"),
+            Expect("conversation, 100 Gb/s: mean TTFT, always / never", lambda t: fetching(t, "ttft_mean_s", "always", 100) / fetching(t, "ttft_mean_s", "never", 100), .3, .9, "x"),
+            *(Expect(f"{trace}, {gbps} Gb/s: mean TTFT, cost / the better of both", lambda t, trace=trace, gbps=gbps: fetching(t, "ttft_mean_s", "cost", gbps, trace) /
+                     min(fetching(t, "ttft_mean_s", p, gbps, trace) for p in ("never", "always")), .5, 1.1, "x")
+              for trace in ("conversation", "synthetic") for gbps in (10, 25, 50, 100, 400)),
+            Expect("conversation, 100 Gb/s: hits, always / never", lambda t: fetching(t, "hit_share", "always", 100) / fetching(t, "hit_share", "never", 100), 1.5, 4, "x",
+                   printed("2.36 (Fig. 10, global / local)", 2.36, read="summary"), differs="their local placement looks at caches; this one does not"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
+        "fetch_or_compute/break_even",
+        "At what bandwidth is fetching the KV of a prefix faster than computing it again?",
+        "Mooncake (FAST'25) section 2.2, equations 1 and 2",
+        [
+            Expect("8 x A800, 8,192 tokens, their constants", lambda t: t("paper_gbps", machine="8xA800", prefix=8192),
+                   5.5, 6.5, "GB/s", printed("6 GB/s", 6)),
+            Expect("8 x H800, 8,192 tokens, their constants", lambda t: t("paper_gbps", machine="8xH800", prefix=8192),
+                   18, 19.5, "GB/s", printed("19 GB/s", 19)),
+            Expect("A100 that reach 220 TFLOP/s, 8 of them, 8,192 tokens", lambda t: t("paper_gbps", machine="8xA100 at 220", prefix=8192),
+                   4, 4.3, "GB/s", amended="2026-11-26", reason="new: the constants of the author's notes"),
+            Expect("A100 that reach 220 TFLOP/s: 100 Gb/s over that", lambda t: 12.5 / t("paper_gbps", machine="8xA100 at 220", prefix=8192),
+                   2.9, 3.2, "x", amended="2026-11-26", reason="new: the constants of the author's notes"),
+        ],
+        how="computed",
+    ),
+    Claim(
+        "fetch_or_compute/oracle",
+        "How far is fetch or compute by predicted seconds from an oracle, by the rate of the links and the load?",
+        "nobody has published it; the oracle is the best of some 90 runs in hindsight, and bounds the true one from above",
+        [
+            *(Expect(f"{gbps} Gb/s, load {load}: mean TTFT, cost / hindsight", lambda t, gbps=gbps, load=load: gap_to(t, gbps, load), low, high, "x",
+                     **(dict(amended="2026-11-25", was=was, reason=reason) if was else {}))
+              for gbps, load, low, high, was, reason in (
+                  (10, .6, 1, 1.1, (), ""),
+                  (10, 1.2, 1, 1.25, (1, 1.1), "where others wait, one fetch that pays for itself by nothing still spares those behind it"),
+                  (25, .6, 1, 1.3, (1.05, 1.5), "with little load a link has one fetch at a time, which is predicted well"), (25, 1.2, 1.05, 1.5, (), ""),
+                  (50, .6, 1, 1.15, (1.05, 1.5), "at twice the rate that is even and little load few choices are close"),
+                  (50, 1.2, 1.05, 1.5, (), ""),
+                  (100, .6, 1, 1.1, (1.05, 1.5), "at four times the rate that is even nearly every fetch is worth it, and a wrong one costs little"),
+                  (100, 1.2, 1, 1.15, (1.05, 1.5), "as the row above"),
+                  (400, .6, 1, 1.1, (), ""), (400, 1.2, 1, 1.1, (), ""))),
+            *(Expect(f"{gbps} Gb/s, load 1.2: mean TTFT, one constant for all, in hindsight / cost", lambda t, gbps=gbps: 1 / gap_to(t, gbps, 1.2, "scaled"), low, high, "x", **more)
+              for gbps, low, high, more in (
+                  (25, .7, 1.1, dict(amended="2026-11-25", was=(.7, 1), reason="of nine constants none need be better than cost: in one draw of four none was")),
+                  (50, .7, 1, {}))),
+            Expect("400 Gb/s, load 1.2: mean TTFT, hindsight / a wire that takes no time", lambda t: gap_to(t, 400, 1.2, "free", "hindsight"), 1, 1.1, "x"),
+        ],
+        how="virtual",
+    ),
+    Claim(
+        "fetch_or_compute/pool",
         "Mooncake's pool on the simulator: hits of one cache for all, copies of what is hot, the network's rate, the threshold, and three mistakes?",
         "Mooncake (FAST'25) Figs. 10, 11, 13, Algorithm 1",
         [
@@ -2199,12 +1707,6 @@ CLAIMS = [
                    .97, 1.05, "x", printed("2.36 (Fig. 10)", 2.36, read="summary"), differs=WHICH_LOCAL,
                    amended="2026-11-25", was=(1, 1.05),
                    reason="a prompt that is computed at once where half of it is leaves the other half with its holder"),
-            Expect("conversation: hits, global / random", lambda t: pooled(t, "hit_share") / pooled(t, "hit_share", "random"), 3, 3.8, "x",
-                   amended="2026-11-25", was=(3, 3.6),
-                   reason="by the dice random finds .099 to .111 of the tokens; the range had two programs' means alone"),
-            Expect("synthetic: hits, global / random", lambda t: pooled(t, "hit_share", trace="synthetic") / pooled(t, "hit_share", "random", "synthetic"), 3.2, 3.8, "x",
-                   amended="2026-11-25", was=(3.2, 3.5),
-                   reason="blocks are known when they are computed, not when they are placed: random finds .18"),
             Expect("conversation: P's time, global / longest prefix", lambda t: pooled(t, "prefill_busy_s") / pooled(t, "prefill_busy_s", "prefix"), .7, .85, "x",
                    printed("0.76 (Fig. 10)", .76, read="summary"), differs=WHICH_LOCAL),
             Expect("tool&agent (generated): P's time, global / longest prefix", lambda t: pooled(t, "prefill_busy_s", trace="tool_agent") /
@@ -2213,9 +1715,6 @@ CLAIMS = [
                    pooled(t, "prefill_busy_s", "prefix", "synthetic"), .95, 1.05, "x", printed("0.52 (Fig. 10)", .52, read="summary"), differs=WHICH_LOCAL,
                    amended="2026-11-25", was=(.95, 1.02),
                    reason="a hundredth of the hits is 2 % of what is left to compute"),
-            Expect("conversation: hits that Algorithm 1 loses, of one cache's for all", lambda t: 1 - pooled(t, "hit_share") / pooled(t, "hit_share", "pool"), 0, .05, "%"),
-            Expect("tool&agent (generated): hits that Algorithm 1 loses", lambda t: 1 - pooled(t, "hit_share", trace="tool_agent") / pooled(t, "hit_share", "pool", "tool_agent"), 0, .05, "%"),
-            Expect("synthetic: hits that Algorithm 1 loses", lambda t: 1 - pooled(t, "hit_share", trace="synthetic") / pooled(t, "hit_share", "pool", "synthetic"), 0, .05, "%"),
             Expect("conversation: instances of 8 with a copy, keys 100 to 110", lambda t: pooled(t, "copies_100", part="copies"), 2, 8, "",
                    printed("nearly all (Fig. 11)", 7, 8, read="summary"), differs="only a turn whose holder is busy makes a copy; their instances worked at another share of their time",
                    amended="2026-11-25", was=(6, 8),
@@ -2231,43 +1730,15 @@ CLAIMS = [
             Expect("synthetic, 100 Gb/s: mean TTFT, global", lambda t: by_gbps(t, "ttft_mean_s", 100), 1, 2, "s", printed("below 2 s (Fig. 13)", 0, 2, read="summary")),
             Expect("synthetic: mean TTFT, 24 Gb/s / 100", lambda t: by_gbps(t, "ttft_mean_s", 24) / by_gbps(t, "ttft_mean_s", 100), 1.1, 2.5, "x",
                    printed("a sharp rise (Fig. 13)", 1.3, 10, read="summary"), differs="a fetch that would take longer than the prompt is not chosen"),
-            Expect("synthetic, 24 Gb/s: mean TTFT, global / local", lambda t: by_gbps(t, "ttft_mean_s", 24) / by_gbps(t, "ttft_mean_s", 100, "local"), .8, 1.2, "x"),
-            Expect("synthetic, 100 Gb/s: a fetch / what it would take alone", lambda t: by_gbps(t, "fetch_took_s", 100) / by_gbps(t, "fetch_alone_s", 100), 1, 2, "x",
-                   amended="2026-11-25", was=(1.1, 2),
-                   reason="who sees the links does not choose a busy one"),
-            Expect("synthetic, 24 Gb/s: a fetch / what it would take alone", lambda t: by_gbps(t, "fetch_took_s", 24) / by_gbps(t, "fetch_alone_s", 24), 1.5, 20, "x",
-                   amended="2026-11-25", reason="new, beside the row above: what P sends to D is four fifths of its link"),
             Expect("synthetic: mean TTFT, local", lambda t: by_gbps(t, "ttft_mean_s", 100, "local"), 1.2, 2.6, "s", printed("2.6 s, recompute (Fig. 13)", 2.6, read="summary"),
                    differs="P works at another share of its time: what a step of theirs takes is not published", amended="2026-11-25",
                    reason="new: another program has 1.85 s with one prompt after the other, without chunks that share steps"),
-            Expect("synthetic, 100 Gb/s: a fetch as predicted / as it was", lambda t: by_gbps(t, "fetch_said_s", 100) / by_gbps(t, "fetch_took_s", 100), .7, 1.1, "x"),
-            Expect("synthetic, 24 Gb/s: a fetch as predicted / as it was", lambda t: by_gbps(t, "fetch_said_s", 24) / by_gbps(t, "fetch_took_s", 24), .5, 1.1, "x"),
-            Expect("synthetic, 24 Gb/s: the same by the mean of the past", lambda t: by_gbps(t, "fetch_said_s", 24, "blind") / by_gbps(t, "fetch_took_s", 24, "blind"), .1, .6, "x"),
-            Expect("synthetic, 24 Gb/s: mean TTFT, links seen / by the mean", lambda t: by_gbps(t, "ttft_mean_s", 24) / by_gbps(t, "ttft_mean_s", 24, "blind"), .7, 1, "x"),
-            Expect("conversation, 50 Gb/s: mean TTFT, threshold 5 / 1", lambda t: by_threshold(t, 5, "conversation") / by_threshold(t, 1, "conversation"), .95, 1.1, "x"),
-            Expect("synthetic, 50 Gb/s: mean TTFT, threshold 5 / 1", lambda t: by_threshold(t, 5, "synthetic") / by_threshold(t, 1, "synthetic"), .95, 1.1, "x"),
-            Expect("conversation, 50 Gb/s: mean TTFT, threshold endless / 1.3", lambda t: by_threshold(t, 1e9, "conversation") / by_threshold(t, 1.3, "conversation"), 1.05, 1.4, "x",
-                   amended="2026-11-25", was=(1.1, 1.4),
-                   reason="the other program's 1.18 is at 100 Gb/s; what a fetch saves falls with the rate"),
-            Expect("synthetic, 50 Gb/s: mean TTFT, threshold endless / 1.3", lambda t: by_threshold(t, 1e9, "synthetic") / by_threshold(t, 1.3, "synthetic"), 1, 1, "x",
-                   amended="2026-11-25", was=(1.1, 1.4),
-                   reason="where an instance has nothing of a prompt the ratio is beyond any threshold, and on synthetic nobody else fetches: endless is not local"),
-            Expect("longest prefix, conversation: requests of the busiest of 10 / mean", lambda t: pooled(t, "most_over_mean", "prefix"), 2, 10, "x",
-                   amended="2026-11-25", was=(9, 10),
-                   reason="the first prompts come before anybody has told of block 0: two or three instances have it, and share everything"),
-            Expect("longest prefix, synthetic: requests of the busiest of 10 / mean", lambda t: pooled(t, "most_over_mean", "prefix", "synthetic"), 1, 2.5, "x",
-                   amended="2026-11-25", was=(1, 1.3),
-                   reason="of equals the queue with the fewest tokens is taken: an instance with short prompts gets more of them"),
-            Expect("0 tokens here are no ratio, synthetic: mean TTFT / Algorithm 1's", lambda t: pooled(t, "ttft_mean_s", "zero", "synthetic") /
-                   pooled(t, "ttft_mean_s", trace="synthetic"), 1.05, 1.35, "x"),
-            Expect("hits promised and gone when the prompt began, 3 M tokens each", lambda t: pooled(t, "lost_share", "local", part="lease", kv_tokens=3e6), 0, .01, "%"),
-            Expect("hits promised and gone when the prompt began, 0.3 M", lambda t: pooled(t, "lost_share", "local", part="lease", kv_tokens=3e5), .01, .2, "%"),
         ],
         how="virtual",
         traces=True,
     ),
     Claim(
-        "breakdown",
+        "fetch_or_compute/breakdown",
         "Where does the time of one long request go, with 95 % of its prompt in another instance's memory and without?",
         "Mooncake (FAST'25) Fig. 14",
         [
@@ -2276,19 +1747,11 @@ CLAIMS = [
             Expect("128K, 800 Gb/s: TTFT, 95 % known / nothing", lambda t: broken_down(t, "ttft_s") / broken_down(t, "ttft_s", 0.), .08, .1, "x",
                    printed("0.14 (-86 %)", .14, read="summary"),
                    differs="the prefix crosses at the full rate of four NICs here, and goes straight into the cards; theirs is as over 150 Gb/s in all"),
-            Expect("128K, 200 Gb/s: the same", lambda t: broken_down(t, "ttft_s", gbps=200) / broken_down(t, "ttft_s", 0., 200), .11, .13, "x"),
-            Expect("128K, 100 Gb/s: the same", lambda t: broken_down(t, "ttft_s", gbps=100) / broken_down(t, "ttft_s", 0., 100), .15, .18, "x"),
-            Expect("8K, 800 Gb/s: prefill, 95 % known / nothing", lambda t: broken_down(t, "prefill_s", prompt=8192) / broken_down(t, "prefill_s", 0., prompt=8192), .05, .09, "x"),
-            Expect("128K, 800 Gb/s, 95 % known: the fetch, of TTFT", lambda t: broken_down(t, "fetch_s") / broken_down(t, "ttft_s"), .1, .15, "%"),
-            Expect("128K, 100 Gb/s, 95 % known: what D waits for KV behind the first token", lambda t: broken_down(t, "exposed_s", gbps=100), .3, .6, "s",
-                   amended="2026-11-25", was=(0, .1), reason="what P fetched goes on to D, too, and takes longer than the prefill there"),
-            Expect("parts that are not the whole", lambda t: max(abs(float(r["total_s"]) - sum(float(r[c]) for c in ("schedule_s", "fetch_s", "prefill_s", "exposed_s", "decode_s")))
-                                                                for r in t.select()), 0, 1e-3, "s"),
         ],
         how="virtual",
     ),
     Claim(
-        "pool_live",
+        "fetch_or_compute/pool_live",
         "The pool live, at another scale: TTFT by the wire's rate, by the share that is known, one cache for all, and what telling of it costs?",
         "Mooncake (FAST'25) Figs. 10 and 13; wde's KV offloading (light-vllm), experiments 3 and 4: their shapes alone",
         [
@@ -2303,13 +1766,6 @@ CLAIMS = [
                    reason="new, since what is given up tells of the wire: before, prompt after prompt was fetched, and was 1.4 to 2.6 times as late"),
             Expect("a wire of 8 times the rate of computing, cost: TTFT, fetched / computed", lambda t: on_pool(t, "rate", "fetched", 8, "cost") /
                    on_pool(t, "rate", "computed", 8, "cost"), .12, .35, "x"),
-            Expect("half is known: TTFT, pool / nothing known", lambda t: on_pool(t, "shares", "pool", .5) / on_pool(t, "shares", "none", .5), .4, .9, "x",
-                   amended="2026-11-25", was=(.5, .75), reason=WAVERS),
-            Expect("all is known: TTFT, pool / nothing known", lambda t: on_pool(t, "shares", "pool", 1) / on_pool(t, "shares", "none", 1), .15, .4, "x",
-                   amended="2026-11-25", was=(.18, .35), reason=WAVERS),
-            Expect("half is known: TTFT, own cache / nothing known", lambda t: on_pool(t, "shares", "device", .5) / on_pool(t, "shares", "none", .5), .4, .75, "x",
-                   amended="2026-11-25", was=(.45, .65), reason=WAVERS),
-            Expect("all is known: TTFT, own cache / nothing known", lambda t: on_pool(t, "shares", "device", 1) / on_pool(t, "shares", "none", 1), .01, .12, "x"),
             Expect("three instances: hits, one cache for all / each its own", lambda t: on_pool(t, "caches", "global", 0, column="hit_share") /
                    on_pool(t, "caches", "local", 0, column="hit_share"), .8, 2, "x", printed("2.22, 1.38, 2.36 (Fig. 10)"), how="counted",
                    amended="2026-11-25", was=(.9, 1.55), reason=WHEN_TURNS),
@@ -2319,68 +1775,49 @@ CLAIMS = [
             Expect("three instances: tokens computed, one cache for all / each its own", lambda t: (1 - on_pool(t, "caches", "global", 0, column="hit_share")) /
                    (1 - on_pool(t, "caches", "local", 0, column="hit_share")), .5, 1.2, "x", printed("P's time 0.76, 0.74, 0.52 (Fig. 10)"), how="counted",
                    amended="2026-11-25", was=(.6, 1.1), reason=WHEN_TURNS),
-            *(Expect(f"prompts/s with tiers and telling / without, mean of eight chunk sizes, prefix cache {cache}", lambda t, cache=cache: swapped_out(t, cache), .85, 1.15, "x",
-                     printed("0.94 to 1.02 (experiment 3)", .94, 1.02),
-                     differs="two clusters on two cores, which waver by more than a copy costs",
-                     amended="2026-11-25", was=(.9, 1.05), reason=WAVERS) for cache in ("on", "off")),
         ],
     ),
     Claim(
-        "pool_recovery",
-        "How long until answers come again when a host, a link, etcd or the conductor's host fails?",
-        "`make test-netns`: four hosts as network namespaces (no published figure)",
+        "routers",
+        "All routers over one view: first tokens, tails, hits and regret, on five loads and three pools of eight?",
+        "Mooncake, LMetric, Dynamo, SGLang, llm-d, Preble, AIBrix, production-stack, PolyServe, ELDR (rows of --placement; compared by nobody)",
         [
-            Expect("host cut off: slowest answer", lambda t: recovered(t, "host cut off: slowest answer"), 3, 4.5, "s"),
-            Expect("host plugged in again: until all instances serve", lambda t: recovered(t, "host plugged in again: whole"), .3, 3, "s"),
-            Expect("host killed: slowest answer", lambda t: recovered(t, "host killed: slowest answer"), 3, 4.5, "s"),
-            Expect("host started again: until all instances serve", lambda t: recovered(t, "host started again: whole"), .3, 3, "s"),
-            Expect("links halved: slowest answer", lambda t: recovered(t, "links halved: slowest answer"), 0, 1.5, "s"),
-            Expect("conductor's host killed: first answer of the other one", lambda t: recovered(t, "conductor's host killed: first answer of the other one"), 5, 9, "s"),
-            Expect("conductor cut off from etcd: slowest answer", lambda t: recovered(t, "conductor cut off from etcd: slowest answer"), 0, 1.5, "s"),
-            Expect("etcd seen again: first answer of the elected one", lambda t: recovered(t, "etcd seen again: first answer of the elected one"), .3, 3, "s"),
-            *(Expect(what, lambda t, column=column: max(t.values(column)), 0, 0, how="counted")
-              for what, column in (("answers that were wrong", "wrong"), ("requests that nobody answered", "lost"), ("KV blocks, requests and processes left over", "left"))),
+            Expect("conversation, 4P4D: mean TTFT, random / best row", lambda t: routed(t, "ttft_mean_s", "random") / best_routed(t, "ttft_mean_s"), 4, 60, "x"),
+            Expect("conversation, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake") / best_routed(t, "ttft_mean_s"), 1, 1.1, "x"),
+            Expect("synthetic, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake", load="synthetic") /
+                   best_routed(t, "ttft_mean_s", load="synthetic"), 1, 1.1, "x"),
+            Expect("agents, 8C: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake", "8C", "agents") /
+                   best_routed(t, "ttft_mean_s", "8C", "agents"), 1, 1.1, "x"),
         ],
-        netns=True,
-    ),
-    Claim(
-        "eviction",
-        "What does one prefix cache find of Mooncake's traces, by its size and by who goes first, Belady's knowledge as the bound?",
-        "Mooncake (FAST'25) Fig. 9; arXiv 2407.00079 v4 Table 1 (of a trace that is not public)",
-        [
-            Expect("conversation, LRU, 3 M tokens: of what an endless cache finds", lambda t: of_endless(t, "conversation", 5859), .34, .4, "%",
-                   printed("41 % (Fig. 9)", .41, read="summary"), differs="the trace names blocks of 512 tokens, their Store 256: half a block is lost where a prefix ends"),
-            Expect("synthetic, LRU, 3 M tokens: of what an endless cache finds", lambda t: of_endless(t, "synthetic", 5859), .45, .51, "%",
-                   printed("46 % (Fig. 9)", .46, read="summary"), differs="as the row above"),
-            Expect("conversation, LRU, 50 M tokens: of what an endless cache finds", lambda t: of_endless(t, "conversation", 97656), .97, 1, "%",
-                   printed("all but the maximum (Fig. 9)", .95, 1, read="summary")),
-            Expect("conversation, 5,859 blocks: LRU", lambda t: evicted(t, "conversation", "lru"), .13, .142, "%"),
-            Expect("conversation, 5,859 blocks: LFU / LRU", lambda t: evicted(t, "conversation", "lfu") / evicted(t, "conversation", "lru"), .65, 1, "x",
-                   printed("0.88 to 1 (Table 1)", .875, 1, read="summary"),
-                   differs="a block's count ends with it, as in the host tier: what is new goes first, and its count never grows. Counts that outlive their blocks find 0.97 (another program)",
-                   amended="2026-11-23", was=(.9, 1), reason="the other program's counts outlive the blocks"),
-            Expect("conversation, 5,859 blocks: length-aware / LRU", lambda t: evicted(t, "conversation", "length_aware") / evicted(t, "conversation", "lru"), .55, .7, "x",
-                   printed("0.88 to 1 (Table 1)", .875, 1, read="summary"), differs="Table 1's capacities are a tenth and more of its trace's blocks; 5,859 are 3 % of these"),
-            Expect("conversation, 5,859 blocks: Belady / LRU", lambda t: evicted(t, "conversation", "belady") / evicted(t, "conversation", "lru"), 2.4, 2.8, "x"),
-            Expect("synthetic, 5,859 blocks: Belady / LRU", lambda t: evicted(t, "synthetic", "belady") / evicted(t, "synthetic", "lru"), 1.65, 1.9, "x"),
-            Expect("conversation, 5,859 blocks: FIFO / LRU", lambda t: evicted(t, "conversation", "fifo") / evicted(t, "conversation", "lru"), .88, .96, "x",
-                   amended="2026-11-25", reason="new: the row fifo; another program finds .125 and .301, LRU .136 and .309"),
-            Expect("synthetic, 5,859 blocks: FIFO / LRU", lambda t: evicted(t, "synthetic", "fifo") / evicted(t, "synthetic", "lru"), .93, 1, "x",
-                   amended="2026-11-25", reason="new: the row fifo; another program finds .125 and .301, LRU .136 and .309"),
-            Expect("conversation, 5,859 blocks: Belady, the chains of 64 requests in flight pinned / none", lambda t: evicted(t, "conversation", "belady", in_flight=64) /
-                   evicted(t, "conversation", "belady"), .9, 1, "x",
-                   amended="2026-11-25", reason="new: Belady must not take what a request reads; its blocks fill a quarter, and the rest finds .95 of it"),
-            Expect("conversation, 5,859 blocks: LRU, 64 in flight / none", lambda t: evicted(t, "conversation", "lru", in_flight=64) / evicted(t, "conversation", "lru"), .98, 1.02, "x",
-                   amended="2026-11-25", reason="new, beside the row above: LRU does not let go of it anyway"),
-            Expect("conversation, 5,859 blocks, 64 in flight: Belady / LRU", lambda t: evicted(t, "conversation", "belady", in_flight=64) /
-                   evicted(t, "conversation", "lru", in_flight=64), 2.2, 2.8, "x",
-                   amended="2026-11-25", reason="new, beside the rows above"),
-        ],
-        how="counted",
+        how="virtual",
         traces=True,
     ),
     Claim(
-        "dynosim",
+        "routers/views",
+        "What do stale views cost a router: cache events that come late or never, and routers that do not know of each other?",
+        "Dynamo, llm-d (several replicas of a router, views by events; nobody has published figures)",
+        [
+            Expect("mooncake: hits, events 2 s late / at once", lambda t: stale(t, "hit_share", delay=2.0), .95, 1.01, "x"),
+            Expect("mooncake: mean TTFT, events 2 s late / at once", lambda t: stale(t, "ttft_mean_s", delay=2.0), .95, 1.15, "x"),
+            Expect("mooncake: hits, 5 % of events lost / none", lambda t: stale(t, "hit_share", loss=.05), .8, 1, "x"),
+            Expect("mooncake: mean TTFT, four routers / one", lambda t: stale(t, "ttft_mean_s", routers=4), 1.1, 4, "x"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
+        "routers/regret",
+        "How far is Algorithm 1 from caches that lose nothing, and from a look ahead that knows the future?",
+        "Mooncake (FAST'25) Algorithm 1; rollout (Bertsekas)",
+        [
+            Expect("load 0.9: mean TTFT, endless caches / Algorithm 1 with 1.3 M tokens", lambda t: regretted(t, "ttft_mean_s", "endless", "cache", .9), .6, 1.02, "x"),
+            Expect("load 0.9: mean TTFT, look ahead / Algorithm 1", lambda t: regretted(t, "ttft_mean_s", "ahead", "short", .9), .6, .95, "x"),
+        ],
+        how="virtual",
+        traces=True,
+    ),
+    Claim(
+        "routers/dynosim",
         "DynoSim's KV router against round robin, eight workers in a closed loop: reuse, first tokens, throughput?",
         "Dynamo 1.6, DynoSim's documents (their card and model are others)",
         [
@@ -2398,421 +1835,172 @@ CLAIMS = [
         how="virtual",
     ),
     Claim(
-        "append_prefill",
-        "What is it worth that D computes a conversation's next turn itself, where its KV is, and by which rule?",
-        "PPD (arXiv 2603.13358); agents of the WEKA traces, not its chats",
+        "rejection",
+        "Who is refused under overload, when, and what does it save: early, predicted, reserved? How do the loads of P and D swing?",
+        "Mooncake (arXiv 2407.00079 v4) section 7, Table 3, Figs. 9 and 10",
         [
-            Expect("1P1D, a session a minute: D's first token, append_cost / prefill_first", lambda t: append_saves(t, topology="1P1D", apart=60.0), .25, .6, "x",
-                   amended="2026-11-26", was=(.6, 1), reason="a mean is not the median: who comes behind 100,000 tokens waits 2.5 s, and P computes such for a sixth of the time"),
-            Expect("1P1D, one every 15 s", lambda t: append_saves(t, topology="1P1D"), .1, .7, "x"),
-            Expect("2P2D, a session a minute", lambda t: append_saves(t, apart=60.0), .3, .7, "x", printed("0.32 (-68 %)", .32), differs=APPENDED,
-                   amended="2026-11-26", was=(.1, .5), reason="after some turns both D's have most of a conversation: it is not 27 GB that cross"),
-            Expect("2P2D, one every 15 s", lambda t: append_saves(t), .1, .5, "x", printed("0.32 (-68 %)", .32), differs=APPENDED),
-            Expect("2P2D, one every 15 s, 25 Gb/s", lambda t: append_saves(t, gbps=25.0), .02, .3, "x"),
-            Expect("2P2D, one every 15 s, 400 Gb/s", lambda t: append_saves(t, gbps=400.0), .2, .7, "x"),
-            Expect("2P2D, a session a minute: conditional_cost / prefill_first", lambda t: turned(t, "first_s", "conditional_cost", 60.0) /
-                   turned(t, "first_s", "prefill_first", 60.0), 1, 2, "x", amended="2026-11-26", was=(.3, .9),
-                   reason="what D computes P does not have, so P is never the cheaper one again; where placement names the other D that one computes all"),
-            Expect("1P1D, a session a minute: TPOT, append_cost / prefill_first", lambda t: append_saves(t, "tpot_s", topology="1P1D", apart=60.0), .85, 1.05, "x",
-                   printed("competitive"), amended="2026-11-26", was=(1, 1.2), reason="behind a busy P turns wait for each other, and then decode all at once"),
-            Expect("2P2D, a session a minute: TPOT", lambda t: append_saves(t, "tpot_s", apart=60.0), .9, 1.1, "x", printed("competitive")),
-            Expect("score, append_cost less the best fixed length: the least of eight", lambda t: min(beside_oracle(t)), -.25, .1),
-            Expect("the most of eight", lambda t: max(beside_oracle(t)), -.25, .1),
+            Expect("12P1D: within both objectives, unbiased t_d / late", lambda t: rejected(t, "kept_share", "predicted") / rejected(t, "kept_share", "late"), .95, 1.15, "x"),
+            Expect("12P1D: within both objectives, reserve / best t_d", lambda t: rejected(t, "kept_share", "reserve") / best_factor(t), .97, 1.1, "x"),
+            Expect("12P1D: prefill wasted, late", lambda t: rejected(t, "wasted_share", "late"), .1, .45, "%", amended="2026-11-23", was=(.1, .25),
+                   reason="what finds no room is what is long: 12 % of the requests are a third of the work"),
+            Expect("12P1D: prefill wasted, reserve", lambda t: rejected(t, "wasted_share", "reserve"), 0, 0, "%"),
+            Expect("12P1D: correlation of P's and D's load, early", lambda t: rejected(t, "correlation", "early"), -1, 0, "",
+                   printed("out of phase (Figs. 9, 10)", -1, 0, read="summary")),
+            Expect("Table 3: refused, early / late", lambda t: refused_by(t, "early", topology="8P8D", part="table_3") / refused_by(t, "late", topology="8P8D", part="table_3"),
+                   1, 1, "x", printed("0.90 (3771 of 4183)", 3771 / 4183, read="summary"),
+                   differs="with the published shape of the model no D is ever full (its load is 4 %): all rows refuse for P alone. Their D's must have held less KV, or have had a TBT near a bare step"),
+            Expect("Table 3: refused, predicted / late", lambda t: refused_by(t, "predicted", topology="8P8D", part="table_3") /
+                   refused_by(t, "late", topology="8P8D", part="table_3"), 1, 1, "x", printed("0.86 (3589 of 4183)", 3589 / 4183, read="summary"),
+                   differs="as the row above"),
         ],
         how="virtual",
         traces=True,
     ),
     Claim(
-        "pd_where",
-        "Where does P/D win over as many colocated instances with the best chunk size, by prompt, output, objective, hardware and link?",
-        "DistServe, Sarathi-Serve, TaiChi; DynoSim finds P/D \"consistently worse\" on its load (no map published)",
+        "rejection/reservation",
+        "What is it worth that a prompt begins only when its prefix is pinned, and its suffix's room and D's are held?",
+        "WavePP sections 4.2 to 4.5 and its ablation on B300 PP8",
         [
-            Expect("prompts of 4,096, outputs of 128, TBT of 2.5 steps: goodput, P/D / 4C", lambda t: where_pd(t, "gain", 2.5), .9, 2, "x", amended="2026-11-23", was=(.9, 1.6),
-                   reason="4C has one of six chunk sizes, and what that leaves of the objective nobody uses"),
-            Expect("the same, 5 steps", lambda t: where_pd(t, "gain", 5.0), .8, 1.3, "x"),
-            Expect("the same, 20 steps", lambda t: where_pd(t, "gain", 20.0), .5, 1, "x"),
-            Expect("prompts of 16,384, outputs of 128, 1.5 steps", lambda t: where_pd(t, "gain", 1.5, prompt=16384), 1.5, 4.5, "x", amended="2026-11-23", was=(1.5, 3.5),
-                   reason="4C has one of six chunk sizes, and what that leaves of the objective nobody uses"),
-            Expect("TBT, in steps, at which neither is ahead: prompts of 4,096, outputs of 128", pd_turns, 3, 12, "", amended="2026-11-23", was=(3, 6),
-                   reason="3P1D loses little where prompts are nine tenths of the work; 3 to 6 counted a third of the instances as idle"),
-            Expect("cells of prompts and outputs where P/D wins at 2.5 steps", lambda t: pd_wins(t, 2.5), .7, 1, "%"),
-            Expect("cells of prompts and outputs where P/D wins at 20 steps", lambda t: pd_wins(t, 20.0), 0, .1, "%"),
-            Expect("H100, Llama-3-8B, 2.5 steps", lambda t: where_pd(t, "gain", 2.5, hardware="h100x1"), .9, 2, "x", amended="2026-11-23", was=(.9, 1.7),
-                   reason="4C has one of six chunk sizes, and what that leaves of the objective nobody uses"),
-            Expect("L40, Llama-3-8B, 2.5 steps", lambda t: where_pd(t, "gain", 2.5, hardware="l40x1"), .9, 2, "x", amended="2026-11-23", was=(.9, 1.7),
-                   reason="4C has one of six chunk sizes, and what that leaves of the objective nobody uses"),
-            Expect("V100, Qwen2.5-7B, 2.5 steps", lambda t: where_pd(t, "gain", 2.5, hardware="v100x1"), .9, 2, "x", amended="2026-11-23", was=(.9, 1.7),
-                   reason="4C has one of six chunk sizes, and what that leaves of the objective nobody uses"),
-            Expect("2.5 steps: goodput of P/D, 10 Gb/s / 100", lambda t: where_pd(t, "pd", 2.5, gbps=10) / where_pd(t, "pd", 2.5), 0, .1, "x",
-                   amended="2026-11-23", was=(.3, .7), reason="half a second of the transfer is not hidden: in the mean of 13 gaps it alone is 39 ms, of 32"),
-            Expect("20 steps: goodput of P/D, 10 Gb/s / 100", lambda t: where_pd(t, "pd", 20.0, gbps=10) / where_pd(t, "pd", 20.0), .1, .7, "x",
-                   amended="2026-11-23", reason="new, beside the row above: P's links carry .93 prompts/s each, with room for the queue before them"),
-            Expect("2.5 steps: goodput of P/D, 25 Gb/s / 100", lambda t: where_pd(t, "pd", 2.5, gbps=25) / where_pd(t, "pd", 2.5), .3, .7, "x",
-                   amended="2026-11-23", reason="new: 3P1D's one link into D carries 2.3 prompts/s, 2P2D's two 4.7"),
-            Expect("2.5 steps: goodput of P/D, 400 Gb/s / 100", lambda t: where_pd(t, "pd", 2.5, gbps=400) / where_pd(t, "pd", 2.5), .95, 1.1, "x"),
+            Expect("12P1D, overload: within both objectives, escrow / off", lambda t: reserved_gain(t, "kept_share"), 1.2, 4, "x"),
+            Expect("12P1D, overload: tokens/s, escrow / off", lambda t: reserved_gain(t, "tokens_s"), .85, 1.02, "x", amended="2026-11-25", was=(.95, 1.05),
+                   reason="a promise to a prompt that is not computed yet is room that stands empty at D for the seconds that P takes; without, what is sent there is computed already"),
+            *[Expect(f"reuse 131K, c=8, P holds {pool} of the prompts: tokens/s, escrow / off", lambda t, pool=pool: reserved_gain(t, "tokens_s", part="reuse", speed=1., pool=pool), low, high, "x",
+                     printed("1.54 (96,796 to 149,021 tokens/s)", 149021 / 96796, read="summary"),
+                     differs="theirs also mends stages whose caches lose different blocks; here one block table is for all stages, and what is gained is that an LRU in turn does not lose the prefixes of those who wait: by as many as the room is short")
+              for pool, low, high in ((.7, 1, 1.6), (.9, 1, 1.6), (1.1, .98, 1.02))],
         ],
         how="virtual",
+        traces=True,
     ),
     Claim(
-        "pd_notes",
-        "TTFT a tenth by 1P1D on two V100, by load?",
-        "xPyD notes (model and lengths are not said)",
+        "batching",
+        "What does iteration-level batching do to throughput, and chunked prefill to the gaps between tokens?",
+        "Orca (OSDI'22) section 6; Sarathi-Serve (OSDI'24) section 4.2",
         [
-            Expect("two V100, load 0.4: mean TTFT, 2C with static batches / 1P1D", lambda t: noted(t, "ttft_mean_s", "two V100", "static", .4) /
-                   noted(t, "ttft_mean_s", "two V100", "pd", .4), 3, 20, "x", printed("10", 10, read="memory"),
-                   differs="lengths are not said; it needs a batch that lets nobody in while it runs: with chunks 2C's TTFT is the lower one (next row)"),
-            Expect("two V100, load 0.4: mean TTFT, 2C with chunks / 1P1D", lambda t: noted(t, "ttft_mean_s", "two V100", "chunked", .4) /
-                   noted(t, "ttft_mean_s", "two V100", "pd", .4), .5, 1.3, "x"),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "pd_notes_table",
-        "The runs of the notes by their cards' figures: two V100, eight L40 by TP4 + TP4 and TP8, R1 on 16 H20 by stages and ranks, a sweep of the batch?",
-        "xPyD notes (lengths, number of requests and most versions are not said)",
-        [
-            Expect("two V100, all at once: mean TTFT, 1,000 requests on 2C / 47 on 1P1D", lambda t: over(t, "ttft_mean_ms", "two V100", "2C, 1,000", "1P1D, 47"), 9, 25, "x",
-                   printed("10", 10, read="memory"), differs="500 prompts an instance against 47 are 10.6 by themselves; lengths are not said"),
-            Expect("two V100, 47 requests each: mean TTFT, 2C / 1P1D", lambda t: over(t, "ttft_mean_ms", "two V100", "2C, 47", "1P1D, 47"), .4, 1.1, "x"),
-            *(Expect(f"eight L40, {links}: mean TTFT, 4P4D / TP8 V0", lambda t, links=links: over(t, "ttft_mean_ms", "eight L40", "4P4D", "TP8 V0", links=links), 1.4, 1.9, "x",
-                     printed("1.5 (8.1 and 5.4 s)", 1.5, read="summary"),
-                     differs="four cards compute at .44 of their FLOP/s as eight do; of theirs, by tokens/s, four reach nearly what eight do (3,958 and 4,075): TP8 gains nothing there")
-              for links in ("pairs", "pcie")),
-            *(Expect(f"eight L40, pairs: P99 of TTFT, {system}", lambda t, system=system: served(t, "ttft_p99_ms", "eight L40", system, "pairs") / 1e3, low, high, "s",
-                     printed(f"{paper} s ({rate} tokens/s)", paper, read="summary"), differs="as the row above; the model is by \"8 x 5120 / 40\" of 32.8 B parameters")
-              for system, low, high, paper, rate in (("4P4D", 8.5, 11, 8.83, "3,958"), ("TP8 V0", 4.8, 6.5, 7.25, "4,075"), ("TP8 V1", 3.5, 5.5, 4.32, "4,950"))),
-            *(Expect(f"eight L40, pairs: {name}, {system}", lambda t, column=column, system=system: served(t, column, "eight L40", system, "pairs"), low, high, "ms",
-                     printed(f"{paper} ms", paper, read="summary"), differs="how long answers are is not said, and so how much of them is the wait for all prompts")
-              for name, column, system, low, high, paper in (
-                  ("mean TPOT", "tpot_mean_ms", "4P4D", 45, 60, 58), ("mean TPOT", "tpot_mean_ms", "TP8 V0", 45, 80, 72), ("median TPOT", "tpot_p50_ms", "4P4D", 45, 60, 51),
-                  ("median TPOT", "tpot_p50_ms", "TP8 V0", 35, 55, 43), ("mean ITL", "itl_mean_ms", "4P4D", 40, 55, 46), ("mean ITL", "itl_mean_ms", "TP8 V0", 35, 50, 39))),
-            *(Expect(f"eight L40, pairs: {name}, 4P4D / TP8 V0", lambda t, column=column: over(t, column, "eight L40", "4P4D", "TP8 V0", links="pairs"), low, high, "x",
-                     printed(words, paper, read="summary"), differs="as the row above")
-              for name, column, low, high, words, paper in (
-                  ("mean TPOT", "tpot_mean_ms", .7, 1.1, "0.81 (58 and 72 ms)", .81), ("median TPOT", "tpot_p50_ms", 1, 1.3, "1.19 (51 and 43 ms)", 1.19),
-                  ("P99 of TPOT", "tpot_p99_ms", .2, .7, "0.53 (162 and 307 ms)", .53), ("mean ITL", "itl_mean_ms", 1, 1.3, "1.18 (46 and 39 ms)", 1.18))),
-            *(Expect(f"eight L40, one load of 29,552 tokens, {links}: mean TTFT, {one} / TP8 V0", lambda t, one=one, links=links:
-                     over(t, "ttft_mean_ms", "eight L40, one load", one, "TP8 V0", links=links), low, high, "x")
-              for one, links, low, high in (("4P4D", "pairs", 1.35, 1.65), ("4P4D", "pcie", 1.3, 1.5), ("TP8 V1", "pairs", .85, 1.1))),
-            *(Expect(f"R1: {name}, TP16 with MTP / TP8 PP2", lambda t, column=column: over(t, column, "R1", "TP16, MTP, prompts first", "TP8 PP2"), low, high, "x",
-                     printed(words, paper, read="summary"), differs=differs)
-              for name, column, low, high, words, paper, differs in (
-                  ("requests/s", "requests_per_s", 1.5, 3.5, "1.23", 1.23, "two engines, two parallelisms and MTP at once: the rows below part them. For theirs to be true half of what 16 cards and drafts give is lost elsewhere"),
-                  ("median ITL", "itl_p50_ms", .7, 1.3, "0.74", .74, "of a step, whatever tokens it ends; theirs is a step's without drafts (0.69), or of one right in more than these"),
-                  ("mean TTFT", "ttft_mean_ms", .8, 1.6, "1.25", 1.25, "both have to do with whole prompts first beside chunks; lengths are not said"),
-                  ("mean TPOT", "tpot_mean_ms", .3, .7, "1.98", 1.98, "for theirs to be true decodes stand still for three quarters of the time, as where prompts keep coming and go first; here 100 come at once"))),
-            *(Expect(f"R1: {name}", lambda t, column=column, one=one, other=other: over(t, column, "R1", one, other), low, high, "x")
-              for name, column, one, other, low, high in (
-                  ("median ITL, TP16 / TP8 PP2", "itl_p50_ms", "TP16", "TP8 PP2", .6, .8), ("mean TPOT, TP16 / TP8 PP2", "tpot_mean_ms", "TP16", "TP8 PP2", .6, .9),
-                  ("mean TPOT, TP16, MTP / without", "tpot_mean_ms", "TP16, MTP", "TP16", .45, .8), ("median ITL, TP16, MTP / without", "itl_p50_ms", "TP16, MTP", "TP16", 1.05, 1.6),
-                  ("mean TPOT, TP8 PP2, MTP / without", "tpot_mean_ms", "TP8 PP2, MTP", "TP8 PP2", .45, .8),
-                  ("mean TPOT, TP16, MTP, prompts first / chunks", "tpot_mean_ms", "TP16, MTP, prompts first", "TP16, MTP", .7, 3))),
-            *(Expect(f"batch, {system}: {name}, 256 / 1", lambda t, column=column, system=system: served(t, column, "batch", system) / served(t, column, "batch", system, batch=1), low, high, "x",
-                     amended="2026-11-26", was=was, reason="the first arithmetic forgot the prompts, which are most of the work")
-              for system, fast, slow in (("V100", (15, 20), (11, 17)), ("L40 TP8", (22, 30), (7, 11)), ("R1 TP16", (45, 58), (3.8, 5.5)))
-              for name, column, (low, high), was in (("tokens/s", "output_per_s", fast, (30, 160)), ("mean TPOT", "tpot_mean_ms", slow, (1.3, 6)))),
-        ],
-        how="virtual",
-    ),
-    Claim(
-        "pd_shapes",
-        "What crosses between prefill instances of tp a and decode instances of tp b: pairs of ranks, bytes, messages?",
-        "xPyD notes' mapping; cases counted apart from this code (no published figure)",
-        [
-            Expect("8 heads, 2 to 4: pairs of ranks", lambda t: shaped(t, "edges", 2, 4), 4, 4, "", printed("4", 4, 4)),
-            Expect("8 heads, 4 to 2: pairs of ranks", lambda t: shaped(t, "edges", 4, 2), 4, 4, "", printed("4", 4, 4)),
-            Expect("8 heads, 8 to 16: bytes / unique", lambda t: shaped(t, "bytes_over_unique", 8, 16), 2, 2, "x", printed("2", 2, 2)),
-            Expect("8 heads, 16 to 8: ranks that send", lambda t: shaped(t, "sources", 16, 8), 8, 8, "", printed("8 of 16", 8, 8)),
-            Expect("8 heads, 16 to 8, striped: most that one rank sends / spread", lambda t:
-                   shaped(t, "most_sent_share", 16, 8, replicas="stripe") / shaped(t, "most_sent_share", 16, 8), .5, .5, "x"),
-            Expect("2 heads, 1 to 4: bytes / unique", lambda t: shaped(t, "bytes_over_unique", 1, 4, 2), 2, 2, "x", printed("2", 2, 2)),
-            Expect("1 head (MLA), 16 to 4: ranks that send", lambda t: shaped(t, "sources", 16, 4, 1), 4, 4, "", printed("4 different P", 4, 4)),
-            Expect("8 heads, 2 to 4: messages, NHD / HND", lambda t: shaped(t, "nhd_messages", 2, 4) / shaped(t, "hnd_messages", 2, 4),
-                   16, 16, "x"),
-            Expect("8 heads, 4 to 4: messages, NHD / HND", lambda t: shaped(t, "nhd_messages", 4, 4) / shaped(t, "hnd_messages", 4, 4),
-                   1, 1, "x"),
-            Expect("8 heads, 1 to 8: bytes of a message, NHD", lambda t: shaped(t, "nhd_message_bytes", 1, 8), 256, 256, "", printed("256", 256, 256)),
-            Expect("8 heads, 1 to 8: bytes of a message, HND", lambda t: shaped(t, "hnd_message_bytes", 1, 8), 4096, 4096, "", printed("4,096", 4096, 4096)),
-        ],
-        how="counted",
-    ),
-    Claim(
-        "cpp_closed_form",
-        "Is the time of a prompt in a pipeline of chunks the sum of its chunks and (P - 1) times the longest?",
-        "tt-metal #49903: DeepSeek-V3, 11 chunks of 5,120 tokens on one and on two ranks",
-        [
-            Expect("1 rank: closed form", lambda t: t("closed_s", ranks=1), 30.2, 30.4, "s",
-                   printed("30.31 s, within 2 %", 29.7, 30.92, read="summary")),
-            Expect("2 ranks: closed form", lambda t: t("closed_s", ranks=2), 15.3, 15.5, "s",
-                   printed("15.63 s, within 2 %", 15.32, 15.94, read="summary")),
-            Expect("2 ranks: recurrence / closed form", lambda t: t("recurrence_s", ranks=2) / t("closed_s", ranks=2), 1 - 1e-9, 1 + 1e-9, "x"),
-            Expect("speed-up of 2 ranks", lambda t: t("closed_s", ranks=1) / t("closed_s", ranks=2), 1.95, 1.98, "x",
-                   printed("1.94 (30.31 and 15.63 s)", 1.94, read="summary")),
-            Expect("2 ranks, from one rank's chunks halved / measured", lambda t: t("from_one_rank_s", ranks=2) / t("measured_s", ranks=2),
-                   1.08, 1.11, "x"),
-            Expect("last chunk / first, if they grow on a line", lambda t: t("growth", ranks=1), 2.5, 2.6, "x",
-                   printed("2.4 to 2.5", 2.4, 2.5, read="summary"), differs="their chunks do not grow quite on a line; the closed form does not ask"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_live",
-        "How far is the live pipeline from the closed form and from the recurrence, and what do two stages make of two cores, by W?",
-        "Mooncake (FAST'25) 3.3; the targets are ours: 1.75 times one core, .95 of a team of two threads, 2 %, 3 %",
-        [
-            Expect("one prompt, W = 2P: measured / closed form of its chunks' times", lambda t: live(t, "one", "W 4") / live(t, "one", "W 4", "closed_s"), .93, 1.02, "x",
-                   amended="2026-11-25", was=(.98, 1.02), reason="the closed form takes the slower of both stages for every wave: a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
-            Expect("one prompt, W = 2P: measured / recurrence of each stage's times", lambda t: live(t, "one", "W 4") / live(t, "one", "W 4", "recurrence_s"), .98, 1.02, "x"),
-            Expect("queue, W = 2P: measured / recurrence", lambda t: live(t, "queue", "W 4") / live(t, "queue", "W 4", "recurrence_s"), .98, 1.02, "x"),
-            Expect("queue, W = P: measured / recurrence", lambda t: live(t, "queue", "W 2") / live(t, "queue", "W 2", "recurrence_s"), .98, 1.02, "x"),
-            Expect("queue, W = P over W = 2P: measured / what the recurrence says", lambda t: live(t, "queue", "W 2") / live(t, "queue", "W 4") /
-                   (live(t, "queue", "W 2", "recurrence_s") / live(t, "queue", "W 4", "recurrence_s")), .97, 1.03, "x"),
-            Expect("queue: one core / W = 2P", lambda t: live(t, "queue", "one core") / live(t, "queue", "W 4"), 1.2, 2, "x",
-                   amended="2026-11-25", was=(1.75, 1.95), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
-            Expect("queue: team of two / W = 2P", lambda t: live(t, "queue", "team of two") / live(t, "queue", "W 4"), .75, 1.2, "x",
-                   amended="2026-11-25", was=(.95, 1.2), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
-            Expect("queue: tp 2 / W = 2P", lambda t: live(t, "queue", "tp 2") / live(t, "queue", "W 4"), .85, 1.5, "x",
-                   amended="2026-11-25", was=(.95, 1.2), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
-            Expect("queue: W = 1 / W = 2P", lambda t: live(t, "queue", "W 1") / live(t, "queue", "W 4"), 1.7, 2, "x",
-                   amended="2026-11-25", was=(1.2, 1.5), reason="chunks of 64 are one piece each, since the load has 32 of them"),
-            Expect("queue: W = P / W = 2P", lambda t: live(t, "queue", "W 2") / live(t, "queue", "W 4"), .8, 1.25, "x",
-                   amended="2026-11-25", was=(1, 1.08), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
-            Expect("queue: W = 64 / W = 2P", lambda t: live(t, "queue", "W 64") / live(t, "queue", "W 4"), .85, 1.2, "x",
-                   amended="2026-11-25", was=(.97, 1.03), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
-            Expect("one prompt: one core / W = 2P", lambda t: live(t, "one", "one core") / live(t, "one", "W 4"), 1.2, 2, "x",
-                   amended="2026-11-25", was=(1.7, 1.95), reason="a chunk without logits skips most of the last layer, two CPUs are not always two cores, and what delays either stage stops both: the live run is its recurrence to .1 %"),
+            Expect("P99 gap at load 0.6, prefill_first / chunked", lambda t: gap99(t, policy="prefill_first", load=.6) /
+                   gap99(t, policy="chunked", load=.6), 2, 12, "x"),
+            Expect("mean TTFT at load 0.6, static / prefill_first", lambda t: t("mean_ttft_ms", policy="static", load=.6) /
+                   t("mean_ttft_ms", policy="prefill_first", load=.6), 2, 100, "x"),
+            Expect("tokens/s all at once, prefill_first / static", lambda t: t("output_throughput", policy="prefill_first", load=0.) /
+                   t("output_throughput", policy="static", load=0.), 1.05, 1.6, "x"),
+            ONE_HASH,
         ],
         repeats=3,
     ),
     Claim(
-        "cpp_policies",
-        "What are the chunk policies worth to a pipeline of eight stages, by load and window, and how far from the best cut?",
-        "WavePP (2026-09), its ablation: B300 PP8, Kimi K3; TeraPipe (ICML'21)",
+        "batching/chunk",
+        "What does the size of a prefill chunk do to the gaps between tokens, and to the first token?",
+        "Sarathi-Serve (OSDI'24) section 4.3 (token budgets 512 and 2048)",
         [
-            Expect("one prompt: fixed / equal_time, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "equal_time", 16, "ttft_s"), 1.33, 1.45, "x",
-                   amended="2026-11-25", was=(1.4, 1.5), reason="blocks of 512 and boundaries, which the arithmetic left out, cost equal_time 7 % and fixed 2"),
-            Expect("one prompt: fixed / dp_oracle, TTFT", lambda t: policied(t, "one", "fixed", 16, "ttft_s") / policied(t, "one", "dp_oracle", 16, "ttft_s"), 1.33, 1.5, "x"),
-            Expect("one prompt: dp_oracle / equal_time, TTFT", lambda t: policied(t, "one", "dp_oracle", 16, "ttft_s") / policied(t, "one", "equal_time", 16, "ttft_s"), .97, 1.02, "x"),
-            Expect("cold, fixed: W = 2P / W = P, tokens/s", lambda t: policied(t, "cold", "fixed", 16) / policied(t, "cold", "fixed", 8), 1.2, 1.45, "x",
-                   printed("3.36 (8 826 and 29 692 tokens/s, lockstep and independent waves)", 3.36, read="summary"),
-                   differs="their lockstep also carried admission and release round the ring; the window alone is this much (cpp_lockstep)"),
-            Expect("cold, equal_time: W = 2P / W = P, tokens/s", lambda t: policied(t, "cold", "equal_time", 16) / policied(t, "cold", "equal_time", 8), 1, 1.1, "x"),
-            Expect("cold, W = 2P: equal_time / fixed, tokens/s", lambda t: policied(t, "cold", "equal_time", 16) / policied(t, "cold", "fixed", 16), .97, 1.05, "x"),
-            Expect("cold, W = P: equal_time / fixed, tokens/s", lambda t: policied(t, "cold", "equal_time", 8) / policied(t, "cold", "fixed", 8), 1.15, 1.45, "x"),
+            Expect("P99 gap, chunks of 512 / 64", lambda t: gap99(t, chunk=512) / gap99(t, chunk=64), 3, 9, "x"),
+            Expect("mean TTFT, chunks of 32 / 512", lambda t: t("mean_ttft_ms", chunk=32) / t("mean_ttft_ms", chunk=512),
+                   1.05, 2.5, "x", amended="2026-11-23",
+                   reason="of the same runs, and the same range: a median of 20 requests is none, 40 are needed"),
+            ONE_HASH,
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "batching/chunk",
+        "The same on a card, Llama-3.1-8B's shape in bf16.",
+        "Sarathi-Serve (OSDI'24) section 4.3",
+        [
+            Expect("P99 gap, chunks of 2048 / 512", lambda t: gap99(t, chunk=2048) / gap99(t, chunk=512), 2, 4.5, "x"),
+            ONE_HASH,
+        ],
+        device="cuda",
+    ),
+    Claim(
+        "batching/sarathi_capacity",
+        "How many requests a second keep the gaps between tokens within an objective, with prompts in chunks beside decodes and with whole prompts first?",
+        "Sarathi-Serve (OSDI'24) section 5.1 (lengths and objectives from memory)",
+        [
+            Expect("Mistral-7B: chunked / prefill first, the most of two data sets and two objectives", lambda t: capacity_gain(t, "mistral-7b"), 2, 5, "x",
+                   printed("up to 2.6", 2.6, read="summary")),
+            Expect("Yi-34B: chunked / prefill first, the most of two data sets and two objectives", lambda t: capacity_gain(t, "yi-34b"), 2.2, 6, "x",
+                   printed("up to 3.7", 3.7, read="summary"),
+                   differs="a step costs its work and .5 ms here, and whole prompts may be one gap in a hundred: the longer a step of decodes, the less they get. "
+                           "Theirs is what vLLM of its day took; with 10 ms in place of .5 one draw's 3.4 is 4.1"),
         ],
         how="virtual",
     ),
     Claim(
-        "cpp_window",
-        "Does the number of chunks in flight (W) explain what SGLang's pipelines lose: as many as stages (H1), or more?",
-        "SGLang's chunked pipeline (lmsys.org, 2026-01-15): DeepSeek-V3.1 on PP4 TP8, Qwen3-235B on PP8 TP4, H20; W is not published",
+        "batching/admission",
+        "What is it worth to look ahead before a sequence is admitted: requests a second, and sequences preempted?",
+        "lightllm's Efficient Router (docs/EN/source/dev/performance.rst): 10.59 requests/s, vLLM 0.1.2 5.53",
         [
-            Expect("DeepSeek, efficiencies alone, W = P: largest error", lambda t: windowed(t, "deepseek-v3.1", "P", "throughput"), 0, .015, "%"),
-            Expect("the same, W = P + 1", lambda t: windowed(t, "deepseek-v3.1", "P+1", "throughput"), .005, .03, "%"),
-            Expect("the same, W = 2P", lambda t: windowed(t, "deepseek-v3.1", "2P", "throughput"), .06, .15, "%"),
-            Expect("Qwen, efficiencies alone, W = P: largest error", lambda t: windowed(t, "qwen3-235b", "P", "throughput"), 0, .015, "%"),
-            Expect("Qwen, efficiencies alone, W = 2P: largest error", lambda t: windowed(t, "qwen3-235b", "2P", "throughput"), 0, .03, "%"),
-            Expect("DeepSeek, one prompt of 128K, by the efficiencies' fit for W = P", lambda t: t(
-                "said", model="deepseek-v3.1", base="own", window="P", fit="throughput", what="one 128K"), 15.3, 16.7, "s", printed("15.5 s", 15.5),
-                differs="the three efficiencies alone want chunks that cost 80 ms each; 15.8 s where all four figures are fitted, at 45 ms"),
-            Expect("Qwen, one prompt of 1M, by the efficiencies' fit for W = P", lambda t: t(
-                "said", model="qwen3-235b", base="own", window="P", fit="throughput", what="one 1M"), 270, 340, "s", printed("420.91 s", 420.91),
-                differs="the two efficiencies take a q that is too small for long prompts: two parameters do not hold both"),
-            Expect("DeepSeek, all, W = P: largest error of a point that was left out", lambda t: windowed(
-                t, "deepseek-v3.1", "P", "all", "left_out_error", ("own", "common")), 0, .12, "%", amended="2026-11-25", was=(0, .08),
-                reason="q up to 1 and not .95: with 12K left out the other three leave it free, and 8.1 % are missed where 6.8 were"),
-            Expect("Qwen, all, W = P: largest error of a point that was left out", lambda t: windowed(
-                t, "qwen3-235b", "P", "all", "left_out_error", ("own", "common")), .03, .4, "%"),
-            Expect("DeepSeek, left out: better of 2P and no window / W = P", lambda t: h1_ratio(t, "deepseek-v3.1", "own"), 1.5, 10, "x"),
-            Expect("Qwen, left out: better of 2P and no window / W = P", lambda t: h1_ratio(t, "qwen3-235b", "own"), 3, 10, "x",
-                   amended="2026-11-25", was=(.4, 2), reason="the first expected no window to meet efficiencies and long prompts together; with q = .9 and "
-                   "no c W = P meets all six within 3 %, and a wider window would need a c that the first tokens do not show"),
-            *(Expect(f"{name}, left out: {words} / W = P", lambda t, m=model, w=window: windowed(t, m, w, "all", "left_out_error") /
-                     windowed(t, m, "P", "all", "left_out_error"), .4, high, "x", amended="2026-11-25", reason="added after the first run")
-              for name, model in (("DeepSeek", "deepseek-v3.1"), ("Qwen", "qwen3-235b"))
-              for words, window, high in (("W = P + 1", "P+1", 3), ("W = 1.5P", "1.5P", 10), ("slots", "slots", 2))),
-            Expect("Qwen, figures of 128K alone, W = P: largest error", lambda t: windowed(t, "qwen3-235b", "P", "128K"), 0, .03, "%",
-                   amended="2026-11-25", reason="added after the first run"),
-            Expect("the same, better of 2P and no window / W = P", lambda t: min(windowed(t, "qwen3-235b", w, "128K") for w in ("2P", "none")) /
-                   windowed(t, "qwen3-235b", "P", "128K"), 2, 8, "x", amended="2026-11-25", reason="added after the first run"),
-            Expect("H1 by the rule: 1 confirmed, -1 refuted, 0 undecided", h1, 0, 0),
+            Expect("requests/s, peak_tokens / prompt", lambda t: t("requests_per_s", rule="peak_tokens") /
+                   t("requests_per_s", rule="prompt"), 1.02, 1.7, "x", printed("1.9 (10.59 and 5.53 requests/s)", 1.9),
+                   differs="theirs are two whole systems, lightllm and vLLM 0.1.2; here nothing but the rule differs"),
+            Expect("preemptions, prompt", lambda t: t("preemptions", rule="prompt"), 300, 3000),
+            Expect("preemptions, peak_tokens", lambda t: t("preemptions", rule="peak_tokens"), 0, 0),
         ],
-        how="computed",
+        how="virtual",
     ),
     Claim(
-        "cpp_window_sweep",
-        "What is the window worth by itself: 16 prompts and one, P = 8, by the rule that cuts chunks?",
-        "a pilot of the same model, another program (no published figure)",
+        "kv_dtype",
+        "What is KV of fewer bits worth: tokens of a GiB, and requests a second?",
+        "TurboMind, KV int8 and int4 (lmdeploy docs/en/quantization/kv_quant.md)",
         [
-            *(Expect(f"16 prompts, {chunks}, W = {window or 'none'}: efficiency", lambda t, c=chunks, w=window: t(
-                "efficiency", queued=16, chunks=c, window=w), low, high, "%")
-              for chunks, window, low, high in (("6K", 8, .69, .75), ("6K", 10, .73, .79), ("6K", 12, .79, .85), ("6K", 16, .87, .93),
-                                                ("6K", 0, .87, .93), ("dynamic 18K", 8, .76, .82), ("dynamic 18K", 10, .89, .95),
-                                                ("dynamic 18K", 0, .89, .95), ("equal time", 8, .84, .9))),
-            Expect("16 prompts, equal time, W = none: efficiency", lambda t: t("efficiency", queued=16, chunks="equal time", window=0), .84, .88, "%",
-                   amended="2026-11-25", was=(.87, .93), reason="the pilot's chunks were longer: the time that is best for one prompt makes 40 of them, and c is paid 40 times"),
-            Expect("16 prompts, 6K: W = 2P / P", lambda t: t("efficiency", queued=16, chunks="6K", window=16) /
-                   t("efficiency", queued=16, chunks="6K", window=8), 1.18, 1.32, "x"),
-            Expect("16 prompts, W = P: dynamic / 6K", lambda t: t("efficiency", queued=16, chunks="dynamic 18K", window=8) /
-                   t("efficiency", queued=16, chunks="6K", window=8), 1.05, 1.16, "x"),
-            Expect("one prompt, 6K: seconds, W = P / none", lambda t: t("seconds", queued=1, chunks="6K", window=8) /
-                   t("seconds", queued=1, chunks="6K", window=0), 1, 1, "x"),
+            Expect("tokens, int8 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int8"), 1.93, 1.95, "x",
+                   printed("2 (parameters not counted)", 2), how="computed"),
+            Expect("tokens, int4 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int4"), 3.75, 3.77, "x",
+                   printed("4 (parameters not counted)", 4), how="computed",
+                   differs="scale and zero of each row are counted: 68 bytes, not 64"),
+            Expect("requests/s, Llama-2-7B, int8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int8") /
+                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x", printed("1.27", 1.27),
+                   differs="the cost model does not count dequantising, which their kernels pay, and all requests are there at once"),
+            Expect("requests/s, Llama-2-7B, int4 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int4") /
+                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.4, 2.1, "x", printed("1.39", 1.39),
+                   differs="the cost model does not count dequantising, which their kernels pay, and all requests are there at once"),
+            Expect("requests/s, Llama-3-8B (GQA), int8 / bf16", lambda t: t("requests_per_s", model="llama-3-8b", dtype="int8") /
+                   t("requests_per_s", model="llama-3-8b", dtype="bf16"), 1, 1.1, "x", printed("1.05 (InternLM2-7B)", 1.05),
+                   differs="with GQA 4 the products hide the reading of KV; another model, whose prompts and batches are not published",
+                   amended="2026-11-22", was=(1.03, 1.25),
+                   reason="the products of 256 tokens take longer than reading 15 GB of KV; the first ranges forgot them"),
+            Expect("requests/s, Llama-3-8B (GQA), int4 / bf16", lambda t: t("requests_per_s", model="llama-3-8b", dtype="int4") /
+                   t("requests_per_s", model="llama-3-8b", dtype="bf16"), 1, 1.1, "x", printed("1.07 (InternLM2-7B)", 1.07),
+                   differs="with GQA 4 the products hide the reading of KV; another model, whose prompts and batches are not published",
+                   amended="2026-11-22", was=(1.05, 1.35),
+                   reason="the products of 256 tokens take longer than reading 15 GB of KV; the first ranges forgot them"),
         ],
-        how="computed",
+        how="virtual",
     ),
     Claim(
-        "cpp_dynamic_gain",
-        "What do dynamic chunks save of the first token's time of one prompt of 256K, chunks of 32K, by stages and attention's share?",
-        "vllm-ascend #7896: Qwen3-235B, 61.4 to 53.5 s (stages are not said; two in its documentation's example)",
+        "kv_dtype/logits",
+        "How far do logits move when KV has fewer bits, and how often does the greedy token change?",
+        "TurboMind, KV int8 and int4: int8 nearly lossless, int4 0.1 to 3.3 points worse",
         [
-            Expect("two stages: fixed / dynamic", lambda t: t("gain", q=.55, stages=2), 1.11, 1.18, "x", printed("1.148 (61.4 and 53.5 s)", 1.148)),
-            Expect("two stages, attention .4 of 128K", lambda t: t("gain", q=.4, stages=2), 1.08, 1.15, "x"),
-            Expect("two stages, attention .85 of 128K", lambda t: t("gain", q=.85, stages=2), 1.14, 1.25, "x"),
-            Expect("four stages: fixed / dynamic", lambda t: t("gain", q=.55, stages=4), 1.33, 1.48, "x"),
+            Expect("same greedy token, int8", lambda t: t("greedy_agreement", dtype="int8"), .985, 1, "%"),
+            Expect("same greedy token, int4", lambda t: t("greedy_agreement", dtype="int4"), .85, .995, "%"),
+            Expect("same greedy token, fp8_e4m3", lambda t: t("greedy_agreement", dtype="fp8_e4m3"), .93, .97, "%",
+                   amended="2026-11-26", was=(.95, .997), reason=FP8 + ", between int8's and int4's; its error is 8 to 10 times int8's"),
+            Expect("same greedy token, fp8_e5m2", lambda t: t("greedy_agreement", dtype="fp8_e5m2"), .87, .93, "%",
+                   amended="2026-11-26", was=(.9, .99), reason=FP8 + ", between int8's and int4's; its error is int4's"),
         ],
-        how="computed",
+        how="counted",
     ),
     Claim(
-        "cpp_bytes",
-        "What does each GPU send per token of a prompt, by the way the model is divided, and what is left of a NIC of 400 Gb/s?",
-        "SGLang's chunked pipeline (lmsys.org, 2026-01-15), its totals; Mooncake (FAST'25) section 3.3: the NIC is left to KV",
+        "truth",
+        "How far is the simulation of a cluster from the cluster, if all that it gets is what an event log of another load says?",
+        "DynoSim, Vidur, LLMServingSim (each publishes errors of one engine); no one splits the error",
         [
-            *(Expect(f"{model}: {scheme}", lambda t, m=name, s=scheme: t("sent_kb", model=m, scheme=s), kb - .5, kb + .5, "KiB")
-              for model, name, sizes in (("Llama-3-70B, 16 GPUs", "llama-3-70b", (4800, 300, 169, 16)),
-                                         ("Qwen2.5-7B, 4 GPUs", "qwen2.5-7b", (588, 42, 84, 7)))
-              for scheme, kb in zip(("tp", "ring", "ulysses", "cpp"), sizes)),
-            Expect("Llama-3-70B: one boundary / the model's KV", lambda t: t("sent_kb", model="llama-3-70b", scheme="cpp") /
-                   t("kv_kb", model="llama-3-70b", scheme="cpp"), .05, .05, "%"),
-            Expect("Qwen2.5-7B: one boundary / the model's KV", lambda t: t("sent_kb", model="qwen2.5-7b", scheme="cpp") /
-                   t("kv_kb", model="qwen2.5-7b", scheme="cpp"), .125, .125, "%"),
-            Expect("Llama-3-70B on 16 H100: TP / one NIC", lambda t: t("nic_share", model="llama-3-70b", scheme="tp"), 4.5, 5.1, "x"),
-            Expect("Llama-3-70B: left beside CPP and KV", lambda t: t("left_share", model="llama-3-70b", scheme="cpp"), .95, .98, "%"),
-            Expect("Llama-3-70B: left beside ring attention and KV", lambda t: t("left_share", model="llama-3-70b", scheme="ring"), .64, .72, "%"),
-            Expect("Qwen2.5-7B on 4 H100: TP / one NIC", lambda t: t("nic_share", model="qwen2.5-7b", scheme="tp"), 1.25, 1.5, "x"),
-            Expect("Qwen2.5-7B: left beside CPP and KV", lambda t: t("left_share", model="qwen2.5-7b", scheme="cpp"), .93, .97, "%"),
+            *(Expect(f"{topology}: {what}, simulated / measured less one", lambda t, column=column, topology=topology:
+                     t(column + "_off", topology=topology), -most * cores, most * cores, "%",
+                     **(dict(amended="2026-11-24", was=(-most, most), reason="the target is missed: instances and the load's own thread are "
+                             "more than the machine's two cores, and how often they meet is in no step's cost") if cores > 1 and topology != "1C" else
+                        dict(amended="2026-11-25", was=(-most, most), reason="the target is missed in one of two runs: -2.5 % in the first, "
+                             "-16 % in the second; why is not known") if cores > 1 else {}))
+              for topology, cores_of in (("1C", 1), ("2C", 2), ("1P1D", 1), ("2P2D", 2))
+              for what, column, most in (("median TTFT", "ttft_p50", .1), ("median gap", "tbt_p50", .1), ("P90 TTFT", "ttft_p90", .2),
+                                         ("P90 gap", "tbt_p90", .2))
+              for cores in (2 if (topology, column) == ("1C", "tbt_p50") else cores_of,)),
+            Expect("decisions that the logged snapshots would not bring again", lambda t: sum(float(r["replay_differ"]) for r in t.select()), 0, 0,
+                   how="counted"),
         ],
-        how="computed",
     ),
     Claim(
-        "cpp_surface",
-        "When is a pipeline of P cards ahead of tensor parallelism over the same P: length, reused prefix, prompts queued, chunks, window?",
-        "Mooncake (FAST'25) section 3.3, which has no figure; WavePP (2026-09) Tables 1 and 4 for the shape (see cpp_bubble)",
-        [
-            Expect("one cold prompt of 2K: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 2048, 0, 1, "equal time"), 1.7, 2.6, "x"),
-            Expect("one cold prompt of 128K, equal time: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 131072, 0, 1, "equal time"), .97, 1.06, "x"),
-            Expect("one cold prompt of 128K, chunks of 8K: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 131072, 0, 1, "8K"), 1.35, 1.65, "x"),
-            Expect("one cold prompt of 128K, equal time: TTFT, CPP / TP over NICs", lambda t: piped(t, "nic_ttft", 131072, 0, 1, "equal time"), .5, .6, "x"),
-            Expect("128K, 90 % reused, equal time: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 131072, .9, 1, "equal time"), 1.1, 1.35, "x"),
-            Expect("128K, 90 % reused, chunks of 8K: TTFT, CPP / TP over NVLink", lambda t: piped(t, "nvlink_ttft", 131072, .9, 1, "8K"), 4, 5.5, "x",
-                   printed("2.7 (WavePP, 131K: 63 % below)", 2.7), differs="what TP loses is another; of theirs cpp_bubble"),
-            Expect("128K, 90 % reused, chunks of 8K: TTFT, CPP / TP over NICs", lambda t: piped(t, "nic_ttft", 131072, .9, 1, "8K"), 2.5, 3.8, "x"),
-            Expect("32 cold prompts of 128K, chunks of 8K: tokens/s, CPP / TP over NVLink", lambda t: piped(t, "nvlink_rate", 131072, 0, 32, "8K"), 1.05, 1.12, "x",
-                   printed("1.63 (WavePP, 131K: 35,878 and 22,070)", 1.63), differs="a dense model over NVLink; their TP8 / EP8 of a mixture of experts on GB300 loses .65 of its products' time"),
-            Expect("32 cold prompts of 128K, chunks of 8K: tokens/s, CPP / TP over NICs", lambda t: piped(t, "nic_rate", 131072, 0, 32, "8K"), 1.85, 2.05, "x",
-                   amended="2026-11-25", reason="added after the first run"),
-            Expect("32 cold prompts of 128K, chunks of 8K: tokens/s, no window / W = P", lambda t: piped(t, "tokens_per_s", 131072, 0, 32, "8K") /
-                   piped(t, "tokens_per_s", 131072, 0, 32, "8K", "P"), 1.2, 1.45, "x"),
-            Expect("the same, W = 2P / none", lambda t: piped(t, "tokens_per_s", 131072, 0, 32, "8K", "2P") /
-                   piped(t, "tokens_per_s", 131072, 0, 32, "8K"), .97, 1, "x"),
-            Expect("the same, equal time, no window / W = P", lambda t: piped(t, "tokens_per_s", 131072, 0, 32, "equal time") /
-                   piped(t, "tokens_per_s", 131072, 0, 32, "equal time", "P"), 1, 1.08, "x"),
-            Expect("one cold prompt of 128K: TTFT, chunks of 8K / equal time", lambda t: piped(t, "ttft_s", 131072, 0, 1, "8K") /
-                   piped(t, "ttft_s", 131072, 0, 1, "equal time"), 1.4, 1.6, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_crossover",
-        "From which length is one prompt's first token earlier by a pipeline, and from how many chunks queued is its throughput higher?",
-        "the same costs (no published figure for this model)",
-        [
-            Expect("chunks of 8K queued, P = 8, NVLink", lambda t: t("queued_chunks", stages=8, link="nvlink", chunks="8K"), 26, 33),
-            Expect("chunks of 8K queued, P = 2, NVLink", lambda t: t("queued_chunks", stages=2, link="nvlink", chunks="8K"), 26, 34),
-            Expect("chunks of 8K queued, P = 8, NICs", lambda t: t("queued_chunks", stages=8, link="nic", chunks="8K"), 3, 5),
-            Expect("chunks of 8K queued, P = 2, NICs", lambda t: t("queued_chunks", stages=2, link="nic", chunks="8K"), 3, 5),
-            Expect("length, P = 8, NICs, equal time", lambda t: t("length", stages=8, link="nic", chunks="equal time"), 700, 2500),
-            Expect("length, P = 2, NICs, equal time", lambda t: t("length", stages=2, link="nic", chunks="equal time"), 3000, 10000),
-            Expect("length, P = 8, NICs, chunks of 8K", lambda t: t("length", stages=8, link="nic", chunks="8K"), 35000, 70000),
-            Expect("length, P = 8, NVLink, equal time (4,194,304: none)", lambda t: t("length", stages=8, link="nvlink", chunks="equal time"), 65536, 1 << 22),
-            Expect("length, P = 8, NVLink, chunks of 8K (4,194,304: none)", lambda t: t("length", stages=8, link="nvlink", chunks="8K"), 1 << 22, 1 << 22),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_bubble",
-        "Do WavePP's ratios of a pipeline to tensor parallelism, one request at a time, follow from the bubble, given those of 32 at once?",
-        "WavePP (2026-09) Table 4: Kimi K3 on 8 x GB300",
-        [
-            Expect("cold 65.5K, one at a time: PP8 / TP", lambda t: t("ratio", length="65.5K", reused=0., cut="8K and the rest"), .97, 1.07, "x",
-                   printed(".947 (22,089 and 23,330)", .947), differs="less than the bubble allows: equal chunks are the most favourable, theirs grow, and what else a lone request waits for is not said"),
-            Expect("cold 131K, one at a time: PP8 / TP", lambda t: t("ratio", length="131K", reused=0., cut="8K and the rest"), 1.1, 1.2, "x",
-                   printed(".966 (20,699 and 21,430)", .966), differs="as the row above"),
-            Expect("90 % of 131K reused, one at a time: below TP, equal parts", lambda t: 1 - t("ratio", length="131K", reused=.9, cut="equal parts"),
-                   .6, .66, "%", printed("63 %", .63)),
-            Expect("90 % of 131K reused: below TP, 8,192 and the rest", lambda t: 1 - t("ratio", length="131K", reused=.9, cut="8K and the rest"), .66, .72, "%",
-                   printed("63 %", .63), differs="two equal parts are nearer: how a suffix of 13,107 is cut is not said"),
-            Expect("90 % of 262K reused, one at a time: below TP, equal parts", lambda t: 1 - t("ratio", length="262K", reused=.9, cut="equal parts"),
-                   .44, .5, "%", printed("51 %", .51), differs="between the two ways to cut: 47 and 54 %"),
-            Expect("90 % of 262K reused: below TP, 8,192 and the rest", lambda t: 1 - t("ratio", length="262K", reused=.9, cut="8K and the rest"), .51, .57, "%",
-                   printed("51 %", .51), differs="between the two ways to cut: 47 and 54 %"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_lockstep",
-        "What do waves in flight gain over a ring of as many chunks as stages, by how much a prompt's chunks grow?",
-        "WavePP (2026-09), ablation: cold 131K, 16 at once, PP8 on B300, lockstep 8,826 and independent waves 29,692 tokens/s",
-        [
-            Expect("growth 2: W = 2P / P", lambda t: t("efficiency", growth=2., window=16) / t("efficiency", growth=2., window=8), 1.1, 1.3, "x",
-                   printed("3.36 (+236 %)", 3.36), differs="a window of P costs a quarter: theirs lost two thirds, by more than chunks that wait for chunks"),
-            Expect("growth 4: W = 2P / P", lambda t: t("efficiency", growth=4., window=16) / t("efficiency", growth=4., window=8), 1.25, 1.55, "x",
-                   printed("3.36 (+236 %)", 3.36), differs="as the row above"),
-            Expect("growth 1: W = 2P / P", lambda t: t("efficiency", growth=1., window=16) / t("efficiency", growth=1., window=8), 1, 1, "x"),
-            Expect("growth 2: W = 2P / slots as long as the longest chunk", lambda t: t("efficiency", growth=2., window=16) /
-                   t("slots_efficiency", growth=2., window=16), 1.15, 1.3, "x"),
-            Expect("growth 2: W = 2P / 2", lambda t: t("efficiency", growth=2., window=16) / t("efficiency", growth=2., window=2), 3.5, 4.3, "x"),
-            Expect("growth 2: W = 2P / 3", lambda t: t("efficiency", growth=2., window=16) / t("efficiency", growth=2., window=3), 2.3, 3, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_published",
-        "What else is published of pipelines beside ranks: does one figure follow from another by the bubble alone?",
-        "tt-metal #56307 (Mistral-4 119B); ATOM #1552 (GLM-5.2, MI355X); WavePP Table 1; LMSYS, Kimi K3's day 0",
-        [
-            Expect("Mistral-4, PP4, chunks of 4,096, 25.6K: times as long, o by 102K", lambda t: bubbled(t, "Mistral-4", "25.6K", 4096), 1.17, 1.2, "x",
-                   printed("1.22", 1.22, read="summary")),
-            Expect("Mistral-4, PP4, chunks of 4,096, 261K: times as long, o by 102K", lambda t: bubbled(t, "Mistral-4", "261K", 4096), .82, .85, "x",
-                   printed("0.87 (1.15 times as fast)", 1 / 1.15, read="summary"), differs="one length of chunks for all prompts is ours: of 2,048 it is 0.86"),
-            Expect("Mistral-4, PP4, chunks of 4,096: one prompt is as long either way", lambda t: bubbled(t, "Mistral-4", "261K", 4096, "equal_from"), 47000, 50000, "tokens",
-                   printed("25.6K to 102K", 25600, 102400, read="summary")),
-            Expect("GLM-5.2, MI355X, 8,192 in chunks of 2,048: TTFT, PP4 / TP4, o by throughput of four", lambda t: bubbled(t, "GLM-5.2, MI355X", "one at a time", 2048), 1.45, 1.52, "x",
-                   printed("1.45 (704 and 484 ms)", 704 / 484, read="summary")),
-            Expect("GLM 5.2, WavePP, 4K suffixes: time of 8 at once, PP4 / TensorRT-LLM, o by 128 at once", lambda t: bubbled(t, "GLM 5.2, WavePP", "8 at once", 4096), .45, .48, "x",
-                   printed("1.14 (-12 % tokens/s)", 1 / .88, read="summary"),
-                   differs="\"long reuse\" cannot be suffixes of 4K: by these eight at once would still be twice as fast, so theirs are shorter, or behind more"),
-            Expect("MiniMax, WavePP, 4K suffixes: time of 8 at once, PP4 / TensorRT-LLM, o by 128 at once", lambda t: bubbled(t, "MiniMax, WavePP", "8 at once", 4096), .65, .69, "x",
-                   printed("1.21 (-17.6 % tokens/s)", 1 / .824, read="summary"), differs="as the row above"),
-            *(Expect(f"Kimi K3, capacity, PP8 / TEP8, o by WavePP's {length}", lambda t, asks=f"{length}, capacity": bubbled(t, "Kimi K3", asks, 8192, "tp_over"), low, high, "x",
-                     printed("1.45 to 1.72 (8K, day 0)", 1.45, 1.72, read="summary"), differs="o falls with the length, as attention is more of it: prompts of 8K, as theirs, should have more than this")
-              for length, low, high in (("65.5K", 1.85, 1.95), ("131K", 1.6, 1.68), ("262K", 1.44, 1.48))),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "cpp_slowest",
-        "What does a pipeline whose stages differ take for a chunk?",
-        "tt-metal #48246: Kimi on four ranks, medians of a chunk 412, 391, 413, 439 ms",
-        [
-            Expect("1,000 chunks, W = 2P: a chunk", lambda t: t("chunk_ms", chunks=1000, window=8), 439, 441, "ms", printed("439 ms: the slowest sets the rate", 439, read="summary")),
-            Expect("the same, four equal stages", lambda t: t("equal_chunk_ms", chunks=1000, window=8), 413, 416, "ms"),
-            Expect("16 chunks: a chunk, of stages that differ / equal", lambda t: t("chunk_ms", chunks=16, window=8) / t("equal_chunk_ms", chunks=16, window=8), 1.04, 1.06, "x"),
-            Expect("one chunk: the same", lambda t: t("chunk_ms", chunks=1, window=8) / t("equal_chunk_ms", chunks=1, window=8), 1, 1, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "simulator_speed",
+        "truth/simulator_speed",
         "How long does it take to simulate an hour of 23,608 requests at eight workers?",
         "DynoSim (Dynamo's documents): 2.41 s on an M4, one thread",
         [
@@ -2824,27 +2012,35 @@ CLAIMS = [
         repeats=3,
     ),
     Claim(
-        "cpp_tail",
-        "How long after a prompt's last chunk does its last KV arrive at D, by what is sent at a time, the wire, the chunks, the window?",
-        "SGLang sends chunk by chunk, Mooncake layer by layer (no published figure for chunk x layer)",
+        "failure_timeline",
+        "What do clients see when a worker process is killed or stopped, with another of its role and without?",
+        "requests are placed anew from the prompt and the tokens that the client has (no published figure)",
         [
-            Expect("400 Gb/s a stage, chunks of 8K: tail by chunk", lambda t: kv_tail(t, "chunk", 400), 6.4, 7.1, "ms"),
-            Expect("the same: prompt / chunk", lambda t: kv_tail(t, "prompt", 400) / kv_tail(t, "chunk", 400), 15, 16.5, "x"),
-            Expect("the same: layer / chunk", lambda t: kv_tail(t, "layer", 400) / kv_tail(t, "chunk", 400), .1, .11, "x"),
-            Expect("10 Gb/s a stage, chunks of 8K: tail by prompt", lambda t: kv_tail(t, "prompt", 10), 4100, 4500, "ms"),
-            Expect("10 Gb/s a stage, chunks of 8K: tail by layer", lambda t: kv_tail(t, "layer", 10), 26, 28, "ms"),
-            Expect("400 Gb/s, by chunk: chunks of 8K / equal time", lambda t: kv_tail(t, "chunk", 400) / kv_tail(t, "chunk", 400, "equal time"), 8, 18, "x"),
-            Expect("400 Gb/s, equal time: layer / chunk", lambda t: kv_tail(t, "layer", 400, "equal time") / kv_tail(t, "chunk", 400, "equal time"), .11, .16, "x"),
-            Expect("2.5 Gb/s, equal time: tail by layer", lambda t: kv_tail(t, "layer", 2.5, "equal time"), 4000, 6000, "ms"),
-            Expect("2.5 Gb/s, equal time: prompt / layer", lambda t: kv_tail(t, "prompt", 2.5, "equal time") / kv_tail(t, "layer", 2.5, "equal time"), 2.5, 4.5, "x"),
-            Expect("2.5 Gb/s, chunks of 8K: tail by layer", lambda t: kv_tail(t, "layer", 2.5), 100, 120, "ms", amended="2026-11-25", was=(200, 1200),
-                   reason="the first forgot that late chunks take a stage longer than the wire: nothing is left behind them"),
-            Expect("eight prompts, 25 Gb/s, by chunk: no window / W = P", lambda t: kv_tail(t, "chunk", 25, queued=8) / kv_tail(t, "chunk", 25, window="P", queued=8),
-                   .99, 1.01, "x"),
-            Expect("eight prompts, 2.5 Gb/s, by layer: last tail, no window / W = P", lambda t: kv_tail(t, "layer", 2.5, queued=8, column="last_tail_ms") /
-                   kv_tail(t, "layer", 2.5, window="P", queued=8, column="last_tail_ms"), 3, 7, "x"),
+            Expect("killed: noticed, one of two D", lambda t: around(t, "noticed_ms", "one of two D"), 0, 50, "ms"),
+            Expect("stopped: noticed (lease 500 ms)", lambda t: around(t, "noticed_ms", "one of two D, stopped"), 400, 800, "ms"),
+            Expect("no token to anybody, one of two D", lambda t: around(t, "silence_ms", "one of two D"), 0, 100, "ms"),
+            Expect("requests lost", lambda t: max(t.values("lost")), 0, 0),
+            Expect("requests with a wrong token", lambda t: max(t.values("wrong")), 0, 0),
         ],
-        how="computed",
+        repeats=3,
+    ),
+    Claim(
+        "failure_timeline/pool_recovery",
+        "How long until answers come again when a host, a link, etcd or the conductor's host fails?",
+        "`make test-netns`: four hosts as network namespaces (no published figure)",
+        [
+            Expect("host cut off: slowest answer", lambda t: recovered(t, "host cut off: slowest answer"), 3, 4.5, "s"),
+            Expect("host plugged in again: until all instances serve", lambda t: recovered(t, "host plugged in again: whole"), .3, 3, "s"),
+            Expect("host killed: slowest answer", lambda t: recovered(t, "host killed: slowest answer"), 3, 4.5, "s"),
+            Expect("host started again: until all instances serve", lambda t: recovered(t, "host started again: whole"), .3, 3, "s"),
+            Expect("links halved: slowest answer", lambda t: recovered(t, "links halved: slowest answer"), 0, 1.5, "s"),
+            Expect("conductor's host killed: first answer of the other one", lambda t: recovered(t, "conductor's host killed: first answer of the other one"), 5, 9, "s"),
+            Expect("conductor cut off from etcd: slowest answer", lambda t: recovered(t, "conductor cut off from etcd: slowest answer"), 0, 1.5, "s"),
+            Expect("etcd seen again: first answer of the elected one", lambda t: recovered(t, "etcd seen again: first answer of the elected one"), .3, 3, "s"),
+            *(Expect(what, lambda t, column=column: max(t.values(column)), 0, 0, how="counted")
+              for what, column in (("answers that were wrong", "wrong"), ("requests that nobody answered", "lost"), ("KV blocks, requests and processes left over", "left"))),
+        ],
+        netns=True,
     ),
     Claim(
         "speculate",
@@ -2853,108 +2049,21 @@ CLAIMS = [
         [
             Expect("llama-1b alone, text that repeats itself: tokens/s, 4 drafts / off", lambda t: drafting(t, "gain", "4", model="llama-1b"), 2, 4.5, "x"),
             Expect("llama-1b alone, the same: turbo / off", lambda t: drafting(t, "gain", "turbo", model="llama-1b"), 1.6, 5.5, "x"),
-            Expect("llama-1b alone, temperature 1, ngram finds nothing: turbo / off", lambda t: drafting(t, "gain", "turbo", model="llama-1b", text="nothing"), .98, 1.02, "x"),
             Expect("llama-1b alone, 16 drafts at hand of which none is right: turbo / off", lambda t: drafting(t, "gain", "turbo", model="llama-1b", text="wrong"), .97, 1.02, "x"),
-            Expect("llama-mini alone, the same: 4 drafts / off", lambda t: drafting(t, "gain", "4", text="wrong"), .45, .75, "x"),
-            Expect("llama-mini alone, repeats: 4 drafts / off", lambda t: drafting(t, "gain", "4"), 1.8, 4, "x"),
-            Expect("llama-mini, 64 at once, repeats: 4 drafts / off", lambda t: drafting(t, "gain", "4", batch=64), .6, 1.2, "x", amended="2026-11-26", was=(1, 1.3),
-                   reason="64 rows keep all cores busy: a draft costs as much as a token, and the last drafts of an answer are cut"),
             Expect("llama-mini, 64 at once, repeats: turbo / off", lambda t: drafting(t, "gain", "turbo", batch=64), .97, 1.2, "x"),
             Expect("demo model, chat: right of 4 drafts", lambda t: drafting(t, "acceptance", "4", model="demo", text="chat"), .5, 1, "%", how="counted"),
-            Expect("demo model, chat alone: its head's first draft is right", lambda t: drafting(t, "acceptance", "mtp 1", model="demo", text="chat"), .25, .8, "%", how="counted", amended="2026-11-26", was=(.9, 1), reason="97 % is of text as it was trained on; what the demo model goes on to say behind its answer is not"),
             Expect("demo model, chat alone: its head, 1 draft / off", lambda t: drafting(t, "gain", "mtp 1", model="demo", text="chat"), .6, 1.1, "x", amended="2026-11-26", was=(.85, 1.4), reason="a draft in two or three is right there, and the head costs .4 of so small a model's step"),
-            Expect("demo model, chat alone: 4 drafts / off", lambda t: drafting(t, "gain", "4", model="demo", text="chat"), 1.1, 3, "x"),
         ],
         repeats=2,
     ),
     Claim(
-        "speculate_optimum",
+        "speculate/optimum",
         "How many drafts are best, against the batch, by how often they are right and what they cost?",
         "TurboSpec (arXiv 2406.14066)",
         [
-            Expect("ngram, a = .7, alone: best k", lambda t: best_k(t, .7, 1), 9, 12, ""),
             Expect("turbo / best k, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(cost="sum")), .95, 1.01, "x"),
-            Expect("turbo / best k where products hide behind reading, worst of all", lambda t: min(float(r["gain_of_turbo"]) / float(r["gain"]) for r in t.select(cost="max")), .1, .7, "x"),
         ],
         how="computed",
-    ),
-    Claim(
-        "speculate_pd",
-        "How many drafts are best on D, by the rate of the links, and on colocated instances?",
-        "nothing published",
-        [
-            Expect("70B, 12 requests/s: best k on D of 3P1D, 25 / 400 Gb/s", lambda t: drafts_at(t, "3P1D", 12, 25) - drafts_at(t, "3P1D", 12, 400), 1, 5, "more"),
-            Expect("70B, 12 requests/s: best k of 4C less that of 2P2D at 400 Gb/s", lambda t: drafts_at(t, "4C", 12, 0) - drafts_at(t, "2P2D", 12, 400), -2, 2, "more"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "speculate_mtp",
-        "From which batch on does a multi-token head lose what it gains?",
-        "SGLang's MTP (DeepSeek, 16 H200: 2.18 tokens a step of 3 drafts); the notes' row of .96 to 1.24",
-        [
-            Expect("DeepSeek-V3, 3 drafts: alone", lambda t: t("gain", k=3, batch=1), 1.9, 2.2, "x"),
-            Expect("DeepSeek-V3, 3 drafts: the batch of a gain of 1.24", lambda t: head_at(t, 3, 1.24), 250, 450, ""),
-            Expect("DeepSeek-V3, 3 drafts: the batch of .96", lambda t: head_at(t, 3, .96), 650, 1100, ""),
-            Expect("DeepSeek-V3, one draft, right in .85, 4,096 at once", lambda t: t("gain", k=1, batch=4096), 1.05, 1.25, "x"),
-        ],
-        how="computed",
-    ),
-    Claim(
-        "speculate_blocks",
-        "What does a prefix hit lose where the drafter runs a token ahead, and does it lose anything here?",
-        "vLLM #54360: hits = max(0, floor((L - 1) / u) - 1) u",
-        [
-            Expect("agents: hits lost, blocks of 16", lambda t: block_lost(t, 16), .0001, .0003, "%"),
-            Expect("agents: hits lost, blocks of 256", lambda t: block_lost(t, 256), .002, .003, "%"),
-            Expect("agents: hits lost, blocks of 1,600", lambda t: block_lost(t, 1600), .012, .018, "%"),
-            Expect("agents: hits lost, blocks of 2,144", lambda t: block_lost(t, 2144), .017, .024, "%", printed("92 to 71 % of hits (#38182)", .228),
-                   differs="prompts of 105,000 tokens have 47 such blocks; theirs have some four"),
-            Expect("turns of 2,048, blocks of 2,144: hits lost", lambda t: block_lost(t, 2144, "turns", 2048), .1, .15, "%", amended="2026-11-26", was=(.4, .6),
-                   reason="a hit of 8 turns in the mean is 16,400 tokens, of which a block is an eighth; half is that of turns of 512"),
-            Expect("live, blocks of 4: hits, ngram / off", lambda t: t("hits_ngram", part="live", block=4) / t("hits_off", part="live", block=4), 1, 1, "x"),
-            Expect("live, blocks of 16: hits, ngram / off", lambda t: t("hits_ngram", part="live", block=16) / t("hits_off", part="live", block=16), 1, 1, "x"),
-            Expect("live, blocks of 16: hits / floor((L - 1) / u) u", lambda t: t("hits_ngram", part="live", block=16) / t("hits", part="live", block=16), 1, 1, "x"),
-            Expect("live: drafts that were right", lambda t: min(t.values("accepted", part="live")), 5, 200, ""),
-        ],
-        how="counted",
-        traces=True,
-    ),
-    Claim(
-        "failure_timeline",
-        "What do clients see when a worker process is killed or stopped, with another of its role and without?",
-        "requests are placed anew from the prompt and the tokens that the client has (no published figure)",
-        [
-            Expect("killed: noticed, one of two D", lambda t: around(t, "noticed_ms", "one of two D"), 0, 50, "ms"),
-            Expect("stopped: noticed (lease 500 ms)", lambda t: around(t, "noticed_ms", "one of two D, stopped"), 400, 800, "ms"),
-            Expect("killed: placed anew, one of two D", lambda t: around(t, "replaced_ms", "one of two D"), 0, 60, "ms"),
-            Expect("no token to anybody, one of two D", lambda t: around(t, "silence_ms", "one of two D"), 0, 100, "ms"),
-            Expect("longest gap of a request, one of two D", lambda t: around(t, "worst_gap_ms", "one of two D"), 1, 250, "ms"),
-            Expect("no token to anybody, the only D", lambda t: around(t, "silence_ms", "the only D"), 50, 1000, "ms"),
-            Expect("no token to anybody, the only P", lambda t: around(t, "silence_ms", "the only P"), 0, 1000, "ms"),
-            Expect("tokens/s afterwards / before, the only D", lambda t: rate_after(t, "the only D"), .75, 1.3, "x"),
-            Expect("tokens/s afterwards / before, one of two D", lambda t: rate_after(t, "one of two D"), .75, 1.3, "x"),
-            Expect("requests lost", lambda t: max(t.values("lost")), 0, 0),
-            Expect("requests with a wrong token", lambda t: max(t.values("wrong")), 0, 0),
-        ],
-        repeats=3,
-    ),
-    Claim(
-        "kv_points",
-        "What does KV of fewer bits cost in points of the standard tool, lm-eval, for a model that reads facts from its context?",
-        "TurboMind, KV int8 and int4 (lmdeploy docs/en/quantization/kv_quant.md)",
-        [
-            Expect("right answers, f32", lambda t: share(answers(t, "f32").count("1"), len(answers(t, "f32"))), .6, .9, "%",
-                   amended="2026-11-23", was=(.9, 1), reason=HARDER),
-            Expect("bf16, points lost", lambda t: points_lost(t, "bf16"), -2, 2, amended="2026-11-23", was=(-1, 1), reason=HARDER),
-            Expect("int8, points lost", lambda t: points_lost(t, "int8"), -2, 2, "", printed("nearly lossless"),
-                   amended="2026-11-23", was=(-1, 1), reason=HARDER),
-            Expect("int4, points lost", lambda t: points_lost(t, "int4"), -5, 9, "", printed("0.1 to 3.3, larger models", .1, 3.3),
-                   differs="a model of 1.4 million parameters, and another task",
-                   amended="2026-11-23", was=(0, 9), reason=HARDER),
-        ],
-        how="counted",
-        clients=True,
     ),
 ]
 

@@ -33,7 +33,7 @@ class Contestant {
   // Leaves free blocks in random order, as a pool that has served a while. Before any request.
   void scramble(uint64_t seed);
 
-  std::string name;  // the scheme's, unless it is changed
+  std::string name;                              // the scheme's, unless it is changed
   SamplingParams sampling = {.temperature = 0};  // of those that are submitted from now on
   Engine& engine() { return *engine_; }
   KvMemory& memory() { return *memory_; }
@@ -42,7 +42,7 @@ class Contestant {
   int ended() const;
   uint64_t logits_hash() const;
   const std::vector<int32_t>& last_answer() const;  // of one request at a time
-  std::string wrong() const;  // "": every request that ended has all its tokens
+  std::string wrong() const;                        // "": every request that ended has all its tokens
 
  private:
   Contestant() = default;

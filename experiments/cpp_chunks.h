@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "experiments/simulate/hardware.h"
 #include "model/pipeline_time.h"
 
 namespace xpyd::experiments {
@@ -29,6 +30,12 @@ struct ChunkCost {
     return a > 0 ? (std::sqrt(linear * linear + 4 * a * rest) - linear) / (2 * a) : rest / b;
   }
 };
+
+// Of one card of this kind.
+inline ChunkCost chunk_cost(const disagg::SimulatedModel& model, const disagg::Hardware& card) {
+  const auto terms = disagg::step_cost(model, card).terms();
+  return {card.step_s, terms[0] - card.step_s, terms[1], terms[2], terms[3]};
+}
 
 struct Chunk {
   double L = 0, x = 0;  // tokens before it, and its own
@@ -52,16 +59,6 @@ inline ChunkRule fixed_chunks(double x) {
   return [x](double) { return x; };
 }
 
-// SGLang's: the prompt's time f(l) = a l^2 + b l + c differs by f(base) - f(0) between a chunk's ends; a share sigma of
-// that correction, and never less than a quarter of the base.
-inline ChunkRule sglang_chunks(const ChunkCost& cost, double base, double sigma) {
-  return [=](double L) {
-    const double T = cost.a * base * base + cost.b * base;
-    const double exact = ChunkCost{.b = cost.b, .a = cost.a}.tokens(L, T, 1);
-    return std::max(base + sigma * (exact - base), base / 4);
-  };
-}
-
 inline ChunkRule equal_time_chunks(const ChunkCost& cost, double T, int n) {
   return [=](double L) { return cost.tokens(L, T, n); };
 }
@@ -83,20 +80,6 @@ inline std::vector<Chunk> best_equal_time(const ChunkCost& cost, double cached, 
     if (best.empty() || end < earliest) best = std::move(chunks), earliest = end;
   }
   return best.empty() ? cut(cached, tokens, fixed_chunks(tokens)) : best;
-}
-
-// The end of `queued` prompts of chunks that take so long on each of `n` stages, in a ring that moves on when all are
-// done: slot k has chunks k, k - 1, ... k - (n - 1), one a stage, and lasts as long as the longest.
-inline double in_slots(const std::vector<double>& chunk_s, int n, int queued) {
-  const int M = int(chunk_s.size()), all = queued * M;
-  double end = 0;
-  for (int k = 0; k < all + n - 1; ++k) {
-    double longest = 0;
-    for (int i = std::max(0, k - n + 1); i <= std::min(k, all - 1); ++i)
-      longest = std::max(longest, chunk_s[size_t(i % M)]);
-    end += longest;
-  }
-  return end;
 }
 
 // `queued` prompts of these chunks, all there at 0; a boundary takes `token_s` a token and `link_s`.

@@ -1,22 +1,4 @@
-// disagg_orders: the orders in which P and D can share a request, and the policies that choose
-// between them, over one engine and one trace: what they do to the first token, to the gap after
-// it, to the gaps between tokens, and to the memory that KV occupies while it waits.
-//
-// The simulator (experiments/simulate/): 2P2D (or 4C) of Llama-3.1-8B, 100 Gb/s, layer by layer where P
-// writes; 300 requests, prompts of 500 to 8,000 tokens (log-uniform, 2,700 on average), outputs of 100 to 500; `load`
-// is a share of what two Ps can compute, 66,000 tokens/s; three traces. TTFT_P ends with the prompt's last step on P,
-// TTFT with the client's first token; the gaps between tokens are those behind the first gap. GB s are the integral of
-// the KV bytes held over time (Mooncake's VRAM occupation cost), per request.
-//
-// Arithmetic. A prompt of 2,700 takes P 82 ms and the wire 28, of which layer by layer 1 is
-// exposed; D's step takes 8 to 10 ms, and what arrives waits for half of one. So prefill_first's
-// first gap is 10 to 20 ms by push and 35 to 60 by pull; decode_first samples the first token on D:
-// its TTFT has that much more and its first gap is one step. On D a sequence holds 2,700 to 3,000
-// tokens, 0.37 GB, for 300 x 9 ms = 2.7 s; decode_first holds the prompt's blocks from before the
-// queue on: 0.1 s more at low load (4 %), some tenths at 0.9. Pull holds P's blocks 30 to 50 ms
-// longer than a prompt takes (82 ms, plus its tail): half as much again. conditional_threshold
-// (Dynamo 0.1) computes on D what is short or finds two in the queue: each such chunk stops a
-// decode step of 9 ms for up to 70.
+// disagg_orders: the orders in which P and D can share a request, and what KV costs in each.
 #include <algorithm>
 #include <cmath>
 
@@ -26,6 +8,16 @@
 
 namespace xpyd::experiments::disagg_orders_experiment {
 namespace {
+
+// disagg_orders: 2P2D (or 4C) of Llama-3.1-8B on H100, 100 Gb/s, 300 requests, prompts of 500 to 8,000 tokens and
+// outputs of 100 to 500; `load` is a share of what two Ps compute. TTFT_P ends with the prompt's last step on P, TTFT
+// with the client's first token; GB s are the integral of KV bytes over time (Mooncake's VRAM occupation cost), a
+// request.
+//
+// Arithmetic. A prompt of 2,700 takes P 82 ms and the wire 28, of which layer by layer 1 is exposed. The first gap is
+// 10 to 20 ms by push and 35 to 60 by pull; decode_first samples the first token on D, and holds the prompt's blocks
+// from before the queue on: 4 % more at low load.
+namespace orders {
 
 using namespace disagg;
 
@@ -114,11 +106,75 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   return Finding{{row}, ""};
 }
 
-Measure open(const Setting& setting) {
-  return [setting](const Values& point) { return run(point, setting); };
+REGISTER_EXPERIMENT("disagg_orders", "cpu", points, each<run>);
+
+}  // namespace orders
+
+// disagg_orders/occupation: GB s by phase where prompts are cut into chunks beside decodes (2C), and where P and D
+// are apart: 8 x A800, Llama-3-70B, prompts of 8,192 tokens and answers of 256.
+//
+// Arithmetic. Chunks of 512 take 1.4 to 1.5 s and hold half of their KV: 1.9 GB s, P 2.0. D's room is held from
+// before the prompt on by push: 3 to 8 GB s; pull holds both sides for .21 s: .6 each. A decode step beside a chunk
+// of 512 takes 79 ms for 20: 2.5 to 5 times D's 14 GB s.
+namespace occupation {
+
+using namespace disagg;
+
+constexpr int kPrompt = 8192, kOutput = 256, kDraws = 3;
+constexpr double kRequestsPerS = 1.2;  // of two instances, prompts and answers
+
+struct System {
+  const char* name;
+  const char* topology;
+  int step_tokens;
+  bool pull;
+};
+constexpr System kSystems[] = {{"chunks of 512", "2C", 512, false},
+                               {"chunks of 2048", "2C", 2048, false},
+                               {"P and D", "1P1D", 2048, false},
+                               {"P and D, whole", "1P1D", 32768, false},
+                               {"P and D, pull", "1P1D", 2048, true}};
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  for (const System& system : kSystems)
+    for (double load : {0.3, 0.5, 0.7})
+      for (int draw = 0; draw < kDraws; ++draw)
+        all.push_back({{"system", system.name}, {"load", load}, {"sample", draw}});
+  return all;
 }
 
-REGISTER_EXPERIMENT("disagg_orders", "cpu", points, open);
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const System& system = *std::ranges::find_if(kSystems, [&](const System& s) { return point["system"] == s.name; });
+  const int n = setting.tiny ? 12 : 300, draw = point["sample"];
+  Random random(setting.seed + 31 + 1000 * uint64_t(draw));
+  Trace trace{.block_tokens = 64};
+  double now_s = 0;
+  for (int i = 0; i < n; ++i)
+    add_request(trace, now_s += random.exponential() / (double(point["load"]) * kRequestsPerS),
+                setting.tiny ? 512 : kPrompt, setting.tiny ? 20 : kOutput);
+  SimulationOptions o = simulated("a800x8", "llama-3-70b", system.topology, trace).value();
+  set_step_tokens(o, system.step_tokens);
+  o.conductor.placement = find_placement_policy("least_loaded");
+  o.conductor.disagg_options.pull = system.pull;
+  o.conductor.stream_kv = StreamKv::layer;
+  const Result<Simulation> simulation = simulate(o, trace);
+  if (!simulation) return simulation.error();
+  const Simulation& run = simulation.value();
+  Finding found{{}, unserved(run, trace)};
+  if (!found.wrong.empty()) return found;
+  const double prompt = run.prompt_phase_gb_s / n, decode = run.decode_phase_gb_s / n,
+               transfer = run.transfer_phase_gb_s / n;
+  found.rows.push_back({{"prefill_gb_s", prompt},
+                        {"decode_gb_s", decode},
+                        {"transfer_gb_s", transfer},
+                        {"gb_s", prompt + decode + transfer}});
+  return found;
+}
+
+REGISTER_EXPERIMENT("disagg_orders/occupation", "cpu", points, each<run>);
+
+}  // namespace occupation
 
 }  // namespace
 }  // namespace xpyd::experiments::disagg_orders_experiment

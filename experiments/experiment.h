@@ -2,7 +2,8 @@
 //
 // experiments/run.py names the points one by one, and owns everything around: which are missing, repetitions in turn,
 // the CSV and its stamp. Question, source and expected range stand in experiments/claims.py. A new experiment is one
-// file here and one row there.
+// file here and one row there. What has other columns is a part of it, EXPERIMENT/PART, with a row and a CSV of its
+// own.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,12 @@ struct Experiment {
   // What it keeps from point to point (weights, a calibration) is inside the function that it returns.
   Measure (*open)(const Setting& setting);
 };
+
+// `open` of an experiment whose points know nothing of each other.
+template <Result<Finding> (*run)(const Values& point, const Setting& setting)>
+Measure each(const Setting& setting) {
+  return [setting](const Values& point) { return run(point, setting); };
+}
 
 bool register_experiment(Experiment experiment);
 const std::vector<Experiment>& all_experiments();

@@ -1,29 +1,19 @@
-// failure_timeline: tokens a second around the death of a worker: how long until it is noticed, until its requests are
-// placed anew, and until they go on; with another instance of its role and without.
-//
-// Real processes (xpyd worker) under a conductor of this one, over tcp on this machine, llama-tiny;
-// eight requests are in flight at all times. After 1.5 s one worker is killed (SIGKILL) or stopped
-// (SIGSTOP, for good), and one like it is started as soon as its end is seen, every 100 ms, as
-// `serve
-// --processes` does. Every request's tokens are compared with those that the same prompt gave
-// before. Rows are slices of 50 ms; what was found of the whole run stands in each.
-//
-// Arithmetic. The kernel closes a killed process's sockets at once: its end is noticed in milliseconds, a stopped one's
-// when its lease of 0.5 s has run out, which is looked at every eighth of it. With another one of its role the prompt
-// and the tokens so far, at most 230, are computed again there: some milliseconds. Without, they wait for up to 100 ms
-// for the end to be seen, and for a process to start, to fill and pack its weights, and to join: 50 to 600 ms on idle
-// cores.
+// failure_timeline: tokens a second around the death of a worker, and how long until answers come again when a host,
+// a link or etcd fails.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "base/files.h"
@@ -33,6 +23,16 @@
 
 namespace xpyd::experiments::failure_timeline_experiment {
 namespace {
+
+// failure_timeline: real processes (xpyd worker) under a conductor of this one, over tcp, llama-tiny; eight requests
+// are in flight. After 1.5 s one worker is killed (SIGKILL) or stopped (SIGSTOP), and one like it is started as soon
+// as its end is seen, every 100 ms. Every request's tokens are compared with those that the same prompt gave before.
+// Rows are slices of 50 ms; what was found of the whole run stands in each.
+//
+// Arithmetic. A killed process's end is noticed in milliseconds, a stopped one's when its lease of .5 s has run out.
+// With another of its role the prompt and at most 230 tokens are computed again there: milliseconds; without, up to
+// 100 ms to be seen and 50 to 600 to start.
+namespace worker {
 
 constexpr double kLease = 0.5, kSlice = 0.05;  // seconds
 constexpr int kPrompt = 50, kPrompts = 4;
@@ -292,11 +292,49 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   return found;
 }
 
-Measure open(const Setting& setting) {
-  return [setting](const Values& point) { return run(point, setting); };
+REGISTER_EXPERIMENT("failure_timeline", "cpu", points, each<run>);
+
+}  // namespace worker
+
+// failure_timeline/pool_recovery: tests/netns/run: four hosts as network namespaces, the demo model on 3P2D with two
+// conductors and etcd; a host is cut off or dies, links halve, the conductor's host dies, or it loses sight of etcd.
+// It needs root, iproute2 and etcd.
+//
+// Arithmetic. A lease of 3 s, and .2 to 1 s to compute elsewhere: 3 to 4.5 s. A host comes back in .3 to 3. Half the
+// rate: 0 to 1.5. A conductor's lease is 5 s: 5 to 9. One that is cut off from etcd goes on until another was
+// elected: .3 to 3.
+namespace hosts {
+
+std::vector<Values> points(const Setting& setting) {
+  if (setting.tiny) return {};  // hosts die no faster for a test
+  return {{{"rounds", 2}}};
 }
 
-REGISTER_EXPERIMENT("failure_timeline", "cpu", points, open);
+Result<Finding> run(const Values& point, const Setting&) {
+  std::error_code none;
+  const auto bin = std::filesystem::read_symlink("/proc/self/exe", none).parent_path() / "xpyd";
+  const std::string command = "PATH=$PWD/build/etcd/usr/bin:$PATH tests/netns/run '" + bin.string() +
+                              "' --json --rounds " + point["rounds"].dump() + " 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  if (!pipe) return Error{ErrorCode::io, command + ": it did not start"};
+  std::string out, last;
+  for (std::array<char, 4096> part; size_t n = std::fread(part.data(), 1, part.size(), pipe);)
+    out.append(part.data(), n);
+  const int status = pclose(pipe);
+  Finding found;
+  std::istringstream lines(out);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("{"))
+      found.rows.push_back(Values::parse(line));
+    else
+      last = line;
+  if (status != 0 || found.rows.empty()) return Error{ErrorCode::unavailable, "tests/netns/run: " + last};
+  return found;
+}
+
+REGISTER_EXPERIMENT("failure_timeline/pool_recovery", "cpu", points, each<run>);
+
+}  // namespace hosts
 
 }  // namespace
 }  // namespace xpyd::experiments::failure_timeline_experiment

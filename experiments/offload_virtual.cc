@@ -1,44 +1,8 @@
-// offload_virtual: what a host tier is worth on the machine on which it was published: the real
-// engine, policy, paged memory and tier on a virtual clock, with that machine's costs.
-//
-// wde's KV offloading, experiments 1, 4 and 5 (RTX 4090 by its other documents, Qwen2.5 in 16 bit). A step takes what
-// the cost model says at 150 TFLOP/s and 0.8 TB/s: 8,192 tokens of the 7B then take 0.91 s (published 0.84), of the 3B
-// 0.40 (0.40). A copy of a block's layer takes 2.1 us or its bytes at 12 GB/s (reference: 8 KiB in 2.17 us, 16 KiB in
-// 2.09), one after the other, out and in beside each other; a copy takes nothing from a step. Planning takes no time
-// (`plan` none), or what an engine in Python takes for it: before each step (sync), or under the step before (async-2).
-//
-// `hits` (experiment 4): 200 prompts of 1,000 tokens of which a share is known, 24 out, 32 at once,
-// 3B. Arithmetic. A prompt's KV is 62 blocks of 36 layers, K and V: 4,464 copies, 9.4 ms; computing
-// it 42 ms; decoding 24 / 32 of a step of 10 to 20 ms, some 10 ms. The link is hidden until it
-// takes longer than the rest, 9.4 h = 42 (1 - h) + 10, h = 1.01: equal to the pool's own cache up
-// to 0.8 (0.97 to 1.01), and at 1, where step and link are alike, 0.6 to 1.02. All found / none:
-// 52 / 10 = 5, less the last block, which is computed: 3.5 to 6. Published: 98.84 / 20.62 = 4.8;
-// equal below 0.8.
-//
-// `rounds` (experiment 5): 10 documents of 10,240 tokens, 2 out, 2 at once, 7B, asked three times;
-// the pool holds all. Arithmetic. 640 blocks of 28 layers: 35,840 copies, 75 ms; computing 1.2 s;
-// two steps of 19 ms shared by 2: 19 ms. Third round, requests/s: none 0.8 (published 0.91), prefix
-// cache 50 (49.96), tier alone 1 / 75 to 94 ms, 10 to 13 (9.23). Prefix cache / none 45 to 75
-// (published 55), tier / none 10 to 17 (10.1), both / prefix cache 1 (0.99), first round 1 (1).
-// Their ten rows (none once, the other three by round) for seven lengths of the answer: an answer of o tokens adds o /
-// 2 steps of 19 ms to each document. Third round, 16: none .73 to .8 (.84), prefix cache 1 / (8 x 19.5) = 6.2 to 6.7
-// (6.39), both the same (6.36), tier 4.1 to 5.5 (4.69: its copies of 75 ms are hidden by the other's decoding, in
-// part). 128: none .42 to .47 (.45), the three .77 to .84 (.81, .80, .78).
-//
-// `chunks` (experiment 3): 4 prompts of 8,192 tokens, one at a time, one out, 3B; eight sizes of a step's tokens, sync
-// and async-2, prefix cache on and off, with a tier and without: 64 cells. What planning takes is the one thing that is
-// taken from it: at 32 tokens async-2 has 1.30 times sync's requests (.39 and .30), and a step reads the weights in 7.7
-// ms: 2.5 ms. What a tier adds to it from .30 to .29, 3 % of 10 ms: .4. The rest must follow. 1,024 tokens are 50 ms:
-// sync 4 / 32 / 52.5 ms = 2.38 (published 2.48), async-2 1.05 times that (1.04); with a tier / without .99 (.99), in
-// async-2 1 (1.00), where planning is under the step whatever it takes; at 32 .95 to .97 in sync, 1 in async-2 (.98).
-// The prefix cache finds nothing in four prompts that differ: 1.
-//
-// `planned` (their GPU prefix caching): 1,000 prompts of 1,000 tokens, 24 out, 32 at once, eleven shares of hits. A
-// request has 24 / 32 of a step and its prompt's: all hits 7.7 ms and 2.5 * .78: 1.22 to 1.3 (published 124.47 / 98.84
-// = 1.26); none known 52 ms in 1.79 steps (a prompt's tokens are .98 of 1,024): 1.03 to 1.08 (20.93 / 20.62 = 1.015, of
-// which hashing is .98 by their own count).
+// offload_virtual: what a host tier is worth on the machine on which it was published.
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
@@ -46,11 +10,22 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/experiment.h"
+#include "experiments/simulated.h"
 #include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::offload_virtual_experiment {
 namespace {
+
+// offload_virtual: wde's experiments 3 to 5 (RTX 4090, Qwen2.5-3B and -7B) with the real engine, policy, paged memory
+// and tier on a virtual clock: 150 TFLOP/s, .8 TB/s, a copy of a block's layer 2.1 us or 12 GB/s. `plan`: planning
+// takes nothing (none), or what an engine in Python takes, before each step (sync) or under the one before (async-2).
+//
+// Arithmetic. hits: 200 prompts of 1,000 tokens, 24 out: 42 ms of computing, 9.4 of copies, 10 of decoding: equal up
+// to .8, all / none 3.5 to 6. rounds: 10 documents of 10,240: none .8 /s, prefix cache 50, tier 10 to 13; an answer
+// of o tokens adds o / 2 steps of 19 ms. chunks: 2.5 ms of planning, taken from steps of 32 (1.30), and .4 more with
+// a tier; the rest follows: 1,024 tokens 2.38 /s in sync. planned: all hits 1.22 to 1.3, none known 1.03 to 1.08.
+namespace engine {
 
 constexpr Rates kRates = {150e12, 0.8e12};
 constexpr double kCallS = 2.1e-6, kLinkBytesPerS = 12e9;
@@ -269,11 +244,134 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   return found;
 }
 
-Measure open(const Setting& setting) {
-  return [setting](const Values& point) { return run(point, setting); };
+REGISTER_EXPERIMENT("offload_virtual", "cpu", points, each<run>);
+
+}  // namespace engine
+
+// offload_virtual/pool_tables: the same tables on the simulator, with the pool as one more place where a prefix can
+// be: another instance, over 100 Gb/s (`always`, `cost`). 8,192 tokens take the published .40 and .84 s at 179 and
+// 200 TFLOP/s; a tier is read at 3.9 (3B) or 7.8 GB/s (7B).
+//
+// Arithmetic. A prompt's KV is 37 MB: 9.4 ms from the tier, 2.9 from the pool; host / device .95 to 1.02 up to 80 %.
+// A document is 587 MB: 75 and 47 ms beside 1.05 s; two tokens: none .9 /s, device 50, tier 10 to 13; 128 tokens:
+// none .4 to .5, all others 1.4 to 1.65 times that.
+namespace pool_tables {
+
+using namespace disagg;
+
+constexpr int kBlock = 16;
+constexpr double kCallS = 2.1e-6, kCopyBytesPerS = 12e9, kPoolBytesPerS = 12.5e9;
+
+struct Scene {
+  int prompts, tokens, clients;
+  bool large;
+};
+Scene scene_of(const std::string& scene, bool tiny) {
+  if (tiny) return {4, 64, 2, scene == "outputs"};
+  return scene == "hits" ? Scene{1000, 1000, 32, false} : Scene{10, 10240, 2, true};
 }
 
-REGISTER_EXPERIMENT("offload_virtual", "cpu", points, open);
+SimulatedModel qwen(bool large) {
+  SimulatedModel m{
+      .name = large ? "Qwen2.5-7B" : "Qwen2.5-3B", .n_layers = large ? 28 : 36, .n_heads = large ? 28 : 16};
+  m.head_dim = 128;
+  m.active_parameters = m.parameters = large ? 7.62e9 : 3.09e9;
+  m.kv_elements = 2. * (large ? 4 : 2) * m.head_dim;
+  return m;
+}
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  for (const char* cache : {"none", "device", "host", "always", "cost"}) {
+    for (double hits : {0., .3, .5, .8, 1.})
+      if (hits == 0 || *cache != 'n')
+        all.push_back({{"scene", "hits"}, {"cache", cache}, {"hits", hits}, {"output", 24}});
+    for (int output : {2, 16, 128})
+      all.push_back({{"scene", "outputs"}, {"cache", cache}, {"hits", 1.}, {"output", output}});
+  }
+  return all;
+}
+
+// First what is known, to instance 0; long after it the prompts, to instance `where`.
+struct Asked {
+  size_t known = 0;
+  int where = 0;
+} asked;
+
+Placement place(const ClusterView& view, const PlacementOptions&) {
+  const int to = view.number < asked.known ? 0 : asked.where;
+  return {.prefill = to, .decode = to};
+}
+
+Trace prompts_of(const Scene& scene, double hits, int output, bool warm) {
+  constexpr double kLater = 1e5;  // seconds
+  Trace trace{.block_tokens = kBlock, .closed_loop = true};
+  const int known = int(hits * scene.tokens) / kBlock;
+  const auto add = [&](double at_s, int number, int tokens, int out, bool is_known) {
+    TraceRequest request{.arrival_s = at_s, .prompt_tokens = tokens, .output_tokens = out};
+    for (int block = 0; block * kBlock < tokens; ++block)
+      request.blocks.push_back(uint64_t(number + 1) << 32 |
+                               uint64_t(block < known ? 0
+                                        : is_known    ? 1
+                                                      : 2)
+                                   << 16 |
+                               uint64_t(block));
+    trace.requests.push_back(std::move(request));
+  };
+  if (warm && known > 0)
+    for (int i = 0; i < scene.prompts; ++i) add(0, i, known * kBlock + 1, 1, true);
+  const int first = int(trace.requests.size());
+  for (int i = 0; i < scene.prompts; ++i) {
+    add(kLater, i, scene.tokens + 1, output, false);
+    if (i >= scene.clients) trace.requests.back().after = first + i - scene.clients;
+  }
+  return trace;
+}
+
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const std::string cache = point["cache"];
+  const Scene scene = scene_of(point["scene"], setting.tiny);
+  const bool pool = cache == "always" || cache == "cost";
+  const Trace trace = prompts_of(scene, point["hits"], point["output"], cache != "none");
+  SimulationOptions o = simulated("h100x1", "llama-3-8b", pool ? "2C" : "1C", trace).value();
+  o.model = qwen(scene.large);
+  const double copies = 2. * o.model.n_layers, copy_bytes = kBlock * o.model.kv_token_bytes() / copies;
+  o.hardware = {.name = "theirs", .bytes_per_s = .8e12, .memory_bytes = 1e13, .mfu = 1, .mbu = 1, .step_s = 0};
+  o.hardware.flops_per_s = scene.large ? 200e12 : 179e12;
+  o.hardware.link_bytes_per_s = kPoolBytesPerS;
+  o.hardware.host_bytes_per_s = copy_bytes / std::max(kCallS, copy_bytes / kCopyBytesPerS);
+  o.hardware.host_bytes = 1e13;
+  set_step_tokens(o, 1024);
+  o.engine.max_batch = scene.clients;
+  const double longest = scene.tokens + 2 * kBlock + int(point["output"]), all = 1.1 * scene.prompts * longest;
+  o.kv_tokens = cache == "host" ? 2 * scene.clients * longest : 2 * all;
+  o.host_tokens = cache == "host" ? all : 0;
+  asked = {.known = trace.requests.size() - size_t(scene.prompts), .where = pool ? 1 : 0};
+  PlacementPolicy policy = *find_placement_policy("least_loaded");
+  policy.place = place;
+  o.conductor.placement = &policy;
+  o.conductor.fetch = find_fetch_policy(pool ? cache : "never");
+  Result<Simulation> simulation = simulate(o, trace);
+  if (!simulation) return simulation.error();
+  const Simulation& done = simulation.value();
+  Finding found;
+  found.wrong = unserved(done, trace);
+  double begun_s = kNever, ended_s = 0, cached = 0, prompt = 0, ttft_s = 0;
+  for (size_t i = asked.known; i < done.records.size(); ++i) {
+    const SimulatedRecord& r = done.records[i];
+    begun_s = std::min(begun_s, r.arrival_s), ended_s = std::max(ended_s, r.last_s);
+    cached += r.cached, prompt += r.prompt, ttft_s += (r.times.first_s - r.arrival_s) / scene.prompts;
+  }
+  found.rows.push_back({{"requests_per_s", scene.prompts / (ended_s - begun_s)},
+                        {"hit_share", cached / prompt},
+                        {"ttft_mean_s", ttft_s},
+                        {"fetches", done.fetches_s.size()}});
+  return found;
+}
+
+REGISTER_EXPERIMENT("offload_virtual/pool_tables", "cpu", points, each<run>);
+
+}  // namespace pool_tables
 
 }  // namespace
 }  // namespace xpyd::experiments::offload_virtual_experiment

@@ -1,19 +1,11 @@
-// pd: one pool of hardware, shared by both phases or split between prefill and decode instances.
+// pd: one pool of hardware, shared by both phases or split between prefill and decode instances. Real steps, all
+// instances on the same cores (llama-mini, f32) or on the same card (llama-1b, bf16; `split` is --gpu-split). `load`
+// is a share of what 1C ends per second when all requests are there at once. The columns are those of the xPyD notes'
+// table.
 //
-// Real steps, all instances on the same cores (CPU: llama-mini, f32, each instance the cores
-// divided by the instances, at least one) or on the same card (llama-1b, bf16, `split` as
-// --gpu-split: streams of one priority, decode first, or so many SMs for prefill). `load` is a
-// share of what 1C ends per second when all requests are there at once. The columns are those of
-// vLLM's benchmark, whose table the xPyD notes print; paper_figures/pd.py prints it too.
-//
-// Arithmetic, two cores. 1C runs a chunk of 512 in about 170 ms on both cores; whoever decodes meanwhile waits so long:
-// P99 ITL 100 to 200 ms. 1P1D: D has one core, reads 108 MB in 6 to 10 ms, and never waits for a prompt: P99 ITL 8 to
-// 30 ms plus what the two take from each other. P has half the arithmetic: TTFT twice as long and, with a load of 0.6
-// of 1C's rate on half its speed, a queue. A second P on two cores adds no arithmetic: 2P1D shares P's core, and takes
-// some of D's. The first gap carries the transfer: 272 tokens of 16 KiB, 4.4 MB, below 1 ms; handoff none.
-// Bound to a core each (`cpus`), P and D never wait for one while another stands idle, and keep their L2: a few percent,
-// and a shorter tail. `pages` of 4 KiB: a step of D reads 26,000 of them, whose walks the caches answer in 20 to 30 ns
-// each where they are not hidden: up to 0.5 of 7 ms.
+// Arithmetic, two cores. 1C runs a chunk of 512 in 170 ms, and whoever decodes waits so long. 1P1D: D has one core
+// and steps of 6 to 10 ms: P99 ITL 8 to 30 ms; P has half the arithmetic: TTFT twice as long, and a queue. A second P
+// adds no arithmetic. The transfer of 4.4 MB is below 1 ms.
 #include <algorithm>
 
 #include "base/arrivals.h"
@@ -42,8 +34,6 @@ Sizes sizes_of(const Setting& setting) {
 
 struct Shape {
   const char *topology, *transport, *split, *chunk;
-  const char* cpus = "";
-  const char* pages = "transparent";
 };
 // On a card: chunks of two sizes; streams alone, with priorities, with parts of the SMs; handoff.
 std::vector<Shape> shapes_of(const Setting& setting) {
@@ -57,9 +47,7 @@ std::vector<Shape> shapes_of(const Setting& setting) {
           {"2C", "local", "off", "512"},
           {"1P1D", "local", "off", "512"},
           {"1P1D", "handoff", "off", "512"},
-          {"2P1D", "local", "off", "512"},
-          {"1P1D", "local", "off", "512", "P0=0,D0=1"},
-          {"1P1D", "local", "off", "512", "P0=0,D0=1", "off"}};
+          {"2P1D", "local", "off", "512"}};
 }
 
 std::vector<Values> points(const Setting& setting) {
@@ -70,8 +58,6 @@ std::vector<Values> points(const Setting& setting) {
                      {"transport", s.transport},
                      {"split", s.split},
                      {"chunk", std::stoi(s.chunk)},
-                     {"cpus", s.cpus},
-                     {"pages", s.pages},
                      {"load", load}});
   return all;
 }
@@ -93,10 +79,7 @@ Measure open(const Setting& setting) {
     std::vector<std::string> options = {"--topology",       point["topology"],    "--transport",
                                         point["transport"], "--prefix-cache",     "off",
                                         "--chunk-tokens",   point["chunk"].dump()};
-    if (setting.device == "cuda")
-      options.insert(options.end(), {"--gpu-split", point["split"]});
-    else
-      options.insert(options.end(), {"--cpus", point["cpus"], "--huge-pages", point["pages"]});
+    if (setting.device == "cuda") options.insert(options.end(), {"--gpu-split", point["split"]});
     Result<std::string> wrong = bed->open(options);
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};

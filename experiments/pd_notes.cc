@@ -1,42 +1,15 @@
-// pd_notes: the runs of the xPyD notes with their cards' figures: two V100 as 1P1D and as two colocated instances,
-// eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, DeepSeek-R1 on 2 x 8 H20 by stages and by ranks, with
-// a multi-token head and without; and a sweep of the batch. pd_notes_table has the serving block of each.
+// pd_notes: the runs of the xPyD notes by their cards' figures: two V100 as 1P1D and as 2C; /table: these at once,
+// eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, DeepSeek-R1 on 2 x 8 H20, and a sweep of the batch,
+// each with its serving block. What the notes do not say is set here: lengths as ShareGPT's, 100 requests at once
+// where they say "inf". Tensor ranks cost two ring all-reduces a layer: `pcie` 20 GB/s and 10 us a hop among all;
+// `pairs` two cards over 56 GB/s, then rings among the pairs; `nodes` NVLink, then a NIC each.
 //
-// The simulator (experiments/simulate/), cards by their data sheets. What the notes do not say is set here: lengths as
-// ShareGPT's (lengths.h), 100 requests at once where they say "inf", 20 draws in one row (a P99 wants 2,000 requests).
-// Tensor ranks cost two ring all-reduces a layer, which nothing hides. `pcie`: 20 GB/s each way and 10 us a hop among
-// all. `pairs`: two cards first, over 56 GB/s, then rings of half the bytes among the pairs.
-//
-// Two V100 (Qwen2.5-7B, prompts of 1,024 and outputs of 128 at loads of .2 to .8). Against 2C with chunks 1P1D's TTFT
-// is no tenth: 2C has two instances that compute prompts, and its TTFT is the lower one until decodes fill its steps
-// (2C / 1P1D .5 to 1.3); where a batch that runs shuts new prompts out (static) it is 3 to 20. But their 1P1D answered
-// 47 requests and their two instances 1,000. All at once, TTFT is half of the time in which one instance computes its
-// share, so 500 prompts against 47 are 10.6 times by themselves, and more where decodes are in their steps: 9 to 25.
-//
-// Eight L40. "8 x 5120 / 40" in the notes is the shape of Qwen2.5-32B: 2 x 32.8e9 FLOP a token. At .44 of 181 TFLOP/s
-// TP8 takes 103 us of products and 2.3 MB of all-reduces: 115 us over PCIe, 70 in pairs; 218 and 173 us, 4,600 and
-// 5,800 tokens/s. TP4 206 and 98 or 72: 3,300 and 3,600. The P99 of their TTFTs says 4,075 (V0), 4,950 (V1) and 3,958
-// (TP4). Had each had 29,552 tokens, 4P4D would take 1.4 to 1.6 times V0's TTFT; with their 34,965 and 29,552 1.65
-// to 1.8 (published 1.5: 8.1 and 5.4 s). V1 has 21,404: .72 of V0's prompts. V0 computes all prompts before anybody
-// decodes, so the first wait 5 s for their second token; in 4P4D none waits but for P's and D's steps. A step of D
-// reads its weights in 27 ms (TP8: 13.6), takes 64 x 2 waits (TP4, pairs: 40 us each, 5 ms; TP8 80, 10; PCIe 60 and
-// 140), .2 to .3 for each of 40 to 100 that decode. So TPOT, 4P4D / V0: median 1 to 1.3 in pairs (published 1.19: 51
-// and 43), .9 to 1.1 over PCIe; mean .7 to 1.1 (.81: 58 and 72), P99 .2 to .7 (.53: 162 and 307 ms): the tail is what
-// P/D takes away. (Both links were looked at before the claims were written: pairs come nearer to what is published.)
-//
-// DeepSeek-R1 in fp8 (296 TFLOP/s of an H20; 62 layers for 61, which two stages divide), all experts read; two waves
-// under way on two stages, as vLLM has. Eight cards read half of the weights in 15 ms, 31 ms a token through both
-// stages; sixteen all of them in 15 ms, and 122 all-reduces of 40 us across nodes for 10 us within: 5 ms. Median ITL
-// TP16 / PP2: 21 to 24 of 32 to 36 = .6 to .75 without MTP, of a step; a head of three drafts, of which 1.18 are right,
-// does 1.05 to 1.6 of a step for 2.18 tokens: TPOT .45 to .8 of the same without. Published, SGLang TP16 + MTP over
-// vLLM TP8 PP2: requests/s 1.23, median ITL .74, but mean TTFT 1.25 and mean TPOT 1.98 times. By the cards' figures
-// requests/s are 1.5 to 3.5 times as many and TPOT .3 to .7: for theirs to be true its decodes must have stood still
-// three quarters of the time, which prompts first does where prompts keep coming, and not where 100 come at once.
-//
-// Batch (closed loop, prompts of 512 and outputs of 128, TP16 R1, TP8 L40, one V100): a request is P = 512 b of prompts
-// and 128 (c / n + d) of steps that n share, so tokens/s rise by (P + 128 (c + d)) / (P + 128 (c / 256 + d)): V100, b =
-// .28 ms, c = 25, d = .33: 3.35 / .2 = 17; L40, b = .22 ms, c = 32, d = .25: 4.2 / .16 = 26; R1 b = .06, c = 20, d =
-// .06: 2.7 / .05 = 52. (The first arithmetic forgot the prompts: 30 to 160.) TPOT is 256 / that: 15, 10, 5 times.
+// Arithmetic. Two V100: 500 prompts against 47 are 10.6 times the TTFT by themselves; 9 to 25 (a tenth). At a load of
+// .4 a static batch shuts prompts out: 3 to 20 times. Eight L40, Qwen2.5-32B's shape: TP8 4,600 tokens/s over PCIe
+// and 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5); V0 computes all prompts first, so its
+// tail of TPOT is what P/D takes away (P99 .2 to .7, published .53). R1: sixteen cards read all weights in 15 ms,
+// eight half of them: requests/s 1.5 to 3.5 times as many by TP16 with MTP (1.23). Batch: tokens/s 17, 26 and 52
+// times at 256.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -51,8 +24,6 @@ namespace xpyd::experiments::pd_notes_experiment {
 namespace {
 
 using namespace disagg;
-
-// ---- Two V100 at a load.
 
 std::vector<Values> load_points(const Setting& setting) {
   std::vector<Values> all;
@@ -69,9 +40,7 @@ Result<Finding> run_load(const Values& point, const Setting& setting) {
   const bool pd = system == "pd";
   const uint64_t seed = setting.seed + 47 + 1000 * uint64_t(int(point["sample"]));
   Trace trace = poisson(1, setting.tiny ? 8 : 600, 1024, 128, seed);
-  Result<SimulationOptions> options = simulated("v100x1", "qwen2.5-7b", pd ? "1P1D" : "2C", trace);
-  if (!options) return options.error();
-  SimulationOptions& o = options.value();
+  SimulationOptions o = simulated("v100x1", "qwen2.5-7b", pd ? "1P1D" : "2C", trace).value();
   trace = faster(trace, double(point["load"]) / prefill_load(o, trace));
   o.engine.policy = find_batch_policy(pd ? "chunked" : system);
   if (system == "chunked") set_step_tokens(o, 512);
@@ -83,9 +52,7 @@ Result<Finding> run_load(const Values& point, const Setting& setting) {
   return found;
 }
 
-REGISTER_EXPERIMENT("pd_notes", "cpu", load_points, [](const Setting& setting) -> Measure {
-  return [setting](const Values& point) { return run_load(point, setting); };
-});
+REGISTER_EXPERIMENT("pd_notes", "cpu", load_points, each<run_load>);
 
 // ---- Their runs: the serving block of each.
 
@@ -121,15 +88,7 @@ constexpr System kSystems[] = {
     {"eight L40", "4P4D", "1P1D", "l40x4", "chunked", 4, 1, 8192, 0, 100, 34965},
     {"eight L40", "TP8 V0", "1C", "l40x8", "prefill_first", 8, 1, 8192, 0, 100, 29552},
     {"eight L40", "TP8 V1", "1C", "l40x8", "chunked", 8, 1, 2048, 0, 100, 21404},
-    {"eight L40, one load", "4P4D", "1P1D", "l40x4", "chunked", 4, 1, 8192, 0, 100, 29552},
-    {"eight L40, one load", "TP8 V0", "1C", "l40x8", "prefill_first", 8, 1, 8192, 0, 100, 29552},
-    {"eight L40, one load", "TP8 V1", "1C", "l40x8", "chunked", 8, 1, 2048, 0, 100, 29552},
     {"R1", "TP8 PP2", "1C", "h20x8", "chunked", 8, 2, 2048},
-    {"R1", "TP8 PP2, MTP", "1C", "h20x8", "chunked", 8, 2, 2048, 3},
-    {"R1", "TP16", "1C", "h20x16", "chunked", 16, 1, 2048},
-    {"R1", "TP16, MTP", "1C", "h20x16", "chunked", 16, 1, 2048, 3},
-    {"R1", "TP8 PP2, prompts first", "1C", "h20x8", "prefill_first", 8, 2, 8192},
-    {"R1", "TP16, prompts first", "1C", "h20x16", "prefill_first", 16, 1, 8192},
     {"R1", "TP16, MTP, prompts first", "1C", "h20x16", "prefill_first", 16, 1, 8192, 3},
     {"batch", "V100", "1C", "v100x1", "chunked"},
     {"batch", "L40 TP8", "1C", "l40x8", "chunked", 8},
@@ -152,7 +111,7 @@ std::vector<Values> points(const Setting&) {
 
 // The cards' work, what their ranks send each other, and drafts: a step of k of them computes k + 1 tokens a sequence,
 // and reads a layer's weights for each.
-Status pay(SimulationOptions& o, const System& s, const Links& links) {
+void pay(SimulationOptions& o, const System& s, const Links& links) {
   if (std::string(s.hardware).starts_with("h20")) {
     o.hardware.flops_per_s *= 2;  // fp8
     o.model.n_layers = 62;        // of 61: two stages have as many
@@ -166,7 +125,6 @@ Status pay(SimulationOptions& o, const System& s, const Links& links) {
   all[1] += sent;
   all[4] = (t[4] + sent) * (1 + k + draft);
   all[5] = std::max(t[2], (1 + k) * 2 * t[3]) * (1 + draft);
-  return ok();
 }
 
 int steps_of(int output, int drafts) { return drafts ? 1 + int(std::ceil((output - 1) / kRight)) : output; }
@@ -192,7 +150,7 @@ Trace load_of(const System& s, int batch, const std::vector<Lengths>& lengths) {
 // Seconds, of requests and of gaps between what came.
 struct Seen {
   std::vector<double> e2e, ttft, tpot, itl;
-  double requests = 0, duration = 0, input = 0, output = 0, longest = 0, tenth = 0;
+  double requests = 0, duration = 0, input = 0, output = 0;
 };
 
 // The block that `xpyd bench --format sglang` prints, of all draws together.
@@ -207,7 +165,6 @@ Values block_of(Seen& seen) {
              {"input_tokens", seen.input},
              {"output_tokens", seen.output},
              {"requests_per_s", seen.requests / seen.duration},
-             {"input_per_s", seen.input / seen.duration},
              {"output_per_s", seen.output / seen.duration},
              {"concurrency", sum(seen.e2e) / seen.duration}};
   for (auto [name, x] : {std::pair{"e2e", &seen.e2e}, {"ttft", &seen.ttft}, {"tpot", &seen.tpot}, {"itl", &seen.itl}}) {
@@ -219,7 +176,6 @@ Values block_of(Seen& seen) {
       row.update({{base + "_p" + std::to_string(p) + "_ms", at.is_number() ? Value(1e3 * double(at)) : at}});
     }
   }
-  row.update({{"itl_max_ms", 1e3 * seen.longest}, {"worst_tenth_mean_ms", 1e3 * seen.tenth / seen.requests}});
   return row;
 }
 
@@ -237,10 +193,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     Result<LengthSet> lengths = request_lengths("sharegpt", n, setting, draw);
     if (!lengths) return lengths.error();
     const Trace trace = load_of(s, batch, lengths.value().requests);
-    Result<SimulationOptions> options = simulated(hardware, model, s.topology, trace);
-    if (!options) return options.error();
-    SimulationOptions& o = options.value();
-    if (Status status = pay(o, s, {link.c_str()}); !status) return status.error();
+    SimulationOptions o = simulated(hardware, model, s.topology, trace).value();
+    pay(o, s, {link.c_str()});
     o.prefill_pp = o.pipeline_window = s.stages;
     o.engine.policy = find_batch_policy(s.policy);
     o.engine.max_batch = batch;
@@ -258,16 +212,13 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       seen.ttft.push_back(asked_s), seen.e2e.push_back(all_s);
       if (output > 1) seen.tpot.push_back((r.last_s - r.times.first_s) / (output - 1));
       for (float gap : r.times.gaps) seen.itl.push_back(gap);
-      seen.longest = std::max(seen.longest, r.times.worst()), seen.tenth += r.times.worst_tenth();
     }
   }
   found.rows.push_back(block_of(seen));
   return found;
 }
 
-REGISTER_EXPERIMENT("pd_notes_table", "cpu", points, [](const Setting& setting) -> Measure {
-  return [setting](const Values& point) { return run(point, setting); };
-});
+REGISTER_EXPERIMENT("pd_notes/table", "cpu", points, each<run>);
 
 }  // namespace
 }  // namespace xpyd::experiments::pd_notes_experiment

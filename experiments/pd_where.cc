@@ -1,41 +1,26 @@
-// pd_where: where prefill/decode disaggregation wins over as many colocated instances, and where not: goodput of the
-// best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size, by prompt, output, objective, hardware and
-// link.
-//
-// The simulator (experiments/simulate/). Goodput is the rate at which 90 % of the requests keep both objectives: ten
-// times the unloaded TTFT, and for the mean of a request's longest tenth of gaps `tbt` times c, a step's time before it
-// does anything: reading the weights. (Mooncake, arXiv section 8: 10 and 5.) Prompts and outputs plus or minus a half,
-// uniform; a Poisson process; nothing in common; no admission. Found on a grid of 20 rates, between two of which the
-// share of good requests is a line. Three draws. Chunks of 4C: 0.25, 0.5, 1, 2, 4 and 16 times c / b tokens, b being
-// the seconds of a prompt's token; P and 1P1D: steps of 2,048.
-//
-// Arithmetic. A step with n decodes and x tokens of prompts takes c + x b + n d, d a decode's own KV and products; of
-// an objective T it may take T, and c of that buys nothing. Prompts of L and outputs of o:
-//   an instance of 4C   x / n = L / o, so  (T - c) / T / (L b + o d)                    requests/s
-//   a D                 (T - c) / T / (o d), and at most 256 sequences or its memory;   a P   1 / (L b (1 + c / 2048
-//   b)) four, in the best ratio   1 / (L b (1 + c / 2048 b) + o d T / (T - c))
-// so P/D gains (L b + o d) T / (T - c) / (L b + o d T / (T - c)): up to T / (T - c), 3 at 1.5 c and 1.05 at 20 c, where
-// prompts are the work; nothing where outputs are. It loses what whole instances cannot share (of 1:3, 2:2, 3:1 the
-// best may leave a third unused) and what queues of few servers wait. So the answer turns at T of 3 to 6 c: tighter,
-// P/D; looser, 4C. Base (8 x A800, Llama-3-70B): c 12.8 ms, b .128 ms; prompts of 4,096 and outputs of 128: P 1.8/s, d
-// 0.15 ms and .15 of KV, D at 2.5 c: 1 / 38 ms x .6: 16/s: 3P1D 5.4/s against 4 x .6 / .56 = 4.2: 1.3, less queues;
-// at 1.5 c 5.4 against 2.4: 2.2; at 20 c 5.4 against 6.8: 0.8. A link of B carries 4,096 tokens of 328 KB in 107 ms at
-// 100 Gb/s, hidden behind 525 ms of computation; at 10 Gb/s 1.07 s: P/D is halved, 0.3 to 0.7 of the gain at 100.
-//
-// Today's `pd` gives P one of two cores: a prompt takes twice as long and waits in a queue that is as much fuller, r /
-// (1
-// - r): with an instance cut in two its TTFT can only rise (pd_split: 2.3 and 3.2), and 4.2 is a queue near its end.
-// And `pd_ratio` has 6C ahead of every ratio because its objective of 30 ms is five steps of 6 ms: on the loose side.
+// pd_where: where prefill/decode disaggregation wins over as many colocated instances, and where not; one card cut in
+// two; and the ratio of P to D.
 #include <algorithm>
 #include <cmath>
 #include <map>
 
+#include "base/random.h"
 #include "base/stats.h"
 #include "experiments/poisson.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::pd_where_experiment {
 namespace {
+
+// pd_where: goodput of the best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size. Goodput is the rate
+// at which 90 % of the requests keep ten times the unloaded TTFT, and `tbt` times c for the mean of the longest tenth
+// of gaps, c a step that only reads the weights. 8 x A800, Llama-3-70B; Poisson; found on a grid of 20 rates.
+//
+// Arithmetic. Of an objective T a step may take T, and c of that buys nothing. Prompts of L tokens at b seconds,
+// outputs of o decodes at d: 4C does (T - c) / T / (L b + o d) an instance; P/D gains (L b + o d) T / (T - c) / (L b
+// + o d T / (T - c)): 3 at 1.5 c and 1.05 at 20 c where prompts are the work, less what whole instances cannot share.
+// The answer turns at 3 to 6 c. At 10 Gb/s P/D is halved.
+namespace map {
 
 using namespace disagg;
 
@@ -53,9 +38,6 @@ std::vector<Values> points(const Setting& setting) {
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw) {
     for (int prompt : {256, 1024, 4096, 16384})
       for (int output : {32, 128, 512}) all.push_back(cell("a800x8", "llama-3-70b", prompt, output, 100, draw));
-    for (const auto& [hardware, model] :
-         {std::pair{"h100x1", "llama-3-8b"}, {"l40x1", "llama-3-8b"}, {"v100x1", "qwen2.5-7b"}})
-      for (int prompt : {1024, 4096}) all.push_back(cell(hardware, model, prompt, 128, 100, draw));
     for (double gbps : {5., 10., 25., 400.}) all.push_back(cell("a800x8", "llama-3-70b", 4096, 128, gbps, draw));
   }
   return all;
@@ -173,11 +155,166 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   return found;
 }
 
-Measure open(const Setting& setting) {
-  return [setting](const Values& point) { return run(point, setting); };
+REGISTER_EXPERIMENT("pd_where", "cpu", points, each<run>);
+
+}  // namespace map
+
+// pd_where/split: one card whole, or cut in two for P and D: Llama-3.1-8B, H100 (or half of it), 400 requests,
+// prompts of 2,000 and outputs of 128 plus or minus a half, steps of 512.
+//
+// Arithmetic. Load .4 keeps 1C busy for .33 and P, twice as slow, for .66: first tokens by M/D/1 81 and 256 ms: 2 to
+// 3.6 times. Gaps: 1C's decodes wait for chunks of 17 ms, D reads in 12: P99 .6 to .85.
+namespace split {
+
+using namespace disagg;
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  for (const char* topology : {"1C", "1P1D"})
+    for (double load : {0.2, 0.4, 0.6})
+      for (int draw = 0; draw < 9; ++draw) all.push_back({{"topology", topology}, {"load", load}, {"sample", draw}});
+  return all;
 }
 
-REGISTER_EXPERIMENT("pd_where", "cpu", points, open);
+// rate 0: all at once.
+Trace trace_of(int n, double rate, int draw, const Setting& setting) {
+  Random random(setting.seed + 23 + 1000 * uint64_t(draw));
+  auto around = [&](int tokens) { return int(tokens * (0.5 + random.uniform())); };
+  Trace trace{.block_tokens = 16};
+  double now = 0;
+  for (int i = 0; i < n; ++i) {
+    const double gap = random.exponential();
+    if (rate > 0) now += gap / rate;
+    const int prompt = around(setting.tiny ? 60 : 2000);
+    add_request(trace, now, prompt, around(setting.tiny ? 6 : 128));
+  }
+  return trace;
+}
+
+Measure open(const Setting& setting) {
+  auto capacity = std::make_shared<double>(0);
+  const auto run_split = [setting](const std::string& topology, const Trace& trace) -> Result<Simulation> {
+    const double share = topology == "1C" ? 1 : .5;
+    SimulationOptions options = simulated_h100(topology, trace, share);
+    options.hardware.link_bytes_per_s = kNoWire;
+    set_step_tokens(options, 512);
+    options.kv_tokens = setting.tiny ? 8000 : 200000;
+    Result<Simulation> run = simulate(options, trace);
+    const std::string wrong = run ? unserved(run.value(), trace) : "";
+    return wrong.empty() ? std::move(run) : invalid(wrong);
+  };
+  return [=](const Values& point) -> Result<Finding> {
+    const int n = setting.tiny ? 6 : 400;
+    if (*capacity == 0) {
+      const Result<Simulation> all = run_split("1C", trace_of(n, 0, 0, setting));
+      if (!all) return all.error();
+      *capacity = n / all.value().end_s;
+    }
+    const double rate = double(point["load"]) * *capacity;
+    const Result<Simulation> run = run_split(point["topology"], trace_of(n, rate, point["sample"], setting));
+    if (!run) return run.error();
+    std::vector<double> ttft, gaps;
+    for (const SimulatedRecord& r : run.value().records) {
+      ttft.push_back(1e3 * (r.times.first_s - r.arrival_s));
+      for (float gap : r.times.gaps) gaps.push_back(1e3 * double(gap));
+    }
+    std::sort(ttft.begin(), ttft.end());
+    std::sort(gaps.begin(), gaps.end());
+    return Finding{{{{"capacity", *capacity},
+                     {"rate", rate},
+                     {"requests", n},
+                     {"gaps", gaps.size()},
+                     {"median_ttft_ms", percentile_seen(ttft, 50)},
+                     {"p90_ttft_ms", percentile_seen(ttft, 90)},
+                     {"median_itl_ms", percentile_seen(gaps, 50)},
+                     {"p99_itl_ms", percentile_seen(gaps, 99)},
+                     {"duration_s", run.value().end_s}}},
+                   ""};
+  };
+}
+
+REGISTER_EXPERIMENT("pd_where/split", "cpu", points, open);
+
+}  // namespace split
+
+// pd_where/ratio: six instances as 1P5D to 5P1D, and 6C: the rate at which 90 % keep 1 s and 30 ms. Llama-3.1-8B;
+// `prompts` 4,000 + 200 tokens, `outputs` 500 + 300; found by bisection.
+//
+// Arithmetic. prompts: a P 8.2 requests/s, a D 17: best at 4P2D, 33 less queues. outputs: a P 65, a D 27: best at
+// 2P4D. 6C in chunks of 512 has steps of 17 to 25 ms: .5 to 1.4 of the best ratio.
+namespace ratio {
+
+using namespace disagg;
+
+constexpr double kTtft = 1, kTbt = 0.030;  // seconds
+constexpr int kDraws = 3;                  // traces
+constexpr int kSteps = 6;                  // of a bisection between 0.4 and 1.6 of what is carried: 2 % of it
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  for (const char* work : {"prompts", "outputs"})
+    for (const char* topology : {"1P5D", "2P4D", "3P3D", "4P2D", "5P1D", "6C"})
+      for (int draw = 0; draw < kDraws; ++draw)
+        all.push_back({{"work", work}, {"topology", topology}, {"sample", draw}});
+  return all;
+}
+
+// Requests a second that the slower of the two sides carries: the arithmetic above.
+double carried(bool prompts, const std::string& topology) {
+  const double of_p = prompts ? 8.2 : 65, of_d = prompts ? 17 : 27;
+  if (topology == "6C") return prompts ? 33 : 108;  // as the best ratio
+  const int p = topology[0] - '0';
+  return std::min(p * of_p, (6 - p) * of_d);
+}
+
+// One rate: its row, or what is wrong.
+Result<Values> at_rate(const Values& point, double rate, const Setting& setting, std::string& wrong) {
+  const bool prompts = point["work"] == "prompts";
+  const int prompt = prompts ? 4000 : 500, output = prompts ? 200 : 300;
+  const double seconds = setting.tiny ? 0.3 : 8;
+  Random random(setting.seed + 11 + 1000 * uint64_t(int(point["sample"])));
+  Trace trace{.block_tokens = 16};
+  auto around = [&random](int n) { return int(n * (0.5 + random.uniform())); };
+  for (double now = random.exponential() / rate; now < seconds || trace.requests.empty();
+       now += random.exponential() / rate) {
+    const int tokens = around(prompt);
+    add_request(trace, now, tokens, setting.tiny ? 8 : around(output));
+  }
+  SimulationOptions options = simulated_h100(point["topology"], trace);
+  if (options.topology == "6C") set_step_tokens(options, 512);
+  options.kv_tokens = setting.tiny ? 24000 : 400000;
+  const Result<Simulation> simulation = simulate(options, trace);
+  if (!simulation) return simulation.error();
+  const Simulation& run = simulation.value();
+  wrong = unserved(run, trace);
+  if (!wrong.empty()) return Values();
+  int good = 0;
+  for (const SimulatedRecord& r : run.records) good += r.times.keeps({kTtft, kTbt}, r.arrival_s);
+  return Values{{"rate", rate},
+                {"requests", run.records.size()},
+                {"good_share", double(good) / double(run.records.size())},
+                {"preemptions", run.preemptions}};
+}
+
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const double all = carried(point["work"] == "prompts", point["topology"]);
+  double low = 0.4 * all, high = 1.6 * all;
+  Finding found;
+  for (int step = 0; step < (setting.tiny ? 1 : kSteps); ++step) {
+    const double rate = (low + high) / 2;
+    Result<Values> row = at_rate(point, rate, setting, found.wrong);
+    if (!row) return row.error();
+    if (!found.wrong.empty()) return found;
+    found.rows.push_back(row.value());
+    (double(row.value()["good_share"]) >= 0.9 ? low : high) = rate;
+  }
+  for (Values& row : found.rows) row["goodput"] = (low + high) / 2;
+  return found;
+}
+
+REGISTER_EXPERIMENT("pd_where/ratio", "cpu", points, each<run>);
+
+}  // namespace ratio
 
 }  // namespace
 }  // namespace xpyd::experiments::pd_where_experiment

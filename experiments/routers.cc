@@ -1,33 +1,25 @@
-// routers: every row of --placement over the same view, on five loads and three pools: first tokens, tails of gaps, hit
-// rate, and regret: of the tokens that a choice made somebody compute, the share that another choice would have found.
-//
-// The simulator (experiments/simulate/): instances of 8 x A800 with Llama-3-70B. Pools of eight: 8C, where a router
-// sees one queue of prompts and decodes; 4P4D, half the caches and half the queues; 6P2D, where many prompts meet few
-// decodes. Loads: Mooncake's conversation (a start of its prompts in common, hits .37 at most), its synthetic trace (no
-// common start, .65), the generated tool&agent (three hot starts), the generated pool of clients (short prompts, few
-// hits), and the agents of WEKA (long prompts, .96, turn after turn in a closed loop). Arrivals are made as much closer
-// or further apart as keeps those that compute prompts busy for 0.9 of the time (8C: 0.6, since they decode, too) if
-// they find nothing; of the agents, whose turns wait for answers, sessions start every 20 s. Three draws: parts of a
-// trace, or seeds. Objectives, which two rows read: 30 s and 100 ms. Prefixes are not fetched.
-//
-// Arithmetic. What random places finds a prefix with a chance of 1 in 8, 4 or 6, and works at 0.9 less a ninth or so of
-// the hits: a queue of r / (2 (1 - r)) services with prompts of uneven length (c^2 of 2 and more): tens of services of
-// 1.5 to 2 s. Who counts seconds or tokens and the hit works at 0.9 (1 - .3) = 0.6: a service and a half. So random /
-// best of mean TTFTs 4 to 60 on conversation. lmetric multiplies tokens by requests, and on a pool of P alone loses to
-// seconds (a pilot of another simulator: 1.13 and 1.14): 1 to 1.5. Where all prompts begin alike (conversation, block
-// 0) who weighs the best prefix 10 against a queue of 1 (llm_d) sends all to one of four: most / mean of the computed
-// tokens 3.5 to 4, and its queue grows by 2.7 seconds a second: TTFTs of hundreds of seconds. On synthetic, where
-// nothing is common, the same rule spreads: 1 to 1.6.
+// routers: all rows of --placement over one view, what stale views cost them, and what could be known.
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "disagg/cluster.h"
+#include "experiments/draws.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::routers_experiment {
 namespace {
 
 using namespace disagg;
+
+// routers: 8 instances of 8 x A800 with Llama-3-70B as 8C, 4P4D and 6P2D; Mooncake's conversation and synthetic
+// traces, the generated tool&agent and clients, WEKA's agents; arrivals keep those that compute prompts busy for .9
+// of the time (8C .6) if they find nothing. Regret: of the tokens that a choice made somebody compute, the share that
+// another choice would have found. Prefixes are not fetched.
+//
+// Arithmetic. At random a prefix is found with a chance of 1 in 4 to 8, and the queue is r / (2 (1 - r)) services:
+// random / best 4 to 60 on conversation; who counts seconds or tokens with the hit works at .6: a service and a half.
+namespace rows {
 
 constexpr int kDraws = 3;
 
@@ -68,9 +60,7 @@ Result<Trace> load_of(const std::string& load, int draw, const Setting& setting)
 }
 
 Result<Finding> run(const Values& point, Trace trace) {
-  Result<SimulationOptions> options = simulated("a800x8", "llama-3-70b", point["pool"], trace);
-  if (!options) return options.error();
-  SimulationOptions& o = options.value();
+  SimulationOptions o = simulated("a800x8", "llama-3-70b", point["pool"], trace).value();
   o.fetch = false;
   const std::vector<Role> roles = parse_topology(o.topology).value();
   const Pool& pool = *std::ranges::find(kPools, o.topology, &Pool::topology);
@@ -105,6 +95,181 @@ Measure open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("routers", "cpu", points, open);
+
+}  // namespace rows
+
+// routers/views: what stale views cost: cache events that come `delay_s` late or are lost, and routers that do not
+// know of each other. 4P4D, 1,000 requests of conversation.
+//
+// Arithmetic. The next turn comes after tens of seconds, so 2 s hide few prefixes: hits .95 to 1. Of a prefix of 20
+// blocks with 5 % lost .64 is seen: hits .8 to 1. Four routers see a quarter of the load each: TTFT 1.1 to 4 times.
+namespace views {
+
+constexpr int kDraws = 3;
+
+std::vector<Values> points(const Setting& setting) {
+  if (setting.traces.empty()) return {};
+  struct View {
+    double delay_s, loss;
+    int routers;
+  };
+  constexpr View kViews[] = {{0, 0, 1}, {2, 0, 1}, {0, 0.05, 1}, {0, 0, 4}, {2, 0.05, 4}};
+  std::vector<Values> all;
+  for (const char* placement : {"mooncake", "lmetric", "dynamo"})
+    for (const View& view : kViews)
+      for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
+        all.push_back({{"placement", placement},
+                       {"delay_s", view.delay_s},
+                       {"loss", view.loss},
+                       {"routers", view.routers},
+                       {"sample", draw}});
+  return all;
+}
+
+Result<Finding> run(const Values& point, const Trace& all, const Setting& setting) {
+  const size_t n = setting.tiny ? 60 : 1000, apart = (all.requests.size() - n) / (kDraws - 1);
+  Trace trace = window(all, apart * size_t(int(point["sample"])), n);
+  SimulationOptions o = simulated("a800x8", "llama-3-70b", "4P4D", trace).value();
+  trace = faster(std::move(trace), 0.9 * 4 / prefill_load(o, trace));
+  o.conductor.placement = find_placement_policy(std::string(point["placement"]));
+  o.conductor.objectives = {30, 0.1};
+  o.routers = {.routers = point["routers"], .event_delay_s = point["delay_s"], .event_loss = point["loss"]};
+  Result<Simulation> run = simulate(o, trace);
+  if (!run) return run.error();
+  Finding found;
+  found.rows.push_back(outcome(run.value(), o.conductor.objectives, found.wrong));
+  return found;
+}
+
+Measure open(const Setting& setting) {
+  return over_draws(setting, [setting](const Values& point, const Trace& trace) { return run(point, trace, setting); });
+}
+
+REGISTER_EXPERIMENT("routers/views", "cpu", points, open);
+
+}  // namespace views
+
+// routers/regret: how far Algorithm 1 is from caches that lose nothing (endless), and from a look ahead that tries
+// each P for each request and knows what comes (60 requests, a rollout).
+//
+// Arithmetic. An endless cache finds 1 to 1.5 times as much and takes 1 to .6 of the TTFT. At half load a queue is
+// rare (.85 to 1), at .9 and 1.3 every request meets one: .6 to .95.
+namespace regret {
+
+constexpr int kDraws = 3;
+
+std::vector<Values> points(const Setting& setting) {
+  std::vector<Values> all;
+  if (setting.traces.empty()) return all;
+  for (const char* what : {"cache", "endless", "short", "ahead"})
+    for (double load : {0.5, 0.9, 1.3})
+      for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
+        all.push_back({{"what", what}, {"load", load}, {"sample", draw}});
+  return all;
+}
+
+// Whose prompt goes where: by the number of the placement; beyond these by Algorithm 1.
+std::vector<int> chosen_prefill;
+
+Placement as_chosen(const ClusterView& view, const PlacementOptions& options) {
+  Placement placed = find_placement_policy("mooncake")->place(view, options);
+  if (view.number < chosen_prefill.size()) placed.prefill = chosen_prefill[view.number];
+  return placed;
+}
+
+double ttft_sum(const Simulation& run) {
+  double sum = 0;
+  for (const SimulatedRecord& r : run.records) sum += r.times.first_s - r.arrival_s;
+  return sum;
+}
+
+Result<Simulation> look_ahead(SimulationOptions o, const Trace& trace, int prefills) {
+  PlacementPolicy policy = *find_placement_policy("mooncake");
+  policy.place = as_chosen;
+  o.conductor.placement = &policy;
+  chosen_prefill.clear();
+  Result<Simulation> best = simulate(o, trace);
+  for (size_t i = 0; best && i < trace.requests.size(); ++i) {
+    int kept = -1;  // Algorithm 1's, which need not be known by its number
+    for (int p = 0; p < prefills; ++p) {
+      chosen_prefill.resize(i), chosen_prefill.push_back(p);
+      Result<Simulation> run = simulate(o, trace);
+      if (!run) return run;
+      const double gain = ttft_sum(best.value()) - ttft_sum(run.value());
+      if (gain > 0 || (gain == 0 && kept < 0)) best = std::move(run), kept = p;
+    }
+    chosen_prefill.back() = kept;
+  }
+  return best;
+}
+
+Result<Finding> run(const Values& point, const Trace& all, const Setting& setting) {
+  const std::string what = point["what"];
+  const bool few = what == "short" || what == "ahead";
+  const size_t n = setting.tiny ? 8 : few ? 60 : 1000, apart = (all.requests.size() - n) / (kDraws - 1);
+  Trace trace = window(all, apart * size_t(int(point["sample"])), n);
+  SimulationOptions o = simulated("a800x8", "llama-3-70b", "4P4D", trace).value();
+  trace = faster(std::move(trace), double(point["load"]) * 4 / prefill_load(o, trace));
+  o.conductor.placement = find_placement_policy("mooncake");
+  o.conductor.objectives = {30, 0.1};
+  o.fetch = false;
+  if (what == "endless") o.kv_tokens = 20e6;
+  Result<Simulation> run = what == "ahead" ? look_ahead(o, trace, 4) : simulate(o, trace);
+  if (!run) return run.error();
+  Finding found;
+  found.rows.push_back(outcome(run.value(), o.conductor.objectives, found.wrong));
+  return found;
+}
+
+Measure open(const Setting& setting) {
+  return over_draws(setting, [setting](const Values& point, const Trace& trace) { return run(point, trace, setting); });
+}
+
+REGISTER_EXPERIMENT("routers/regret", "cpu", points, open);
+
+}  // namespace regret
+
+// routers/dynosim: DynoSim's KV router against round robin: eight colocated workers, the generated tool&agent in a
+// closed loop of 256 or 512, Llama-3-70B on four H200.
+//
+// Arithmetic. Reuse is the load's: .38 by round robin, .40 to .50 by the router. Round robin's queues are uneven:
+// TTFT 1.5 to 5 times; requests a second 1 to 1.3.
+namespace dynosim {
+
+std::vector<Values> points(const Setting& setting) {
+  std::vector<Values> all;
+  for (int concurrency : {256, 512})
+    for (const char* placement : {"round_robin", "dynamo", "mooncake"})
+      for (int draw = 0; draw < (setting.tiny ? 1 : 3); ++draw)
+        all.push_back({{"concurrency", concurrency}, {"placement", placement}, {"sample", draw}});
+  return all;
+}
+
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const int concurrency = setting.tiny ? 8 : int(point["concurrency"]);
+  Trace trace = generate_tool_agent({.seed = setting.seed + uint64_t(int(point["sample"]))});
+  trace = window(trace, 0, setting.tiny ? 60 : 6000);
+  trace.closed_loop = true;
+  for (int i = 0; i < int(trace.requests.size()); ++i) {
+    TraceRequest& request = trace.requests[size_t(i)];
+    request.arrival_s = 0;
+    request.think_s = 0;
+    request.after = i - concurrency;
+  }
+  SimulationOptions o = simulated("h200x4", "llama-3-70b", "8C", trace).value();
+  o.conductor.placement = find_placement_policy(std::string(point["placement"]));
+  Result<Simulation> run = simulate(o, trace);
+  if (!run) return run.error();
+  Finding found;
+  Values row = outcome(run.value(), kNoObjectives, found.wrong);
+  row["requests_per_s"] = double(trace.requests.size()) / run.value().end_s;
+  found.rows.push_back(row);
+  return found;
+}
+
+REGISTER_EXPERIMENT("routers/dynosim", "cpu", points, each<run>);
+
+}  // namespace dynosim
 
 }  // namespace
 }  // namespace xpyd::experiments::routers_experiment

@@ -6,7 +6,7 @@
                               every table of the notes and papers (tables.py); fails where something differs for no reason given
     run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
                               to date); refuses a range that was changed after a run without an amendment
-    run.py log                offload_trace's spans as an event log (disagg/life.h), for `xpyd trace FILE`: steps, and copies as wires
+    run.py log                offload_cost/trace's spans as an event log (disagg/life.h), for `xpyd trace FILE`: steps, and copies as wires
     run.py list               names, devices, the minutes that their last run took, and the sum
 
 A point that is in the result file is not measured again: files are stamped with hashes of the sources that
@@ -18,6 +18,7 @@ import contextlib
 import csv
 import fcntl
 import functools
+import glob
 import io
 import json
 import os
@@ -41,7 +42,6 @@ from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 from tables import by, rows_of, states  # noqa: E402
 
-CLIENTS = "build/clients-venv/bin/python"
 ETCD = os.path.join(ROOT, "build/etcd/usr/bin") + os.pathsep + os.environ.get("PATH", "")
 BEGIN, END = "<!-- made by `experiments/run.py readme`: -->", "<!-- end -->"
 
@@ -157,8 +157,8 @@ class Runner:
             return self.machine["cuda_missing"]
         if claim.callgrind and not shutil.which("valgrind"):
             return "it needs valgrind, which counts instructions"
-        if claim.clients and not os.path.exists(os.path.join(ROOT, CLIENTS)):
-            return f"it needs {CLIENTS}: `make test-clients` makes it"
+        if claim.rdma and not glob.glob("/sys/class/infiniband/*"):
+            return "it needs an RDMA device: `make test-rdma` runs it in a virtual machine that has one"
         if claim.netns and (os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)):
             return "it needs root, iproute2 and etcd: `make test-netns` brings the last two"
         return "it needs the Mooncake traces; --traces names their folder" if (
@@ -382,7 +382,7 @@ def check(runner, claims):
 
 def keyed(claim, found):
     """{`experiment: label`: (Claim, Expect, Evidence)}, as tables.py asks for it."""
-    return {f"{anchor(claim)}: {e.label}": (claim, e, one) for e, one in found}
+    return {f"{claim.anchor}: {e.label}": (claim, e, one) for e, one in found}
 
 
 def tables_in_words(found):
@@ -433,16 +433,12 @@ def results(runner):
     return all_
 
 
-def anchor(claim):
-    return claim.name + ("" if claim.device == "cpu" else "-" + claim.device)
-
-
 def claims_page(runner):
     """CLAIMS.md."""
     all_ = results(runner)
     out = [PAGE_HEAD, tables_page({key: value for claim, _, found in all_ for key, value in keyed(claim, found).items()})]
     for claim, table, found in all_:
-        out.append(f"\n## {anchor(claim)}\n\n{claim.question}\n")
+        out.append(f"\n## {claim.anchor}\n\n{claim.question}\n")
         where = f"`{claim.command}`, {took(runner.options.results, claim)}"
         if table:
             device = table.stamp["machine"] if claim.device == "cpu" else table.stamp["device"]
@@ -466,7 +462,7 @@ def claims_page(runner):
                 notes.append(". ".join(why))
                 mark = f" <sup>{len(notes)}</sup>"
             range_ = e.range(e.low, e.high) + (", amended" if e.amended else "")
-            of = ", ".join(f"{row.of}, {row.name}" for row in rows_of(f"{anchor(claim)}: {e.label}"))
+            of = ", ".join(f"{row.of}, {row.name}" for row in rows_of(f"{claim.anchor}: {e.label}"))
             out.append("| " + " | ".join(cell(text) for text in (
                 e.label, of, seen(e, one), claim.how_of(e), published(e), range_, f"{one.words()}{mark}")) + " |")
         if notes:
@@ -482,31 +478,25 @@ nothing does, we know of none that prints it."""
 
 
 def readme_table(runner):
-    """At a glance; where ours is not the paper's figure, and why; what is undecided."""
+    """At a glance: a row an experiment, its parts together."""
     all_ = results(runner)
     total = {word: sum(one.verdict == word for _, _, found in all_ for _, one in found) for word in VERDICTS}
     rows = ["**" + f"{sum(total.values())} claims: " + ", ".join(f"{total[word]} {word}" for word in VERDICTS if total[word]) + ".**\n",
             "| experiment | question | how | = paper | ≠ paper | = arithmetic | ≠ arithmetic | undecided | not run |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|"]
-    for claim, _, found in all_:
-        how = ", ".join(dict.fromkeys(claim.how_of(e) for e, _ in found))
-        counts = [sum(one.verdict == word for _, one in found) for word in VERDICTS]
-        rows.append(f"| [{anchor(claim)}](CLAIMS.md#{anchor(claim)}) | {cell(claim.question)} | {how} | " +
-                    " | ".join(str(n) if n else "" for n in counts) + " |")
-    rows += ["\n### Where ours is not the paper's figure\n", "| | ours | paper | why |", "|---|---|---|---|"]
-    for claim, _, found in all_:
-        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(e.paper.text + e.paper.known())} | {cell(e.differs)} |"
-                 for e, one in found if one.verdict == "differs from the paper"]
-    rows += ["\n### Undecided: the spread reaches beyond what would count\n", "| | ours | paper | our arithmetic |", "|---|---|---|---|"]
-    for claim, _, found in all_:
-        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(published(e))} | {e.range(e.low, e.high)} |"
-                 for e, one in found if one.verdict == "undecided"]
+    for experiment in dict.fromkeys(claim.experiment for claim, _, _ in all_):
+        parts = [(claim, found) for claim, _, found in all_ if claim.experiment == experiment]
+        how = ", ".join(dict.fromkeys(claim.how_of(e) for claim, found in parts for e, _ in found))
+        counts = [sum(one.verdict == word for _, found in parts for _, one in found) for word in VERDICTS]
+        more = ", ".join(f"[{claim.anchor[len(experiment) + 1:]}](CLAIMS.md#{claim.anchor})" for claim, _ in parts[1:])
+        rows.append(f"| [{experiment}](CLAIMS.md#{parts[0][0].anchor})" + (f"; {more}" if more else "") +
+                    f" | {cell(parts[0][0].question)} | {how} | " + " | ".join(str(n) if n else "" for n in counts) + " |")
     return "\n".join(rows)
 
 
 def ranges_of(claims):
     """{(experiment, label): (low, high, amended)}: what stands in ranges.csv."""
-    return {(anchor(c), e.label): (str(e.low), str(e.high), e.amended) for c in claims for e in c.expect}
+    return {(c.anchor, e.label): (str(e.low), str(e.high), e.amended) for c in claims for e in c.expect}
 
 
 def unamended(old, claims):
@@ -515,16 +505,16 @@ def unamended(old, claims):
     wrong, known = [], {experiment for experiment, _ in old}
     for claim in claims:
         for e in claim.expect:
-            low, high, amended = old.get((anchor(claim), e.label), ("", "", ""))
+            low, high, amended = old.get((claim.anchor, e.label), ("", "", ""))
             if (low, high) == (str(e.low), str(e.high)):
                 good = e.amended >= amended
             elif low:
                 good = e.reason and e.amended >= max(amended, "2") and tuple(map(str, e.was)) == (low, high)
             else:
-                good = e.reason or anchor(claim) not in known
+                good = e.reason or claim.anchor not in known
             if not good:
                 was = f"it was {low} to {high}" + (f", amended {amended}" if amended else "") if low else "it is new"
-                wrong.append(f"{anchor(claim)}: {e.label}: {was}: `amended`, `was` and `reason` must say so")
+                wrong.append(f"{claim.anchor}: {e.label}: {was}: `amended`, `was` and `reason` must say so")
     return wrong
 
 
@@ -569,7 +559,7 @@ def readme(runner, only_check):
 
 
 def span_log(table):
-    """Lines of an event log: the first round of offload_trace's first sample, a part of it as an instance."""
+    """Lines of an event log: the first round of offload_cost/trace's first sample, a part of it as an instance."""
     first = table.samples()[0]
     lines = [{"xpyd_event_log": 1, "options": {}}]
     for number, row in enumerate(first.select(round=first.distinct("round")[0])):
@@ -600,11 +590,11 @@ def main():
     options.bin = os.path.abspath(os.path.join(ROOT, options.bin))
     if not os.path.isdir(os.path.join(ROOT, options.traces)):
         options.traces = ""
-    names = {claim.name for claim in CLAIMS}
+    names = {claim.experiment for claim in CLAIMS} | {claim.name for claim in CLAIMS}
     for name in options.names:
         if name not in names:
             raise SystemExit(f"run.py: no experiment '{name}'; there are {', '.join(sorted(names))}")
-    claims = [c for c in CLAIMS if (not options.names or c.name in options.names)
+    claims = [c for c in CLAIMS if (not options.names or {c.name, c.experiment} & set(options.names))
               and options.device in ("", c.device)]
     runner = Runner(options)
     if options.command == "list":
@@ -616,7 +606,7 @@ def main():
         print(json.dumps({c.file: sources_stamp(ROOT, c) for c in CLAIMS}, indent=1))
         return 0
     if options.command == "log":
-        print(span_log(Table.load(os.path.join(options.results, "offload_trace.csv"))))
+        print(span_log(Table.load(os.path.join(options.results, "offload_cost-trace.csv"))))
         return 0
     if options.command == "readme":
         return 0 if readme(runner, options.check) else 1

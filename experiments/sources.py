@@ -27,11 +27,9 @@ IMPLEMENTED = {
     "base/wait_word.h": ["base/thread_team.cc"],
     "experiments/simulate/cluster.h": ["experiments/simulate/result.cc"],
     "experiments/simulate/traces.h": ["experiments/simulate/generate.cc"],
-    "experiments/block_speed.cc": LLAMA,
-    "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
+    "experiments/paged_attention.cc": LLAMA,
+    "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes, and tests/netns/run `xpyd serve`
     "experiments/kv_dtype.cc": LLAMA,
-    "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
-    "experiments/pool_recovery.cc": ["server/main.cc"],  # tests/netns/run starts `xpyd serve` and `xpyd worker` processes
     "experiments/vattention_speed.cc": LLAMA,
     "model/gemm_cuda.h": ["model/gemv_sm90.cu"],
     "model/jinja.h": ["model/jinja_eval.cc"],
@@ -54,7 +52,7 @@ TABLES = {  # whose rows stand in files of their names
     "disagg/transport/wires.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/%s.cc"),
     "allocator/kv_plan.cc": (re.compile(rb"^KvScheme (\w+)_scheme\(\);", re.M), "allocator/%s.cc"),
 }
-REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("(\w+)",\s*"(\w+)"', re.M)
+REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("([\w/]+)",\s*"(\w+)"', re.M)
 TOKEN = re.compile(rb'''(?P<nothing>//[^\n]*|/\*.*?\*/)|^[ \t]*\#(?P<directive>[^\n]*)|R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"|
     "(?:\\.|[^"\\\n])*"|\.?\d(?:\'?\w|\.|(?<=[eEpP])[+-])*|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|::|->|[^\s\w]''', re.S | re.M | re.X)
 

@@ -1,37 +1,15 @@
-// speculate: how many drafts are right, and what they are worth in tokens/s against none, by how many are made, batch
-// and text. Greedy loops, questions about facts, and text in which nothing is ever right.
-//
-// Engines over one model take turns, step by step: one for each --speculate-tokens, from 0 (off) to turbo, whose cost
-// of a step is fitted to its own steps as an instance's is. All must end with the text and the logits' hash of `off`
-// before anything is told. Prompts are computed first, and not timed.
-//   loops    random weights, greedy, and what has been said is made likelier (repetition_penalty .1, frequency_penalty
-//            -2): they say one thing over and over. ngram.
-//   chat     the demo model is told 20 facts and asked for one; what it says then, and goes on to say, are those
-//            sentences. ngram; "mtp": of its own multi-token head, by a model that computes it beside every step.
-//   nothing  random weights at temperature 1: of 128,256 tokens hardly two come twice. ngram.
-//   wrong    the same, and a drafter that always has 16, none of them right: nobody's text is worse.
-//
-// Arithmetic. llama-1b in bf16: a step reads 2.5 GB, 100 ms on two cores; each more token multiplies 2.5 GFLOP, 10 ms:
-// a price p = .1 of a step. k drafts that are right with probability a each end (1 - a^(k+1)) / (1 - a) tokens in 1 + k
-// p steps. A loop of one token has a = 1 once it is found, after 3 tokens of 32: k = 4 gives 5 / 1.4 = 3.6, 8 gives 9 /
-// 1.8 = 5; over 32 tokens, of which the first are single and the last step is cut, 2 to 3.6 and 2 to 5. Turbo begins
-// with few: 1.6 to 5. In `wrong` turbo may lose half a token at first, and then 1 % (draft_length.h): of 32 tokens .975
-// at worst, and of a round that is not its first .98 to 1; four fixed drafts cost 1 / 1.4 = .7. `nothing` costs what
-// looking does, a microsecond of 100 ms: 1.
-// llama-mini in bf16: 54 MB, 3 to 5 ms a step, and .4 to .6 ms a token: p = .15 alone; 64 sequences take 5 + 32 ms, and
-// a draft costs nearly what a token does. So what four drafts are worth falls with the batch: alone 5 / 1.6 = 3, at 64
-// 5 / (5 * .9) = 1.1. The demo model (1.4 million parameters, 2.8 MB) is bound by its products at any batch, and by
-// what a step costs beside them: p = .3 alone (a step of .2 ms is mostly not tokens), near 1 at 64. Its head is one
-// layer more than its trunk's four, and a product with the embedding: a step with it 1.2, a draft of it .4 and its row
-// .3; k = 1, right 97 of 100 times, 1.97 / 1.9 = 1.04.
+// speculate: how many drafts are right, and what they are worth in tokens/s.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 
+#include "batch/draft_length.h"
 #include "batch/drafter.h"
 #include "experiments/contestant.h"
 #include "experiments/demo_facts.h"
 #include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 #include "model/folder.h"
 #include "model/model.h"
 #include "model/step_cost.h"
@@ -40,6 +18,17 @@
 
 namespace xpyd::experiments::speculate_experiment {
 namespace {
+
+// speculate: engines over one model take turns, step by step: one for each --speculate-tokens, from off to turbo; all
+// must end with the text and the logits' hash of `off`. loops: random weights, greedy, what has been said is made
+// likelier. chat: the demo model is told 20 facts and asked for one; "mtp" is its own multi-token head. nothing:
+// random weights at temperature 1. wrong: the same, and a drafter that always has 16, none right.
+//
+// Arithmetic. llama-1b: a step reads 2.5 GB, 100 ms, and each more token takes 10: k drafts that are right with
+// probability a end (1 - a^(k+1)) / (1 - a) tokens in 1 + .1 k steps: 2 to 3.6 over 32 tokens of a loop, turbo 1.6 to
+// 5; in `wrong` turbo loses at most 2.5 %. llama-mini: .15 a token alone, nearly 1 of 64. The demo model's head,
+// right 97 of 100 times: 1.97 / 1.9 = 1.04.
+namespace live {
 
 constexpr int kPrompt = 16, kMostDraftsHere = 8, kMostBatch = 64, kStepTokens = 1024;
 constexpr size_t kLongestPrompt = 512;
@@ -264,6 +253,89 @@ Measure open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("speculate", "cpu", points, open);
+
+}  // namespace live
+
+// speculate/optimum: how many drafts of ngram are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step
+// of B sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l); `max`: the slower of bandwidth and
+// products.
+//
+// Arithmetic. c = 6.25 ms, s = 31 us: 9 to 12 drafts alone at a = .7. turbo takes the same k to one where bandwidth and
+// products add up.
+namespace optimum {
+
+constexpr int kMostHere = 24;
+
+struct Target {
+  double launch_s, weights_s, token_s, kv_s, look_s;
+  bool overlaps = false;
+
+  double step(double batch, double context, double k) const {
+    const double kv = batch * context * kv_s, look = batch * context * look_s * (k + 1);
+    const double products = token_s * batch * (k + 1);
+    const double verify = overlaps ? std::max(weights_s + kv, products + look)
+                                   : weights_s + products + std::max(kv, look);
+    return launch_s + verify;
+  }
+};
+
+double ended(double a, double k) { return (1 - std::pow(a, k + 1)) / (1 - a); }
+
+// The k of which f(k) is the most.
+template <class F>
+int best(F&& f) {
+  int found = 0;
+  for (int k = 1; k <= kMostHere; ++k)
+    if (f(k) > f(found)) found = k;
+  return found;
+}
+
+// What the engine's rule takes for each of `batch` sequences, in the mean, whose drafts have been right that often.
+double turbo(const Target& t, int batch, double context, double a) {
+  DraftRecord record;
+  for (int i = 0; i < 1000; ++i) record.saw(1, i * 7 % 10 < std::lround(10 * a));
+  const double off = t.step(batch, context, 0);
+  DraftRate rate{.tokens = double(batch),
+                 .seconds = off,
+                 .token_seconds = (t.step(batch, context, 1) - off) / batch,
+                 .credit = 1e9};
+  int taken = 0;
+  for (int i = 0; i < batch; ++i) taken += rate.take(record, kMostHere);
+  return double(taken) / batch;
+}
+
+Result<Finding> optimum(const Values& point, const Setting&) {
+  const disagg::SimulatedModel model{"llama-2-7b", 32, 32, 128, 6.74e9, 6.74e9, 2 * 32 * 128, 2, 2, ""};
+  const disagg::Hardware card = disagg::find_hardware("h100x1").value();
+  const StepCost::Terms terms = disagg::step_cost(model, card).terms();
+  Finding found;
+  for (bool overlaps : {false, true}) {
+    const Target t{card.step_s, terms[0] - card.step_s, terms[4], terms[2], 2 * terms[3], overlaps};
+    const double batch = point["batch"], a = point["right"], context = 500;
+    const int k = best([&](int n) { return ended(a, n) / t.step(batch, context, n); });
+    const auto rate = [&](double n) { return ended(a, n) / t.step(batch, context, n) * t.step(batch, context, 0); };
+    found.rows.push_back(
+        {{"cost", overlaps ? "max" : "sum"},
+         {"k", k},
+         {"gain", rate(k)},
+         {"turbo_k", turbo(t, point["batch"], context, a)},
+         {"gain_of_turbo", rate(turbo(t, point["batch"], context, a))},
+         {"least_right", (t.step(batch, context, 1) - t.step(batch, context, 0)) / t.step(batch, context, 0)},
+         {"step_ms", 1e3 * t.step(batch, context, 0)}});
+  }
+  return found;
+}
+
+std::vector<Values> optimum_points(const Setting&) {
+  std::vector<Values> all;
+  for (double right : {.3, .5, .7, .9})
+    for (int batch = 1; batch <= 256; batch *= 2) all.push_back({{"right", right}, {"batch", batch}});
+  return all;
+}
+
+REGISTER_EXPERIMENT("speculate/optimum", "cpu", optimum_points, each<optimum>);
+
+}  // namespace optimum
 
 }  // namespace
 }  // namespace xpyd::experiments::speculate_experiment

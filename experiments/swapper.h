@@ -18,8 +18,8 @@
 namespace xpyd::experiments {
 
 struct Swap {
-  double out_s = 0, in_s = 0;                // until the last byte was there
-  double engine_out_s = 0, engine_in_s = 0;  // of these, the engine's thread was kept
+  double out_s = 0, in_s = 0;  // until the last byte was there
+  double engine_out_s = 0;     // of these, the engine's thread was kept
   int64_t bytes = 0, copies_out = 0, copies_in = 0;
 };
 
@@ -79,7 +79,6 @@ class Swapper {
     const double start = clock_.now();
     Result<KvReservation> second = memory_->reserve(tokens, salt);
     if (!second) return second.error().message;
-    swap.engine_in_s = clock_.now() - start;
     while (!memory_->ready(second.value().handle)) pause();
     swap.in_s = clock_.now() - start;
     if (memory_->written_tokens(second.value().handle) != n_tokens_)
@@ -141,7 +140,7 @@ class Swapper {
 
 // Means of some rounds after one that touches everything first.
 inline Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
-  std::vector<double> out, in, engine_out, engine_in;
+  std::vector<double> out, in, engine_out;
   Swap swap;
   for (int round = 0; round <= rounds && wrong.empty(); ++round) {
     swap = Swap();
@@ -150,12 +149,10 @@ inline Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
     out.push_back(swap.out_s);
     in.push_back(swap.in_s);
     engine_out.push_back(swap.engine_out_s);
-    engine_in.push_back(swap.engine_in_s);
   }
   swap.out_s = summarize(out).mean;
   swap.in_s = summarize(in).mean;
   swap.engine_out_s = summarize(engine_out).mean;
-  swap.engine_in_s = summarize(engine_in).mean;
   return swap;
 }
 

@@ -28,7 +28,6 @@ class Tally final : public EventSink {
       wrong = std::string("a request ended by ") + finish_reason_name(finish) + " " + event.error;
     cached_tokens += event.cached_tokens;
     logits_hash += event.logits_hash;
-    latency_s += event.time_s - event.queued_s;
     if (event.request_id < end_s.size()) end_s[event.request_id] = event.time_s;
   }
   int ended_by(FinishReason reason) const { return by_reason[size_t(reason)]; }
@@ -36,7 +35,6 @@ class Tally final : public EventSink {
   int64_t tokens = 0, cached_tokens = 0;
   int ended = 0;  // choices
   std::array<int, 6> by_reason{};
-  double latency_s = 0;       // since they came
   uint64_t logits_hash = 0;   // of all choices, in any order
   std::vector<double> end_s;  // by request, as far as whoever asks has made room
   uint64_t last_request = 0;

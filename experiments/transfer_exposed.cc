@@ -1,27 +1,32 @@
-// transfer_exposed: how much of a prompt's transfer its second token waits for, by the grain at
-// which KV leaves the prefill instance (--stream-kv, --kv-transfer) and the rate of the wire.
-//
-// The simulator (experiments/simulate/): 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B, in one step or
-// in four of 1,024. `exposed_ms` is the gap between the first token, which P samples, and the second, less the same gap
-// where what crosses is there; in `exposed_layers` its unit is the time that one layer's KV of the last step
-// takes on the wire. `behind`: another prompt is computed on P right after it.
-//
-// Arithmetic. 4,096 tokens: 57 TFLOP in the matrices, 4 in attention, at 495 TFLOP/s 124 ms, a layer 3.9 ms. A layer's
-// KV is 16.8 MB: 1.34 ms at 100 Gb/s, as long as its computation at 35. Layer by layer a wire faster than that has the
-// last layer alone left when the computation ends: 1 layer less the 50 us in which P's word to D travels beside it
-// (0.963 at 100 Gb/s, 0.851 at 400), at 25 Gb/s 32 - 31 x 3.9 / 5.4 = 9.5 of them (5.4
-// of them where the step costs 148 ms, with its weights beside its products). By chunk, 32 layers of the last one
-// are left; by request all 32 of four: 43 ms. At 1 Gb/s the transfer takes 4.3 s and nothing hides but the 0.12 s of
-// computation. With another prompt behind it P looks at its wire between two layers of that one alone, up to 3.9 ms
-// late (2.9 layers): so it delivers when the last post is posted, and D counts what arrives; the same 1 layer is left.
+// transfer_exposed: how much of a prompt's transfer its second token waits for.
 #include <algorithm>
 
+#include "experiments/cpp_chunks.h"
+#include "experiments/experiment.h"
+#include "experiments/simulate/hardware.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::transfer_exposed_experiment {
 namespace {
 
 using namespace disagg;
+
+// Of the first request, between the token that P samples and the second one.
+double first_gap_s(SimulationOptions options, const Trace& trace, double link_bytes_per_s, std::string& wrong) {
+  options.hardware.link_bytes_per_s = link_bytes_per_s;
+  const Result<Simulation> run = simulate(options, trace);
+  wrong = run ? unserved(run.value(), trace) : run.error().message;
+  return wrong.empty() ? double(run.value().records[0].times.gaps[0]) : 0;
+}
+
+// transfer_exposed: 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B, in one step or in four of 1,024, by the grain
+// (--stream-kv, --kv-transfer) and the rate of the wire. `exposed_ms` is the gap before the second token, less the
+// same gap where what crosses is there; its unit in `exposed_layers` is one layer's KV of the last step on the wire.
+// `behind`: another prompt is computed on P right after it.
+//
+// Arithmetic. 124 ms of computing, a layer 3.9; a layer's KV is 16.8 MB, 1.34 ms at 100 Gb/s. Layer by layer the last
+// one is left, less 50 us of P's word to D: .963 at 100 Gb/s, .851 at 400. By request all 32 of four: 43 ms.
+namespace grain {
 
 constexpr int kPrompt = 4096;
 
@@ -51,18 +56,12 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   set_step_tokens(options, int(point["step"]) / divide);
   options.kv_tokens = 16000;
   Finding found;
-  const auto gap_s = [&](double bytes_per_s) {
-    options.hardware.link_bytes_per_s = bytes_per_s;
-    const Result<Simulation> run = simulate(options, trace);
-    found.wrong = run ? unserved(run.value(), trace) : run.error().message;
-    return found.wrong.empty() ? double(run.value().records[0].times.gaps[0]) : 0;
-  };
   // Against an idle P: nothing crosses, and nobody has to look.
-  const double without = gap_s(kNoWire);
+  const double without = first_gap_s(options, trace, kNoWire, found.wrong);
   if (!found.wrong.empty()) return found;
   const double bytes_per_s = double(point["gbps"]) * 1e9 / 8;
   if (point["behind"] == "yes") add_request(trace, 1e-3, prompt, 4);
-  const double gap = gap_s(bytes_per_s);
+  const double gap = first_gap_s(options, trace, bytes_per_s, found.wrong);
   const int last = std::min(int(point["step"]) / divide, prompt);
   const double layer_s = options.model.kv_token_bytes() / options.model.n_layers * last / bytes_per_s;
   found.rows.push_back({{"first_gap_ms", 1e3 * gap},
@@ -73,11 +72,122 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   return found;
 }
 
-Measure open(const Setting& setting) {
-  return [setting](const Values& point) { return run(point, setting); };
+REGISTER_EXPERIMENT("transfer_exposed", "cpu", points, each<run>);
+
+}  // namespace grain
+
+// transfer_exposed/cpp_tail: the same of a prompt of 131,072 tokens of Llama-3-70B in eight stages, a NIC each, by
+// what is sent at a time: a layer of a chunk, a chunk of a stage, or the prompt.
+//
+// Arithmetic. A stage makes 41 KB of KV in 41 to 139 us, so a wire above 8 Gb/s never has more than a chunk to send:
+// 8,192 tokens are 6.7 ms at 400 Gb/s, 1 / 16 of the prompt's, and a layer a tenth of it. Equal-time chunks end with
+// 800 tokens: 8 to 18 times less.
+namespace tail {
+
+constexpr int kStages = 8;
+constexpr double kTokens = 131072, kLatency = 20e-6;
+
+std::vector<Values> points(const Setting&) {
+  return {{{"chunks", "8K"}}, {{"chunks", "2K"}}, {{"chunks", "equal time"}}};
 }
 
-REGISTER_EXPERIMENT("transfer_exposed", "cpu", points, open);
+// A stage's NIC: pieces in the order in which they are ready.
+class Wire {
+ public:
+  explicit Wire(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
+  void send(double ready, double bytes) { free_ = std::max(free_, ready) + bytes / bytes_per_s_; }
+  double arrived() const { return free_ + kLatency; }  // the last piece
+
+ private:
+  double bytes_per_s_, free_ = 0;
+};
+
+// Seconds from the prompt's last chunk's end on the last stage to its last byte.
+double tail_s(const model::PipelineTimes& times, const std::vector<Chunk>& chunks, int stage_layers, double token_bytes,
+              const std::string& grain, double bytes_per_s) {
+  const int last = int(chunks.size()) - 1;
+  const double end = times.left(last, kStages - 1);
+  double arrived = 0;
+  for (int s = 0; s < kStages; ++s) {
+    Wire wire(bytes_per_s);
+    for (int i = 0; i <= last; ++i) {
+      const double begun = times.begun(i, s), left = times.left(i, s), bytes = chunks[size_t(i)].x * token_bytes;
+      if (grain == "layer")
+        for (int layer = 1; layer <= stage_layers; ++layer)
+          wire.send(begun + (left - begun) * layer / stage_layers, bytes / stage_layers);
+      else
+        wire.send(grain == "chunk" ? left : end, bytes);
+    }
+    arrived = std::max(arrived, wire.arrived());
+  }
+  return arrived - end;
+}
+
+Result<Finding> run(const Values& point) {
+  const disagg::SimulatedModel m = disagg::find_simulated_model("llama-3-70b").value();
+  const disagg::Hardware h = disagg::find_hardware("h200x1").value();
+  const ChunkCost cost = chunk_cost(m, h);
+  const std::string name = point["chunks"];
+  const std::vector<Chunk> chunks = name == "equal time" ? best_equal_time(cost, 0, kTokens, kStages)
+                                                         : cut(0, kTokens, fixed_chunks(name == "8K" ? 8192 : 2048));
+  const double boundary_token_s = m.n_heads * m.head_dim * 2 / h.link_bytes_per_s;
+  const model::PipelineTimes times = model::pipeline_times(stream(cost, chunks, kStages, 1, boundary_token_s, h.link_s),
+                                                           0);
+  Finding found;
+  for (const char* grain : {"layer", "chunk", "prompt"})
+    for (double gbps : {400., 100., 25., 10., 2.5}) {
+      const double tail = tail_s(times, chunks, m.n_layers / kStages, m.kv_token_bytes() / kStages, grain,
+                                 gbps * 1e9 / 8);
+      found.rows.push_back({{"grain", grain},
+                            {"gbps", gbps},
+                            {"n_chunks", int(chunks.size())},
+                            {"last_chunk", chunks.back().x},
+                            {"ttft_s", times.left(int(chunks.size()) - 1, kStages - 1)},
+                            {"tail_ms", 1e3 * tail}});
+    }
+  return found;
+}
+
+REGISTER_EXPERIMENT("transfer_exposed/cpp_tail", "cpu", points, [](const Setting&) -> Measure { return run; });
+
+}  // namespace tail
+
+// transfer_exposed/mooncake_store: what storing the KV of a prompt adds to it (Mooncake, arXiv, Fig. 7): 8 x A800
+// with Llama-70B's shape, by request and by layer.
+//
+// Arithmetic. 131,072 tokens are 42.9 GB: .336 s at 128 GB/s; the published .87 s are 49 GB/s. By layer the last of
+// 80 is left: .011 s.
+namespace store {
+
+std::vector<Values> points(const Setting& setting) {
+  std::vector<Values> all;
+  for (int prompt = 8192; prompt <= (setting.tiny ? 8192 : 1 << 17); prompt *= 2)
+    for (double gb_per_s : {49., 128.})
+      for (const char* grain : {"request", "layer"})
+        all.push_back({{"prompt", prompt}, {"gb_per_s", gb_per_s}, {"grain", grain}});
+  return all;
+}
+
+Result<Finding> run(const Values& point, const Setting&) {
+  Trace trace{.block_tokens = 512};
+  add_request(trace, 0, point["prompt"], 4);
+  SimulationOptions options = simulated("a800x8", "llama-3-70b", "1P1D", trace).value();
+  options.conductor.placement = find_placement_policy("least_loaded");
+  options.conductor.stream_kv = point["grain"] == "layer" ? StreamKv::layer : StreamKv::request;
+  set_step_tokens(options, point["prompt"]);
+  options.hardware.link_s = 0;
+  Finding found;
+  const double without = first_gap_s(options, trace, kNoWire, found.wrong);
+  if (!found.wrong.empty()) return found;
+  const double gb_per_s = point["gb_per_s"], tokens = point["prompt"];
+  const double store_s = first_gap_s(options, trace, 1e9 * gb_per_s, found.wrong) - without;
+  found.rows.push_back({{"kv_gb", 1e-9 * tokens * options.model.kv_token_bytes()}, {"store_s", store_s}});
+  return found;
+}
+
+REGISTER_EXPERIMENT("transfer_exposed/mooncake_store", "cpu", points, each<run>);
+
+}  // namespace store
 
 }  // namespace
 }  // namespace xpyd::experiments::transfer_exposed_experiment

@@ -1,23 +1,5 @@
-// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and both.
-//
-// Real steps of llama-mini in f32, the same engine and kernels over slots, blocks of 16 (the free
-// ones in random order) and vattention (groups of 16 KiB: rows of 32 tokens), which take turns,
-// step by step. `contiguous_groups` is contiguous memory in the pages that vattention has
-// (--kv-backing groups): a memfd's, 4 KiB, where anonymous memory has huge pages.
-//   prefill   (Fig. 7, Table 6) one prompt of `size` tokens, in chunks of 512: time, and the share
-//             of attention
-//   decode    (Fig. 8, Table 7; Fig. 4) `size` sequences of 1,024 tokens get 40 more each: time of
-//             a step (of 40: fewer have no median), and the memory that they take meanwhile
-//   offline   (Fig. 9) `size` requests at once, of the long summaries' lengths divided by 128
-//
-// Arithmetic. 1.0 everywhere: the three differ in a table look-up and a division per row and head,
-// beside 128 multiply-adds (experiment paged_attention: 0 to 5 % of the kernel), and attention is
-// less than half of a prompt (of 3,584 tokens: 8 layers * 4 * 512 * 1,792 = 29 MFLOP a token beside
-// 50 of matrices). The published gains are over the paged kernels of other libraries: prefill 1.24
-// to 1.36, offline 1.13 to 1.23; decoding was equal to FlashAttention's paged kernel (1.99 over
-// vLLM's own). A token of KV is 8 KiB, and every sequence takes one row of 16 groups in 32 tokens:
-// memory grows by 8 KiB * tokens/s, 2 MB/s alone and 10 at a batch of 32 (published: up to 750, at
-// 64 to 240 KB a token). A map of 16 KiB takes 5 to 7 us: 2.5 GB/s and more could be had.
+// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and both; and vAttention's
+// own runs by its cards' costs.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -25,13 +7,25 @@
 #include "attention/attention.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
+#include "experiments/simulated.h"
 #include "model/model.h"
+#include "model/step_cost.h"
 
 namespace xpyd::experiments::vattention_speed_experiment {
 namespace {
+
+// vattention_speed: real steps of llama-mini in f32, the same engine and kernels over slots, blocks of 16 in random
+// order and vattention (rows of 32 tokens), which take turns, step by step. `contiguous_groups` is contiguous memory
+// in vattention's pages of 4 KiB. prefill: one prompt in chunks of 512 (Fig. 7). decode: sequences of 1,024 tokens
+// get 40 more each (Figs. 4, 8). offline: the long summaries' lengths divided by 128 (Fig. 9).
+//
+// Arithmetic. 1.0 everywhere: the memories differ in a look-up and a division beside 128 multiply-adds. The published
+// gains are over other libraries' paged kernels. KV grows by 8 KiB a token: 2 MB/s alone, 10 at a batch of 32.
+namespace live {
 
 constexpr int kChunk = 512, kMaxBatch = 32;
 
@@ -282,6 +276,168 @@ Measure open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("vattention_speed", "cpu", points, open);
+
+}  // namespace live
+
+// vattention_speed/costs and /virtual: vAttention's cards and lengths in virtual time. costs: decoding at a context
+// of 900, by batch (Fig. 4). virtual: 427 long summaries at once (Fig. 9), and 400 arrivals (Fig. 10), with the
+// kernel that makes a prompt of 192K gain what Fig. 7 says, and with the plain one; that factor is the only number
+// that is fitted.
+//
+// Arithmetic. Yi-6B: tokens/s tend to 1 / 129 us, so 320 sequences make 1.05 times what 256 make; KV grows by 508
+// MB/s (Llama-3-8B 656, Yi-34B 375), below 750. Offline 16 of 26 s of a request are attention: 1.18. Online at a load
+// of 1 half of the latency is a queue's.
+namespace cards {
+
+using namespace disagg;
+using model::StepCost;
+using model::StepShape;
+
+constexpr int kChunk = 16384, kContext = 900, kLongest = 192 << 10, kOffline = 427, kOnline = 400, kOutput = 428;
+
+struct Served {
+  const char* model;
+  int cards;
+  double gain;  // of a prompt of kLongest, over FlashAttention's paged kernel (Fig. 7)
+};
+constexpr Served kServed[] = {{"yi-6b", 1, 1.24}, {"llama-3-8b", 2, 1.26}, {"yi-34b", 2, 1.24}};
+
+std::vector<Values> cost_points(const Setting&) {
+  std::vector<Values> all;
+  for (const Served& served : kServed) all.push_back({{"model", served.model}});
+  return all;
+}
+
+std::vector<Values> points(const Setting& setting) {
+  std::vector<Values> all;
+  for (const Served& served : kServed)
+    for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
+      for (double load : {0., .6, .8, 1.0})  // 0: all at once
+        if (load == 0 || &served == kServed) all.push_back({{"model", served.model}, {"load", load}, {"sample", draw}});
+  return all;
+}
+
+const Served& served_by(const Values& point) {
+  return *std::ranges::find(kServed, std::string(point["model"]), [](const Served& s) { return std::string(s.model); });
+}
+
+struct Bed {
+  SimulationOptions options;
+  StepCost plain = StepCost(), slow = StepCost();
+  double factor = 1;
+};
+
+double prompt_s(const StepCost& cost, int tokens) { return cost.seconds(model::prompt_steps(tokens, 0, kChunk)); }
+
+StepCost slower(const StepCost& cost, double factor) {
+  StepCost::Terms terms = cost.terms();
+  terms[3] *= factor;  // of what a prompt attends to
+  return StepCost(terms);
+}
+
+Result<Bed> bed_of(const Served& served, const Trace& trace) {
+  auto options = simulated("a800x" + std::to_string(served.cards), served.model, "1C", trace);
+  if (!options) return options.error();
+  Bed bed{.options = std::move(options).value()};
+  set_step_tokens(bed.options, kChunk);
+  bed.options.conductor.placement = find_placement_policy("least_loaded");
+  bed.plain = step_cost(bed.options.model, bed.options.hardware);
+  // Seconds are linear in the factor.
+  const double at_1 = prompt_s(bed.plain, kLongest), more = prompt_s(slower(bed.plain, 2), kLongest) - at_1;
+  bed.factor = 1 + (served.gain - 1) * at_1 / more;
+  bed.slow = slower(bed.plain, bed.factor);
+  return bed;
+}
+
+Result<Simulation> serve(const Bed& bed, const StepCost& cost, const Trace& trace) {
+  SimulationOptions options = bed.options;
+  options.hardware.step_terms = cost.terms();
+  return simulate(options, trace);
+}
+
+Value median_latency_s(const Simulation& run) {
+  std::vector<double> all;
+  for (const SimulatedRecord& r : run.records) all.push_back(r.last_s - r.arrival_s);
+  std::ranges::sort(all);
+  return percentile_seen(all, 50);
+}
+
+Result<Finding> costs(const Values& point) {
+  const Served& served = served_by(point);
+  const Result<Bed> made = bed_of(served, {});
+  if (!made) return made.error();
+  const Bed& bed = made.value();
+  Finding found;
+  for (int n : {1, 16, 64, 128, 192, 256, 320}) {
+    StepShape step;
+    step.add_decodes(n, double(n) * kContext);
+    const double s = bed.plain.seconds(step);
+    found.rows.push_back({{"figure", "batch"},
+                          {"size", n},
+                          {"tokens_per_s", n / s},
+                          {"seconds", s},
+                          {"kv_mbps", 1e-6 * n / s * bed.options.model.kv_token_bytes() / served.cards},
+                          {"gain", 1.0},
+                          {"factor", 1.0}});
+  }
+  for (int k : {2, 16, 32, 64, 128, 192}) {
+    const double plain = prompt_s(bed.plain, k << 10), paged = prompt_s(bed.slow, k << 10);
+    found.rows.push_back({{"figure", "prefill"},
+                          {"size", k << 10},
+                          {"tokens_per_s", (k << 10) / plain},
+                          {"seconds", plain},
+                          {"kv_mbps", 1e-6 * (k << 10) / plain * bed.options.model.kv_token_bytes() / served.cards},
+                          {"gain", paged / plain},
+                          {"factor", bed.factor}});
+  }
+  return found;
+}
+
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const double load = point["load"];
+  const int draw = point["sample"];
+  Trace trace;
+  trace.block_tokens = 256;  // of FlashAttention's paged kernel
+  Random random(seed_of(setting, draw));
+  if (load == 0) {
+    Result<LengthSet> lengths = request_lengths("arxiv", setting.tiny ? 8 : kOffline, setting, draw);
+    if (!lengths) return lengths.error();
+    for (const Lengths& one : lengths.value().requests) add_request(trace, 0, one.prompt, one.output);
+  } else {
+    for (int i = 0; i < (setting.tiny ? 10 : kOnline); ++i)
+      add_request(trace, 0, 22900 + int(random.below(45800 - 22900)), kOutput);
+  }
+  const Result<Bed> made = bed_of(served_by(point), trace);
+  if (!made) return made.error();
+  const Bed& bed = made.value();
+  if (load > 0) {
+    double all_s = 0, now = 0;
+    for (const TraceRequest& r : trace.requests) all_s += prompt_s(bed.slow, r.prompt_tokens);
+    const double every_s = all_s / double(trace.requests.size()) / load;
+    for (TraceRequest& r : trace.requests) r.arrival_s = now, now += every_s * random.exponential();
+  }
+  const Result<Simulation> paged = serve(bed, bed.slow, trace), plain = serve(bed, bed.plain, trace);
+  if (!paged) return paged.error();
+  if (!plain) return plain.error();
+  Finding found;
+  for (const Simulation* each : {&paged.value(), &plain.value()})
+    if (found.wrong = unserved(*each, trace); !found.wrong.empty()) return found;
+  const Value slow_s = median_latency_s(paged.value()), quick_s = median_latency_s(plain.value());
+  const bool seen = slow_s.is_number() && quick_s.is_number();
+  found.rows.push_back({{"paged_end_s", paged.value().end_s},
+                        {"plain_end_s", plain.value().end_s},
+                        {"gain", paged.value().end_s / plain.value().end_s},
+                        {"paged_median_s", slow_s},
+                        {"plain_median_s", quick_s},
+                        {"less_latency", seen ? Value(1 - double(quick_s) / double(slow_s)) : Value("")}});
+  return found;
+}
+
+Measure open_costs(const Setting&) { return costs; }
+REGISTER_EXPERIMENT("vattention_speed/costs", "cpu", cost_points, open_costs);
+REGISTER_EXPERIMENT("vattention_speed/virtual", "cpu", points, each<run>);
+
+}  // namespace cards
 
 }  // namespace
 }  // namespace xpyd::experiments::vattention_speed_experiment

@@ -1,28 +1,6 @@
-// vmm_calls: what the system's calls for vAttention cost on this CPU, by size of the page group.
-//
-// vAttention's Table 3 has CUDA's calls; here are those that stand for them (base/page_groups.cc),
-// median (and mean) of some hundreds of groups in random order, and raw ones beside:
-//   reserve        64 GiB of addresses                                    cuMemAddressReserve
-//   create         fallocate of a memfd, per group: pages zeroed          cuMemCreate
-//   map            mmap(MAP_FIXED) alone, page tables left to faults
-//   touch          … and those faults, one per 4 KiB
-//   map_populate   as base/page_groups maps: no kernel faults             cuMemMap + cuMemSetAccess
-//   unmap          mmap of nothing over it                                cuMemUnmap
-//   unmap_beside   … while another thread of this process runs: its TLB is told
-//   release        fallocate(PUNCH_HOLE)                                  cuMemRelease
-//
-// Arithmetic (kernel 6, measured elsewhere before): a map is about 4 us at any size; populating is
-// 0.3 to 0.4 us per 4 KiB page, so 64 KiB take 10 us, 6 GB/s, and 2 MiB 170 us, 12 GB/s: a CPU pays
-// by the byte, where a GPU's driver pays by the call (8 us for 64 KiB, 40 us for 2 MiB: 7.6 GiB/s
-// and 70 GB/s, Table 9). Either is many times the 0.75 GB/s at which KV was seen to grow (Fig. 4).
-// A fault costs 1.5 us: 16 of them are more than twice the populated map of 64 KiB.
-#include <fcntl.h>
-#include <linux/falloc.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
+// vmm_calls: what the system's calls for vAttention cost, and whether requests see them.
 #include <algorithm>
-#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -31,12 +9,22 @@
 #include "base/page_groups.h"
 #include "base/random.h"
 #include "base/stats.h"
+#include "experiments/contestant.h"
 #include "experiments/experiment.h"
+#include "experiments/timed_model.h"
 
 namespace xpyd::experiments::vmm_calls_experiment {
 namespace {
 
-constexpr size_t kPage = 4096;
+// vmm_calls: microseconds of a call by the size of the page group (vAttention Tables 3 and 9), of groups in random
+// order: reserve (cuMemAddressReserve), create (cuMemCreate, a memfd's pages zeroed), map_populate (cuMemMap and
+// cuMemSetAccess), unmap (cuMemUnmap).
+//
+// Arithmetic. A map is about 4 us at any size; populating is .3 to .4 us a page of 4 KiB: 64 KiB take 10 us, 6 GB/s,
+// and 2 MiB 170 us, 12 GB/s: a CPU pays by the byte, a driver by the call. Either is many times the .75 GB/s at which
+// KV was seen to grow.
+namespace calls {
+
 constexpr int kKeepMappings = 2000;  // scattered groups at once, far below vm.max_map_count
 
 std::vector<Values> points(const Setting& setting) {
@@ -78,16 +66,6 @@ class Calls {
     auto unmap = [&](int i) { return range.unmap(size_t(i) * group_, 1), true; };
     each(n, map, "map_populate");
     each(n, unmap, "unmap");
-    each(n, map, "");
-    std::atomic<bool> stop{false}, runs{false};
-    std::thread beside([&] {
-      while (!stop) runs = true;
-    });
-    while (!runs) std::this_thread::yield();
-    each(n, unmap, "unmap_beside");
-    stop = true;
-    beside.join();
-    raw(range.data());
     if (failed_) return Error{ErrorCode::unavailable, "a call of the system failed"};
     return found_;
   }
@@ -133,35 +111,6 @@ class Calls {
     return wrong;
   }
 
-  // What base/page_groups never does: a map that leaves faults to come, and pages given back.
-  void raw(std::byte* base) {
-    const int n = int(order_.size()), fd = ::memfd_create("xpyd-vmm-calls", MFD_CLOEXEC);
-    failed_ |= fd < 0 || ::posix_fallocate(fd, 0, off_t(group_ * size_t(n))) != 0;
-    auto file_at = [&](int i) { return off_t(size_t(order_[size_t(i)]) * group_); };
-    each(
-        n,
-        [&](int i) {
-          return ::mmap(base + size_t(i) * group_, group_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
-                        file_at(i)) != MAP_FAILED;
-        },
-        "map");
-    each(
-        n,
-        [&](int i) {
-          for (size_t at = 0; at < group_; at += kPage)
-            *reinterpret_cast<volatile char*>(base + size_t(i) * group_ + at) = 1;
-          return true;
-        },
-        "touch");
-    each(
-        n,
-        [&](int i) {
-          return ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_at(i), off_t(group_)) == 0;
-        },
-        "release");
-    if (fd >= 0) ::close(fd);
-  }
-
   Finding found_;
   bool failed_ = false;
   const size_t group_, reserved_;
@@ -178,6 +127,157 @@ Measure open(const Setting& setting) {
 }
 
 REGISTER_EXPERIMENT("vmm_calls", "cpu", points, open);
+
+}  // namespace calls
+
+// vmm_calls/map_overlap: do requests see the time that a driver takes to map (Figs. 12 and 13)? The real engine,
+// vattention memory and mapper thread; the model waits as a card's step takes, and each map takes `call_us` longer
+// than the system's own. Token, plane and group are a sixteenth of the published bytes.
+//
+// Arithmetic. decode: who crosses a row of 128 tokens needs 64 calls of 40 us, 2.9 ms; 2 or 3 of 64 cross in a step,
+// up to 6: 3 to 18 ms more; mapped ahead, nothing. prefill: rows of 64 tokens, 64 calls of 8 us are .51 ms of 3.2:
+// 1.16, and this system's own calls .08 to .16 on top; deferred, nothing.
+namespace overlap {
+
+constexpr int kTokenBytes = 64;                       // of one plane; Llama-3-8B TP-2: 1,024
+constexpr double kDecodeUs = 20000, kPrefillUs = 50;  // of a step, of a token
+
+ModelConfig shape_of(bool tiny) {
+  ModelConfig c;
+  c.family = "llama";
+  c.n_layers = tiny ? 2 : 32;
+  c.n_heads = c.n_kv_heads = 1;
+  c.head_dim = kTokenBytes / 2;  // bf16
+  c.hidden = c.intermediate = 8;
+  c.vocab = 64;
+  c.max_position = 4096;
+  return c;
+}
+
+// Takes the time of a step: that of its prompt tokens, or of one that decodes.
+TimedModel timed(const ModelConfig& config, double decode_us, double prefill_us) {
+  auto start = std::make_shared<double>();
+  auto step_s = [=](const StepInput& step) {
+    *start = RealClock().now();
+    const bool decodes = step.token_ids.size() == step.views.size();
+    return 1e-6 * (decodes ? decode_us : prefill_us * double(step.token_ids.size()));
+  };
+  auto sleep = [=](double seconds) {
+    auto left_us = [&] { return 1e6 * (seconds - (RealClock().now() - *start)); };
+    constexpr double kWakeUs = 300;  // a sleeper may be woken so late
+    if (left_us() > kWakeUs)
+      std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(left_us() - kWakeUs));
+    occupy(left_us());
+  };
+  return TimedModel(config, step_s, sleep);
+}
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  for (const char* mode : {"sync", "ahead"})
+    all.push_back({{"part", "decode"}, {"mode", mode}, {"group_kib", 2048}, {"call_us", 40.}});
+  for (const char* mode : {"sync", "deferred"})
+    all.push_back({{"part", "prefill"}, {"mode", mode}, {"group_kib", 64}, {"call_us", 8.}});
+  return all;
+}
+
+KvOptions memory_of(const Values& point, const ModelConfig& config, int scale) {
+  const bool deferred = point["mode"] == "deferred" || point["mode"] == "ahead";
+  return {.shape = kv_shape(config, Dtype::bf16),
+          .prefix_cache = false,
+          .keep_idle = deferred || point["part"] == "decode",
+          .vattention = {.page_group_bytes = size_t(int(point["group_kib"])) * 1024 / size_t(16 * scale),
+                         .map_ahead = deferred,
+                         .page_call_us = point["call_us"]}};
+}
+
+std::vector<int32_t> prompt_of(int n, Random& random) {
+  std::vector<int32_t> prompt(static_cast<size_t>(n));
+  for (int32_t& t : prompt) t = int32_t(random.below(64));
+  return prompt;
+}
+
+Values row_of(int n, double ms, double ideal_ms, const KvStats& before, const KvStats& after) {
+  return {{"n", n},
+          {"ms", ms},
+          {"model_ms", ideal_ms},
+          {"map_calls", after.vattention.map_calls - before.vattention.map_calls},
+          {"waited_ms", 1e3 * (after.vattention.map_wait_seconds - before.vattention.map_wait_seconds)}};
+}
+
+Result<Finding> decode(const Values& point, const Setting& setting) {
+  const int batch = setting.tiny ? 4 : 64, n_requests = 2 * batch;
+  const ModelConfig config = shape_of(setting.tiny);
+  TimedModel model = timed(config, setting.tiny ? 100 : kDecodeUs, 1);
+  KvOptions kv = memory_of(point, config, 16);
+  kv.max_sequence_tokens = 256;
+  kv.vattention.max_sequences = 2 * batch;
+  kv.pool_bytes = size_t(3 * batch) * 2 * size_t(config.n_layers) * kv.vattention.page_group_bytes;
+  auto made = Contestant::create(
+      "vattention", model, kv, {.policy = find_batch_policy("prefill_first"), .max_batch = batch, .step_tokens = 4096});
+  if (!made) return made.error();
+  Contestant& c = *made.value();
+  Random random(setting.seed);
+  for (int i = 0; i < n_requests; ++i) {
+    const int n = 100 + int(random.below(26));
+    c.submit(prompt_of(n, random), 31 + int(random.below(32)));
+  }
+  Finding found;
+  while (!c.engine().idle()) {
+    const int64_t prompt_tokens = c.engine().stats().prompt_tokens;
+    const KvStats before = c.memory().stats();
+    const double ms = 1e3 * c.step();
+    if (c.engine().stats().prompt_tokens == prompt_tokens && model.last_s > 0)
+      found.rows.push_back(row_of(int(found.rows.size()), ms, 1e3 * model.last_s, before, c.memory().stats()));
+    model.last_s = 0;
+  }
+  c.memory().check_invariants();
+  found.wrong = c.wrong();
+  if (c.ended() != n_requests) found.wrong = "not every request ended";
+  return found;
+}
+
+Result<Finding> prefill(const Values& point, const Setting& setting) {
+  const int n_tokens = setting.tiny ? 256 : 2048, n_prompts = setting.tiny ? 2 : 4;
+  const ModelConfig config = shape_of(setting.tiny);
+  const double token_us = setting.tiny ? 1 : kPrefillUs;
+  TimedModel model = timed(config, 1, token_us);
+  KvOptions kv = memory_of(point, config, 1);
+  kv.max_sequence_tokens = 4096;
+  kv.vattention.max_sequences = 4;
+  const int row_tokens = int(kv.vattention.page_group_bytes) / kTokenBytes;
+  kv.pool_bytes = size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) *
+                  kv.vattention.page_group_bytes;
+  auto made = Contestant::create("vattention", model, kv,
+                                 {.policy = find_batch_policy("chunked"), .max_batch = 1, .step_tokens = 64});
+  if (!made) return made.error();
+  Contestant& c = *made.value();
+  Random random(setting.seed);
+  Finding found;
+  for (int i = 0; i < n_prompts; ++i) {
+    c.submit(prompt_of(n_tokens, random),
+             2);  // the second token's step ends it: not of the prefill
+    const KvStats before = c.memory().stats();
+    double seconds = 0;
+    while (c.engine().stats().generated_tokens == 2 * i) seconds += c.step();
+    found.rows.push_back(row_of(i, 1e3 * seconds, 1e-3 * token_us * n_tokens, before, c.memory().stats()));
+    while (!c.engine().idle()) c.step();
+  }
+  c.memory().check_invariants();
+  found.wrong = c.wrong();
+  if (c.ended() != n_prompts) found.wrong = "not every prompt ended";
+  return found;
+}
+
+Measure open(const Setting& setting) {
+  return [setting](const Values& point) {
+    return point["part"] == "decode" ? decode(point, setting) : prefill(point, setting);
+  };
+}
+
+REGISTER_EXPERIMENT("vmm_calls/map_overlap", "cpu", points, open);
+
+}  // namespace overlap
 
 }  // namespace
 }  // namespace xpyd::experiments::vmm_calls_experiment

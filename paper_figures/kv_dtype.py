@@ -1,4 +1,4 @@
-"""KV in 32, 16, 8 and 4 bits: tokens of a GiB, and requests a second (TurboMind's KV quantisation)."""
+"""KV in 32, 16, 8 and 4 bits: tokens of the same bytes, and requests a second (TurboMind's KV quantisation)."""
 import style
 
 DTYPES = ["f32", "bf16", "int8", "fp8_e4m3", "int4"]
@@ -8,7 +8,7 @@ PUBLISHED = {"llama-2-7b": {"int8": 1.27, "int4": 1.39}, "llama-3-8b": {"int8": 
 table = style.result("kv_dtype")
 figure, panels = style.plt.subplots(1, 2, figsize=(7.2, 3.2))
 models = table.distinct("model")
-for panel, column, title in ((panels[0], "tokens_per_gib", "tokens of a GiB / bf16"),
+for panel, column, title in ((panels[0], "gain_over_f16", "tokens of the same bytes / bf16"),
                              (panels[1], "requests_per_s", "requests a second / bf16")):
     for number, (model, fill) in enumerate(zip(models, style.FILLS)):
         places = [i + .38 * (number - .5) for i in range(len(DTYPES))]

@@ -8,7 +8,7 @@ ROWS = [("Request throughput (req/s)", "request_throughput"), ("Output token thr
         ("Mean TTFT (ms)", "mean_ttft_ms"), ("Median TTFT (ms)", "median_ttft_ms"),
         ("Mean TPOT (ms)", "mean_tpot_ms"), ("Median TPOT (ms)", "median_tpot_ms"),
         ("Mean ITL (ms)", "mean_itl_ms"), ("Median ITL (ms)", "median_itl_ms"), ("P99 ITL (ms)", "p99_itl_ms")]
-SHAPE = ("topology", "transport", "split", "chunk", "cpus", "pages")
+SHAPE = ("topology", "transport", "split", "chunk")
 
 for name in ("pd", "pd-cuda"):
     try:
@@ -18,7 +18,6 @@ for name in ("pd", "pd-cuda"):
         continue
     shapes = list(dict.fromkeys(tuple(row[c] for c in SHAPE) for row in table.rows))
     words = [" ".join([s[0]] + ([s[1]] if s[0] != "1C" and "P" in s[0] else []) + ([s[2]] if s[2] != "off" else []) +
-                      (["a core each"] if s[4] else []) + (["4 KiB pages"] if s[5] == "off" else []) +
                       ([f"chunk {s[3]}"] if len({x[3] for x in shapes}) > 1 else [])) for s in shapes]
     enough = float(table.rows[0]["generated_tokens"]) >= 2000  # of gaps for a P99
     tail, tail_words = ("p99_itl_ms", "P99") if enough else ("itl_ms_p95", "P95")

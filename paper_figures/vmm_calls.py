@@ -2,8 +2,7 @@
 (vAttention Tables 3 and 9)."""
 import style
 
-CALLS = [("map_populate", "map with its pages"), ("map", "map alone"), ("touch", "its faults"), ("unmap", "unmap"),
-         ("create", "create"), ("release", "release")]
+CALLS = [("map_populate", "map with its pages"), ("unmap", "unmap"), ("create", "create")]
 # ASPLOS'25 Table 3, us: vMemMap of 64, 128, 256 KiB; cuMemMap + cuMemSetAccess of 2 MiB.
 PUBLISHED = [(64, 8), (128, 8.5), (256, 9), (2048, 40)]
 GIB = 2**30 / 1e9

@@ -150,6 +150,8 @@ std::vector<OptionRow> make_rows() {
        sets_as<find_dtype, &ClusterOptions::kv, &KvOptions::shape, &KvShape::dtype>},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine,
        sets_as<find_kv_scheme, &ClusterOptions::kv_scheme>},
+      {"allocator", choice, "paged", "", "paged|vattention", 0, 0,
+       "vattention: page groups that appear and stay behind the addresses of sequences that come, grow and end", "tour"},
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)", kShape,
        sets<&ClusterOptions::kv, &KvOptions::block_tokens>, "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
@@ -501,6 +503,7 @@ std::vector<OptionRow> make_rows() {
        "from what bandwidth on the KV of a prefix is brought in less time than a machine that reaches so many TFLOP/s "
        "computes it; 0: not asked",
        "info"},
+      {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6, "--break-even: of a link whose time is set beside it", "info"},
 
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},

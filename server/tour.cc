@@ -12,6 +12,7 @@
 #include "model/folder.h"
 #include "model/tokenizer.h"
 #include "server/commands.h"
+#include "server/vattention_tour.h"
 
 namespace xpyd::server {
 namespace {
@@ -102,7 +103,8 @@ struct Sender final : EngineHooks {
 
 }  // namespace
 
-int tour_main(const Options&) {
+int tour_main(const Options& options) {
+  if (options.text("allocator") == "vattention") return vattention_tour();
   Shared shared;
   Sender sender;
   Side p{kP, shared, &sender}, d{kD, shared}, alone{kAlone, shared};

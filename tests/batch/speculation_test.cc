@@ -321,6 +321,33 @@ TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do 
     }
 }
 
+TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
+  // vllm#54360: a drafter that looks at the token behind gives up a block of every hit. Here a conversation of L tokens is
+  // found to floor((L - 1) / u) u of them, as without drafts.
+  for (int block : {4, 16})
+    for (const char* drafter : {"off", "ngram"}) {
+      TinySetup setup{.topology = "1C", .block_tokens = block};
+      setup.speculation = {.drafter = find_drafter(drafter), .tokens = 4, .ngram_min = 1};
+      TinyCluster tiny(setup);
+      uint64_t id = 0;
+      for (int talk = 0; talk < 4; ++talk) {
+        Random random{uint64_t(talk)};
+        std::vector<int32_t> text;
+        for (int turn = 0; turn < 4; ++turn) {
+          const int known = int(text.size());
+          for (int i = 0; i < 40; ++i) text.push_back(int32_t(random.below(uint64_t(tiny_config().vocab))));
+          REQUIRE(tiny.submit(tiny_request(++id, text, 12)).ok());
+          tiny.run();
+          const Recorder::Choice answer = tiny.recorder->choice(id, 0);
+          INFO(drafter << ", blocks of " << block << ", turn " << turn);
+          CHECK(answer.cached_tokens == (turn == 0 ? 0 : (known - 1) / block * block));
+          text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
+        }
+      }
+      if (drafter == std::string("ngram")) CHECK(tiny.cluster->instances()[0]->stats().accepted_tokens > 0);
+    }
+}
+
 TEST_CASE("speculate: a request says how much is drafted", "[speculate]") {
   const auto drafted = [](int most) {
     TinySetup setup{.topology = "1C"};

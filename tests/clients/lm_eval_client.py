@@ -1,7 +1,7 @@
 """The standard evaluation tool, a tokenizer loader, and the page's arithmetic against BIN:
 python lm_eval_client.py BIN
 
-lm-eval's loglikelihood task (experiments/kv_points.py) over the demo model must find nearly every fact, and the numbers that it
+lm-eval's loglikelihood task (tests/clients/kv_points.py) over the demo model must find nearly every fact, and the numbers that it
 sums must be those that the server gives for the same tokens asked for otherwise. Exit code 0 only if all held.
 """
 import http.client
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, "experiments")
+sys.path.insert(0, "tests/clients")
 import kv_points  # noqa: E402
 
 failures = 0

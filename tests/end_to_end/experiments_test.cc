@@ -83,10 +83,9 @@ TEST_CASE("experiments: generated lengths have the published means", "[experimen
 TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once", "[experiments]") {
   const Setting setting{.tiny = true, .traces = testing::shared_path("traces")};
   for (const Experiment& e : all_experiments()) {
-    if (e.name != std::string("waste") && e.name != std::string("admission") &&
-        e.name != std::string("block_latency") && e.name != std::string("kv_dtype") &&
-        e.name != std::string("kv_dtype_logits") && e.name != std::string("max_batch") &&
-        e.name != std::string("slots_time"))
+    if (!std::set<std::string>{"waste", "waste/max_batch", "batching/admission", "paged_attention/block_latency",
+                               "kv_dtype", "kv_dtype/logits", "slots/time"}
+             .contains(e.name))
       continue;
     std::set<int> draws;
     for (const Values& point : e.points(setting)) draws.insert(int(point["sample"]));

@@ -13,6 +13,7 @@
 #include "model/folder.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
+#include "server/vattention_tour.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::tour_test {
@@ -157,4 +158,34 @@ TEST_CASE("tour: README.md shows what it prints", "[tour]") {
 }
 
 }  // namespace
+TEST_CASE("tour: two sequences over vattention, which page groups appear and which stay", "[tour][vattention]") {
+  const std::vector<server::WalkStep> steps = server::vattention_walk();
+  REQUIRE(steps.size() == 14);
+  const auto maps = [&](int step) {
+    return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0);
+  };
+  CHECK(maps(1) == 4);  // of a row: one in each of 2 x 2 tensors
+  CHECK(steps[1].rows_in_use == 2);
+  CHECK(steps[4].event == "A ends");
+  CHECK(steps[4].rows_mapped - steps[4].rows_in_use == 2);
+  CHECK(steps[5].event == "C comes with 12 tokens");
+  CHECK(maps(6) == 0);
+  CHECK(steps[5].slot == steps[2].slot);  // A's
+  CHECK(maps(7) == 4);                    // B's third row
+  CHECK(steps[7].event == "D comes with 20 tokens: no room");
+  CHECK(maps(10) == 4);  // D has C's two rows and the free one
+  CHECK(steps[11].event == "E comes with 28 tokens: no room");
+  CHECK(maps(14) == 4);  // E has D's rows and one of B's
+  CHECK(steps[13].unmaps - steps[12].unmaps == 4);
+  CHECK(steps[13].slots[size_t(steps[13].slot)] == "E ####");
+}
+
+TEST_CASE("tour: --allocator vattention draws it", "[tour][vattention]") {
+  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
+  const Ran tour = shell(program() + " tour --allocator vattention 2>&1");
+  INFO(tour.text);
+  CHECK(tour.code == 0);
+  CHECK(last_match(tour.text, "A ends .* oo +B ## .*").size() == 1);
+}
+
 }  // namespace xpyd::testing::tour_test

@@ -60,6 +60,13 @@ if [ "$rounds" -gt 0 ]; then
   compare bare_notice "ib_write_lat -s 8 -n 1000" 5 3 "  verbs alone, write and notice" us ""
   compare read_lat "ib_read_lat -s 8 -n 1000" 5 3 "read of 8 bytes and its notice" us ""
 fi
+# Sizes, KV by layer, chunk and request, one and two NICs: small ones are a test, and RDMA_VM_EXPERIMENT=full are the figures.
+size=--tiny && [ "${RDMA_VM_EXPERIMENT:-}" = full ] && size=
+for experiment in rdma rdma/kv; do
+  xpyd_experiments points $experiment $size | sed 's/^\[//; s/\]$//; s/},{/}\n{/g' >/tmp/points
+  xpyd_experiments run $experiment $size </tmp/points >/tmp/rows || { cat /tmp/rows; failed "experiment $experiment"; }
+  echo "experiment $experiment:" && cat /tmp/rows
+done
 XPYD_WIRE=rdma xpyd_tests "transports:*,[rdma]" -d yes || failed "tests"
 
 # Workers are killed and stopped while KV crosses. Under emulation instances are silent for longer than
