@@ -116,7 +116,7 @@ HIDDEN = ("at a high clock more of the look-ups hide behind the products (1.13),
 
 
 def batches(table, model, size, column="tokens_per_s"):
-    """One cell of vattention_virtual: decoding."""
+    """One cell of vattention_speed/virtual: decoding."""
     return table(column, figure="batch", model=model, size=size)
 
 
@@ -1264,7 +1264,7 @@ CLAIMS = [
                    moved(t, "in_gbps", 16), 0.25, 1.1, "x", printed("0.02 to 0.07 (#35990: 1 to 3 of 40 to 43 GB/s)", 0.02, 0.07),
                    differs="a piece costs a CPU 0.05 to 0.3 us, a card's copy call 2.1 us; 512 bytes take 64 ns by themselves",
                    amended="2026-11-22", was=(0.25, 0.8),
-                   reason="offload_copy.cc has said 0.25 to 1.1 since pieces are fetched ahead; the range had stayed behind"),
+                   reason="offload_cost.cc has said 0.25 to 1.1 since pieces are fetched ahead; the range had stayed behind"),
             Expect("pieces, layer_major / token_major", lambda t: moved(t, "copies_in", 16, "layer_major") /
                    moved(t, "copies_in", 16), 120, 129, "x", printed("64 (30,494 to 474)", 64), how="counted",
                    differs="other layers and blocks: 16 tokens of 4 layers, K and V, are 128 pieces or 1"),

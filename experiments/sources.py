@@ -25,6 +25,8 @@ IMPLEMENTED = {
     "attention/kernels.h": ["attention/walk.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
+    "experiments/subcommands.h": ["experiments/load/bench.cc", "experiments/load/prefix_stats.cc",
+                                  "experiments/simulate/simulate_command.cc", "experiments/event_log/event_log_commands.cc"],
     "experiments/simulate/cluster.h": ["experiments/simulate/result.cc"],
     "experiments/simulate/traces.h": ["experiments/simulate/generate.cc"],
     "experiments/paged_attention.cc": LLAMA,
@@ -39,9 +41,7 @@ IMPLEMENTED = {
     "server/api.h": ["server/api_parse.cc", "server/generation.cc", "server/page.cc", "server/stats_body.cc"],
     "server/http.h": ["server/boost_impl.cc", "server/http_parser.cc"],
     "server/local_workers.h": ["server/etcd_registry.cc"],
-    "server/main.cc": ["server/" + command + ".cc"
-                       for command in ("tour", "serve", "commands", "bench", "info", "prefix_stats",
-                                       "simulate_command", "event_log_commands")],
+    "server/main.cc": ["server/" + command + ".cc" for command in ("tour", "serve", "commands", "info")],
     "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/options.cc"],
 }
 

@@ -819,7 +819,12 @@ class Objects:
 
 
 class SourcesTest(unittest.TestCase):
-    """Needs a build: that of $XPYD_BIN, as `make test` sets it."""
+    """Two of them need a build: that of $XPYD_BIN, as `make test` sets it."""
+
+    def test_every_file_that_implemented_names_is_there(self):
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        named = {file for header, files in IMPLEMENTED.items() for file in [header, *files]}
+        self.assertEqual({file for file in named if not os.path.exists(os.path.join(root, file))}, set())
 
     def test_a_command_that_prints_a_table_has_the_options_that_it_names(self):
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,6 +1,6 @@
 """What KV of fewer bits costs, in points of the standard tool: EleutherAI's lm-eval, `local-completions`.
 
-    build/clients-venv/bin/python experiments/kv_points.py --bin build/release/xpyd --kv-dtype int4
+    build/clients-venv/bin/python tests/clients/kv_points.py --bin build/release/xpyd --kv-dtype int4
 
 A server of the demo model with that KV; a multiple-choice task of facts that training never saw, each asked at the end
 of a text that states it among others, with four values of the text to choose from; lm-eval asks for the loglikelihood of
