@@ -21,7 +21,7 @@ KvRange KvShards::heads(int tensor_rank) const {
     const int head = tensor_rank / replicas();
     return {head, head + 1};
   }
-  return token_part(n_kv_heads, tensor_rank, tp);
+  return {int(long(n_kv_heads) * tensor_rank / tp), int(long(n_kv_heads) * (tensor_rank + 1) / tp)};
 }
 
 int KvShards::first_owner(int head) const {

@@ -20,10 +20,6 @@ struct KvRange {
   int size() const { return end - begin; }
   bool operator==(const KvRange&) const = default;
 };
-// The part of `n` tokens that falls to `part` of `parts`.
-inline KvRange token_part(int n, int part, int parts) {
-  return {int(long(n) * part / parts), int(long(n) * (part + 1) / parts)};
-}
 struct KvRect {  // in numbers of the whole model
   KvRange layers, heads;
   bool operator==(const KvRect&) const = default;

@@ -22,11 +22,10 @@ void plan_transfer(const KvView& source, const KvView& destination, const KvRegi
   plan.bytes = add_copies(source, destination, region, plan.copies);
 }
 
-ShardMap map_shards(const KvShards& source, const KvShards& destination, ReplicaUse use) {
+ShardMap map_shards(const KvShards& source, const KvShards& destination) {
   XPYD_CHECK(check_shards(source).ok() && check_shards(destination).ok());
   XPYD_CHECK(source.n_layers == destination.n_layers && source.n_kv_heads == destination.n_kv_heads);
   ShardMap map{source, destination, {}};
-  const int replicas = source.replicas();
   for (int to = 0; to < destination.n_ranks(); ++to) {
     const KvRect wanted = destination.rect(to);
     // Ranks that want the same heads ask different holders of them.
@@ -38,15 +37,9 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination, Replica
       for (int head = wanted.heads.begin; head < wanted.heads.end;) {
         const int owner = source.first_owner(head);
         const int end = std::min(wanted.heads.end, source.heads(owner).end);
-        const int parts = use == ReplicaUse::stripe ? replicas : 1;
-        for (int part = 0; part < parts; ++part) {
-          const int replica = (twin + part) % replicas;
-          map.moves.push_back({.source_rank = stage * source.tp + owner + replica,
-                               .destination_rank = to,
-                               .rect = {layers, {head, end}},
-                               .part = part,
-                               .parts = parts});
-        }
+        map.moves.push_back({.source_rank = stage * source.tp + owner + twin % source.replicas(),
+                             .destination_rank = to,
+                             .rect = {layers, {head, end}}});
         head = end;
       }
     }
@@ -63,11 +56,10 @@ void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, 
     const KvRect from = map.source.rect(move.source_rank), to = map.destination.rect(move.destination_rank);
     const int layer_begin = std::max(region.layer_begin, move.rect.layers.begin);
     const int layer_end = std::min(region.layer_end, move.rect.layers.end);
-    const KvRange part = token_part(region.token_end - region.token_begin, move.part, move.parts);
-    if (layer_begin >= layer_end || part.size() <= 0) continue;
+    if (layer_begin >= layer_end || region.token_begin >= region.token_end) continue;
     plan.bytes += add_copies(source[size_t(move.source_rank)], destination[size_t(move.destination_rank)],
-                             {.token_begin = region.token_begin + part.begin,
-                              .token_end = region.token_begin + part.end,
+                             {.token_begin = region.token_begin,
+                              .token_end = region.token_end,
                               .layer_begin = layer_begin - from.layers.begin,
                               .layer_end = layer_end - from.layers.begin,
                               .head_begin = move.rect.heads.begin - from.heads.begin,

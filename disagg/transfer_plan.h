@@ -27,26 +27,19 @@ namespace xpyd::disagg {
 
 void plan_transfer(const KvView& source, const KvView& destination, const KvRegion& region, TransferPlan& plan);
 
-// One rectangle from a source rank to a destination rank, in numbers of the whole model. Where the
-// plan stripes tokens over replicas, it takes part `part` of `parts` of them.
+// One rectangle from a source rank to a destination rank, in numbers of the whole model. Of the ranks that hold the
+// same head, one sends it to each destination, another to the next: every byte leaves from one place.
 struct ShardMove {
   int source_rank = 0, destination_rank = 0;
   KvRect rect;
-  int part = 0, parts = 1;
-};
-
-// Which of the ranks that hold the same head sends it.
-enum class ReplicaUse : uint8_t {
-  spread,  // one of them to each destination, another to the next: every byte leaves from one place
-  stripe,  // all of them, to every destination, a part of the tokens each: more links at once
 };
 
 struct ShardMap {
   KvShards source, destination;
-  std::vector<ShardMove> moves;  // by destination rank, then layers, then heads, then part
+  std::vector<ShardMove> moves;  // by destination rank, then layers, then heads
 };
 // Before: both shapes pass check_shards and are of one model.
-ShardMap map_shards(const KvShards& source, const KvShards& destination, ReplicaUse use = ReplicaUse::spread);
+ShardMap map_shards(const KvShards& source, const KvShards& destination);
 
 // The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are not looked at),
 // between any of the ranks' regions. source[r], destination[r]: the sequence in the KV of rank r of either side.

@@ -1,10 +1,8 @@
 #include "experiments/simulate/cluster.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <memory>
-#include <numbers>
 #include <numeric>
 #include <unordered_map>
 
@@ -151,14 +149,20 @@ class Simulator::Wire final : public ForwardingTransport {
   double gone_until_s_ = 0;  // the link out, by what was posted late
 };
 
-class Simulator::LinkProbe final : public NodeProbe {
+// The conductor sees it as it sees a live one; its prefix cache by its reports.
+class Simulator::LinkProbe final : public InstanceProbe {
  public:
-  LinkProbe(const Node& node, const Simulator& cluster, InstanceId id) : NodeProbe(node), cluster_(cluster), id_(id) {}
+  LinkProbe(const Node& node, const Simulator& cluster, InstanceId id) : node_(node), cluster_(cluster), id_(id) {}
+  InstanceStats stats() const override { return node_.instance().stats(); }
+  KvStats kv() const override { return node_.instance().memory().stats(); }
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  const std::atomic<uint64_t>* version() const override { return &node_.version(); }
   std::optional<double> fetch_s_per_token(InstanceId source) const override {
     return cluster_.options_.model.kv_token_bytes() / cluster_.links_.rate(source, id_);
   }
 
  private:
+  const Node& node_;
   const Simulator& cluster_;
   const InstanceId id_;
 };
@@ -175,12 +179,7 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
   conductor.kv_bytes_scale = bytes_scale_;
   if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
   if (conductor.admission_options.decode == DecodeSeconds::oracle)
-    conductor.answer_tokens = [error = options.oracle_error, seed = options.oracle_seed](const Request& request) {
-      Random random(seed + request.id);  // Box and Muller's normal deviate
-      const double radius = std::sqrt(2 * random.exponential()),
-                   normal = radius * std::cos(2 * std::numbers::pi * random.uniform());
-      return request.max_tokens * std::exp(error * normal - error * error / 2);
-    };
+    conductor.answer_tokens = [](const Request& request) { return request.max_tokens; };
   routers_ = std::make_unique<Routers>(options.routers, conductor, timeline_, *this);
 }
 
@@ -267,12 +266,7 @@ Status Simulator::add(Role role, const std::string& name) {
 
 void Simulator::joins(const Node& node) {
   const InstanceInfo info = node.instance().info();
-  std::shared_ptr<InstanceProbe> probe;
-  if (options_.links_seen)
-    probe = std::make_shared<LinkProbe>(node, *this, info.id);
-  else
-    probe = std::make_shared<NodeProbe>(node);
-  routers_->joined(info, std::move(probe));
+  routers_->joined(info, std::make_shared<LinkProbe>(node, *this, info.id));
 }
 
 void Simulator::send(InstanceId from, InstanceId to, Message message) {

@@ -34,13 +34,10 @@ struct SimulationOptions {
   double host_tokens = 0;     // … and of its host memory below it
   bool load_by_cost = false;  // --kv-load
   bool fetch = true;          // an instance gets a prefix from another one where placement says so
-  bool links_seen = true;     // … and knows what the links carry now; else what they gave so far, in the mean
   double message_s = 50e-6;   // a control message's way
   int output_tokens = -1;     // of every request; -1: the trace's
   bool answers = false;       // a session's next prompt has what was answered, as D has it; else other tokens
   double deadline_s = 0;      // of every request, after its arrival: then it ends as it is; 0: none
-  double oracle_error = 0;    // --admission-decode oracle: the answer's length times a log-normal factor of mean 1, …
-  uint64_t oracle_seed = 0;   // … this the standard deviation of its logarithm, by this seed
 };
 
 enum class SimulatedEnd : uint8_t { completed, refused, failed };
@@ -62,9 +59,9 @@ struct Simulation {
   double end_s = 0;
   double kv_gb = 0;  // sent between instances
   int64_t fetched_tokens = 0;
-  std::vector<double> fetches_s;  // how long each fetched prefix was under way, by their ends
-  double prefill_busy_s = 0,
-         decode_busy_s = 0;                  // instances' steps, of those that prefill, and of those that only decode
+  std::vector<double> fetches_s;             // how long each fetched prefix was under way, by their ends
+  double prefill_busy_s = 0;                 // steps of the instances that prefill
+  double decode_busy_s = 0;                  // … and of those that only decode
   double prefill_gb_s = 0, decode_gb_s = 0;  // the integral of the KV that these hold
   double prompt_phase_gb_s = 0, decode_phase_gb_s = 0, transfer_phase_gb_s = 0;  // of all, as Spent tells it
   int64_t events = 0, steps = 0, preemptions = 0;

@@ -57,17 +57,4 @@ class Node {
   double held_ = 0, held_block_s_ = 0;  // blocks since the last turn
 };
 
-// The conductor sees it as it sees a live one; its prefix cache by its reports.
-class NodeProbe : public InstanceProbe {
- public:
-  explicit NodeProbe(const Node& node) : node_(node) {}
-  InstanceStats stats() const override { return node_.instance().stats(); }
-  KvStats kv() const override { return node_.instance().memory().stats(); }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
-  const std::atomic<uint64_t>* version() const override { return &node_.version(); }
-
- private:
-  const Node& node_;
-};
-
 }  // namespace xpyd::disagg

@@ -111,8 +111,7 @@ Trace arranged(Draft draft) {
       request.arrival_s += copy * period_s;
       if (request.after >= 0) request.after += copy * int(n);
       if (request.session >= 0) request.session += copy * n_sessions;
-      if (!options.keep_ids)
-        for (uint64_t& id : request.blocks) id = chain_hash(id, uint64_t(copy));
+      for (uint64_t& id : request.blocks) id = chain_hash(id, uint64_t(copy));
       requests.push_back(std::move(request));
     }
   }
@@ -180,10 +179,9 @@ void for_each_cells(const std::string& path, Draft& draft, std::initializer_list
   }
 }
 
-// Ids of the file's own numbering, `scope`, become the trace's; of the first n_shared blocks: equal in all scopes that
-// have this `shared`. A file may leave out the id of a partial tail, which is then nobody else's.
-void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool tail_has_id, uint64_t scope = 0,
-                int n_shared = 0, uint64_t shared = 0) {
+// Ids of the file's own numbering, `scope`, become the trace's. A file may leave out the id of a partial tail, which is
+// then nobody else's.
+void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool tail_has_id, uint64_t scope = 0) {
   TraceRequest& request = draft.trace.requests.back();
   const json& ids = fields.array("hash_ids");
   const size_t whole = size_t(request.prompt_tokens / draft.trace.block_tokens);
@@ -193,14 +191,12 @@ void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool
                     std::to_string(request.prompt_tokens) + " tokens needs " + std::to_string(all) + ", one per " +
                     std::to_string(draft.trace.block_tokens) + " tokens");
   request.blocks.reserve(all);
-  uint64_t before = n_shared > 0 ? shared : scope;
-  for (int i = 0; const json& id : ids) {
+  uint64_t before = scope;
+  for (const json& id : ids) {
     if (!id.is_number_integer() || (!id.is_number_unsigned() && id.get<int64_t>() < 0))
       fail(where, "hash_ids: expected whole numbers from 0");
-    if (i == n_shared && i > 0) before = chain_hash(before, scope);
-    before = chain_hash(before, i < n_shared ? uint64_t(i) : id.get<uint64_t>());
+    before = chain_hash(before, id.get<uint64_t>());
     request.blocks.push_back(before);
-    ++i;
   }
   draft.fill_with_own_blocks(before);
 }
@@ -283,14 +279,11 @@ struct WekaAgent {
   int empty_answers = 0;
   // The first request comes think_s after request `after`. Returns the last one's index, or -1.
   int add(const json& agent, const std::string& what, double start_s, int after, double think_s, bool is_sub) {
-    JsonFields sizes(agent, what);
-    const int64_t head = sizes.integer_or("tool_tokens", 0, kMaxTokens, 0) +  //
-                         sizes.integer_or("system_tokens", 0, kMaxTokens, 0);
-    const int shared = int(std::min<int64_t>(draft.options.shared_prefix_tokens, head)) / draft.trace.block_tokens;
+    JsonFields whole(agent, what);
     const int session = draft.n_sessions++;
     int last = -1, ended_last = -1;  // of ours; of the sub-agents since, the one that ended last
     double last_s = start_s, last_end_s = start_s, sub_end_s = 0;
-    for (int i = 0; const json& row : sizes.array("requests")) {
+    for (int i = 0; const json& row : whole.array("requests")) {
       const std::string where = what + (is_sub ? "." : ": ") + "requests[" + std::to_string(i++) + "]";
       JsonFields fields(row, where);
       const double at_s = start_s + fields.number("t", 0, kMaxSeconds);
@@ -317,8 +310,7 @@ struct WekaAgent {
       if (request.after >= 0)
         request.think_s = std::max(0.0, joins ? at_s - sub_end_s : last < 0 ? think_s : thought_s);
       empty_answers += out == 0;
-      // A prompt that is shorter than tools and system prompt is a call without them.
-      add_blocks(draft, fields, where, false, scope, in < head ? 0 : shared, is_sub ? 2 : 1);
+      add_blocks(draft, fields, where, false, scope);
       last = draft.last(), last_s = at_s, last_end_s = at_s + api_s, ended_last = -1, sub_end_s = 0;
     }
     return ended_last >= 0 ? ended_last : last;

@@ -39,17 +39,15 @@ struct Trace {
 };
 
 struct TraceOptions {
-  int limit = 0;          // of requests; 0: all
-  double speed = 1;       // arrivals are that much closer; think times stay
-  double jitter_s = 0;    // added to what starts by itself: uniform in [0, jitter_s), before speed
-  int repeat = 1;         // the trace laid end to end; blocks and sessions of each are its own
-  bool keep_ids = false;  // blocks of repetitions are the same ones
+  int limit = 0;        // of requests; 0: all
+  double speed = 1;     // arrivals are that much closer; think times stay
+  double jitter_s = 0;  // added to what starts by itself: uniform in [0, jitter_s), before speed
+  int repeat = 1;       // the trace laid end to end; blocks and sessions of each are its own
   uint64_t seed = 0;
-  double rate = 1;               // starts per second where the file has no times; infinite: all at once
-  double think_s = 0;            // between the turns of conversations where the file has no times
-  int shared_prefix_tokens = 0;  // weka: of tools and system prompt, equal in all sessions; at most what they have
-  int clients = 100;             // servegen: of the pool
-  int hash_block_tokens = 0;     // mooncake: that an id of a row's hash_ids stands for; 0: 512
+  double rate = 1;            // starts per second where the file has no times; infinite: all at once
+  double think_s = 0;         // between the turns of conversations where the file has no times
+  int clients = 100;          // servegen: of the pool
+  int hash_block_tokens = 0;  // mooncake: that an id of a row's hash_ids stands for; 0: 512
 };
 
 struct TraceFormat {

@@ -8,7 +8,6 @@
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "experiments/shard_traffic.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::shard_plan_test {
@@ -23,12 +22,47 @@ bool inside(const KvRect& part, const KvRect& whole) {
   return within(part.layers, whole.layers) && within(part.heads, whole.heads);
 }
 
-// "" if every (destination rank, layer, head) is written exactly once (by each part of the tokens
-// once) and every read is inside the source's shard.
+// What a map costs. One message is one contiguous piece on both sides, as add_copies (kv_copy.h)
+// makes them when no two blocks are neighbours.
+struct ShardTraffic {
+  int edges = 0;             // pairs of ranks that exchange anything
+  int sources = 0;           // ranks that send anything
+  int64_t bytes = 0;         // of one full block
+  int64_t unique_bytes = 0;  // … without the copies of kv heads
+  int64_t messages = 0;      // of one full block
+};
+// Both sides have this order and this block size.
+ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order, int block_tokens) {
+  ShardTraffic t;
+  std::set<std::pair<int, int>> edges;
+  std::set<int> sources;
+  for (const ShardMove& move : map.moves) {
+    const int n_layers = move.rect.layers.size(), n_heads = move.rect.heads.size();
+    const KvRect from = map.source.rect(move.source_rank), to = map.destination.rect(move.destination_rank);
+    const bool all_heads = from.heads == move.rect.heads && to.heads == move.rect.heads;
+    const bool all_layers = from.layers == move.rect.layers && to.layers == move.rect.layers;
+    const int planes = 2 * n_layers;
+    if (!all_heads) {
+      t.messages += int64_t(planes) * block_tokens;
+    } else if (order == KvOrder::layer_major) {
+      t.messages += planes;
+    } else {
+      t.messages += all_layers ? 1 : block_tokens;
+    }
+    t.bytes += int64_t(block_tokens) * n_layers * n_heads * 2 * int64_t(whole.row_bytes());
+    sources.insert(move.source_rank);
+    edges.insert({move.source_rank, move.destination_rank});
+  }
+  t.edges = int(edges.size());
+  t.unique_bytes = int64_t(block_tokens) * int64_t(whole.token_bytes());
+  t.sources = int(sources.size());
+  return t;
+}
+
+// "" if every (destination rank, layer, head) is written exactly once and every read is inside the source's shard.
 std::string first_fault(const ShardMap& map) {
   const int L = map.source.n_layers, n = map.source.n_kv_heads;
   std::vector<int> written(size_t(map.destination.n_ranks() * L * n), 0);
-  std::vector<int> parts(written.size(), 1);
   for (const ShardMove& m : map.moves) {
     if (m.rect.layers.size() < 1 || m.rect.heads.size() < 1) return "an empty move";
     if (!inside(m.rect, map.source.rect(m.source_rank))) return "reads outside the source's shard";
@@ -36,9 +70,7 @@ std::string first_fault(const ShardMap& map) {
     for (int l = m.rect.layers.begin; l < m.rect.layers.end; ++l)
       for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h) {
         const size_t cell = size_t((m.destination_rank * L + l) * n + h);
-        if (written[cell] >> m.part & 1) return "a cell is written twice";
-        written[cell] |= 1 << m.part;
-        parts[cell] = m.parts;
+        if (written[cell]++ > 0) return "a cell is written twice";
       }
   }
   for (int rank = 0; rank < map.destination.n_ranks(); ++rank)
@@ -47,7 +79,7 @@ std::string first_fault(const ShardMap& map) {
         const size_t cell = size_t((rank * L + l) * n + h);
         const KvRect own = map.destination.rect(rank);
         const bool mine = inside({{l, l + 1}, {h, h + 1}}, own);
-        if (written[cell] != (mine ? (1 << parts[cell]) - 1 : 0)) return "a cell is not written";
+        if (written[cell] != int(mine)) return "a cell is not written";
       }
   return "";
 }
@@ -59,17 +91,14 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
       for (int b : {1, 2, 4, 8, 16})
         for (int p : {1, 2, 3, 4})
           for (int q : {1, 2, 3})
-            for (int L : {4, 7, 61})
-              for (ReplicaUse use : {ReplicaUse::spread, ReplicaUse::stripe}) {
-                const ShardMap map = map_shards(shards(L, n, a, p), shards(L, n, b, q), use);
-                const std::string fault = first_fault(map);
-                if (!fault.empty()) {
-                  INFO("n " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q << " layers " << L
-                            << " stripe " << int(use));
-                  REQUIRE(fault == "");
-                }
-                n_configurations += use == ReplicaUse::spread;
+            for (int L : {4, 7, 61}) {
+              const std::string fault = first_fault(map_shards(shards(L, n, a, p), shards(L, n, b, q)));
+              if (!fault.empty()) {
+                INFO("n " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q << " layers " << L);
+                REQUIRE(fault == "");
               }
+              ++n_configurations;
+            }
   CHECK(n_configurations == 3600);
 }
 
@@ -82,7 +111,7 @@ TEST_CASE("shards: heads that tp does not divide, chosen long stages, tables of 
         to.stage_layers = {2, 9};
         INFO("tp " << a << " -> " << b << " long stage " << long_stage);
         CHECK(first_fault(map_shards(from, to)) == "");
-        CHECK(first_fault(map_shards(to, from, ReplicaUse::stripe)) == "");
+        CHECK(first_fault(map_shards(to, from)) == "");
       }
 }
 
@@ -145,14 +174,6 @@ TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
     CHECK(t.bytes == row.copies * t.unique_bytes);
     CHECK(t.sources == row.sources);
   }
-  // Tokens striped over replicas: the same bytes leave from twice the ranks.
-  const KvShape whole{.n_layers = 8, .n_kv_heads = 8, .head_dim = 128, .dtype = Dtype::bf16};
-  const ShardMap striped = map_shards(shards(8, 8, 16), shards(8, 8, 8), ReplicaUse::stripe);
-  const ShardTraffic t = shard_traffic(striped, whole, KvOrder::layer_major, 16);
-  CHECK(t.edges == 16);
-  CHECK(t.sources == 16);
-  CHECK(t.bytes == t.unique_bytes);
-  CHECK(t.most_sent_bytes == t.bytes / 16);
 }
 
 TEST_CASE("shards: messages by the order of a block, where both sides have other heads and where not", "[shards]") {
@@ -257,7 +278,7 @@ TEST_CASE("a sharded transfer moves every row of the region and no other", "[sha
       return shards(5, 4, int(std::vector{1, 2, 3, 4, 8, 16}[random.below(6)]), 1 + int(random.below(5)));
     };
     const KvShards from = side(), to = side();
-    const ShardMap map = map_shards(from, to, random.below(2) ? ReplicaUse::spread : ReplicaUse::stripe);
+    const ShardMap map = map_shards(from, to);
     auto order = [&] { return random.below(2) ? KvOrder::layer_major : KvOrder::token_major; };
     auto block = [&] { return int(std::vector{1, 4, 16, 64}[random.below(4)]); };
     KvRegion region;

@@ -1,6 +1,5 @@
 #include <array>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/random.h"
@@ -299,20 +298,14 @@ TEST_CASE("simulation: how long a fetch takes is said by what the links carry", 
   policy.place = told;
   o.conductor.placement = &policy;
   const double alone = 50 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
-  for (const bool seen : {false, true}) {
-    INFO(seen);
-    o.links_seen = seen;
-    said_fetches.clear();
-    const Result<Simulation> run = simulate(o, trace);
-    REQUIRE(run.ok());
-    REQUIRE(said_fetches.size() == 2);
-    REQUIRE(run.value().fetches_s.size() == 2);
-    CHECK(said_fetches[0] == Approx(alone));
-    CHECK(said_fetches[1] == Approx(seen ? 2 * alone : alone));
-    const double took_s = run.value().fetches_s[1];
-    if (seen) CHECK(said_fetches[1] == Approx(took_s).epsilon(0.1));
-    if (!seen) CHECK(said_fetches[1] < 0.7 * took_s);
-  }
+  said_fetches.clear();
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  REQUIRE(said_fetches.size() == 2);
+  REQUIRE(run.value().fetches_s.size() == 2);
+  CHECK(said_fetches[0] == Approx(alone));
+  CHECK(said_fetches[1] == Approx(2 * alone));
+  CHECK(said_fetches[1] == Approx(run.value().fetches_s[1]).epsilon(0.1));
 }
 
 // A pool of three prompts, and four that come in turn: without a tier the first one has gone when it comes again.
@@ -547,8 +540,7 @@ TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]
 }
 
 // Each view says when those end that decode or will.
-TEST_CASE("simulation: an oracle knows how long each answer will be, with the error that it is told",
-          "[simulate][log]") {
+TEST_CASE("simulation: an oracle knows how long each answer will be", "[simulate][log]") {
   TempDir dir;
   Trace trace{.block_tokens = 64};
   for (int i = 0; i < 300; ++i)
@@ -560,43 +552,27 @@ TEST_CASE("simulation: an oracle knows how long each answer will be, with the er
   o.conductor.admission = find_admission_policy("predicted");
   o.conductor.admission_options.decode = DecodeSeconds::oracle;
   // How long the ones before are said to last, over how long they do: of those that decode, and of those that come.
-  struct Ratios {
-    double decoding = 0, coming = 0;
-    int n_decoding = 0, n_coming = 0;
-    double worst = 0;
-  };
-  const auto ratios = [&] {
-    o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
-    const Result<Simulation> run = simulate(o, trace);
-    o.conductor.log.reset();
-    Ratios all;
-    std::ifstream file(dir.path + "/log");
-    for (std::string line; std::getline(file, line);) {
-      const nlohmann::json is = nlohmann::json::parse(line);
-      if (is.value("e", "") != "admit" || is["request"].get<size_t>() % 2 == 0) continue;
-      const SimulatedRecord& before = run.value().records[is["request"].get<size_t>() - 1];
-      const auto ratio = [&](const nlohmann::json& s) {
-        return (s["ends_s"].get<double>() - before.times.first_s) / (before.last_s - before.times.first_s);
-      };
-      for (const auto& s : is["view"].value("decoding", nlohmann::json::array()))
-        all.decoding += ratio(s), ++all.n_decoding, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
-      for (const auto& s : is["view"].value("coming", nlohmann::json::array()))
-        all.coming += ratio(s), ++all.n_coming, all.worst = std::max(all.worst, std::abs(ratio(s) - 1));
-    }
-    all.decoding /= all.n_decoding, all.coming /= all.n_coming;
-    return all;
-  };
-  const Ratios exact = ratios();
-  CHECK(exact.n_decoding == 75);
-  CHECK(exact.n_coming == 75);
-  CHECK(exact.worst < 0.03);  // what joins makes the steps longer
-  o.oracle_error = 0.5;
-  const Ratios wrong = ratios();
-  CHECK(wrong.worst > 0.5);
-  CHECK(std::abs(wrong.coming - 1) < 0.2);  // three and a half of its standard errors, .53 / sqrt(75)
-  CHECK(ratios().coming == wrong.coming);
-  o.oracle_seed = 1 << 20;
-  CHECK(ratios().coming != wrong.coming);
+  o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
+  const Result<Simulation> run = simulate(o, trace);
+  o.conductor.log.reset();
+  int n_decoding = 0, n_coming = 0;
+  double worst = 0;
+  std::ifstream file(dir.path + "/log");
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json is = nlohmann::json::parse(line);
+    if (is.value("e", "") != "admit" || is["request"].get<size_t>() % 2 == 0) continue;
+    const SimulatedRecord& before = run.value().records[is["request"].get<size_t>() - 1];
+    const auto ratio = [&](const nlohmann::json& s) {
+      return (s["ends_s"].get<double>() - before.times.first_s) / (before.last_s - before.times.first_s);
+    };
+    for (const auto& s : is["view"].value("decoding", nlohmann::json::array()))
+      ++n_decoding, worst = std::max(worst, std::abs(ratio(s) - 1));
+    for (const auto& s : is["view"].value("coming", nlohmann::json::array()))
+      ++n_coming, worst = std::max(worst, std::abs(ratio(s) - 1));
+  }
+  CHECK(n_decoding == 75);
+  CHECK(n_coming == 75);
+  CHECK(worst < 0.03);  // what joins makes the steps longer
 }
 
 }  // namespace
