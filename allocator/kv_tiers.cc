@@ -267,7 +267,8 @@ void KvTiers::tell(int32_t block) {
     if (std::exchange(b.told[int(tier)], is_in) == is_in) continue;
     const std::optional<uint64_t> parent = b.parent < 0 ? std::nullopt : std::optional(b.parent_hash);
     for (const auto& listener : options_.listeners)
-      is_in ? listener->stored(tier, b.hash, parent, tokens_at(block)) : listener->removed(tier, b.hash);
+      is_in ? listener->stored(tier, b.hash, parent, {tokens_of(block), size_t(options_.block_tokens)})
+            : listener->removed(tier, b.hash);
   }
 }
 

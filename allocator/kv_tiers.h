@@ -141,7 +141,6 @@ class KvTiers {
   uint64_t key_of(uint64_t hash) const { return hash & seams_.key_mask; }
   int32_t look_up(const Chain& chain, uint64_t hash, const int32_t* tokens) const;
   const int32_t* tokens_of(int32_t block) const { return &tokens_[size_t(block) * size_t(options_.block_tokens)]; }
-  std::span<const int32_t> tokens_at(int32_t block) const { return {tokens_of(block), size_t(options_.block_tokens)}; }
   Block& at(int32_t block) { return blocks_[size_t(block)]; }
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
   Block* parent_of(const Block& block);

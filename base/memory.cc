@@ -114,16 +114,15 @@ void copy_streaming_avx512(const Copy* copies, size_t n);  // copy_avx512.cc
 std::span<const CopyVariant> copy_variants() {
   static constexpr CopyVariant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx512", copy_streaming_avx512, Isa::avx512},
-    {"avx2", copy_streaming_avx2, Isa::avx2},
+      {"avx512", copy_streaming_avx512, Isa::avx512},
+      {"avx2", copy_streaming_avx2, Isa::avx2},
 #endif
-    {"portable",
-     [](const Copy* copies, size_t n) {
-       for (const Copy* copy = copies; copy < copies + n; ++copy)
-         if (copy->bytes > 0) std::memcpy(copy->destination, copy->source, copy->bytes);
-     },
-     Isa::portable}
-  };
+      {"portable",
+       [](const Copy* copies, size_t n) {
+         for (const Copy* copy = copies; copy < copies + n; ++copy)
+           if (copy->bytes > 0) std::memcpy(copy->destination, copy->source, copy->bytes);
+       },
+       Isa::portable}};
   return kVariants;
 }
 

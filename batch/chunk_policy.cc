@@ -24,8 +24,8 @@ constexpr ChunkPolicy kChunkPolicies[] = {
 
 // A least piece of at most half of what a prompt may have, so that one that is longer than that comes in two; in whole
 // blocks, so that these end at one.
-int least_piece(const ChunkView& view, int asked) {
-  const int least = std::min(asked, std::min(prompt_room(view), view.base) / 2);
+int least_piece(const ChunkView& view) {
+  const int least = std::min(view.minimum, std::min(prompt_room(view), view.base) / 2);
   return least >= view.block_tokens ? least / view.block_tokens * view.block_tokens : least;
 }
 
@@ -66,7 +66,7 @@ int chunk_minimum(const ChunkPolicy& policy, int asked, int base, int block_toke
 
 void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const ChunkState& state, ChunkChoice& choice) {
   ChunkView seen = view;
-  seen.minimum = least_piece(view, view.minimum);
+  seen.minimum = least_piece(view);
   ChunkWave wave;
   choice.state = policy.decide(seen, state, wave);
   choice.extrapolates = wave.extrapolates;

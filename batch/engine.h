@@ -150,7 +150,6 @@ class Engine final : private LayerObserver {
   bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
-  size_t startable() const;
   void charge(double now);
   std::deque<SequencePtr>::iterator first_without_kv();
   bool append(const Sequence& sequence, int n_tokens);

@@ -33,8 +33,6 @@ BatchView Engine::view_of(std::span<const SequenceView> running, int available_b
           .admission = admission_};
 }
 
-size_t Engine::startable() const { return size_t(std::max(0, options_.max_batch - int(running_.size()))); }
-
 void Engine::make_plan() {
   running_views_.clear();
   waiting_views_.clear();
@@ -49,7 +47,8 @@ void Engine::make_plan() {
   }
   if (in_waves()) share_decodes();
   // No policy can start more than the free places; the rest of the queue need not be looked at.
-  for (size_t i = 0, n = startable(); i < std::min(n, waiting_.size()); ++i) {
+  const auto places = size_t(std::max(0, options_.max_batch - int(running_.size())));
+  for (size_t i = 0; i < std::min(places, waiting_.size()); ++i) {
     Sequence& s = *waiting_[i];
     if (!s.probed) {
       const int cached = memory_.probe(s.tokens, s.salt());
@@ -67,7 +66,7 @@ void Engine::make_plan() {
   const BatchView view = view_of(running_views_, kv.available(), kv, step_tokens);
   plan_.clear();
   options_.policy->plan(view, plan_);
-  if (watcher_ && !(plan_.runs.empty() && plan_.keeps_batch())) watcher_(view, plan_);
+  if (watcher_ && !plan_.empty()) watcher_(view, plan_);
 }
 
 // Sequences that decode are shared by as many waves as there are stages: in one wave, they would leave all stages but

@@ -113,7 +113,7 @@ void plan_static(const BatchView& view, BatchPlan& plan) {
                                  [](const SequenceView& s) { return s.n_output <= 1; });
   run_prefills(room);
   if (forms) admit(room, find_admission_rule(kLongest), true);
-  if (plan.runs.empty() && plan.admits.empty() && plan.preempts.empty()) run_decodes(room);
+  if (plan.empty()) run_decodes(room);
 }
 
 // Prompts go first, alone; decodes run when no prompt can.
@@ -121,7 +121,7 @@ void plan_prefill_first(const BatchView& view, BatchPlan& plan) {
   Room room(view, plan);
   run_prefills(room);
   admit(room, find_admission_rule(kPrompt), true);
-  if (plan.runs.empty() && plan.admits.empty() && plan.preempts.empty()) run_decodes(room);
+  if (plan.empty()) run_decodes(room);
 }
 
 void plan_mixed(const BatchView& view, BatchPlan& plan, Prompts prompts) {

@@ -2,7 +2,6 @@
 // randomness, no I/O; the live engine and a simulation call the same function.
 #pragma once
 
-#include <climits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -48,7 +47,7 @@ struct BatchPlan {
   std::vector<ScheduledRun> runs;    // of running, ascending, none of them preempted
   std::vector<ScheduledRun> admits;  // of waiting, ascending
   std::vector<int> preempts;         // of running: their blocks are freed and they wait again
-  bool keeps_batch() const { return admits.empty() && preempts.empty(); }
+  bool empty() const { return runs.empty() && admits.empty() && preempts.empty(); }
   void clear() {
     runs.clear();
     admits.clear();

@@ -40,6 +40,7 @@ class WireRate {
   double seconds_ = 0, bytes_ = 0;  // of the samples
   double last_end_s_ = 0;
 };
+
 namespace handover {
 struct Visits;
 }

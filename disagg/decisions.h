@@ -6,7 +6,6 @@
 
 #include "allocator/eviction.h"
 #include "base/json_columns.h"
-#include "batch/admission.h"
 #include "batch/chunk_policy.h"
 #include "batch/policy.h"
 #include "disagg/admission.h"

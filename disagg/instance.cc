@@ -59,8 +59,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
   publish();
 }
 
-Instance::~Instance() = default;
-
 void Instance::watch() {
   engine_.watch_plans([this](const BatchView& view, const BatchPlan& plan) {
     options_.log->decided(clock_.now(), "plan", options_.engine.policy->name, 0, view, NoOptions{}, plan, "instance",

@@ -54,7 +54,6 @@ class Instance final {
   // The memory may outlive it: build_instance().
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::shared_ptr<KvMemory> memory,
            std::unique_ptr<KvTransport> transport, Clock& clock, Post& post);
-  ~Instance();
 
   InstanceInfo info() const;
   void send(InstanceId from, Message message);
@@ -75,9 +74,8 @@ class Instance final {
     return engine_.idle() && reservations_.size() == 0 && sender_.empty() && receiver_.empty() && fetcher_.empty() &&
            lender_.empty();
   }
-  bool counts_posts() const {
-    return receiver_.counts() || fetcher_.counts() || lender_.counts();
-  }  // it has to look at what arrives, for which there is no mail
+  // It has to look at what arrives, for which there is no mail.
+  bool counts_posts() const { return receiver_.counts() || fetcher_.counts() || lender_.counts(); }
   // Whatever is inside ends with `reason`. For an end in order the conductor hears of it; what the
   // others know of it they find out by themselves.
   void shut_down(FinishReason reason, const std::string& error);
@@ -110,7 +108,9 @@ class Instance final {
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
   void handle(InstanceId from, FetchKv message) {
-    for_others([&] { lender_.handle(from, std::move(message)); });
+    computes_ = false;  // there is no choice between loading and computing
+    lender_.handle(from, std::move(message));
+    computes_ = true;
   }
   void handle(InstanceId from, KvLent message) { fetcher_.handle(from, std::move(message)); }
   void handle(InstanceId from, FetchOver message) { lender_.handle(from, message); }
@@ -129,13 +129,6 @@ class Instance final {
   void watch();
   void log_step(const StepShape& step, double seconds);
   std::string name_of(InstanceId id) const;
-  // reserve() for whoever computes nothing here: there is no choice between loading and computing.
-  template <class F>
-  void for_others(F&& f) {
-    computes_ = false;
-    f();
-    computes_ = true;
-  }
   void charge_transfers();
   void publish();
   void draw_map();

@@ -2,7 +2,6 @@
 #include "experiments/cpp_chunks.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "experiments/chunk_oracle.h"
 #include "experiments/experiment.h"

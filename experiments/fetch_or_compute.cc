@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "base/stats.h"
 #include "disagg/transport/forwarding.h"
 #include "experiments/experiment.h"
 #include "experiments/mooncake_cost.h"

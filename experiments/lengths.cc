@@ -1,6 +1,5 @@
 #include "experiments/lengths.h"
 
-#include <algorithm>
 #include <cmath>
 #include <span>
 

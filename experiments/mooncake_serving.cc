@@ -1,7 +1,6 @@
 // mooncake_serving: Mooncake's figures of serving (FAST'25, and arXiv 2407.00079) on the simulator.
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "base/random.h"
 #include "experiments/simulated.h"

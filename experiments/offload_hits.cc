@@ -7,7 +7,6 @@
 // .5; device 203 / 18 = 11 times none. rounds: a document takes 370 ms to compute, 30 to load, 8 with its KV there:
 // offload alone 6 to 13 times, prefix cache 25 to 45; from a disk at 80 to 400 MB/s 2 to 10. overrun: 16 documents in
 // turn through a tier of 7.5 by LRU find nothing: .9 to 1.1; of 8 each loses a 16th to a half.
-#include <algorithm>
 #include <filesystem>
 
 #include "experiments/offload.h"

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/offload.h"
 

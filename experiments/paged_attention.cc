@@ -2,7 +2,6 @@
 // and what the size of a block does to requests.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -12,7 +11,6 @@
 #include "base/cpu.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "base/thread_team.h"
 #include "batch/engine.h"
 #include "experiments/attention_case.h"

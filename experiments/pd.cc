@@ -6,8 +6,6 @@
 // Arithmetic, two cores. 1C runs a chunk of 512 in 170 ms, and whoever decodes waits so long. 1P1D: D has one core
 // and steps of 6 to 10 ms: P99 ITL 8 to 30 ms; P has half the arithmetic: TTFT twice as long, and a queue. A second P
 // adds no arithmetic. The transfer of 4.4 MB is below 1 ms.
-#include <algorithm>
-
 #include "base/arrivals.h"
 #include "experiments/load.h"
 

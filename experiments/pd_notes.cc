@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "base/stats.h"
 #include "experiments/lengths.h"
 #include "experiments/poisson.h"
 #include "experiments/simulated.h"

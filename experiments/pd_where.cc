@@ -5,7 +5,6 @@
 #include <map>
 
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/poisson.h"
 #include "experiments/simulated.h"
 

@@ -1,6 +1,5 @@
 // rejection: who is refused under overload, when, and what it saves; and what reservations are worth.
 #include <algorithm>
-#include <map>
 
 #include "base/stats.h"
 #include "disagg/cluster.h"

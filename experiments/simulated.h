@@ -2,7 +2,6 @@
 // run.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -2,10 +2,8 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 
-#include "allocator/kv_plan.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "experiments/experiment.h"

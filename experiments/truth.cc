@@ -8,7 +8,6 @@
 // waits every second time: the TTFT's median has the step's error, its P90 the queue's. Speed: 30 steps a request, 1
 // to 3 us a sequence each: 1.2 to 12 s.
 #include <chrono>
-#include <cmath>
 
 #include "base/arrivals.h"
 #include "base/files.h"

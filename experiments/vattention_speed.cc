@@ -7,7 +7,6 @@
 #include "attention/attention.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"

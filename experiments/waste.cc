@@ -1,7 +1,6 @@
 // waste: where the bytes of a full KV pool go, and how many sequences fit in it.
 #include <algorithm>
 #include <bit>
-#include <climits>
 #include <deque>
 #include <map>
 #include <memory>

@@ -660,7 +660,7 @@ void HttpListener::stop() {
   loop_->post([loop = loop_.get()] { loop->io.stop(); });
 }
 int HttpListener::port() const { return loop_->acceptor.local_endpoint().port(); }
-bool HttpListener::is_loopback() const { return loop_->acceptor.local_endpoint().address().is_loopback(); }
+bool HttpListener::is_loopback() const { return is_loopback_address(loop_->acceptor.local_endpoint().address()); }
 HttpPost HttpListener::post() const {
   return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
 }

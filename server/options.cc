@@ -43,12 +43,6 @@ constexpr const char* kCluster = "serve generate";            // has a conductor
 constexpr const char* kPolicy = "serve generate simulate";    // …, maybe of a simulated one
 constexpr const char* kEverywhere = "serve generate simulate worker";
 
-// "a|b|c", the names of a table's rows: a new row is a new choice.
-template <class Rows>
-std::string names(const Rows& rows) {
-  return names_of(rows, "|");
-}
-
 std::optional<Dtype> weight_dtype(const std::string& name) {
   return name == "auto" ? std::nullopt : std::optional(find_dtype(name));
 }
@@ -83,15 +77,17 @@ std::vector<std::string> one_or_none(const std::string& text) {
 }
 
 std::vector<OptionRow> make_rows() {
-  // The rows keep pointers into these.
-  static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
-                           admissions = "auto|" + names(admission_rules()), chunks = names(chunk_policies()),
-                           placements = names(placement_policies()), fetches = names(fetch_policies()),
-                           replications = names(replication_policies()), slo_admissions = names(admission_policies()),
-                           orders = names(disagg_policies()), wires = names(transports()),
-                           device_names = names(devices()), evictions = names(kEvictionPolicies),
+  // The rows keep pointers into these; a new row of a table is a new choice.
+  static const std::string allocators = names_of(kv_schemes(), "|"), batchings = names_of(batch_policies(), "|"),
+                           admissions = "auto|" + names_of(admission_rules(), "|"),
+                           chunks = names_of(chunk_policies(), "|"), placements = names_of(placement_policies(), "|"),
+                           fetches = names_of(fetch_policies(), "|"),
+                           replications = names_of(replication_policies(), "|"),
+                           slo_admissions = names_of(admission_policies(), "|"),
+                           orders = names_of(disagg_policies(), "|"), wires = names_of(transports(), "|"),
+                           device_names = names_of(devices(), "|"), evictions = names_of(kEvictionPolicies, "|"),
                            gemms = available(gemm_variants()), attentions = available(attention_variants()),
-                           isas = "auto|" + names(kIsas), drafts = names(drafters());
+                           isas = "auto|" + names_of(kIsas, "|"), drafts = names_of(drafters(), "|");
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       // Where and what.
@@ -297,8 +293,7 @@ std::vector<OptionRow> make_rows() {
        sets<&ConductorOptions::stream_kv>},
       {"reservation", choice, "off", "", "off|escrow", 0, 0,
        "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, "
-       "with "
-       "--kv-transfer push, D has, too; off: as soon as P has room, whether D has any or not",
+       "with --kv-transfer push, D has, too; off: as soon as P has room, whether D has any or not",
        kEverywhere, sets_as<is<"escrow">, &ConductorOptions::escrow>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
        sets_as<find_placement_policy, &ConductorOptions::placement>},
@@ -416,8 +411,8 @@ std::vector<OptionRow> make_rows() {
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
        kShape, sets_as<row_named<attention_variants>, &BackendOptions::kernels, &Kernels::attention>},
       {"cuda-prefill-attention", text, "auto", "", "VARIANT", 0, 0,
-       "--device cuda: attention of steps with several query tokens; auto: the fastest that takes the KV; naive for "
-       "f32",
+       "--device cuda: attention of steps with several query tokens; auto: the fastest that takes the KV; "
+       "naive for f32",
        kEngine, sets<&BackendOptions::cuda_prefill_attention>},
       {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
        "--device cuda: attention of steps with one query token per sequence", kEngine,

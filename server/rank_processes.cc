@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "disagg/ranks/stage.h"
 #include "server/signals.h"
 #include "server/spawn.h"

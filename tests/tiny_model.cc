@@ -1,8 +1,5 @@
 #include "tests/tiny_model.h"
 
-#include <filesystem>
-#include <fstream>
-
 #include "model/gemm.h"
 #include "tests/catch.h"
 

@@ -37,11 +37,11 @@ inline constexpr double kMaxSeconds = 1e12;
 
 template <class V>
 concept NumberWithSign = std::is_same_v<V, int32_t> || std::is_same_v<V, int64_t>;
+// clang-format off
 template <class V>
-concept List = requires(V list) {
-  list.emplace_back();
-}
-&&!std::is_same_v<V, std::string> && !std::is_arithmetic_v<typename V::value_type>;
+concept List = requires(V list) { list.emplace_back(); } &&
+               !std::is_same_v<V, std::string> && !std::is_arithmetic_v<typename V::value_type>;
+// clang-format on
 
 template <Number kind, size_t most, class A, class T>
 void message_field(A& a, const char* name, T& value) {

@@ -126,7 +126,7 @@ class Receiver {
   void end(Incoming& in);
   // Room, and the KV that comes there (receiver_kv.cc).
   enum class Room { none, loading, all };
-  bool no_blocks(const Incoming& in, int sequences) const;
+  bool no_blocks(const Incoming& in) const;
   int sequences() const { return engine_.running() + engine_.waiting_with_kv() + promised(); }
   Room take_room(Incoming& in);
   int promised() const;

@@ -16,10 +16,10 @@ int Receiver::promised() const {
   return n;
 }
 
-bool Receiver::no_blocks(const Incoming& in, int sequences) const {
+bool Receiver::no_blocks(const Incoming& in) const {
   const KvStats kv = parts_.memory.stats();
   // Each of the others soon wants a block more.
-  const int spare = sequences == 0 ? 0 : std::max(kv.capacity / 100, sequences);
+  const int others = sequences(), spare = others == 0 ? 0 : std::max(kv.capacity / 100, others);
   const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
                    parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
   return need + spare > kv.available();
@@ -36,7 +36,7 @@ Receiver::Room Receiver::take_room(Incoming& in) {
   if (parts_.wire.zero_copy()) return Room::all;
   KvMemory& memory = parts_.memory;
   if (place.kv == kNoKv) {
-    if (no_blocks(in, sequences())) return Room::none;
+    if (no_blocks(in)) return Room::none;
     const Result<KvReservation> reserved = memory.reserve(tokens, salt);
     if (!reserved) return Room::none;
     place.kv = reserved.value().handle;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/table.h"
+#include "batch/admission.h"
 
 namespace xpyd::disagg {
 namespace {

@@ -1,7 +1,6 @@
 // Random operations against a trivially correct model: what each sequence's tokens are, and which
 // blocks are named by whom.
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "base/device.h"

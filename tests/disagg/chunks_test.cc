@@ -1,6 +1,5 @@
 // The chunk policy inside an instance: what its plans were bound by, what is logged of it, and what it is told of
 // steps.
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "disagg/event_log.h"

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
 #include "base/memory.h"

@@ -3,7 +3,6 @@
 
 #include <fstream>
 #include <iterator>
-#include <set>
 
 #include "disagg/control/registry.h"
 #include "disagg/ranks/stage.h"

@@ -1,6 +1,5 @@
 // One logits hash, whatever the number of stages, the waves under way, who cuts prompts into chunks, and how KV leaves
 // them.
-#include <array>
 #include <cstdlib>
 
 #include "base/random.h"

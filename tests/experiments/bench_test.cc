@@ -5,7 +5,6 @@
 #include <csignal>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <sstream>
 #include <utility>
 

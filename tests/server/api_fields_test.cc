@@ -2,7 +2,6 @@
 // it says, or refuses it by its name, or does not care, because no answer depends on it. A field that is new there gets
 // a row here, which fails until the parser knows it.
 #include <algorithm>
-#include <set>
 
 #include "disagg/control/codec.h"
 #include "model/chat_template.h"
@@ -137,7 +136,7 @@ constexpr Field kFields[] = {
     {"truncation_side", kBoth, harmless, R"("x")"},
     {"ngram_corpus_id", kBoth, harmless, R"("x")"},
     {"safety_identifier", kBoth, harmless, R"("x")"},
-    {"service_tier", kBoth, harmless, R"("flex")"},
+    {"service_tier", kBoth, harmless, R"("auto")"},
     {"prompt_cache_key", kBoth, harmless, R"("x")"},
     {"prompt_cache_retention", kBoth, harmless, R"("x")"},
     {"spaces_between_special_tokens", kBoth, harmless, R"(false)"},
