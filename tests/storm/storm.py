@@ -170,6 +170,18 @@ def ask(port, request, leave_after=None):
         connection.close()
 
 
+def ask_again(port, request, leave_after):
+    """Where the only worker of a role was killed, requests are refused until it is there again."""
+    until = time.time() + 30
+    while True:
+        try:
+            return ask(port, request, leave_after)
+        except Trouble as trouble:
+            if "no instance is there" not in str(trouble) or time.time() > until:
+                raise
+        time.sleep(0.2)
+
+
 def storm(server, wanted, alone, draw, kill):
     before = server.descriptors()
     waiting = queue.Queue()
@@ -186,7 +198,7 @@ def storm(server, wanted, alone, draw, kill):
             with lock:
                 open_now[0] += 1
             try:
-                got = ask(server.port, request, leave_after)
+                got = ask_again(server.port, request, leave_after) if kill else ask(server.port, request, leave_after)
                 if got is not None and got != alone[i]:
                     wrong.append(f"request {i} is {got}, alone it was {alone[i]}")
             except (Trouble, OSError, http.client.HTTPException) as error:
