@@ -245,7 +245,8 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   const auto prompt_s = [&](int cached) {
     return seconds(row.terms, among_decodes(this->prompt(f.prompt_tokens, cached).work, view));
   };
-  f.saved_s = prompt_s(f.cached_tokens) - prompt_s(f.holder_tokens);
+  // Never below 0, though a token that looks at a long prefix may cost more than one that a chunk has anyway.
+  f.saved_s = std::max(0.0, prompt_s(f.cached_tokens) - prompt_s(f.holder_tokens));
   return fetch;
 }
 

@@ -74,6 +74,31 @@ TEST_CASE("scoreboard: who has done nothing yet is as fast as its like", "[score
   CHECK(prefill_s(0) == Approx(36e-3));
 }
 
+// A worker refused a conductor that said a fetch was worth -58 ns, and the instance was lost.
+TEST_CASE("scoreboard: what a fetch saves is never below nothing", "[scoreboard][fetch]") {
+  const StepCost looks({1e-3, 0, 1e-3, 0, 0, 0});  // a chunk costs by the tokens before it alone
+  Scoreboard board(4096, looks);
+  std::vector<int32_t> tokens(2000);
+  for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = int32_t(t);
+  std::list<Member> members;
+  for (int i = 0; i < 2; ++i) {
+    Member& m = members.emplace_back();
+    m.info = {.id = i, .role = Role::prefill, .capacity_blocks = 1000, .block_tokens = 16, .max_batch = 8};
+    m.info.layout.shape = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8};
+    auto told = std::make_shared<Told>(true);
+    told->did(1000, looks.terms());
+    m.probe = told;
+    board.joined(m);
+  }
+  board.heard(members.back(), CacheReport{.stored = prefix_hashes(tokens, 16, 0), .removed = {}});
+  PromptHashes prompt(tokens, 0);
+  board.look(prompt, 0);
+  const Scoreboard::Fetch fetch = board.fetch(members.front(), prompt);
+  REQUIRE(fetch.holders == std::vector<InstanceId>{1});
+  CHECK(fetch.view.holder_tokens > 1900);
+  CHECK(fetch.view.saved_s == 0);
+}
+
 // Whatever was placed, began, ended, was reported, left and came: a scoreboard that keeps rows says what one says that
 // has just met everybody.
 TEST_CASE("scoreboard: rows that are kept are those that would be computed anew", "[scoreboard]") {
