@@ -120,6 +120,16 @@ class Server:
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def settled_descriptors(self):
+        """As many as there are when none has come for a second: instances may still connect when the server is ready."""
+        last, since = self.descriptors(), time.time()
+        until = time.time() + 20
+        while time.time() - since < 1 and time.time() < until:
+            time.sleep(0.1)
+            if (now := self.descriptors()) != last:
+                last, since = now, time.time()
+        return last
+
     def workers(self):
         found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True)
         return [int(pid) for pid in found.stdout.split()]
@@ -183,7 +193,7 @@ def ask_again(port, request, leave_after):
 
 
 def storm(server, wanted, alone, draw, kill):
-    before = server.descriptors()
+    before = server.settled_descriptors()
     waiting = queue.Queue()
     for i, request in enumerate(wanted):
         waiting.put((i, request, draw.randint(1, 10) if draw.random() < 0.08 else None))
