@@ -1,6 +1,6 @@
 """What papers claim, what arithmetic expects, and which experiment looks: one row an experiment.
 
-CLAIMS.md, the tables of README.md and `make check-claims` all come from here. A range is our arithmetic: it stands at the
+CLAIMS.md, the tables of README.md and `make claims` all come from here. A range is our arithmetic: it stands at the
 head of the experiment's .cc file and was written down before the first run; where it was changed afterwards, `amended`
 says when, from what, and why. A paper's figure is `printed` (evidence.py), with where it was read; where ours is another,
 `differs` says why. An expectation is a function of a result file, asked once per sample (table.py).
@@ -58,7 +58,7 @@ class Claim:
     how: str = "measured"
     repeats: int = 1  # 1 where nothing is timed and a repetition would give the same numbers
     traces: bool = False  # needs the Mooncake traces
-    netns: bool = False  # makes hosts of network namespaces, as `make test-netns` does
+    netns: bool = False  # makes hosts of network namespaces, as `make check STAGE=netns` does
     rdma: bool = False  # needs an RDMA device
     callgrind: bool = False  # each point is a process of its own, whose instructions are counted
 
@@ -2027,7 +2027,7 @@ CLAIMS = [
     Claim(
         "failure_timeline/pool_recovery",
         "How long until answers come again when a host, a link, etcd or the conductor's host fails?",
-        "`make test-netns`: four hosts as network namespaces (no published figure)",
+        "`make check STAGE=netns`: four hosts as network namespaces (no published figure)",
         [
             Expect("host cut off: slowest answer", lambda t: recovered(t, "host cut off: slowest answer"), 3, 4.5, "s"),
             Expect("host plugged in again: until all instances serve", lambda t: recovered(t, "host plugged in again: whole"), .3, 3, "s"),

@@ -2,7 +2,7 @@
 // ib_write_lat; /kv: the KV of a prompt by layer, by chunk and by request; over one NIC and over two.
 //
 // Two transports of this process, polled in turn, over the RDMA devices of this machine; where there is none there are
-// no points. `make test-rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs and
+// no points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs and
 // nothing of a card. Every byte is compared before a row is told. perftest's programs are asked where they are
 // installed.
 //

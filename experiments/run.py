@@ -158,9 +158,9 @@ class Runner:
         if claim.callgrind and not shutil.which("valgrind"):
             return "it needs valgrind, which counts instructions"
         if claim.rdma and not glob.glob("/sys/class/infiniband/*"):
-            return "it needs an RDMA device: `make test-rdma` runs it in a virtual machine that has one"
+            return "it needs an RDMA device: `make check STAGE=rdma` runs it in a virtual machine that has one"
         if claim.netns and (os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)):
-            return "it needs root, iproute2 and etcd: `make test-netns` brings the last two"
+            return "it needs root, iproute2 and etcd: `make check STAGE=netns` brings the last two"
         return "it needs the Mooncake traces; --traces names their folder" if (
             claim.traces and not self.options.traces) else ""
 

@@ -285,7 +285,7 @@ class RunnerTest(unittest.TestCase):
         with unittest.mock.patch("glob.glob", return_value=[]):
             good, out = self.run_claim()
         self.assertFalse(good)
-        self.assertIn("toy (cpu): not run: it needs an RDMA device: `make test-rdma`", out)
+        self.assertIn("toy (cpu): not run: it needs an RDMA device: `make check STAGE=rdma`", out)
         self.assertEqual(self.measured(), [])
 
     def test_what_differs_for_no_reason_given_fails_the_check(self):

@@ -1,10 +1,12 @@
-// Runs Catch2 and closes with what was skipped and why, what failed and where, and one line,
+// Runs Catch2 and closes with the ten slowest tests, what was skipped and why, what failed and where, and one line,
 // `N passed, N failed, N skipped`, with an exit code to match.
 // Run from the repository's root. --require-device=NAME: see tests/catch.h.
 
 #define CATCH_CONFIG_RUNNER
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -26,9 +28,11 @@ namespace {
 
 struct Summary {
   int passed = 0;
-  std::string current, faults;                 // of the test that runs
-  std::map<std::string, std::string> skipped;  // test -> why
-  std::vector<std::string> failed;             // test, and its first faults
+  std::string current, faults;                  // of the test that runs
+  std::map<std::string, std::string> skipped;   // test -> why
+  std::vector<std::string> failed;              // test, and its first faults
+  std::chrono::steady_clock::time_point began;  // of the test that runs
+  std::vector<std::pair<double, std::string>> seconds;
 } summary;
 
 std::map<std::string, DeviceFound (*)()>& devices() {
@@ -57,6 +61,7 @@ std::string existing(const std::string& path) { return std::filesystem::exists(p
 void start_case(const std::string& name) {
   summary.current = name;
   summary.faults.clear();
+  summary.began = std::chrono::steady_clock::now();
 }
 
 // The first faults of a test, again, at the end: its own report may be thousands of lines above.
@@ -72,6 +77,8 @@ void note_assertion(const Catch::AssertionStats& stats) {
 }
 
 void finish_case(const std::string& name, bool ok) {
+  summary.seconds.emplace_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - summary.began).count(),
+                               name);
   if (!ok) {
     summary.failed.push_back(name + summary.faults);
     summary.skipped.erase(name);
@@ -156,6 +163,9 @@ int main(int argc, char** argv) {
     return 0;
   }
   code = session.run();
+  std::sort(summary.seconds.rbegin(), summary.seconds.rend());
+  for (size_t i = 0; i < 10 && i < summary.seconds.size() && summary.seconds.size() > 10; ++i)
+    std::printf("slow: %6.2f s %s\n", summary.seconds[i].first, summary.seconds[i].second.c_str());
   std::map<std::string, std::vector<std::string>> skipped_by_reason;
   for (auto& [name, why] : summary.skipped) skipped_by_reason[why].push_back(name);
   for (auto& [why, names] : skipped_by_reason) {

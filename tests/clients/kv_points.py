@@ -5,7 +5,7 @@
 A server of the demo model with that KV; a multiple-choice task of facts that training never saw, each asked at the end
 of a text that states it among others, with four values of the text to choose from; lm-eval asks for the loglikelihood of
 each (echo, logprobs, max_tokens 1) and counts where the right one is the likeliest. Prints one line of JSON; `answers` says
-of each question whether it was right, 1 or 0, so that two KV types are compared question by question. `make test-clients`
+of each question whether it was right, 1 or 0, so that two KV types are compared question by question. `make check STAGE=clients`
 makes the environment.
 """
 import argparse

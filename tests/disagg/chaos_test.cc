@@ -3,9 +3,9 @@
 // zombies, join, drain and leave, partitions, transfers that fail, arrive short or are changed, clients that go away.
 // The model's KV is checksums (checksum_model.h), so a token from foreign or stale KV is a wrong token.
 //
-//   make chaos SEEDS=2000          seeds 1..2000
-//   make chaos SEED=77             that one alone, telling what happens
-//   TRANSCRIPTS=1 make chaos       a hash of each seed's messages and events: two builds that should do
+//   make check STAGE=chaos SEEDS=2000          seeds 1..2000
+//   make check STAGE=chaos SEED=77             that one alone, telling what happens
+//   TRANSCRIPTS=1 make check STAGE=chaos       a hash of each seed's messages and events: two builds that should do
 //                                  the same are compared so
 
 #include <algorithm>
@@ -540,7 +540,7 @@ TEST_CASE("chaos: each request ends once with the right tokens, and nothing leak
   int64_t fetched = 0, failed = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
-    INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
+    INFO("seed " << seed << ": make check STAGE=chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
     fetched += sim.fetches().fetches, failed += sim.fetches().failed;

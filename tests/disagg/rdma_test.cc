@@ -29,7 +29,7 @@ std::string missing() {
   return made ? "" : made.error().message;
 }
 
-// All devices that are up: two rails in the virtual machine of `make test-rdma`.
+// All devices that are up: two rails in the virtual machine of `make check STAGE=rdma`.
 const RegisterWire rdma_wire({.name = "rdma",
                               .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
                               .memory = plain_memory,

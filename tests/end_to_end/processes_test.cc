@@ -1,9 +1,9 @@
 // Real worker processes under a conductor of this process: they join, are killed, stopped, drained
 // and told to change their role while requests run, over every wire that leaves a process (rdma in
-// the virtual machine of `make test-rdma`; nccl needs cards). What a client gets is what an
+// the virtual machine of `make check STAGE=rdma`; nccl needs cards). What a client gets is what an
 // undisturbed run gives. XPYD_BIN names the program; `make test` sets it.
 //
-//   make process-chaos SECONDS=120 [WIRE=handoff] [SEED=2] [LEASE=0.5]
+//   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=handoff] [SEED=2] [LEASE=0.5]
 
 #include <fstream>
 #include <iterator>

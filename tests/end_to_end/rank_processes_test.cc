@@ -215,7 +215,7 @@ TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]
 TEST_CASE("ranks: stages find their instance by the registry, wherever it listens now",
           "[processes][rank-processes][etcd]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
   Etcd etcd;
   TempDir dir;
   const std::string key = dir.path + "/key";

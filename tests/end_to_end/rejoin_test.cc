@@ -155,7 +155,7 @@ TEST_CASE("a worker waits for its conductor, and joins the next one at the same 
 }
 
 TEST_CASE("a worker outlives its conductor and joins the next by the registry", "[end_to_end][etcd]") {
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
   const char* program = std::getenv("XPYD_BIN");
   if (!program) SKIP_TEST("XPYD_BIN is not set");
   Etcd etcd;
@@ -292,7 +292,7 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
 
 TEST_CASE("a conductor that died and started again at its address within its lease had the workers, and stood by",
           "[end_to_end][etcd]") {
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
   const char* program = std::getenv("XPYD_BIN");
   if (!program) SKIP_TEST("XPYD_BIN is not set");
   TempDir dir;
@@ -316,7 +316,7 @@ TEST_CASE("a conductor that died and started again at its address within its lea
 
 TEST_CASE("of several conductors one serves, and the next takes its place with its workers and their caches",
           "[end_to_end][etcd]") {
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
   const char* program = std::getenv("XPYD_BIN");
   if (!program) SKIP_TEST("XPYD_BIN is not set");
   TempDir dir;

@@ -1,7 +1,7 @@
 // Bytes as they may come from the network -> HttpParser -> Api, without sockets: no input may crash, hang, or leave a
 // request without exactly one answer. The first byte chooses how the input is cut.
 //
-// Seeds worth giving: the requests of tests/server/http_test.cc. `make fuzz` runs it for a minute.
+// Seeds worth giving: the requests of tests/server/http_test.cc. `make check STAGE=fuzz` runs it for a minute.
 
 #include <chrono>
 #include <condition_variable>

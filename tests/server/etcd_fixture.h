@@ -16,7 +16,7 @@
 
 namespace xpyd::testing {
 
-// In PATH, or where `make test-etcd` puts it; "" where it is not.
+// In PATH, or where `make check STAGE=etcd` puts it; "" where it is not.
 inline std::string find_etcd() {
   std::vector<std::string> places{"build/etcd/usr/bin"};
   std::string path = std::getenv("PATH") ? std::getenv("PATH") : "";

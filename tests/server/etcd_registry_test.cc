@@ -48,7 +48,7 @@ std::unique_ptr<Registry> open(const Etcd& etcd, double ttl_s = 2) {
 }
 
 #define NEED_ETCD() \
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server")
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server")
 
 struct EtcdByHand {
   std::unique_ptr<HttpClient> http;
