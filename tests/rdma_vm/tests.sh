@@ -5,6 +5,7 @@ rounds=${RDMA_VM_ROUNDS:-5}
 failed() { echo "FAILED: $*"; exit 1; }
 
 # What a request says, and its logits, where they are in this process, are those without a wire.
+# (Under emulation a process may be silent for longer than the 3 s that are a lease elsewhere.)
 prompt="The key of box 17 is amber. The owner of house 3 is Grace. The key of box 3 is jade. The key of box 17 is"
 ask() { xpyd generate --prompt "$prompt" --max-tokens 24 --temperature 0 --topology 1P1D "$@" 2>/tmp/log; }
 hash_of() { sed -n 's/^logits hash //p' /tmp/log; }
@@ -12,7 +13,7 @@ ask --transport local >/tmp/expected || { cat /tmp/log; failed "a request withou
 expected=$(hash_of)
 echo "1P1D, local: $(tr '\n' ' ' </tmp/expected)"
 for options in "" "--stream-kv request" "--prefill-tp 2" "--prefill-tp 2 --decode-pp 2" \
-  "--disagg decode_first" "--processes" "--processes --prefill-tp 2"; do
+  "--disagg decode_first" "--processes --lease 30" "--processes --lease 30 --prefill-tp 2"; do
   ask --transport rdma --kv-checksum on $options >/tmp/answer || { cat /tmp/log; failed "1P1D over rdma $options"; }
   cmp /tmp/expected /tmp/answer || failed "1P1D over rdma $options: another text than local's"
   case $options in
