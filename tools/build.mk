@@ -79,6 +79,10 @@ BIN       := $(BUILD)/xpyd
 # Sanitizers have an allocator of their own: nothing is preloaded before it.
 FAULTS_LIB = $(if $(filter release,$(MODE)),$(BUILD)/libfaults.so)
 
+# llama.cpp: a folder of its sources, or what its Python package brings, fetched into build/, never kept.
+LLAMA_CPP  ?= build/llama.cpp/source
+LLAMA_LIBS  = build/llama.cpp/of$(subst /,-,$(abspath $(LLAMA_CPP)))
+
 # Everything is compiled again when the compiler or its flags change (-Werror apart, which changes no code).
 FLAGS_NOW := $(CXX) $(filter-out -Werror,$(CXXFLAGS))
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/flags 2>/dev/null)" = "$(FLAGS_NOW)" ] || echo "$(FLAGS_NOW)" >$(BUILD)/flags; })
@@ -206,9 +210,6 @@ $(BUILD)/xpyd_llama_peers: $(BUILD)/experiments/bench/peers/llama_peers.o $(HARN
 -include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)
 
-# llama.cpp: a folder of its sources, or what its Python package brings, fetched into build/, never kept.
-LLAMA_CPP  ?= build/llama.cpp/source
-LLAMA_LIBS  = build/llama.cpp/of$(subst /,-,$(abspath $(LLAMA_CPP)))
 build/llama.cpp/source/CMakeLists.txt:
 	@mkdir -p $(@D) && cd build/llama.cpp && $(PYTHON) -m pip download -q --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 && \
 	tar -xzf llama_cpp_python-*.tar.gz -C source --strip-components=3 --wildcards '*/vendor/llama.cpp' && touch source/CMakeLists.txt
