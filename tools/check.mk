@@ -40,8 +40,8 @@ check-cute: deps  ## 2 | ls /usr/local/cuda/include/cccl | CuTe's layouts as the
 check-asan:  ## 30 | - | the tests under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test MODE=asan
 
-check-tsan:  ## 30 | - | the tests under ThreadSanitizer, but for two of one thread that compute at length ([numeric])
-	@$(MAKE) --no-print-directory test MODE=tsan TESTS='$(or $(TESTS),~[numeric]~[.])'
+check-tsan:  ## 30 | - | the tests under ThreadSanitizer, but for what computes by itself: kernels and their interpreter
+	@$(MAKE) --no-print-directory test MODE=tsan TESTS='$(or $(TESTS),~[attention]~[gemm]~[quantised]~[simt]~[cuda]~[numeric]~[.])'
 
 check-odr: deps  ## 6 | - | one name, one type, also across files: all that the tests are linked from, linked with -flto -Wodr
 	@$(MAKE) --no-print-directory -j$$(nproc) MODE=odr build/odr/all.o
