@@ -88,13 +88,16 @@ class Pair {
     ++posts_;
     return poster_.wire->post({kOwner, KvOp::write, window_, 0}, plan);
   }
-  // Until the owner has counted all posts, and these are done.
-  void wait(const std::vector<TransferId>& ids) {
-    while (owner_.wire->arrived(window_) < posts_) continue;
-    for (TransferId id : ids) {
-      TransferState state;
-      while ((state = poster_.wire->poll(id)) == TransferState::in_flight) continue;
-      if (state != TransferState::done) wrong = "a transfer failed";
+  // Until the owner has counted all posts, and these are done. A post moves on when it is asked about, so both ends are asked.
+  void wait(std::vector<TransferId> ids) {
+    const double until = clock.now() + 60;
+    while (wrong.empty() && (owner_.wire->arrived(window_) < posts_ || !ids.empty())) {
+      std::erase_if(ids, [&](TransferId id) {
+        const TransferState state = poster_.wire->poll(id);
+        if (state != TransferState::in_flight && state != TransferState::done) wrong = "a transfer failed";
+        return state != TransferState::in_flight;
+      });
+      if (clock.now() > until) wrong = "a post did not arrive within 60 s";
     }
   }
   bool equal(size_t at, size_t bytes) const {
