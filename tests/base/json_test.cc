@@ -173,6 +173,14 @@ TEST_CASE("json: JsonFields throws the first error", "[base]") {
   CHECK(error([] { JsonFields(json::array(), "c"); }) == "c: expected an object, got array");
 }
 
+TEST_CASE("json: a text in quotes is that text again when it is parsed", "[base]") {
+  std::string ascii;
+  for (int c = 0; c < 0x80; ++c) ascii += char(c);
+  for (const std::string& text : {std::string(), ascii, std::string("\u00e9\u20ac\U0001d11e")})
+    CHECK(json::parse(json_quote(text)) == text);
+  CHECK(json_quote("\xc1\x80x") == "\"\ufffd\ufffdx\"");  // one for each bad byte
+}
+
 TEST_CASE("json: files that are absent, too long or not files", "[base]") {
   testing::TempDir dir;
   std::ofstream(dir.path + "/a.json") << "[1, 2]";

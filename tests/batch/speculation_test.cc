@@ -364,6 +364,17 @@ TEST_CASE("speculate: a request says how much is drafted", "[speculate]") {
   CHECK(drafted(1) < drafted(-1));
 }
 
+TEST_CASE("speculate: the room of rejected drafts is free after their step", "[speculate]") {
+  known().clear();  // so that drafts are right by chance alone
+  TinySetup setup{.topology = "1C", .scheme = "token"};
+  setup.speculation = told(8);
+  TinyCluster tiny(setup);
+  const auto& instance = tiny.cluster->instances()[0];
+  REQUIRE(tiny.submit(tiny_request(1, {5, 6, 7}, 9)).ok());
+  while (tiny.cluster->turn()) CHECK(instance->memory().stats().internal_bytes == 0);
+  CHECK(instance->stats().draft_tokens > instance->stats().accepted_tokens);
+}
+
 TEST_CASE("speculate: memory that is short", "[speculate]") {
   TinySetup setup{.topology = "1C"};
   setup.max_batch = 64;

@@ -163,8 +163,15 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
     CHECK(tell_let_in(bytes).size() == sizeof(FrameHead));
     door.wait_refused(++refused);
   }
-  // A seal that is none: the bytes came, the post did not.
+  // A post of two frames that are refused does not arrive with the last one.
   const int arrived = door.owner->arrived(door.key);
+  const auto part = [&](uint32_t number) {
+    return frame([&](FrameHead& h, AddressRange&) { h.frame = number, h.n_frames = 2; });
+  };
+  CHECK(tell_let_in(part(0) + part(1)).size() == 2 * sizeof(FrameHead));
+  door.wait_refused(refused += 2);
+  CHECK(door.owner->arrived(door.key) == arrived);
+  // A seal that is none: the bytes came, the post did not.
   for (size_t cut : {size_t(1), size_t(48), size_t(64), size_t(90), size_t(130)})
     CHECK(tell_let_in(frame([](FrameHead&, AddressRange&) {}).substr(0, cut)) == "");
   CHECK(door.owner->arrived(door.key) == arrived);
