@@ -162,10 +162,10 @@ constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;
 
 // The local wire. Its posts arrive when chance wills, or fail, or are lost.
-class Wire final : public WrappedTransport {
+class Wire final : public FlyingTransport {
  public:
   Wire(const TransportOptions& options, bool zero_copy, Random& random)
-      : WrappedTransport("local", options), zero_copy_(zero_copy), random_(random) {}
+      : FlyingTransport(options), zero_copy_(zero_copy), random_(random) {}
   bool zero_copy() const override { return zero_copy_; }
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     if (random_.uniform() < 0.1) return Error{ErrorCode::unavailable, "no window today"};
@@ -174,37 +174,17 @@ class Wire final : public WrappedTransport {
   bool close(const WindowKey& window) override {
     return (calm || random_.uniform() < 0.5) && WrappedTransport::close(window);
   }
-  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    flights_[++last_] = {transfer, plan};
-    return last_;
-  }
-  TransferState poll(TransferId id) override {
-    Flight& flight = flights_.at(id);
-    const double fate = random_.uniform();
-    if (flight.state == TransferState::in_flight && (calm || fate < 0.4)) {
-      flight.state = fate < 0.1 ? TransferState::failed : TransferState::done;
-      if (fate >= 0.15) flight.state = arrive(flight);  // else it fails, or is lost
-    }
-    const TransferState state = flight.state;
-    if (state != TransferState::in_flight) flights_.erase(id);
-    return state;
-  }
-  void cancel(TransferId id) override { flights_.at(id).state = TransferState::failed; }
   bool calm = false;
 
  private:
-  struct Flight {
-    KvTransfer transfer;
-    TransferPlan plan;
-    TransferState state = TransferState::in_flight;
-  };
-  TransferState arrive(const Flight& flight) {
-    return WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+  void looked_at(Flight& flight) override {
+    const double fate = random_.uniform();
+    if (!calm && fate >= 0.4) return;
+    flight.state = fate < 0.1 ? TransferState::failed : TransferState::done;
+    if (fate >= 0.15) arrive(flight);  // else it fails, or is lost
   }
   const bool zero_copy_;
   Random& random_;
-  std::map<TransferId, Flight> flights_;
-  TransferId last_ = 0;
 };
 
 // A memory that says of some sequences that a tier is loading them.
