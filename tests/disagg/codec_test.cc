@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <sstream>
 
 #include "base/random.h"
 #include "disagg/messages.h"
 #include "disagg/net/channel.h"
 #include "tests/catch.h"
 #include "tests/disagg/full_messages.h"
+#include "tests/disagg/words.h"
 
 namespace xpyd::testing::codec_test {
 namespace {
@@ -20,46 +22,10 @@ static_assert(n_fields<KvDelivered> == 6);
 static_assert(n_fields<KvTierStats> == 20);
 
 // All members, as text.
-struct Printer {
-  std::string out;
-  template <class T>
-  void operator()(const T& x) {
-    if constexpr (std::is_same_v<T, std::string>) {
-      out += "'" + x + "' ";
-    } else if constexpr (std::is_same_v<T, double>) {
-      char text[64];
-      std::snprintf(text, sizeof text, "%.6f ", x);
-      out += text;
-    } else if constexpr (std::is_enum_v<T>) {
-      out += "e" + std::to_string(int(x)) + " ";
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      out += std::to_string(x) + " ";
-    } else if constexpr (requires { x.begin(); }) {
-      out += "[" + std::to_string(x.size()) + ": ";
-      for (const auto& element : x) (*this)(element);
-      out += "] ";
-    } else if constexpr (fields_detail::is_optional<T>) {
-      out += x ? "some " : "none ";
-      if (x) (*this)(*x);
-    } else if constexpr (requires { x.get(); }) {
-      if (x) (*this)(*x);
-    } else {
-      out += "{";
-      for_each_field(x, *this);
-      out += "} ";
-    }
-  }
-};
-
-template <class T>
-std::string print(const T& x) {
-  Printer printer;
-  printer(x);
-  return printer.out;
-}
-
 std::string print_message(const Message& message) {
-  return std::to_string(message.index()) + std::visit([](const auto& m) { return print(m); }, message);
+  std::ostringstream out;
+  std::visit(Put{out}, message);
+  return out.str();
 }
 
 // Catches a field that codec_fields.h does not send: its default arrives.

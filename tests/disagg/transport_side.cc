@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <iomanip>
 #include <map>
 #include <sstream>
 #include <tuple>
@@ -21,7 +20,7 @@
 #include "base/row_hash.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
-#include "tests/fields.h"
+#include "tests/disagg/words.h"
 
 extern char** environ;
 
@@ -147,48 +146,6 @@ class SideHere final : public Side {
   TransportOptions options_;
   std::unique_ptr<KvTransport> transport_;
   Stormed stormed_;
-};
-
-// What crosses between the two processes, as the words of a line.
-struct Put {
-  std::ostream& out;
-  template <class T>
-  void operator()(const T& x) const {
-    if constexpr (std::is_same_v<T, std::string>) {
-      out << std::quoted(x) << ' ';
-    } else if constexpr (std::is_enum_v<T>) {
-      out << int(x) << ' ';
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      out << x << ' ';
-    } else if constexpr (requires { x.begin(); }) {
-      (*this)(x.size());
-      for (const auto& element : x) (*this)(element);
-    } else {
-      for_each_field(x, *this);
-    }
-  }
-};
-struct Take {
-  std::istream& in;
-  template <class T>
-  void operator()(T& x) const {
-    if constexpr (std::is_same_v<T, std::string>) {
-      in >> std::quoted(x);
-    } else if constexpr (std::is_enum_v<T>) {
-      int number = 0;
-      in >> number;
-      x = T(number);
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      in >> x;
-    } else if constexpr (requires { x.begin(); }) {
-      size_t n = 0;
-      in >> n;
-      x.resize(n);
-      for (auto& element : x) (*this)(element);
-    } else {
-      for_each_field(x, *this);
-    }
-  }
 };
 
 // Lines over a socket, read byte by byte: poll() of it sees what was not read.
@@ -376,20 +333,18 @@ const std::vector<Wire>& wires() { return registered(); }
 std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self) { return std::make_unique<SideHere>(wire, self); }
 std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self) { return std::make_unique<SideThere>(wire, self); }
 
-TransferState settle(Side& side, TransferId id) {
+void wait_until(const std::function<bool()>& holds) {
   RealClock clock;
-  for (const double start = clock.now(); clock.now() < start + 60;) {
-    const TransferState state = side.poll(id);
-    if (state != TransferState::in_flight) return state;
-    sched_yield();
-  }
-  throw std::runtime_error("a transfer is not settled after a minute");
+  for (const double start = clock.now(); !holds(); sched_yield())
+    if (clock.now() > start + 60) throw std::runtime_error("it is not so after a minute");
 }
-
+TransferState settle(Side& side, TransferId id) {
+  TransferState state{};
+  wait_until([&] { return (state = side.poll(id)) != TransferState::in_flight; });
+  return state;
+}
 void close_for_good(Side& side, const WindowKey& window) {
-  RealClock clock;
-  for (const double start = clock.now(); !side.close(window); sched_yield())
-    if (clock.now() > start + 60) throw std::runtime_error("a window does not close");
+  wait_until([&] { return side.close(window); });
 }
 
 }  // namespace xpyd::testing

@@ -379,7 +379,7 @@ TEST_CASE("transports: either side is killed in the middle of a write, and the o
         if (poster_dies) {
           pair.poster->fill(0, 16 * MiB, 1);
           pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
-          while (pair.owner->arrived(key) < 3) sched_yield();
+          wait_until([&] { return pair.owner->arrived(key) >= 3; });
           wait_for_a_write(*pair.owner, 8 * MiB);
         } else {
           for (int i = 0; i < 8; ++i) ids.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}));
@@ -454,7 +454,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
         for (int round = 0; round < 8; ++round) {
           const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
           pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
-          while (pair.owner->arrived(key) < 1 + round % 3) sched_yield();
+          wait_until([&] { return pair.owner->arrived(key) >= 1 + round % 3; });
           wait_for_a_write(*pair.owner, size_t(1 + round) * MiB);
           stop(*pair.poster);
           bool closed = false;
@@ -468,11 +468,8 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
           const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
           const int64_t refused = pair.owner->stats().refused;
           if (closed) go_on(*pair.poster);
-          RealClock clock;  // it goes on with a window that is closed
-          for (const double start = clock.now(); pair.owner->stats().refused < refused + 3;) {
-            REQUIRE(clock.now() < start + 60);
-            sched_yield();
-          }
+          // It goes on with a window that is closed.
+          wait_until([&] { return pair.owner->stats().refused >= refused + 3; });
           CHECK(pair.poster->end_storm().failed >= 1);
           CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
           CHECK(pair.owner->arrived(next) == 0);
