@@ -5,7 +5,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -206,8 +205,7 @@ TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer 
     Place door(here->address());
     for (int i = 0; i < 200; ++i) {
       const int fd = strangers.fds.emplace_back(door.new_socket(SOCK_NONBLOCK));
-      int refused;
-      while ((refused = connect(fd, door.at(), door.length)) != 0 && errno == EAGAIN) sched_yield();  // a full door
+      wait_until([&] { return connect(fd, door.at(), door.length) == 0 || errno != EAGAIN; });  // a full door
       pollfd inside{fd, POLLOUT, 0};
       CHECK(poll(&inside, 1, 60000) == 1);
     }

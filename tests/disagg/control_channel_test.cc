@@ -60,12 +60,11 @@ struct Rig {
 class Stopped {
  public:
   explicit Stopped(ControlLoop& loop) {
-    std::promise<void> stopped;
-    loop.post([&stopped, over = go_on_.get_future().share()] {
-      stopped.set_value();
+    loop.post([this, over = go_on_.get_future().share()] {
+      stopped_.set_value();
       over.wait();
     });
-    stopped.get_future().wait();
+    stopped_.get_future().wait();
   }
   ~Stopped() { go_on(); }
   void go_on() {
@@ -73,7 +72,7 @@ class Stopped {
   }
 
  private:
-  std::promise<void> go_on_;
+  std::promise<void> stopped_, go_on_;
   bool over_ = false;
 };
 

@@ -510,33 +510,27 @@ class Walk final : public Post {
   std::vector<Envelope> mail_;
 };
 
-template <class Machine>
-bool saw_all(const Machine& machine, const typename Machine::Visits& visits) {
+// What can be and was not visited, or was visited and cannot be; "": nothing.
+template <class State, class Event, class Action>
+std::string amiss(const Machine<State, Event, Action>& machine,
+                  const typename Machine<State, Event, Action>::Visits& visits) {
+  std::string text;
   for (size_t s = 0; s < visits.size(); ++s)
     for (size_t e = 0; e < visits[s].size(); ++e)
-      if (machine.steps[s][e].can_be && visits[s][e] == 0) return false;
-  return true;
-}
-
-template <class State, class Event, class Action>
-void check_visits(const Machine<State, Event, Action>& machine,
-                  const typename Machine<State, Event, Action>::Visits& visits) {
-  for (size_t s = 0; s < visits.size(); ++s)
-    for (size_t e = 0; e < visits[s].size(); ++e) {
-      INFO(name(State(s)) << ", " << name(Event(e)) << ": " << visits[s][e] << " times");
-      CHECK((visits[s][e] > 0) == machine.steps[s][e].can_be);
-    }
+      if ((visits[s][e] > 0) != machine.steps[s][e].can_be)
+        text += std::string(name(State(s))) + ", " + std::string(name(Event(e))) + ": " + std::to_string(visits[s][e]) +
+                "\n";
+  return text;
 }
 
 TEST_CASE("handover: a random walk of both sides goes through all that can be", "[disagg][handover]") {
   Visits visits;
-  const auto seen = [&] { return saw_all(kSenderTable, visits.sender) && saw_all(kReceiverTable, visits.receiver); };
-  for (uint64_t seed = 1; seed <= 500 || (seed <= 10000 && !seen()); ++seed) {
+  const auto all = [&] { return amiss(kSenderTable, visits.sender) + amiss(kReceiverTable, visits.receiver); };
+  for (uint64_t seed = 1; seed <= 500 || (seed <= 10000 && all() != ""); ++seed) {
     INFO("seed " << seed);
     Walk(seed, visits).run(300);
   }
-  check_visits(kSenderTable, visits.sender);
-  check_visits(kReceiverTable, visits.receiver);
+  CHECK(all() == "");
 }
 
 }  // namespace
