@@ -1,15 +1,12 @@
 // --disagg append_cost: when D computes a conversation's next turn itself, which D is asked, and that a client cannot
 // tell who it was.
 #include <map>
-#include <nlohmann/json.hpp>
 
-#include "disagg/event_log.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
-#include "experiments/event_log/replay.h"
 #include "experiments/simulate/cluster.h"
-#include "tests/catch.h"
-#include "tests/tiny_model.h"
+#include "tests/disagg/logged.h"
+#include "tests/disagg/scene.h"
 
 namespace xpyd::testing::append_test {
 namespace {
@@ -31,44 +28,39 @@ DisaggView next_turn() {
           .chunk_tokens = 1000};
 }
 
+// Each row changes what the row before has left.
 TEST_CASE("append_cost: the share of the first token's time that is saved, less the share that TBT loses",
           "[order][append]") {
-  const auto decide = [](const DisaggView& view, const DisaggOptions& o = {}) { return append_cost().decide(view, o); };
-  // What crosses shows: 210 ms by P, 110 ms by D, and nobody decodes there.
+  constexpr auto kLocal = DisaggOrder::local, kPush = DisaggOrder::push;
   DisaggView view = next_turn();
-  CHECK(decide(view) == DisaggOrder::local);
-  // A wire that hides all of it leaves nothing to save, to the last digit.
-  view.overlap = 1;
-  CHECK(decide(view) == DisaggOrder::push);
-  view.prefill_queued_tokens = 1;
-  CHECK(decide(view) == DisaggOrder::local);
-  CHECK(decide(view, {.pull = true}) == DisaggOrder::local);
-  // 1,000 tokens queue at P: .1 of .21 s is saved, .476. 20 decodes that last 5 s, each with .1 s of such a turn: .4.
-  view.prefill_queued_tokens = 1000;
-  view.decode_sequences = 20;
-  CHECK(decide(view) == DisaggOrder::local);
-  view.decode_sequences = 24;
-  CHECK(decide(view) == DisaggOrder::push);
-  CHECK(decide(view, {.pull = true}) == DisaggOrder::pull);
-  CHECK(decide(view, {.append_tbt_weight = 0.9}) == DisaggOrder::local);
-  view.decode_life_s = 10;
-  CHECK(decide(view) == DisaggOrder::local);
-  // D's own queue is waited for, too.
-  view.decode_queued_tokens = 900;
-  CHECK(decide(view) == DisaggOrder::push);
-}
-
-TEST_CASE("append_cost: nobody's next turn is not appended, however long P's queue", "[order][append]") {
-  DisaggView view = next_turn();
-  view.prefill_queued_tokens = 1 << 20;
-  CHECK(append_cost().decide(view, {}) == DisaggOrder::local);
-  view.cached_decode = 0;
-  CHECK(append_cost().decide(view, {}) == DisaggOrder::push);
-  CHECK(find_disagg_policy("conditional_cost")->decide(view, {}) == DisaggOrder::local);
-  view = next_turn();
-  view.prefill_queued_tokens = 1 << 20;
-  view.decode_life_s = 0;
-  CHECK(append_cost().decide(view, {}) == DisaggOrder::push);
+  const auto decide = [&](const DisaggOptions& o = {}) { return append_cost().decide(view, o); };
+  constexpr struct {
+    void (*change)(DisaggView&);
+    DisaggOrder order;
+  } kRows[] = {
+      {[](DisaggView&) {}, kLocal},                   // what crosses shows: 210 ms by P, 110 ms by D
+      {[](DisaggView& v) { v.overlap = 1; }, kPush},  // a wire that hides all of it leaves nothing to save,
+      {[](DisaggView& v) { v.prefill_queued_tokens = 1; }, kLocal},  // to the last digit
+      // 1,000 tokens queue at P: .1 of .21 s is saved, .476. 20 decodes that last 5 s, each with .1 s of such a turn:
+      // .4.
+      {[](DisaggView& v) { v.prefill_queued_tokens = 1000, v.decode_sequences = 20; }, kLocal},
+      {[](DisaggView& v) { v.decode_sequences = 24; }, kPush},
+      {[](DisaggView& v) { v.decode_life_s = 10; }, kLocal},
+      {[](DisaggView& v) { v.decode_queued_tokens = 900; }, kPush},  // D's own queue is waited for, too
+      // Nobody's next turn is not appended, however long P's queue.
+      {[](DisaggView& v) { v = next_turn(), v.prefill_queued_tokens = 1 << 20; }, kLocal},
+      {[](DisaggView& v) { v.decode_life_s = 0; }, kPush},
+      {[](DisaggView& v) { v.decode_life_s = 5, v.cached_decode = 0; }, kPush},
+  };
+  for (const auto& row : kRows) {
+    INFO("row " << &row - kRows);
+    row.change(view);
+    CHECK(decide() == row.order);
+    CHECK(decide({.pull = true}) == (row.order == kPush ? DisaggOrder::pull : kLocal));
+  }
+  CHECK(find_disagg_policy("conditional_cost")->decide(view, {}) == kLocal);
+  view = next_turn(), view.overlap = 1, view.prefill_queued_tokens = 1000, view.decode_sequences = 24;
+  CHECK(decide({.append_tbt_weight = 0.9}) == kLocal);
 }
 
 // Of one queue and one delay conditional_cost asks for seconds in sum, append_cost for shares.
@@ -108,133 +100,48 @@ TEST_CASE("append_cost: who is asked first", "[order][append]") {
     CHECK((row.appends_at != nullptr) == (std::string(row.name) == "append_cost"));
 }
 
-// ---- On a cluster.
-
-// What a client sees of one choice.
-struct Seen {
-  Tokens tokens;
-  std::vector<float> logprobs;
-  uint64_t logits_hash = 0;
-  int cached = 0;
-  bool operator==(const Seen& o) const {
-    return tokens == o.tokens && logprobs == o.logprobs && logits_hash == o.logits_hash;
-  }
-};
-
-class Client final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    std::lock_guard lock(mutex_);
-    Seen& seen = seen_[event.request_id];
-    if (event.token >= 0) {
-      seen.tokens.push_back(event.token);
-      REQUIRE(event.has_logprobs);
-      seen.logprobs.push_back(event.sampled.chosen.logprob);
-      seen.cached = event.cached_tokens;
-    }
-    if (event.finish == FinishReason::none) return;
-    CHECK(event.finish == FinishReason::length);
-    seen.logits_hash = event.logits_hash;
-  }
-  Seen of(uint64_t id) {
-    std::lock_guard lock(mutex_);
-    return seen_.at(id);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<uint64_t, Seen> seen_;
-};
-
-constexpr int kSessions = 5, kTurns = 4, kAnswer = 9, kBlock = 16;
-
-struct Talk {
-  std::vector<Seen> seen;  // turn by turn
-  int appended = 0, asked = 0;
-};
+// ---- In virtual time.
 
 // Sessions side by side, whose later turns come while P has much to do that needs no D.
-Talk talk(TinySetup setup) {
-  const TempDir dir;
-  const std::string path = dir.path + "/log";
-  Talk talk;
-  {
-    setup.log = EventLog::create(path, 64 << 20, "{}").value();
-    TinyCluster tiny(setup);
-    auto client = std::make_shared<Client>();
-    REQUIRE(tiny.cluster->start().ok());
-    std::vector<Tokens> said(kSessions);
-    uint64_t id = 0;
-    for (int turn = 0; turn < kTurns; ++turn) {
-      for (int i = 0; i < 6; ++i) {
-        Tokens other;
-        for (int t = 0; t < 300; ++t) other.push_back((t * 3 + i * 7 + turn * 41) % 96);
-        auto request = tiny_request(1000 + uint64_t(turn * 10 + i), other, 1);
-        request->cache_salt = request->id;
-        REQUIRE(tiny.submit(request).ok());
-      }
-      const uint64_t first = id + 1;
-      for (size_t s = 0; s < said.size(); ++s) {
-        for (int i = 0; i < 20; ++i) said[s].push_back(int32_t(s * 31 + size_t(i) * 7 + size_t(turn)) % 96);
-        auto request = tiny_request(++id, said[s], kAnswer);
-        request->cache_salt = s + 1;
-        request->ignore_eos = true;
-        request->sampling.top_logprobs = 0;
-        request->arrival_s = tiny.clock.now();
-        REQUIRE(tiny.cluster->submit(request, client).ok());
-      }
-      REQUIRE(tiny.cluster->wait_idle(60));
-      for (size_t s = 0; s < said.size(); ++s) {
-        talk.seen.push_back(client->of(first + s));
-        const Tokens& answer = talk.seen.back().tokens;
-        said[s].insert(said[s].end(), answer.begin(), answer.end());
-      }
-    }
-    tiny.cluster->stop();
-    for (const auto& instance : tiny.cluster->instances()) instance->memory().check_invariants();
-    setup.log.reset();
-  }
-  const auto counts = replay(
-      {&path, 1}, {}, [](const std::string& line, const std::string& now) { FAIL_CHECK(line << "\nnow " << now); });
-  REQUIRE(counts.ok());
-  const bool asks = find_disagg_policy(setup.disagg)->appends_at;
-  CHECK(counts.value().contains("append") == asks);
-  if (asks) CHECK(counts.value().at("append").decisions == kSessions * kTurns);
-  REQUIRE(read_event_logs({&path, 1}, [&](auto&, const nlohmann::json& line) {
-            if (line["e"] != "order") return;
-            ++talk.asked;
-            talk.appended += line.value("answer", 0) == int(DisaggOrder::local);
-          }).ok());
-  return talk;
-}
-
 TEST_CASE("append_cost: next turns are appended at the D that has them, and nobody can tell", "[order][append]") {
+  constexpr int kSessions = 5, kTurns = 4, kAnswer = 9, kBlock = 16;
   for (const char* topology : {"1P1D", "1P3D"}) {
-    const Talk plain = talk({.topology = topology});
-    CHECK(plain.appended == 0);
-    for (const char* transport : {"local", "handoff", "shm", "tcp"})
-      for (const double weight : {0., 1.}) {
-        INFO(topology << " " << transport << " " << weight);
-        TinySetup setup{.topology = topology, .transport = transport, .disagg = "append_cost"};
-        setup.disagg_options.append_tbt_weight = weight;
-        const Talk with = talk(setup);
-        CHECK((with.seen == plain.seen));
-        if (weight > 0) continue;  // who is slowed by how much is the clock's to say
-        // P's queue is 1,800 tokens: every turn but the first, at a D that has all that was said, but for the answer's
-        // last token and what fills no block. (Seconds are predicted from steps that were measured: on a busy machine
-        // some turns may go to P.)
-        CHECK(with.appended > 0);
-        int whole = 0;
-        for (size_t i = kSessions; i < with.seen.size(); ++i) {
-          const int said = int(i / kSessions) * (20 + kAnswer) - 1;
-          whole += with.seen[i].cached == said / kBlock * kBlock;
+    INFO(topology);
+    Logged logged;
+    SimOptions options = in("append_cost");
+    options.kv.pool_bytes = 2000 * kv_shape(checksum_config(), Dtype::f32).token_bytes();
+    options.conductor.disagg_options.append_tbt_weight = 0;
+    options.conductor.placement = find_placement_policy("prefix_aware");
+    options.conductor.log = std::exchange(logged.log, nullptr);
+    {
+      Scene scene(topology, std::move(options));
+      std::vector<Tokens> said(kSessions);
+      uint64_t id = 0;
+      for (int turn = 0; turn < kTurns; ++turn) {
+        for (int i = 0; i < 6; ++i) scene.ask(1000 + uint64_t(turn * 10 + i), 150, 1, 7 + turn * 10 + i);
+        const uint64_t first = id + 1;
+        for (size_t s = 0; s < said.size(); ++s) {
+          for (int i = 0; i < 20; ++i) said[s].push_back(int32_t(s * 31 + size_t(i) * 7 + size_t(turn)) % 96);
+          scene.ask(++id, said[s], kAnswer);
         }
-        CHECK(whole >= with.appended);
+        scene.settle();
+        for (size_t s = 0; s < said.size(); ++s) {
+          const Tokens answer = scene.recorder->choice(first + s).tokens;
+          said[s].insert(said[s].end(), answer.begin(), answer.end());
+          // At a D that has all that was said, but for the answer's last token and what fills no block.
+          CHECK(scene.cached(first + s) == std::max(0, turn * (20 + kAnswer) - 1) / kBlock * kBlock);
+        }
       }
+      scene.close();
+      scene.forget_log();
+    }
+    CHECK(logged.replayed().at("append").decisions == kSessions * kTurns);
+    int appended = 0;
+    const auto orders = logged.events()["order"];
+    for (const auto& line : orders) appended += line.value("answer", 0) == int(DisaggOrder::local);
+    CHECK(appended == kSessions * (kTurns - 1));
   }
 }
-
-// ---- In virtual time.
 
 // Three sessions of four turns, and what keeps P busy, each of whose prompts nobody has.
 Trace conversations() {
@@ -286,9 +193,8 @@ TEST_CASE("append_cost: simulated, a turn finds its D, and what was answered the
   for (const bool answers : {true, false}) {
     INFO(answers);
     o.answers = answers;
-    const TempDir dir;
-    const std::string path = dir.path + "/log";
-    o.conductor.log = EventLog::create(path, 64 << 20, "{}").value();
+    Logged logged;
+    o.conductor.log = std::exchange(logged.log, nullptr);
     const Simulation run = simulate(o, trace).value();
     o.conductor.log.reset();
     for (int i = 0; i < 12; ++i) {
@@ -301,12 +207,10 @@ TEST_CASE("append_cost: simulated, a turn finds its D, and what was answered the
     CHECK(ttft_s(run) < 0.5 * ttft_s(plain));
     CHECK(run.kv_gb == Approx(3 * 3000 * o.model.kv_token_bytes() * 1e-9));  // first turns
     CHECK(plain.kv_gb > 1.3 * run.kv_gb);
-    const auto counts = replay(
-        {&path, 1}, {}, [](const std::string& line, const std::string& now) { FAIL_CHECK(line << "\nnow " << now); });
-    REQUIRE(counts.ok());
-    CHECK(counts.value().at("append").decisions == 12);  // of whom one token is wanted needs no D
-    CHECK(counts.value().at("order").decisions == 12);
-    CHECK(counts.value().at("place").decisions == 42);
+    const auto counts = logged.replayed();
+    CHECK(counts.at("append").decisions == 12);  // of whom one token is wanted needs no D
+    CHECK(counts.at("order").decisions == 12);
+    CHECK(counts.at("place").decisions == 42);
   }
 }
 

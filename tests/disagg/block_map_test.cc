@@ -3,8 +3,7 @@
 
 #include <map>
 
-#include "tests/catch.h"
-#include "tests/disagg/sim_cluster.h"
+#include "tests/disagg/scene.h"
 
 namespace xpyd::testing::block_map_test {
 namespace {
@@ -42,17 +41,12 @@ TEST_CASE("block map: of instances at any moment it agrees with their memory", "
       INFO(scheme << " " << topology);
       SimOptions options{.scheme = scheme};
       options.kv.vattention.page_group_bytes = 4096;
-      SimCluster sim;
-      sim.open(std::move(options));
-      sim.add_all(topology);
+      Scene sim(topology, options);
       sim.ticks(10);
-      auto recorder = std::make_shared<Recorder>();
       std::map<KvState, int> seen;
       int holders = 0;
       for (uint64_t id = 1; id <= 24; ++id) {
-        auto request = tiny_request(id, std::vector<int32_t>(30 + id % 7, int(id)), 6);
-        request->arrival_s = sim.clock.now();
-        REQUIRE(sim.conductor().submit(request, recorder).ok());
+        sim.ask(id, 30 + int(id % 7), 6, int(id));
         sim.ticks(int(id % 12));
         for (const auto& [number, node] : sim.nodes) CHECK(node->instance->block_map() == nullptr);
         sim.tick();
@@ -77,7 +71,7 @@ TEST_CASE("block map: of instances at any moment it agrees with their memory", "
         REQUIRE(picture.lives.size() == std::min<size_t>(id, 51));
         sim.ticks(5200);  // it ends, and nobody looks any more
       }
-      CHECK(recorder->ended() == 24);
+      CHECK(sim.recorder->ended() == 24);
       CHECK(seen[KvState::active] > 0);
       CHECK((seen[KvState::in_transfer] > 0) == (topology == std::string("1P1D")));
       CHECK(holders > 8);
@@ -85,15 +79,10 @@ TEST_CASE("block map: of instances at any moment it agrees with their memory", "
 }
 
 TEST_CASE("the last answers: 50 at most, the newest first, and each phase after the one before", "[disagg][page]") {
-  SimCluster sim;
-  sim.open({});
-  sim.add_all("1P1D");
+  Scene sim("1P1D");
   sim.ticks(10);
-  auto recorder = std::make_shared<Recorder>();
   for (uint64_t id = 1; id <= 60; ++id) {
-    auto request = tiny_request(id, std::vector<int32_t>(30, int(id)), 6);
-    request->arrival_s = sim.clock.now();
-    REQUIRE(sim.conductor().submit(request, recorder).ok());
+    sim.ask(id, 30, 6, int(id));
     REQUIRE(sim.conductor().picture().lives[0].ended == 0);  // it is under way
     sim.ticks(100);
   }

@@ -44,10 +44,10 @@ struct WireFaults {
 
 // The local wire with such faults. A late transfer is on its way by itself, as bytes in a network
 // are, whatever becomes of its poster: it arrives when advance() says that its time has come.
-class FaultyWire final : public WrappedTransport {
+class FaultyWire final : public FlyingTransport {
  public:
   FaultyWire(const TransportOptions& options, WireFaults faults, Random& random, std::map<PeerId, FaultyWire*>& all)
-      : WrappedTransport("local", options), clock_(*options.clock), faults_(faults), random_(random), all_(all) {
+      : FlyingTransport(options), clock_(*options.clock), faults_(faults), random_(random), all_(all) {
     all_[self_ = options.self] = this;
   }
   ~FaultyWire() override { all_.erase(self_); }
@@ -55,66 +55,49 @@ class FaultyWire final : public WrappedTransport {
   Result<bool> connect(PeerId peer, const std::string& address) override {
     const double reached_s = clock_.now() + faults_.reach_s * random_.uniform();
     if (clock_.now() < reached_s_.try_emplace(peer, reached_s).first->second) return false;
-    return WrappedTransport::connect(peer, address);
+    return FlyingTransport::connect(peer, address);
   }
   void disconnect(PeerId peer) override {
     reached_s_.erase(peer);
-    WrappedTransport::disconnect(peer);
-  }
-  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    Flight flight{.transfer = transfer, .plan = plan};
-    flight.at_s = clock_.now() + (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
-    const double fate = random_.uniform();
-    flight.fails = fate < faults_.fail;
-    flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
-    flight.changed = fate >= 1 - faults_.change && !plan.copies.empty();
-    const TransferId id = ++last_;
-    flights_.emplace(id, std::move(flight));
-    advance();
-    return id;
-  }
-  TransferState poll(TransferId id) override {
-    advance();  // whoever waits between two layers sees what time has brought
-    auto found = flights_.find(id);
-    const TransferState state = found->second.state;
-    if (state != TransferState::in_flight) flights_.erase(found);
-    return state;
-  }
-  void cancel(TransferId id) override {
-    Flight& flight = flights_.at(id);
-    if (flight.state == TransferState::in_flight) flight.state = TransferState::failed;
+    FlyingTransport::disconnect(peer);
   }
   void advance() {
-    for (auto& [id, flight] : flights_) {
-      if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
-      flight.state = arrive(flight);
-    }
+    for (auto& [id, flight] : flights_)
+      if (flight.state == TransferState::in_flight && clock_.now() >= fates_[id].at_s) land(flight, fates_[id]);
+    std::erase_if(fates_, [&](const auto& fate) { return !flights_.contains(fate.first); });
   }
 
  private:
-  struct Flight {
-    KvTransfer transfer;
-    TransferPlan plan;
-    std::vector<std::byte> bytes;  // of a write, as they arrive
+  struct Fate {
     double at_s = 0;
     bool fails = false, dropped = false, changed = false;
-    TransferState state = TransferState::in_flight;
+    std::vector<std::byte> bytes = {};  // of a write, as they arrive
   };
-  // The source is read as late as a wire may: it is the poster's until then.
-  void take_bytes(Flight& flight) {
-    for (const Copy& copy : flight.plan.copies)
-      flight.bytes.insert(flight.bytes.end(), copy.source, copy.source + copy.bytes);
-    if (flight.changed) flight.bytes[random_.below(flight.bytes.size())] ^= std::byte{0x20};
-    const std::byte* at = flight.bytes.data();
-    for (Copy& copy : flight.plan.copies) copy.source = std::exchange(at, at + copy.bytes);
+  void posted(TransferId id, Flight& flight) override {
+    Fate& fate = fates_[id];
+    fate.at_s = clock_.now() + (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
+    const double drawn = random_.uniform();
+    fate.fails = drawn < faults_.fail;
+    fate.dropped = !fate.fails && drawn < faults_.fail + faults_.drop;
+    fate.changed = drawn >= 1 - faults_.change && !flight.plan.copies.empty();
+    advance();
   }
-  TransferState arrive(Flight& flight) {
-    if (flight.dropped) return TransferState::done;
-    if (flight.transfer.op == KvOp::write) take_bytes(flight);
-    const TransferState state = WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
-    if (flight.fails || state != TransferState::done) return TransferState::failed;
-    if (flight.transfer.op == KvOp::read && flight.changed) flight.plan.copies[0].destination[0] ^= std::byte{0x20};
-    return TransferState::done;
+  void looked_at(Flight&) override { advance(); }  // whoever waits between two layers sees what time has brought
+  void land(Flight& flight, Fate& fate) {
+    flight.state = TransferState::done;
+    if (fate.dropped) return;
+    const bool write = flight.transfer.op == KvOp::write;
+    if (write) {  // the source is read as late as a wire may: it is the poster's until then
+      for (const Copy& copy : flight.plan.copies)
+        fate.bytes.insert(fate.bytes.end(), copy.source, copy.source + copy.bytes);
+      if (fate.changed) fate.bytes[random_.below(fate.bytes.size())] ^= std::byte{0x20};
+      const std::byte* at = fate.bytes.data();
+      for (Copy& copy : flight.plan.copies) copy.source = std::exchange(at, at + copy.bytes);
+    }
+    arrive(flight);
+    if (fate.fails) flight.state = TransferState::failed;
+    if (flight.state == TransferState::done && !write && fate.changed)
+      flight.plan.copies[0].destination[0] ^= std::byte{0x20};
   }
 
   Clock& clock_;
@@ -123,8 +106,7 @@ class FaultyWire final : public WrappedTransport {
   std::map<PeerId, FaultyWire*>& all_;
   PeerId self_;
   std::map<PeerId, double> reached_s_;
-  std::map<TransferId, Flight> flights_;
-  TransferId last_ = 0;
+  std::map<TransferId, Fate> fates_;
 };
 
 class Sim final : public SimCluster {
@@ -291,7 +273,8 @@ void Sim::configure() {
   sim.far_caches = chance(0.5);
   if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
   // (mooncake has prefixes fetched, whatever --kv-fetch says.)
-  const bool reads = options.disagg_options.pull || options.fetch->fetches || options.placement->name == std::string("mooncake");
+  const bool reads = options.disagg_options.pull || options.fetch->fetches ||
+                     options.placement->name == std::string("mooncake");
   if (!reads) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);

@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <sstream>
 
 #include "base/random.h"
 #include "disagg/messages.h"
 #include "disagg/net/channel.h"
 #include "tests/catch.h"
 #include "tests/disagg/full_messages.h"
+#include "tests/disagg/words.h"
 
 namespace xpyd::testing::codec_test {
 namespace {
@@ -20,46 +22,10 @@ static_assert(n_fields<KvDelivered> == 6);
 static_assert(n_fields<KvTierStats> == 20);
 
 // All members, as text.
-struct Printer {
-  std::string out;
-  template <class T>
-  void operator()(const T& x) {
-    if constexpr (std::is_same_v<T, std::string>) {
-      out += "'" + x + "' ";
-    } else if constexpr (std::is_same_v<T, double>) {
-      char text[64];
-      std::snprintf(text, sizeof text, "%.6f ", x);
-      out += text;
-    } else if constexpr (std::is_enum_v<T>) {
-      out += "e" + std::to_string(int(x)) + " ";
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      out += std::to_string(x) + " ";
-    } else if constexpr (requires { x.begin(); }) {
-      out += "[" + std::to_string(x.size()) + ": ";
-      for (const auto& element : x) (*this)(element);
-      out += "] ";
-    } else if constexpr (fields_detail::is_optional<T>) {
-      out += x ? "some " : "none ";
-      if (x) (*this)(*x);
-    } else if constexpr (requires { x.get(); }) {
-      if (x) (*this)(*x);
-    } else {
-      out += "{";
-      for_each_field(x, *this);
-      out += "} ";
-    }
-  }
-};
-
-template <class T>
-std::string print(const T& x) {
-  Printer printer;
-  printer(x);
-  return printer.out;
-}
-
 std::string print_message(const Message& message) {
-  return std::to_string(message.index()) + std::visit([](const auto& m) { return print(m); }, message);
+  std::ostringstream out;
+  std::visit(Put{out}, message);
+  return out.str();
 }
 
 // Catches a field that codec_fields.h does not send: its default arrives.
@@ -129,6 +95,7 @@ TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][contr
       CHECK(!decode(frame_type(message), std::string_view(bytes).substr(0, n), kSender).ok());
     CHECK(!decode(frame_type(message), bytes + '\0', kSender).ok());
   }
+  CHECK((codec_schema() == codec_schema() && codec_schema() != 0));
   std::string bytes = encode(1, 2, AbortAttempt{5}, 0);
   for (int type : {0, 15, 16 + int(std::variant_size_v<Message>), 65535}) {
     auto got = decode(uint16_t(type), bytes, 0);
@@ -137,92 +104,54 @@ TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][contr
   }
 }
 
+StartRequest start(const Request& request, const ChoiceState& state = {}) {
+  StartRequest message;
+  message.request = std::make_shared<Request>(request);
+  message.state = state;
+  return message;
+}
+StartRequest ruled(const TokenRules& rules) {
+  Request request{.prompt = {1, 2}};
+  request.sampling.rules = std::make_shared<TokenRules>(rules);
+  return start(request);
+}
+
+// tests/issues/lies_test.cc takes each number of each message beyond its range; these are beyond what a type or an
+// order says.
 TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][codec]") {
-  auto error = [](const Message& message) {
+  const struct {
+    Message message;
+    const char* says;
+  } kRows[] = {
+      {start({.prompt = {1, 2}}), ""},
+      {start({}), "prompt: empty"},
+      {start({.prompt = {1, -1}}), "prompt: -1"},
+      {start({.prompt = {1}, .stop_token_ids = {3, -3}}), "stop_token_ids"},
+      {start({.prompt = {1}}, {.choice = 5, .stands_for = 4}), "stands_for"},
+      {start({.prompt = {1}}, {.stands_for = 0}), "stands_for: 0"},
+      {ruled({.allowed = {1}, .bad_words = {{{2}}}}), ""},
+      {ruled({.bad_words = {{}}}), "bad_words: a word without tokens"},
+      {KvReserved{.destination = {.blocks = {4, -1}}}, "blocks: -1"},
+      {KvOffered{1, start({.prompt = {1}}).request, {{}, {.stands_for = 9}}, {}}, "stands_for: 9"},
+      {PeerJoined{{.id = 1, .layout = {{4096, 4096, 4096, Dtype::f32}, KvOrder::layer_major, 1 << 29, 1 << 29}}},
+       "layout"},
+  };
+  for (const auto& [message, says] : kRows) {
     auto got = decode(frame_type(message), encode(0, 0, message, kSender), kSender);
-    return got ? "" : got.error().message;
-  };
-  auto has = [](const std::string& text, const char* part) {
-    INFO(text);
-    return text.find(part) != std::string::npos;
-  };
-  auto request = [](auto change) {
-    auto r = std::make_shared<Request>();
-    r->prompt = {1, 2};
-    change(*r);
-    StartRequest start;
-    start.request = r;
-    return start;
-  };
-  CHECK(error(request([](Request&) {})) == "");
-  CHECK(has(error(request([](Request& r) { r.prompt = {}; })), "prompt: empty"));
-  CHECK(has(error(request([](Request& r) { r.prompt[1] = -1; })), "prompt: -1"));
-  CHECK(has(error(request([](Request& r) { r.n = 9; })), "n: 9"));
-  CHECK(has(error(request([](Request& r) { r.n = 0; })), "n: 0"));
-  CHECK(has(error(request([](Request& r) { r.max_tokens = 0; })), "max_tokens: 0"));
-  CHECK(has(error(request([](Request& r) { r.min_tokens = -1; })), "min_tokens: -1"));
-  CHECK(has(error(request([](Request& r) { r.stop_token_ids = {3, -3}; })), "stop_token_ids"));
-  CHECK(has(error(request([](Request& r) { r.sampling.temperature = std::nanf(""); })), "temperature"));
-  CHECK(has(error(request([](Request& r) { r.sampling.top_p = 1.5f; })), "top_p"));
-  CHECK(has(error(request([](Request& r) { r.sampling.top_logprobs = -2; })), "top_logprobs"));
-  const auto rules = [&](TokenRules made) {
-    return error(request([&](Request& r) { r.sampling.rules = std::make_shared<TokenRules>(std::move(made)); }));
-  };
-  CHECK(rules({.allowed = {1}, .bad_words = {{{2}}}}) == "");
-  CHECK(has(rules({.allowed = {-1}}), "allowed: -1"));
-  CHECK(has(rules({.bias = {{2, std::nanf("")}}}), "bias"));
-  CHECK(has(rules({.bad_words = {{}}}), "bad_words: a word without tokens"));
-  CHECK(has(rules({.min_tokens = -1}), "min_tokens: -1"));
-  CHECK(has(error(request([](Request& r) { r.arrival_s = std::nan(""); })), "arrival_s"));
-  CHECK(has(error(request([](Request& r) { r.deadline_s = -1e13; })), "deadline_s"));
-  {
-    StartRequest start = request([](Request&) {});
-    start.state.choice = 5;
-    start.state.stands_for = 4;
-    CHECK(has(error(start), "stands_for"));
-    start.state.stands_for = 0;
-    CHECK(has(error(start), "stands_for: 0"));
-    start.state = {};
-    start.order = DisaggOrder(4);
-    CHECK(has(error(start), "order: 4"));
-    start.order = DisaggOrder::push;
-    start.decode = -2;
-    CHECK(has(error(start), "decode: -2"));
+    const std::string error = got ? "" : got.error().message;
+    INFO(says << ": " << error);
+    CHECK((*says ? error.find(says) != std::string::npos : error == ""));
   }
-  TokenOf token;
-  token.event.token = -2;
-  CHECK(has(error(token), "token: -2"));
-  token.event.token = -1;
-  token.event.finish = FinishReason(7);
-  CHECK(has(error(token), "finish: 7"));
-  KvReserved reserved;
-  reserved.destination.blocks = {4, -1};
-  CHECK(has(error(reserved), "blocks: -1"));
-  KvOffered offered;
-  auto one = std::make_shared<Request>();
-  one->prompt = {1};
-  offered.request = one;
-  offered.choices.resize(2);
-  offered.choices[1].stands_for = 9;
-  CHECK(has(error(offered), "stands_for: 9"));
-  PeerJoined joined;
-  joined.info.id = 1;
-  joined.info.layout = {{4096, 4096, 4096, Dtype::f32}, KvOrder::layer_major, 1 << 29, 1 << 29};
-  CHECK(has(error(joined), "layout"));
-  joined.info.layout.shape.n_layers = -1;
-  CHECK(has(error(joined), "n_layers: -1"));
   // A count that its bytes cannot hold.
   std::string bytes = encode(0, 0, KvRenewed{{1, 2, 3}}, 0);
   uint32_t huge = 0xffffffff;
   std::memcpy(bytes.data() + 8, &huge, 4);
   auto got = decode(frame_type(KvRenewed{}), bytes, 0);
   REQUIRE(!got.ok());
-  CHECK(has(got.error().message, "attempts: 4294967295 elements"));
-}
-
-TEST_CASE("an explanation with broken text still crosses", "[disagg][control][codec]") {
+  CHECK(got.error().message.find("attempts: 4294967295 elements") != std::string::npos);
+  // An explanation with broken text still crosses.
   AttemptFailed failed{3, AttemptFailure::refused, "peer said \xff\xfe"};
-  auto got = decode(frame_type(failed), encode(0, 0, failed, 0), 0);
+  got = decode(frame_type(failed), encode(0, 0, failed, 0), 0);
   REQUIRE(got.ok());
   CHECK(std::get<AttemptFailed>(got.value().message).why == "peer said \xef\xbf\xbd\xef\xbf\xbd");
 }
@@ -264,11 +193,6 @@ TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
   FrameWriter(SipKey()).append(frame, 16, "payload");
   for (char kind : {0, 1})
     std::ofstream(dir + "frames-" + std::to_string(kind), std::ios::binary) << kind << '\7' << frame << frame;
-}
-
-TEST_CASE("the schema is one number for one program", "[disagg][control][codec]") {
-  CHECK(codec_schema() == codec_schema());
-  CHECK(codec_schema() != 0);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
-// Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other work, towards peers
-// that let us in and say nothing, or do not even let us in, and fails by its deadline.
+// The door of a wire. Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other
+// work, towards peers that let us in and say nothing, or do not even let us in, and fails by its deadline. Strangers
+// who say nothing keep no peer out, and what those say who are no peers is closed and counted, and nobody else notices.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -11,74 +13,99 @@
 #include <cstring>
 #include <optional>
 
+#include "base/random.h"
+#include "disagg/net/hello.h"
+#include "disagg/transport/meeting.h"
+#include "disagg/transport/tcp_frames.h"
+#include "disagg/transport/wires.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
-#include "tests/disagg/sim_cluster.h"
+#include "tests/disagg/scene.h"
 #include "tests/disagg/transport_side.h"
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::connect_test {
 namespace {
 
+// Where an address of a wire leads to: shm:@NAME, or KIND,HOST,PORT,… on this host.
+struct Place {
+  explicit Place(const std::string& address) {
+    if (address.starts_with("shm:@")) {
+      auto& un = reinterpret_cast<sockaddr_un&>(storage);
+      const std::string name = address.substr(5);
+      un.sun_family = AF_UNIX;
+      std::memcpy(un.sun_path + 1, name.data(), name.size());
+      length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    } else {
+      auto& in = reinterpret_cast<sockaddr_in&>(storage);
+      in.sin_family = AF_INET;
+      in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      in.sin_port = htons(uint16_t(std::stoi(address.substr(port_in(address).first))));
+      length = sizeof in;
+    }
+  }
+  // Where the port's digits begin, and how many there are.
+  static std::pair<size_t, size_t> port_in(const std::string& address) {
+    const size_t begin = address.find(',', address.find(',') + 1) + 1;
+    return {begin, address.find(',', begin) - begin};
+  }
+  sockaddr* at() { return reinterpret_cast<sockaddr*>(&storage); }
+  int new_socket(int flags = 0) const {
+    const int fd = socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
+    REQUIRE(fd >= 0);
+    return fd;
+  }
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+struct Sockets {
+  ~Sockets() {
+    for (int fd : fds) close(fd);
+  }
+  std::vector<int> fds;
+};
+
 // Listens where an address of a wire leads to, and takes what comes without a word.
 class SilentPeer {
  public:
   // `like`: a true address of that wire. `full`: there is no room at its door, either.
-  explicit SilentPeer(const std::string& like, bool full = false) {
-    if (like.starts_with("shm:@")) {
-      auto& at = reinterpret_cast<sockaddr_un&>(at_);
-      at.sun_family = AF_UNIX;
-      address = like;
-      address.append("-silent");
-      const std::string name = address.substr(5);
-      std::memcpy(at.sun_path + 1, name.data(), name.size());
-      length_ = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-      listen(AF_UNIX, SOCK_STREAM, full);
-    } else {
-      auto& at = reinterpret_cast<sockaddr_in&>(at_);
-      at.sin_family = AF_INET;
-      at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-      length_ = sizeof at;
-      listen(AF_INET, SOCK_STREAM, full);
-      const char separator = ',';  // KIND,HOST,PORT,…
-      const size_t host = like.find(separator) + 1, port = like.find(separator, host) + 1;
-      address = like;
-      address.replace(port, like.find(separator, port) - port, std::to_string(ntohs(at.sin_port)));
+  explicit SilentPeer(std::string like, bool full = false) : address(std::move(like)) {
+    const bool local = address.starts_with("shm:@");
+    if (local) address += "-silent";
+    Place place(address);
+    if (!local) reinterpret_cast<sockaddr_in&>(place.storage).sin_port = 0;
+    sockets_.fds.push_back(place.new_socket());
+    REQUIRE(bind(sockets_.fds[0], place.at(), place.length) == 0);
+    REQUIRE(::listen(sockets_.fds[0], full ? 0 : 64) == 0);
+    REQUIRE(getsockname(sockets_.fds[0], place.at(), &place.length) == 0);
+    for (int i = 0; full && i < 4; ++i) {  // callers that nobody lets in
+      sockets_.fds.push_back(place.new_socket(SOCK_NONBLOCK));
+      (void)!connect(sockets_.fds.back(), place.at(), place.length);
     }
-  }
-  ~SilentPeer() {
-    for (int fd : fds_) close(fd);
+    if (local) return;
+    const auto [begin, digits] = Place::port_in(address);
+    address.replace(begin, digits, std::to_string(ntohs(reinterpret_cast<sockaddr_in&>(place.storage).sin_port)));
   }
   std::string address;
 
  private:
-  void listen(int family, int type, bool full) {
-    fds_.push_back(socket(family, type | SOCK_CLOEXEC, 0));
-    auto* at = reinterpret_cast<sockaddr*>(&at_);
-    REQUIRE(bind(fds_[0], at, length_) == 0);
-    REQUIRE(::listen(fds_[0], full ? 0 : 64) == 0);
-    REQUIRE(getsockname(fds_[0], at, &length_) == 0);
-    for (int i = 0; full && i < 4; ++i) {  // callers that nobody lets in
-      fds_.push_back(socket(family, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      (void)!connect(fds_.back(), at, length_);
-    }
-  }
-  sockaddr_storage at_{};
-  socklen_t length_ = 0;
-  std::vector<int> fds_;
+  Sockets sockets_;
 };
 
-bool has_handshake(const Wire& wire) { return wire.name != "local"; }
+// Every wire with a handshake that works here.
+void each_wire(const std::function<void(const Wire&)>& test) {
+  for (const Wire& wire : wires()) {
+    if (wire.name == "local") continue;
+    INFO(wire.name);
+    wire.missing && !wire.missing().empty() ? mark_skipped(wire.missing()) : test(wire);
+  }
+}
 
 TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", "[transport]") {
-  for (const Wire& wire : wires()) {
-    if (!has_handshake(wire)) continue;
-    if (wire.missing && !wire.missing().empty()) {
-      mark_skipped(wire.missing());
-      continue;
-    }
+  each_wire([](const Wire& wire) {
     for (bool full : {false, true}) {
-      INFO(wire.name << (full ? ", no room at the door" : ""));
+      INFO((full ? "no room at the door" : ""));
       VirtualClock clock;
       clock.seconds = 100;
       const auto memory = wire.memory(1 << 16), theirs = wire.memory(1 << 16);
@@ -114,7 +141,7 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
       CHECK(here->open(2, KvOp::write, {}));
       CHECK(!here->connect(2, silent.address));
     }
-  }
+  });
 }
 
 // Real wires under instances: one of two decode instances has an address where nobody answers.
@@ -141,53 +168,204 @@ TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cl
     options.wire = [&](const TransportOptions& wire) {
       return std::make_unique<Wire>(row.make(wire).value(), silent, wire.self);
     };
-    SimCluster sim;
-    sim.open(options);
-    sim.add_all("1P2D");
-    auto recorder = std::make_shared<Recorder>();
-    std::map<uint64_t, std::vector<int32_t>> expected;
-    const auto ask = [&](uint64_t id) {
-      std::vector<int32_t> prompt;
-      for (int i = 0; i < 40; ++i) prompt.push_back((i * 7 + int(id) * 19) % 251);
-      auto request = tiny_request(id, prompt, 6);
-      request->ignore_eos = true;
-      request->arrival_s = sim.clock.seconds;
-      expected[id] = checksum_tokens(prompt, 6);
-      REQUIRE(sim.conductor().submit(request, recorder).ok());
-    };
-    for (uint64_t id = 1; id < 9; ++id) ask(id);
-    // Leases are 0.4 s: whoever stood still for so long would have been given up.
-    const auto ended = [&] {
-      int n = 0;
-      for (const auto& [id, tokens] : expected) n += recorder->choice(id).ends;
-      return n;
-    };
-    // Half of them are placed on the one that can be reached.
-    RealClock real;
-    for (const double start = real.now(); ended() < 4 && real.now() < start + 30;) {
+    Scene sim("1P2D", options);
+    for (uint64_t id = 1; id < 9; ++id) sim.ask(id, 40, 6, int(id));
+    // Leases are 0.4 s: whoever stood still for so long would have been given up. Half of the requests are placed on
+    // the one that can be reached.
+    wait_until([&] {
       if (sim.clock.seconds < 4) sim.tick();
-      // The wires' threads live in real time: an instant of the sockets is not a lease of the clock.
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    CHECK(ended() >= 4);
-    CHECK(ended() < 8);
+      return sim.recorder->ended() >= 4;
+    });
+    CHECK(sim.recorder->ended() < 8);
     CHECK(sim.conductor().members().size() == 3);
     // Whose client leaves does not wait for the wire.
     uint64_t left = 1;
-    while (recorder->choice(left).ends > 0) ++left;
-    sim.conductor().abort(left);
+    while (sim.recorder->choice(left).ends > 0) ++left;
+    sim.abort(left);
     sim.ticks(40);
-    CHECK(recorder->choice(left).ends == 1);
-    CHECK(recorder->choice(left).finish == FinishReason::abort);
-    expected.erase(left);
+    CHECK(sim.recorder->choice(left).finish == FinishReason::abort);
     // The others wait for the wire, and are placed anew when it has failed.
     while (sim.clock.seconds < 4.9) sim.tick();
-    CHECK(ended() < 7);
-    for (int i = 0; i < 60000 && ended() < 7; ++i) sim.tick();
-    CHECK(ended() == 7);
-    for (const auto& [id, tokens] : expected) CHECK(recorder->choice(id).tokens == tokens);
+    CHECK(sim.recorder->ended() < 8);
+    for (int i = 0; i < 60000 && sim.recorder->ended() < 8; ++i) sim.tick();
+    sim.check_answers();
     CHECK(sim.conductor().members().size() == 3);
   }
+}
+
+TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer out", "[transport]") {
+  each_wire([](const Wire& wire) {
+    if (!wire.shares_process) return;
+    RealClock clock;
+    const auto memory = wire.memory(1 << 16), theirs = wire.memory(1 << 16);
+    TransportOptions options{
+        .regions = {{memory.get(), 1 << 16}}, .queue = &cpu_queue(), .clock = &clock, .self = 1, .connect_s = 60};
+    auto here = wire.make(options).value();
+    Sockets strangers;
+    Place door(here->address());
+    for (int i = 0; i < 200; ++i) {
+      const int fd = strangers.fds.emplace_back(door.new_socket(SOCK_NONBLOCK));
+      wait_until([&] { return connect(fd, door.at(), door.length) == 0 || errno != EAGAIN; });  // a full door
+      pollfd inside{fd, POLLOUT, 0};
+      CHECK(poll(&inside, 1, 60000) == 1);
+    }
+    options.regions = {{theirs.get(), 1 << 16}};
+    options.self = 2;
+    const Status connected = connect_and_wait(*wire.make(options).value(), 1, here->address());
+    INFO((connected ? "" : connected.error().message));
+    CHECK(connected.ok());
+  });
+}
+
+// Sends, says that no more will come, and reads until the other side closes; what it said. A `hello` goes before: what
+// is sent then comes from one who is let in, if the key is right.
+std::string say(Place& place, std::optional<Handshake> hello, const std::string& bytes, bool end = true) {
+  const int fd = place.new_socket();
+  REQUIRE(connect(fd, place.at(), place.length) == 0);
+  std::string heard, out;
+  std::string_view none;
+  if (hello) REQUIRE(hello->feed(none, out).ok());
+  while (hello && !hello->done()) {
+    char buffer[1024];
+    if (send(fd, out.data(), out.size(), MSG_NOSIGNAL) < 0) break;
+    const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
+    if (n <= 0) break;
+    std::string_view more(buffer, size_t(n));
+    out.clear();
+    if (!hello->feed(more, out)) break;
+    heard += more;
+  }
+  if (!bytes.empty()) send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  if (end) {
+    shutdown(fd, SHUT_WR);
+    char buffer[4096];
+    for (ssize_t n; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) heard.append(buffer, size_t(n));
+  }
+  close(fd);
+  return heard;
+}
+
+// A poster and an owner that must go on working; and the owner's door.
+struct Door {
+  explicit Door(std::string_view name) {
+    const Wire& wire = *std::ranges::find(wires(), name, &Wire::name);
+    poster = make_side_here(wire, 1), owner = make_side_here(wire, 2);
+    REQUIRE(poster->connect(2, owner->address()) == "");
+    REQUIRE(owner->connect(1, poster->address()) == "");
+    owner->fill(0, kSideBytes, 2);
+    poster->fill(0, 1 << 20, 1);
+    key = owner->open(1, KvOp::write, {{0, 1 << 20}});
+    place.emplace(owner->address());
+  }
+  void hears(const std::string& bytes, std::optional<Handshake> hello, size_t answer, bool counted) {
+    CHECK(say(*place, std::move(hello), bytes).size() == answer);
+    if (!counted) return;
+    ++refused;  // the owner's thread counts when it sees
+    wait_until([&] { return owner->stats().refused >= refused; });
+    CHECK(owner->stats().refused == refused);
+  }
+  void still_works() {
+    CHECK(owner->differing(1 << 20, kSideBytes - (1 << 20), 2, 1 << 20) == 0);
+    CHECK(settle(*poster, poster->post({2, KvOp::write, key}, {{0, 0, 1 << 20}})) == TransferState::done);
+    CHECK(owner->differing(0, 1 << 20, 1) == 0);
+  }
+  std::unique_ptr<Side> poster, owner;
+  WindowKey key;
+  std::optional<Place> place;
+  int64_t refused = 0;
+};
+
+std::string noise(Random& random, uint64_t bytes) {
+  std::string text;
+  for (; bytes > 0; --bytes) text.push_back(char(random.next()));
+  return text;
+}
+
+TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and counted", "[transport]") {
+  using namespace tcp;
+  Door door("tcp");
+  const std::string token = parse_wire_address("tcp", door.owner->address()).value().token;
+  const auto hello_of = [](const std::string& of, const std::string& id = "1", uint64_t version = kTcpVersion) {
+    return Handshake(Handshake::Side::initiator, ClusterKey::of(of), {NodeRole::wire, id, 99, version});
+  };
+  std::string said, wrong_token = token;
+  std::string_view none;
+  REQUIRE(hello_of(token).feed(none, said).ok());
+  std::string wrong_magic = said;
+  wrong_magic[2] ^= 1, wrong_token[31] = wrong_token[31] == '0' ? '1' : '0';
+  for (const auto& [bytes, counted] : {std::pair<std::string, bool>{"", false},
+                                       {"x", false},
+                                       {said.substr(0, 39), false},  // half of a hello: nothing to refuse
+                                       {"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n        ", true},
+                                       {wrong_magic, true}})
+    door.hears(bytes, {}, 0, counted);
+  door.hears("", hello_of(wrong_token), 0, true);
+  door.hears("", hello_of(token, "1", kTcpVersion + 1), 0, true);
+  (void)say(*door.place, hello_of(token, "one"), "");  // a name that no instance has
+  door.hears("", hello_of(token), 0, false);
+  (void)say(*door.place, {}, said.substr(0, 20), false);
+
+  struct Frame {
+    FrameHead head;
+    AddressRange range{1, 64};
+  };
+  const auto frame = [&](void (*change)(Frame&)) {
+    Frame f{{.type = FrameType::write, .n_ranges = 1, .post = 1, .n_frames = 1, .window = door.key, .bytes = 64}};
+    change(f);
+    return std::string(reinterpret_cast<const char*>(&f.head), sizeof f.head) +
+           std::string(reinterpret_cast<const char*>(&f.range), sizeof f.range) + std::string(64, 'x') +
+           std::string(8, 's');
+  };
+  constexpr void (*kAgainstRules[])(Frame&) = {
+      [](Frame& f) { f.head.magic = 0; },
+      [](Frame& f) { f.head.type = FrameType(77); },
+      [](Frame& f) { f.head.type = FrameType::data; },
+      [](Frame& f) { f.head.type = FrameType::placed; },
+      [](Frame& f) { f.head.n_ranges = 65535; },
+      [](Frame& f) { f.head.bytes = uint32_t(1) << 31; },
+      [](Frame& f) { f.head.bytes = 65; },
+      [](Frame& f) { f.range.bytes = 0; },
+      [](Frame& f) { f.range.bytes = UINT64_MAX; },
+      [](Frame& f) { f.head.frame = 1; },
+      [](Frame& f) { f.head.n_frames = 0; },
+  };
+  for (const auto change : kAgainstRules) door.hears(frame(change), hello_of(token), 0, true);  // the connection ends
+  constexpr void (*kNotAllowed[])(Frame&) = {
+      [](Frame&) {},
+      [](Frame& f) { f.range.begin = UINT64_MAX - 10; },
+      [](Frame& f) { f.head.window.secret ^= 1; },
+      [](Frame& f) { f.head.window.generation += 1; },
+  };
+  for (const auto change : kNotAllowed)
+    door.hears(frame(change), hello_of(token), sizeof(FrameHead), true);  // answered
+  // A post of two frames that are refused does not arrive with the last one.
+  const int arrived = door.owner->arrived(door.key);
+  const auto part = [&](uint32_t number) {
+    return frame([&](FrameHead& h, AddressRange&) { h.frame = number, h.n_frames = 2; });
+  };
+  CHECK(tell_let_in(part(0) + part(1)).size() == 2 * sizeof(FrameHead));
+  door.wait_refused(refused += 2);
+  CHECK(door.owner->arrived(door.key) == arrived);
+  // A seal that is none: the bytes came, the post did not.
+  for (size_t cut : {1, 48, 64, 90, 130}) door.hears(frame(kNotAllowed[0]).substr(0, cut), hello_of(token), 0, false);
+  CHECK(door.owner->arrived(door.key) == arrived);
+  Random random(6);
+  for (int round = 0; round < 200; ++round) {  // noise, with and without a hello
+    const std::string bytes = noise(random, random.below(3000));
+    say(*door.place, round % 2 ? std::optional(hello_of(token)) : std::nullopt, bytes, round % 5 != 0);
+  }
+  door.still_works();
+}
+
+TEST_CASE("shm: garbage at its door is closed and counted", "[transport]") {
+  Door door("shm");
+  door.hears("", {}, 0, false);
+  door.hears("x", {}, 0, false);  // the beginning of a hello: nothing to refuse
+  door.hears(std::string(16, 'y'), {}, 0, true);
+  door.hears(std::string(5000, 'z'), {}, 0, true);
+  Random random(6);
+  for (int round = 0; round < 300; ++round) say(*door.place, {}, noise(random, 1 + random.below(40)), round % 5 != 0);
+  door.still_works();
 }
 
 }  // namespace

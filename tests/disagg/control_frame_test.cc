@@ -1,7 +1,13 @@
-// Handshake and frames as bytes, without sockets.
+// Handshake, frames and what they are made of, as bytes, without sockets.
+#include <sys/stat.h>
+
 #include <cstring>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
 
 #include "base/random.h"
+#include "disagg/net/bytes.h"
 #include "disagg/net/frames.h"
 #include "disagg/net/hello.h"
 #include "tests/catch.h"
@@ -121,12 +127,8 @@ TEST_CASE("a handshake tells both who is there and gives them the same keys", "[
     Handshake initiator(Handshake::Side::initiator, pair.key, pair.worker);
     Handshake acceptor(Handshake::Side::acceptor, pair.key, pair.conductor);
     REQUIRE(shake(initiator, acceptor, cut) == "");
-    CHECK(initiator.peer().role == NodeRole::conductor);
-    CHECK(initiator.peer().id == "conductor");
-    CHECK(initiator.peer().fingerprint == 77);
-    CHECK(acceptor.peer().role == NodeRole::prefill);
-    CHECK(acceptor.peer().id == "P0@host");
-    CHECK(acceptor.peer().fingerprint == 78);
+    for (const auto& [seen, is] : {std::pair(initiator.peer(), pair.conductor), {acceptor.peer(), pair.worker}})
+      CHECK((seen.role == is.role && seen.id == is.id && seen.fingerprint == is.fingerprint));
     auto same = [](SipKey a, SipKey b) { return a.k0 == b.k0 && a.k1 == b.k1; };
     CHECK(same(initiator.send_key(), acceptor.receive_key()));
     CHECK(same(initiator.receive_key(), acceptor.send_key()));
@@ -140,63 +142,42 @@ TEST_CASE("a handshake tells both who is there and gives them the same keys", "[
 
 TEST_CASE("a handshake refuses another key, another version, another protocol and a replay", "[disagg][control]") {
   Pair pair;
-  auto acceptor = [&](const ClusterKey& key) { return Handshake(Handshake::Side::acceptor, key, pair.conductor); };
-  auto initiator = [&](const ClusterKey& key) { return Handshake(Handshake::Side::initiator, key, pair.worker); };
-  {
-    Handshake i = initiator(ClusterKey::random()), a = acceptor(pair.key);
-    CHECK(shake(i, a) == "acceptor: handshake: the peer has another cluster key");
+  const auto acceptor = [&] { return Handshake(Handshake::Side::acceptor, pair.key, pair.conductor); };
+  NodeIdentity old = pair.worker;
+  old.schema = 7;
+  for (const auto& [key, worker, says] :
+       {std::tuple(ClusterKey::random(), pair.worker, "the peer has another cluster key"),
+        {ClusterKey(), pair.worker, "the peer has another cluster key"},
+        {pair.key, old, "the peer is another build of this program, with other messages"}}) {
+    Handshake i(Handshake::Side::initiator, key, worker), a = acceptor();
+    CHECK(shake(i, a) == std::string("acceptor: handshake: ") + says);
   }
-  {
-    Handshake i = initiator(ClusterKey()), a = acceptor(pair.key);
-    CHECK(shake(i, a) == "acceptor: handshake: the peer has another cluster key");
-  }
-  auto first_words = [&](std::string bytes) {
-    Handshake a = acceptor(pair.key);
-    std::string out;
-    std::string_view view = bytes;
-    Status status = a.feed(view, out);
+  Handshake i(Handshake::Side::initiator, pair.key, pair.worker);
+  std::string hello, out;
+  std::string_view view;
+  REQUIRE(i.feed(view, hello).ok());
+  const auto changed = [&](size_t at, char to) { return hello.substr(0, at) + to + hello.substr(at + 1); };
+  for (const auto& [bytes, says] :
+       {std::pair<std::string, const char*>{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not speak"},
+        {changed(10, 2), "the peer speaks version 2, this is version 1"},
+        {changed(44, 9), "role: 9"},
+        {changed(hello.size() - 1, ' '), "printable"}}) {
+    Handshake a = acceptor();
+    view = bytes;
+    const Status status = a.feed(view, out);
+    REQUIRE(!status.ok());
     CHECK(out.empty());
-    return status ? "" : status.error().message;
-  };
-  CHECK(first_words("GET / HTTP/1.1\r\nHost: x\r\n\r\n").find("does not speak") != std::string::npos);
-  std::string hello, none_out;
-  {
-    Handshake i = initiator(pair.key);
-    std::string_view none;
-    REQUIRE(i.feed(none, hello).ok());
+    CHECK(status.error().message.find(says) != std::string::npos);
   }
-  std::string changed = hello;
-  changed[10] = 2;
-  CHECK(first_words(changed).find("the peer speaks version 2, this is version 1") != std::string::npos);
-  changed = hello;
-  changed[44] = 9;
-  CHECK(first_words(changed).find("role: 9") != std::string::npos);
-  changed = hello;
-  changed.back() = ' ';
-  CHECK(first_words(changed).find("printable") != std::string::npos);
-
-  {
-    NodeIdentity old = pair.worker;
-    old.schema = 7;
-    Handshake i(Handshake::Side::initiator, pair.key, old), a = acceptor(pair.key);
-    CHECK(shake(i, a) == "acceptor: handshake: the peer is another build of this program, with other messages");
-  }
-
   // What an initiator once said, said again: the acceptor's nonce is another now.
-  std::string recorded, replies;
-  {
-    Handshake i = initiator(pair.key), a = acceptor(pair.key);
-    std::string_view none;
-    REQUIRE(i.feed(none, recorded).ok());
-    std::string_view view = recorded;
-    REQUIRE(a.feed(view, replies).ok());
-    view = replies;
-    REQUIRE(i.feed(view, recorded).ok());
-  }
-  Handshake a = acceptor(pair.key);
-  std::string_view view = recorded;
-  std::string out;
-  Status status = a.feed(view, out);
+  Handshake a = acceptor(), again = acceptor();
+  std::string recorded = hello;
+  view = recorded;
+  REQUIRE(a.feed(view, out).ok());
+  view = out;
+  REQUIRE(i.feed(view, recorded).ok());
+  view = recorded;
+  const Status status = again.feed(view, out);
   REQUIRE(!status.ok());
   CHECK(status.error().message == "handshake: the peer has another cluster key");
 }
@@ -259,6 +240,145 @@ TEST_CASE("a handshake takes at most 1 KiB and leaves what follows", "[disagg][c
   REQUIRE(a.feed(view, to_i).ok());
   CHECK(a.done());
   CHECK(view == "frame");
+}
+
+std::string hex(const Sha256& digest) {
+  std::ostringstream out;
+  for (uint8_t byte : digest) out << std::hex << std::setw(2) << std::setfill('0') << int(byte);
+  return out.str();
+}
+
+TEST_CASE("what a ByteWriter writes a ByteReader reads", "[disagg][control]") {
+  ByteWriter writer;
+  writer.number(uint8_t{200});
+  writer.number(int32_t{-5});
+  writer.number(uint64_t{0x0102030405060708});
+  writer.number(-0.25);
+  writer.boolean(true);
+  writer.text("KV é");
+  writer.numbers(std::vector<int32_t>{1, -2, 3});
+  writer.numbers(std::vector<int32_t>{});
+  writer.number(int32_t{7});
+  // Fixed little-endian, so that hosts agree: not merely whatever this one does.
+  CHECK(writer.bytes().substr(5, 8) == std::string("\x08\x07\x06\x05\x04\x03\x02\x01"));
+  ByteReader reader(writer.bytes());
+  CHECK(reader.number<uint8_t>("a") == 200);
+  CHECK(reader.number<int32_t>("b") == -5);
+  CHECK(reader.number<uint64_t>("c") == 0x0102030405060708);
+  CHECK(reader.number<double>("d") == -0.25);
+  CHECK(reader.boolean("e"));
+  CHECK(reader.utf8("f", 100) == "KV é");
+  CHECK(reader.numbers<int32_t>("g", 3) == std::vector<int32_t>{1, -2, 3});
+  CHECK(reader.numbers<int32_t>("h", 3).empty());
+  CHECK(reader.number<int32_t>("i", 0, 7) == 7);
+  CHECK(reader.finish().ok());
+}
+
+TEST_CASE("a ByteReader refuses what does not fit and names the field", "[disagg][control]") {
+  const auto count = [](uint32_t n, const std::string& rest) {
+    ByteWriter writer;
+    writer.number(n);
+    return writer.take() + rest;
+  };
+  ByteWriter nan;
+  nan.number(std::numeric_limits<float>::quiet_NaN());
+  const struct {
+    std::string bytes;
+    void (*read)(ByteReader&);
+    const char* says;
+  } kRows[] = {
+      {"abc", [](ByteReader& r) { CHECK(r.number<uint32_t>("x") == 0); }, "x: needs 4 bytes, 3 are left"},
+      {"", [](ByteReader& r) { r.number<uint8_t>("x"); }, "x: needs 1 bytes, 0 are left"},
+      {"\2", [](ByteReader& r) { CHECK(!r.boolean("flag")); }, "flag: 2"},
+      {"\x09", [](ByteReader& r) { r.number<uint8_t>("role", 0, 8); }, "role: 9, expected from 0 to 8"},
+      // The largest count there is, with four bytes behind it: nothing is allocated for it.
+      {count(0xffffffff, "abcd"), [](ByteReader& r) { CHECK(r.numbers<int64_t>("ids", 0xffffffff).capacity() == 0); },
+       "ids: 4294967295 elements in 4 bytes"},
+      {count(2, "abcdefg"), [](ByteReader& r) { r.numbers<int32_t>("ids", 9); }, "ids: 2 elements in 7 bytes"},
+      {count(3, "abc"), [](ByteReader& r) { r.text("name", 2); }, "name: 3 elements, at most 2 are expected"},
+      {count(2, "\xc3\x28"), [](ByteReader& r) { CHECK(r.utf8("name", 9).empty()); }, "name: not UTF-8"},
+      {"ab", [](ByteReader& r) { r.number<uint8_t>("x"); }, "message: 1 bytes too many"},
+      {nan.bytes(), [](ByteReader& r) { r.number<float>("p", 0.0f, 1.0f); }, "p: "},
+      // The first error stays, and reads after it give zeros.
+      {std::string(1, 5),
+       [](ByteReader& r) {
+         r.boolean("first");
+         CHECK(r.number<uint64_t>("second") == 0);
+         CHECK(r.text("third", 10).empty());
+       },
+       "first: "},
+  };
+  for (const auto& [bytes, read, says] : kRows) {
+    ByteReader reader(bytes);
+    read(reader);
+    const Status status = reader.finish();
+    INFO(says);
+    REQUIRE(!status.ok());
+    CHECK(status.error().message.find(says) == 0);
+  }
+}
+
+// RFC 4231, sections 4.2 to 4.8 (without 4.6, which truncates).
+TEST_CASE("HMAC-SHA256 agrees with RFC 4231", "[disagg][control]") {
+  struct Row {
+    std::string key, data, digest;
+  };
+  std::string counting;
+  for (char c = 1; c <= 25; ++c) counting += c;
+  const Row rows[] = {
+      {std::string(20, '\x0b'), "Hi There", "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
+      {"Jefe", "what do ya want for nothing?", "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
+      {std::string(20, '\xaa'), std::string(50, '\xdd'),
+       "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"},
+      {counting, std::string(50, '\xcd'), "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b"},
+      {std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First",
+       "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
+      {std::string(131, '\xaa'),
+       "This is a test using a larger than block-size key and a larger than block-size data. The "
+       "key needs to be hashed before being used by the HMAC algorithm.",
+       "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2"},
+  };
+  for (const Row& row : rows) {
+    Sha256 digest = hmac_sha256(row.key, row.data);
+    CHECK(hex(digest) == row.digest);
+    Sha256 other = digest;
+    CHECK(equal_in_constant_time(digest, other));
+    other[31] ^= 1;
+    CHECK(!equal_in_constant_time(digest, other));
+  }
+}
+
+TEST_CASE("a cluster key comes from a file that others cannot read", "[disagg][control]") {
+  TempDir dir;
+  const std::string path = dir.path + "/key", good = "0123456789abcdef";
+  const auto error = [&] {
+    auto key = ClusterKey::from_file(path);
+    return key ? "" : key.error().message;
+  };
+  CHECK(error().find("No such file") != std::string::npos);
+  for (const auto& [text, mode, says] : {std::tuple<std::string, mode_t, const char*>{good + "\r\n\n", 0600, ""},
+                                         {good, 0640, ""},
+                                         {good, 0644, "mode"},
+                                         {good, 0604, "mode"},
+                                         {good, 0602, "mode"},
+                                         {good, 0620, "mode"},
+                                         {good.substr(1) + "\n", 0600, "15 bytes; expected at least 16"},
+                                         {std::string(4097, 'k'), 0600, "more than 4096"}}) {
+    INFO(mode << " " << says);
+    std::ofstream(path, std::ios::binary) << text;
+    REQUIRE(chmod(path.c_str(), mode) == 0);
+    CHECK(error().find(says) != std::string::npos);
+    CHECK((error() == "" || error().find(path) != std::string::npos));
+    CHECK((error() == "") == (*says == 0));
+    if (*says) continue;
+    const ClusterKey key = ClusterKey::from_file(path).value();
+    CHECK((key.bytes() == good && key.secret()));  // an editor's line end is not part of it
+  }
+  REQUIRE(remove(path.c_str()) == 0);
+  REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+  CHECK(error().find("not a regular file") != std::string::npos);
+  CHECK(ClusterKey::random().bytes() != ClusterKey::random().bytes());
+  CHECK(!ClusterKey().secret());
 }
 
 }  // namespace

@@ -9,19 +9,13 @@
 namespace xpyd::testing::delivery_test {
 namespace {
 
-SimOptions in(const char* disagg) {
-  SimOptions options;
-  options.conductor.disagg = find_disagg_policy(disagg);
-  return options;
-}
-
 TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has counted them", "[disagg][delivery]") {
   for (StreamKv grain : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
     SimOptions options;
     options.stream_kv = grain;
     Scene scene("1P1D", options);
     scene.deliver_and_hold();
-    const KvStats p = scene.find("P0")->instance->memory().stats();
+    const KvStats p = scene.kv("P0");
     CHECK(p.in_transfer > 0);  // not free before the posts are done
     CHECK(scene.stats("P0").queue_prefill_sending == 1);
     scene.hand.let_go();
@@ -46,7 +40,7 @@ TEST_CASE("delivery: KV comes while D's batch is full, and waits there", "[disag
     CHECK(scene.stats("D1").running == 2);
     CHECK(scene.stats("D1").waiting == 2);
     CHECK(scene.stats("P0").queue_prefill_sending == 0);
-    CHECK(scene.find("P0")->instance->memory().stats().active == 0);
+    CHECK(scene.kv("P0").active == 0);
     CHECK(scene.n_tokens(2) < 100);
     scene.settle();
   }
@@ -72,54 +66,34 @@ TEST_CASE("delivery: a post that fails behind it is a recompute, at once", "[dis
   }
 }
 
-TEST_CASE("delivery: posts that never come are waited for no longer than a lease", "[disagg][delivery]") {
-  Scene scene("1P1D");
-  scene.deliver_and_hold();
-  scene.ticks(600);
-  CHECK(scene.n_tokens(1) == 12);
-  scene.settle();
-  CHECK(scene.stats("D1").kv_refused == 1);
-}
-
-TEST_CASE("delivery: what has arrived whole is taken, however long its window takes to close", "[disagg][delivery]") {
-  Scene scene("1P1D");
-  scene.deliver_and_hold();
-  scene.hand.close_late = 30;
-  scene.hand.let_go();
-  scene.ticks(20);
-  CHECK(scene.n_tokens(1) == 1);
-  scene.ticks(30);
-  CHECK(scene.n_tokens(1) == 12);
-  scene.settle();
-  CHECK(scene.stats("D1").kv_refused == 0);
+TEST_CASE(
+    "delivery: posts that never come are waited for no longer than a lease; what has arrived is taken, however "
+    "long its window takes to close",
+    "[disagg][delivery]") {
+  for (const bool arrives : {false, true}) {
+    Scene scene("1P1D");
+    scene.deliver_and_hold();
+    if (arrives) {
+      scene.hand.close_late = 30;
+      scene.hand.let_go();
+      scene.ticks(20);
+      CHECK(scene.n_tokens(1) == 1);
+    }
+    scene.ticks(arrives ? 30 : 600);
+    CHECK(scene.n_tokens(1) == 12);
+    scene.settle();
+    CHECK(scene.stats("D1").kv_refused == !arrives);
+  }
 }
 
 TEST_CASE("delivery: a client that goes does not wait for posts", "[disagg][delivery]") {
   Scene scene("1P1D");
   scene.deliver_and_hold();
-  scene.conductor().abort(1);
+  scene.abort(1);
   scene.ticks(10);
   CHECK(scene.recorder->choice(1).finish == FinishReason::abort);
   scene.hand.let_go();
-  scene.ticks(800);
-  CHECK(scene.check_memory(true) == "");
-}
-
-TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token", "[disagg][delivery]") {
-  for (bool noticed : {true, false}) {
-    Scene scene("2P1D");
-    scene.deliver_and_hold();
-    for (const char* name : {"P0", "P1"})
-      if (scene.stats(name).queue_prefill_sending == 1) {
-        scene.crash(scene.find(name)->id, noticed);
-        break;
-      }
-    scene.hand.holds = false;
-    scene.settle();
-    CHECK(scene.stats("D2").kv_refused == 1);  // what was delivered is D's to finish
-    // The conductor may hear of the end before D has said that it goes on.
-    CHECK(scene.conductor().totals().failed_attempts == noticed);
-  }
+  scene.rest();
 }
 
 // What the two say to each other comes from another process: a place that cannot be is a failed
@@ -169,57 +143,33 @@ const std::pair<const char*, void (*)(KvPlace&)> kWrongPlaces[] = {
     {"cached below 0", [](KvPlace& place) { place.cached_tokens = -1; }},
 };
 
-TEST_CASE("delivery: a promise of room that is none is a failed attempt", "[disagg][delivery]") {
-  for (const char* disagg : {"prefill_first", "decode_first"})
+TEST_CASE("delivery: a place for KV that is none is a failed attempt, of a promise or of an offer",
+          "[disagg][delivery]") {
+  for (const auto& [disagg, pull] :
+       {std::pair("prefill_first", false), {"decode_first", false}, {"prefill_first", true}})
     for (const auto& [what, wrong] : kWrongPlaces) {
-      INFO(disagg << ", " << what);
-      Misled scene("1P1D", in(disagg));
+      INFO(disagg << " pull " << pull << ", " << what);
+      Misled scene("1P1D", in(disagg, pull));
       scene.wrong = wrong;
-      scene.ask(1, 60, 12, 1);
-      scene.settle();
+      scene.serve(1, 60, 12, 1);
       CHECK(scene.refused == 1);
     }
 }
 
-TEST_CASE("delivery: a promise of room that nobody asked for is not heard", "[disagg][delivery]") {
-  for (const bool pull : {false, true}) {
-    INFO("pull " << pull);
-    SimOptions options = in("prefill_first");
-    options.conductor.disagg_options.pull = pull;
-    Misled scene("1P1D", options);
-    scene.unasked = true;
-    scene.ask(1, 60, 12, 1);
-    scene.settle();
-    CHECK(scene.stats("D1").kv_refused == 0);
-    CHECK(scene.stats(pull ? "D1" : "P0").transfers == 1);
-    CHECK(scene.conductor().totals().failed_attempts == 0);
-  }
-}
-
-TEST_CASE("delivery: what is said again of one that is delivered is not heard", "[disagg][delivery]") {
-  for (const char* disagg : {"prefill_first", "decode_first"}) {
-    INFO(disagg);
-    Misled scene("1P1D", in(disagg));
-    scene.twice = true;
-    scene.hand.close_late = 5;  // both are read before the first is done
-    scene.ask(1, 60, 12, 1);
-    scene.settle();
-    CHECK(scene.stats("D1").kv_refused == 0);
-    CHECK(scene.conductor().totals().failed_attempts == 0);
-  }
-}
-
-TEST_CASE("delivery: an offer of KV that is none is a failed attempt", "[disagg][delivery]") {
-  for (const auto& [what, wrong] : kWrongPlaces) {
-    INFO(what);
-    SimOptions options = in("prefill_first");
-    options.conductor.disagg_options.pull = true;
-    Misled scene("1P1D", options);
-    scene.wrong = wrong;
-    scene.ask(1, 60, 12, 1);
-    scene.settle();
-    CHECK(scene.refused == 1);
-  }
+TEST_CASE("delivery: what nobody asked for, and what is said again of one that is delivered, is not heard",
+          "[disagg][delivery]") {
+  for (const auto& [disagg, pull] :
+       {std::pair("prefill_first", false), {"decode_first", false}, {"prefill_first", true}})
+    for (const bool twice : {false, true}) {
+      INFO(disagg << " pull " << pull << ", " << (twice ? "twice" : "unasked"));
+      Misled scene("1P1D", in(disagg, pull));
+      (twice ? scene.twice : scene.unasked) = true;
+      if (twice) scene.hand.close_late = 5;  // both are read before the first is done
+      scene.serve(1, 60, 12, 1);
+      CHECK(scene.stats("D1").kv_refused == 0);
+      CHECK(scene.stats(pull ? "D1" : "P0").transfers == 1);
+      CHECK(scene.conductor().totals().failed_attempts == 0);
+    }
 }
 
 TEST_CASE("delivery: a wire's rate is from post to done", "[disagg][delivery]") {
@@ -254,25 +204,20 @@ TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "
   Scene scene("3P1D", far());
   for (uint64_t id = 1; id <= 3; ++id) scene.ask(id, 60, 4, int(id));  // one each
   scene.settle();
-  std::map<std::string, int64_t> hits;
-  for (const char* name : {"P0", "P1", "P2"}) {
-    const SimCluster::Node& node = *scene.find(name);
-    CHECK(scene.conductor().known_blocks(node.id) == 15);
-    hits[name] = scene.stats(name).kv.prefix_hit_tokens;
-  }
+  const auto hits = [&](const char* name) { return scene.stats(name).kv.prefix_hit_tokens; };
+  const int64_t before[] = {hits("P0"), hits("P1"), hits("P2")};
+  for (const char* name : {"P0", "P1", "P2"}) CHECK(scene.conductor().known_blocks(scene.find(name)->id) == 15);
   for (uint64_t id = 4; id <= 6; ++id) {
-    scene.ask(id, 60, 4, 7 - int(id));
-    scene.settle();
-    CHECK(scene.recorder->choice(id).cached_tokens == 56);  // never the last token's block
+    scene.serve(id, 60, 4, 7 - int(id));
+    CHECK(scene.cached(id) == 56);  // never the last token's block
   }
-  for (const char* name : {"P0", "P1", "P2"}) CHECK(scene.stats(name).kv.prefix_hit_tokens == hits[name] + 56);
+  CHECK((hits("P0") == before[0] + 56 && hits("P1") == before[1] + 56 && hits("P2") == before[2] + 56));
 }
 
 TEST_CASE("far caches: what is evicted or cleared is reported, and a late report costs time alone",
           "[disagg][delivery]") {
   Scene scene("2P1D", far());
-  scene.ask(1, 60, 4, 1);
-  scene.settle();
+  scene.serve(1, 60, 4, 1);
   SimCluster::Node* holder = nullptr;
   for (const char* name : {"P0", "P1"})
     if (scene.conductor().known_blocks(scene.find(name)->id) > 0) holder = scene.find(name);
@@ -287,7 +232,7 @@ TEST_CASE("far caches: what is evicted or cleared is reported, and a late report
   const int64_t before = holder->instance->stats().prompt_tokens;
   scene.ask(2, 60, 4, 1);
   scene.ticks(60);
-  CHECK(scene.recorder->choice(2).cached_tokens == 0);
+  CHECK(scene.cached(2) == 0);
   CHECK(holder->instance->stats().prompt_tokens == before + 60);
   scene.due = nullptr;
   scene.settle();
@@ -295,6 +240,92 @@ TEST_CASE("far caches: what is evicted or cleared is reported, and a late report
   scene.send(kConductor, holder->id, ClearPrefixCache{});
   scene.ticks(20);
   CHECK(scene.conductor().known_blocks(holder->id) == 0);
+}
+
+// ---- Admission by reservation: a prompt begins when P's room and D's are held.
+
+// Pools of 640 tokens in blocks of 16, of which four sequences of 48 and 100 tokens leave D less and less; steps of 16
+// tokens. Where such four decode for 60 ticks, D has no room for a prompt of 150.
+SimOptions reserving(bool escrow) {
+  SimOptions options;
+  options.conductor.escrow = escrow;
+  return options;
+}
+
+// Prompts that begin, and rooms that D grants, as they are told.
+struct Watch {
+  explicit Watch(Scene& of) : scene(of) {
+    scene.due = [this](InstanceId, InstanceId, const Message& m) {
+      if (const auto* reserved = std::get_if<KvReserved>(&m)) granted.insert(reserved->attempt);
+      if (const auto* reserve = std::get_if<ReserveKv>(&m)) asked.insert(reserve->attempt);
+      if (const auto* p = std::get_if<AttemptProgress>(&m); p && p->stage == AttemptProgress::started)
+        early += !granted.contains(p->attempt);
+      return scene.clock.seconds + (std::holds_alternative<KvReserved>(m) ? granted_late_s : 0);
+    };
+  }
+  ~Watch() { scene.due = nullptr; }
+  Scene& scene;
+  double granted_late_s = 0;
+  std::set<AttemptId> granted, asked;
+  int early = 0;
+};
+
+TEST_CASE("reservation: no prompt is computed that D has no room for, and clients who leave meanwhile cost nothing",
+          "[disagg][reservation]") {
+  for (const bool escrow : {false, true})
+    for (const bool leave : {false, true}) {
+      INFO(escrow << leave);
+      Scene scene("1P1D", reserving(escrow));
+      Watch watch(scene);
+      for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
+      scene.ticks(60);
+      CHECK(watch.early == (escrow ? 0 : 4));
+      for (uint64_t id = 5; id <= 7; ++id) scene.ask(id, 150, 4, int(id));
+      scene.ticks(34);
+      CHECK(scene.n_tokens(4) < 100);
+      CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
+      CHECK(watch.early == (escrow ? 0 : 7));
+      CHECK(scene.stats("P0").waiting == (escrow ? 3 : 0));
+      // D is asked for what can begin soon: two steps and one prompt.
+      CHECK(watch.asked.size() == (escrow ? 5 : 7));
+      CHECK(scene.kv("P0").escrowed == (escrow ? 10 : 0));
+      for (uint64_t id = 5; leave && id <= 7; ++id) scene.abort(id);
+      scene.settle();
+      if (!leave) CHECK(watch.early == (escrow ? 0 : 7));
+      for (uint64_t id = 5; leave && id <= 7; ++id) {
+        const Recorder::Choice choice = scene.recorder->choice(id);
+        CHECK((choice.ends == 1 && choice.finish == FinishReason::abort));
+        CHECK(choice.tokens.size() == (escrow ? 0 : 1));
+      }
+      if (leave) CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
+    }
+}
+
+TEST_CASE("reservation: what is pinned is hit, and what is set aside is there", "[disagg][reservation]") {
+  Scene scene("1P1D", reserving(true));
+  scene.serve(1, 60, 4, 9);
+  for (uint64_t id = 2; id <= 5; ++id) scene.ask(id, 48, 100, int(id));
+  scene.ticks(80);
+  scene.ask(6, 150, 4, 9);  // 48 tokens are cached, and D has no room for the others
+  scene.ticks(5);
+  KvMemory& memory = scene.memory("P0");
+  CHECK(memory.stats().escrowed == 7);
+  CHECK(memory.stats().active == 3);
+  CHECK(memory.stats().evictions == 0);  // for nobody yet
+  // Somebody else takes all that he can.
+  std::vector<int32_t> other(150, 77);
+  std::vector<KvHandle> taken;
+  for (int available = memory.stats().available(); available > 0; available = memory.stats().available()) {
+    taken.push_back(memory.reserve(other, 1).value().handle);
+    REQUIRE(memory.append(taken.back(), std::min(9, available) * 16));
+  }
+  CHECK_FALSE(memory.append(taken.back(), memory.written_tokens(taken.back()) + 160));
+  CHECK(memory.stats().cached + memory.stats().free == 7);
+  for (int i = 0; i < 400 && scene.n_tokens(6) < 4; ++i) scene.tick();
+  CHECK(scene.n_tokens(6) == 4);
+  CHECK(scene.cached(6) == 48);
+  for (KvHandle kv : taken) memory.free(kv);
+  scene.settle();
 }
 
 }  // namespace

@@ -43,6 +43,14 @@ struct Faulty {
     }
     return plan;
   }
+  TransferId post(const WindowKey& key, double deadline_s = 0) {
+    return poster->post({2, KvOp::write, key, deadline_s}, plan());
+  }
+  TransferState poll_at(double seconds, TransferId id) {
+    clock.seconds = seconds;
+    return poster->poll(id);
+  }
+  TransferState move(const WindowKey& key) { return poster->poll(post(key)); }
   int differing_bits() const {
     int n = 0;
     for (size_t i = 0; i < source.size(); ++i) n += std::popcount(unsigned(source[i] ^ destination[i]));
@@ -60,23 +68,21 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   SECTION("none") {
     Faulty f({.seed = 1});
     const WindowKey key = f.open();
-    CHECK(f.poster->poll(f.poster->post({2, KvOp::write, key}, f.plan())) == TransferState::done);
+    CHECK(f.move(key) == TransferState::done);
     CHECK(f.differing_bits() == 0);
   }
   SECTION("drop") {
     Faulty f({.seed = 1, .drop = 1});
     const WindowKey key = f.open();
-    const TransferId id = f.poster->post({2, KvOp::write, key, 5}, f.plan());
+    const TransferId id = f.post(key, 5);
     CHECK(f.poster->poll(id) == TransferState::in_flight);
-    f.clock.seconds = 5;
-    CHECK(f.poster->poll(id) == TransferState::failed);
-    CHECK(f.poster->poll(f.poster->post({2, KvOp::write, key}, f.plan())) == TransferState::failed);
-    const TransferId cancelled = f.poster->post({2, KvOp::write, key, 50}, f.plan());
+    CHECK(f.poll_at(5, id) == TransferState::failed);
+    CHECK(f.move(key) == TransferState::failed);
+    const TransferId cancelled = f.post(key, 50);
     f.poster->cancel(cancelled);
     CHECK(f.poster->poll(cancelled) == TransferState::failed);
     CHECK(f.owner->arrived(key) == 0);
-    CHECK(f.poster->stats().failed == 3);
-    CHECK(f.counts().dropped == 3);
+    CHECK((f.poster->stats().failed == 3 && f.counts().dropped == 3));
   }
   SECTION("delay") {
     Faulty f({.seed = 1, .delay_s = 2});
@@ -84,14 +90,14 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     double sum = 0;
     for (int i = 0; i < 200; ++i) {
       const double posted = f.clock.seconds;
-      const TransferId id = f.poster->post({2, KvOp::write, key}, f.plan());
+      const TransferId id = f.post(key);
       while (f.poster->poll(id) == TransferState::in_flight) f.clock.seconds += 0.01;
       sum += f.clock.seconds - posted;
     }
     CHECK(sum / 200 > 1);
     CHECK(sum / 200 < 3);
     // Into a window that is closed when it comes, and not in time.
-    const TransferId late = f.poster->post({2, KvOp::write, key}, f.plan());
+    const TransferId late = f.post(key);
     const TransferId hurried = f.poster->post({2, KvOp::write, key, f.clock.seconds + 1e-9}, {});
     CHECK(f.owner->close(key));
     f.clock.seconds += 100;
@@ -119,7 +125,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   SECTION("truncate") {
     Faulty f({.seed = 1, .truncate = 1});
     const WindowKey key = f.open();
-    CHECK(f.poster->poll(f.poster->post({2, KvOp::write, key}, f.plan())) == TransferState::done);
+    CHECK(f.move(key) == TransferState::done);
     CHECK(f.owner->arrived(key) == 1);
     size_t same = 0;
     while (same < f.source.size() && f.source[same] == f.destination[same]) ++same;
@@ -144,7 +150,7 @@ TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
     const WindowKey key = f.open();
     std::vector<std::byte> seen;
     for (int i = 0; i < 50; ++i) {
-      const TransferId id = f.poster->post({2, KvOp::write, key, f.clock.seconds + 3}, f.plan());
+      const TransferId id = f.post(key, f.clock.seconds + 3);
       TransferState state;
       while ((state = f.poster->poll(id)) == TransferState::in_flight) f.clock.seconds += 0.01;
       seen.push_back(std::byte(state));

@@ -10,7 +10,7 @@ namespace xpyd::testing::fetch_test {
 namespace {
 
 // A tick is a millisecond; the model's first cost is 1 ms a step and .1 ms a token: 48 tokens are worth 7.8 ms.
-SimOptions in(const char* policy, double s_per_token = 1e-6) {
+SimOptions fetching(const char* policy, double s_per_token = 1e-6) {
   SimOptions options;
   options.conductor.placement = find_placement_policy("round_robin");
   options.conductor.fetch = find_fetch_policy(policy);
@@ -20,16 +20,14 @@ SimOptions in(const char* policy, double s_per_token = 1e-6) {
 }
 // The same prompt at one instance after another.
 void ask_twice(Scene& scene) {
-  scene.ask(1, 60, 4, 1);
-  scene.settle();
+  scene.serve(1, 60, 4, 1);
   scene.ask(2, 60, 4, 1);
 }
-int cached(const Scene& scene, uint64_t id) { return scene.recorder->choice(id).cached_tokens; }
 
 TEST_CASE("fetch: what another instance has is not computed, in any memory", "[disagg][fetch]") {
   for (const char* scheme : {"paged", "slots", "vattention"}) {
     INFO(scheme);
-    SimOptions options = in("always");
+    SimOptions options = fetching("always");
     options.scheme = scheme;
     if (scheme != std::string("paged")) options.kv.pool_bytes = 8 << 20;
     options.kv.vattention.share = KvShare::alias;
@@ -43,50 +41,40 @@ TEST_CASE("fetch: what another instance has is not computed, in any memory", "[d
     CHECK(reader.failed == 0);
     CHECK(holder.lent == 1);
     CHECK(holder.lent_tokens == wanted);
-    CHECK(cached(scene, 2) == wanted);
+    CHECK(scene.cached(2) == wanted);
     CHECK(scene.stats("C1").transfer_bytes == wanted * int64_t(kv_shape(checksum_config(), Dtype::f32).token_bytes()));
   }
 }
 
 TEST_CASE("fetch: each of several holders sends a part", "[disagg][fetch]") {
-  Scene scene("3C", in("always"));
+  Scene scene("3C", fetching("always"));
   ask_twice(scene);
   scene.settle();
-  scene.ask(3, 60, 4, 1);
-  scene.settle();
+  scene.serve(3, 60, 4, 1);
   CHECK(scene.stats("C2").fetch.tokens == 48);
   CHECK(scene.stats("C0").fetch.lent_tokens == 48 + 32);
   CHECK(scene.stats("C1").fetch.lent_tokens == 16);
 }
 
-TEST_CASE("fetch: what was fetched stays by the row of --replication", "[disagg][fetch][replication]") {
-  for (const auto& [policy, fetches] : {std::pair{"side_effect", 1}, {"off", 12}, {"heat", 5}}) {
-    INFO(policy);
-    SimOptions options = in("always");
+// What D kept of its answers was the second replica: nothing was ever hot enough for a copy.
+TEST_CASE("fetch: what was fetched stays by the row of --replication, also where D had answered",
+          "[disagg][fetch][replication]") {
+  for (const auto& [policy, topology, reader, fetches] : {std::tuple{"side_effect", "2C", "C1", 1},
+                                                          {"off", "2C", "C1", 12},
+                                                          {"heat", "2C", "C1", 5},
+                                                          {"heat", "2P1D", "P1", 5}}) {
+    INFO(policy << " " << topology);
+    SimOptions options = fetching("always");
     options.conductor.replication = find_replication_policy(policy);
-    Scene scene("2C", options);
+    Scene scene(topology, options);
     // 24 prompts, .8 s apart and a bit, at one instance and the other; the second one has it or gets it. The tenth is
     // the first to find ten reads in ten seconds, less what has left the window: 8 of them are .8 a second.
     for (uint64_t id = 1; id <= 24; ++id) {
-      scene.ask(id, 60, 4, 1);
-      scene.settle();
-      CHECK(cached(scene, id) == (id == 1 ? 0 : 48));
+      scene.serve(id, 60, 4, 1);
+      CHECK(scene.cached(id) == (id == 1 ? 0 : 48));
     }
-    CHECK(scene.stats("C1").fetch.fetches == fetches);
+    CHECK(scene.stats(reader).fetch.fetches == fetches);
   }
-}
-
-// What D kept of its answers was the second replica: nothing was ever hot enough for a copy.
-TEST_CASE("fetch: --replication heat did nothing where D had answered", "[disagg][fetch][replication]") {
-  SimOptions options = in("always");
-  options.conductor.replication = find_replication_policy("heat");
-  Scene scene("2P1D", options);
-  for (uint64_t id = 1; id <= 24; ++id) {
-    scene.ask(id, 60, 4, 1);
-    scene.settle();
-    CHECK(cached(scene, id) == (id == 1 ? 0 : 48));
-  }
-  CHECK(scene.stats("P1").fetch.fetches == 5);  // it was 12: each of its prompts
 }
 
 TEST_CASE("heat: reads a second of the last window, whatever else is read", "[disagg][fetch][replication]") {
@@ -112,21 +100,19 @@ TEST_CASE("heat: reads a second of the last window, whatever else is read", "[di
 }
 
 TEST_CASE("fetch: prefill gets back what decode has", "[disagg][fetch]") {
-  Scene scene("1P1D", in("always"));
-  scene.ask(1, 60, 4, 1);
-  scene.settle();
-  scene.find("P0")->instance->memory().clear_prefix_cache();
-  scene.ask(2, 60, 4, 1);
-  scene.settle();
+  Scene scene("1P1D", fetching("always"));
+  scene.serve(1, 60, 4, 1);
+  scene.memory("P0").clear_prefix_cache();
+  scene.serve(2, 60, 4, 1);
   CHECK(scene.stats("D1").fetch.lent_tokens == 48);
-  CHECK(cached(scene, 2) == 48);
+  CHECK(scene.cached(2) == 48);
 }
 
 TEST_CASE("fetch: by cost, only what takes less time than to compute it", "[disagg][fetch]") {
   for (const auto& [policy, s_per_token, fetches] :
        {std::tuple{"never", 1e-6, 0}, {"cost", 1e-6, 1}, {"cost", 1e-3, 0}, {"always", 1e-3, 1}}) {
     INFO(policy << " " << s_per_token);
-    Scene scene("2C", in(policy, s_per_token));
+    Scene scene("2C", fetching(policy, s_per_token));
     ask_twice(scene);
     scene.settle();
     CHECK(scene.stats("C1").fetch.fetches == fetches);
@@ -139,74 +125,24 @@ TEST_CASE("fetch: by cost, only what takes less time than to compute it", "[disa
 }
 
 TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[disagg][fetch]") {
-  Scene scene("2C", in("cost"));
-  scene.ask(1, 60, 4, 1);
-  scene.settle();
+  Scene scene("2C", fetching("cost"));
+  scene.serve(1, 60, 4, 1);
   scene.hand.holds = true;
   scene.ask(2, 60, 4, 1);
   scene.ticks(60);
   CHECK(scene.n_tokens(2) == 4);  // 2 x 7.8 ms for the fetch, then eight steps
-  CHECK(cached(scene, 2) == 0);
+  CHECK(scene.cached(2) == 0);
   CHECK(scene.stats("C1").fetch.failed == 1);
   CHECK(scene.stats("C1").fetch.regret_s > 0);
   scene.settle();
   CHECK(scene.stats("C0").fetch.expired == 0);  // it was told
   // Prompt after prompt was begun so, and each was late, since what did not come told nothing of the wire.
-  scene.ask(3, 60, 4, 2);
-  scene.settle();
+  scene.serve(3, 60, 4, 2);
   scene.hand.holds = true;
   scene.ask(4, 60, 4, 2);
   scene.ticks(60);
   CHECK(scene.n_tokens(4) == 4);
   CHECK(scene.stats("C1").fetch.failed == 1);
-}
-
-TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disagg][fetch]") {
-  {
-    Scene scene("2C", in("always"));
-    scene.ask(1, 60, 4, 1);
-    scene.settle();
-    scene.hand.holds = true;
-    scene.ask(2, 60, 4, 1);
-    scene.ticks(5);
-    CHECK(scene.n_tokens(2) == 0);
-    scene.crash(scene.find("C0")->id, true);
-    scene.hand.let_go(true);
-    scene.ticks(60);
-    CHECK(scene.n_tokens(2) == 4);
-    scene.settle();
-    CHECK(scene.stats("C1").fetch.failed == 1);
-  }
-  {
-    Scene scene("2C", in("always"));
-    scene.ask(1, 60, 4, 1);
-    scene.settle();
-    scene.due = [&](InstanceId, InstanceId, const Message& m) {
-      if (auto* lent = std::get_if<KvLent>(const_cast<Message*>(&m)); lent && !lent->source.checksums.empty())
-        ++lent->source.checksums[0];
-      return scene.clock.seconds;
-    };
-    scene.ask(2, 60, 4, 1);
-    scene.settle();
-    CHECK(scene.stats("C1").fetch.failed == 1);
-    CHECK(cached(scene, 2) == 0);
-    scene.due = nullptr;
-  }
-  {
-    Scene scene("2C", in("always"));
-    scene.ask(1, 60, 4, 1);
-    scene.settle();
-    scene.hand.holds = true;
-    scene.ask(2, 60, 4, 1);
-    scene.ticks(5);
-    scene.due = [&](InstanceId from, InstanceId, const Message& m) {  // the holder hears nothing of it
-      return from != kConductor && std::holds_alternative<KvRenewed>(m) ? -1 : scene.clock.seconds;
-    };
-    scene.ticks(500);
-    CHECK(scene.stats("C0").fetch.expired == 1);
-    scene.hand.let_go();
-    scene.settle();
-  }
 }
 
 }  // namespace

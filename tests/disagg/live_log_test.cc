@@ -7,11 +7,8 @@
 #include <set>
 
 #include "base/json.h"
-#include "disagg/event_log.h"
-#include "experiments/event_log/replay.h"
-#include "experiments/event_log/trace_view.h"
 #include "experiments/simulate/cluster.h"
-#include "tests/catch.h"
+#include "tests/disagg/logged.h"
 #include "tests/disagg/scene.h"
 #include "tests/tiny_model.h"
 
@@ -20,40 +17,19 @@ namespace {
 
 using nlohmann::json;
 
-struct Logged {
-  TempDir folder;
-  std::string path = folder.path + "/log";
-  std::shared_ptr<EventLog> log = EventLog::create(path, 64 << 20, "{}").value();
-
-  // Of all lines, by what they are.
-  std::map<std::string, std::vector<json>> lines() const {
-    std::map<std::string, std::vector<json>> all;
-    REQUIRE(read_event_logs({&path, 1}, [&](auto&, const json& line) { all[line["e"]].push_back(line); }).ok());
-    return all;
-  }
-  std::map<std::string, Replayed> replayed(const ReplayOptions& options = {}) const {
-    std::string differs;
-    const auto counts = replay(
-        {&path, 1}, options, [&](const std::string& line, const std::string& now) { differs = line + "\nnow " + now; });
-    REQUIRE(counts.ok());
-    if (options.instead.empty()) CHECK(differs == "");
-    return counts.value();
-  }
-  json trace() const {
-    const std::string file = folder.path + "/trace";
-    std::FILE* out = std::fopen(file.c_str(), "w");
-    CHECK(write_trace({&path, 1}, out).ok());
-    std::fclose(out);
-    return parse_json_file(file, {.max_bytes = 1 << 30, .max_values = 1 << 28}).value();
-  }
-};
+json trace_of(const Logged& logged) {
+  const std::string file = logged.folder.path + "/trace";
+  std::FILE* out = std::fopen(file.c_str(), "w");
+  CHECK(write_trace({&logged.path, 1}, out).ok());
+  std::fclose(out);
+  return parse_json_file(file, {.max_bytes = 1 << 30, .max_values = 1 << 28}).value();
+}
 
 // Requests of some families, a few of several choices, on instances that are threads.
-void serve(TinySetup setup, int n, const std::shared_ptr<EventLog>& log) {
-  setup.log = log;
+void serve(TinySetup setup, int n, Logged& logged) {
+  setup.log = std::exchange(logged.log, nullptr);
   setup.step_tokens = 32;
   TinyCluster tiny(setup);
-  REQUIRE(tiny.cluster->start().ok());
   for (int i = 0; i < n; ++i) {
     std::vector<int32_t> prompt;
     for (int t = 0; t < 1 + 17 * (i % 7); ++t) prompt.push_back((t * 5 + i % 3) % 96);
@@ -63,6 +39,7 @@ void serve(TinySetup setup, int n, const std::shared_ptr<EventLog>& log) {
     request->arrival_s = tiny.clock.now();
     REQUIRE(tiny.submit(request).ok());
   }
+  REQUIRE(tiny.cluster->start().ok());
   REQUIRE(tiny.cluster->wait_idle(60));
   // Those that have sent see a moment later that all has arrived, and say so.
   const auto sends = [](const auto& instance) { return instance->stats().queue_prefill_sending > 0; };
@@ -84,14 +61,13 @@ TEST_CASE("event log: runs over threads are decided again as they were, whatever
       INFO(setup.describe() << " " << setup.admission << " " << setup.disagg);
       ++i;
       Logged logged;
-      serve(setup, 20, logged.log);
-      logged.log.reset();
+      serve(setup, 20, logged);
       const auto counts = logged.replayed();
       CHECK(counts.at("place").decisions == 20);
       CHECK(counts.at("plan").decisions > 20);
       CHECK(counts.contains("order") == (std::string(topology) != "1C"));
       CHECK(counts.contains("admit") == (find_admission_policy(setup.admission)->arrives != nullptr));
-      const auto lines = logged.lines();
+      auto lines = logged.events();
       CHECK(lines.at("request").size() == 20);
       CHECK(lines.at("step").size() > 20);
     }
@@ -102,12 +78,11 @@ TEST_CASE("event log: what was refused is in it, and would not have been with an
   TinySetup setup{.topology = "1P1D"};
   setup.admission = "early";
   setup.objectives = {.ttft_s = 1e-9, .tbt_s = 1000};
-  serve(setup, 10, logged.log);
-  logged.log.reset();
+  serve(setup, 10, logged);
   CHECK(logged.replayed().at("admit").decisions == 10);
   CHECK(logged.replayed({{{"admit", "none"}}}).at("admit").differ > 0);
   CHECK(logged.replayed({{{"place", "random"}}}).at("place").differ == 0);  // there is one of each
-  const auto lines = logged.lines();
+  auto lines = logged.events();
   for (const json& life : lines.at("request")) CHECK((life["finish"] == "refused" || life.value("output", 0) > 0));
 }
 
@@ -118,9 +93,8 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
     TinySetup setup{.topology = "1P1D"};
     setup.disagg = disagg;
     setup.prefix_cache = false;
-    serve(setup, 14, logged.log);
-    logged.log.reset();
-    const auto lines = logged.lines();
+    serve(setup, 14, logged);
+    auto lines = logged.events();
     std::map<uint64_t, int> planned;  // of prompts
     for (const json& plan : lines.at("plan")) {
       const json answer = plan["answer"], none = json::array();
@@ -184,11 +158,11 @@ TEST_CASE("event log: KV that a tier gives up, and loads, is in it", "[event_log
   const auto counts = logged.replayed();
   CHECK(counts.at("evict").decisions > 3);
   CHECK(logged.replayed({{{"evict", "length_aware"}}}).at("evict").decisions == counts.at("evict").decisions);
-  const auto lines = logged.lines();
+  auto lines = logged.events();
   REQUIRE(lines.contains("fetch"));
   const json& fetch = lines.at("fetch")[0];
   CHECK(fetch["tokens"] == 48);  // three blocks of 16
-  const auto lives = read_lives({&logged.path, 1}).value();
+  const auto lives = logged.lives();
   const RequestLife& life = lives.at(fetch.value("request", size_t(0)));
   CHECK(life.cached == 48);
   CHECK(attribute(life)[2] == Approx(fetch["seconds"].get<double>()).margin(2e-5));
@@ -267,9 +241,8 @@ TEST_CASE("explain: the wait for D's room was called transfer", "[event_log][exp
     scene.forget_log();
   }
   logged.log.reset();
-  const auto lives = read_lives({&logged.path, 1});
-  REQUIRE(lives.ok());
-  const RequestLife& life = lives.value().at(0);
+  const auto lives = logged.lives();
+  const RequestLife& life = lives.at(0);
   INFO(attribution_line(life));
   const auto seconds = attribute(life);
   CHECK(seconds[4] > 1.9);                                        // grant
@@ -278,7 +251,7 @@ TEST_CASE("explain: the wait for D's room was called transfer", "[event_log][exp
   CHECK(held_kv(life).decode < held_kv(life).prefill);
   // Each of both has a colour of its own in a trace.
   std::map<std::string, std::string> colours;
-  const json trace = logged.trace();
+  const json trace = trace_of(logged);
   for (const json& event : trace["traceEvents"])
     if (event.contains("cname")) colours[event["name"]] = event["cname"];
   CHECK(colours.contains("grant"));
@@ -303,43 +276,9 @@ TEST_CASE("explain: what instances say of their first steps counts, not when the
   admits(5, "D1", {3, 7});
   logged.log->happened("fetch", FetchLife{.instance = "P0", .request = 7, .t = 1.625, .seconds = 0.125, .tokens = 16});
   logged.log.reset();
-  const auto lives = read_lives({&logged.path, 1});
-  REQUIRE(lives.ok());
+  const auto lives = logged.lives();
   const std::array<double, 8> expected = {0.5, 0.375, 0.125, 1, 1, 1, 0, 1};
-  CHECK(attribute(lives.value().at(0)) == expected);
-}
-
-TEST_CASE("explain: of a run, the phases of each request are its time to the second token",
-          "[event_log][explain][live]") {
-  for (const char* disagg : {"prefill_first", "decode_first"}) {
-    Logged logged;
-    TinySetup setup{.topology = "2P2D"};
-    setup.disagg = disagg;
-    serve(setup, 30, logged.log);
-    logged.log.reset();
-    const auto lives = read_lives({&logged.path, 1});
-    REQUIRE(lives.ok());
-    REQUIRE(lives.value().size() == 30);
-    int waited = 0;
-    for (const RequestLife& life : lives.value()) {
-      INFO(attribution_line(life));
-      const auto seconds = attribute(life);
-      const double last = life.second > 0 ? life.second : life.first;
-      CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - life.t).margin(1e-9));
-      if (life.output < 2 || life.prompt < 2) continue;  // decode_first: one token is computed on D
-      CHECK(seconds[1] > 0);
-      CHECK(seconds[3] > 0);
-      CHECK(life.joined > 0);
-      CHECK(life.decoding > 0);
-      CHECK(life.granted > 0);
-      CHECK(life.granted <= life.joined);
-      CHECK(seconds[7] > 0);
-      CHECK(held_kv(life).prefill > 0);
-      CHECK(held_kv(life).decode > 0);
-      waited += seconds[6] > 0;
-    }
-    CHECK(waited > 0);
-  }
+  CHECK(attribute(lives.at(0)) == expected);
 }
 
 // The Chrome trace event format: what viewers need of each event.
@@ -385,36 +324,59 @@ void check_trace(const json& trace) {
   }
 }
 
-TEST_CASE("trace: a live run's has instances, wires, requests and counters", "[event_log][trace][live]") {
-  Logged logged;
-  serve({.topology = "2P2D"}, 30, logged.log);
-  logged.log.reset();
-  const json trace = logged.trace();
-  check_trace(trace);
-  std::map<int, std::string> processes;
-  std::map<std::string, std::map<std::string, int>> names;  // of events, by process
-  int batches = 0;
-  for (const json& event : trace["traceEvents"]) {
-    const int pid = event["pid"];
-    if (event["ph"] == "M") {
-      if (event["name"] == "process_name") processes[pid] = event["args"]["name"];
-      continue;
+// The phases of each request are its time to the second token.
+void check_lives(const Logged& logged, bool live) {
+  int waited = 0;
+  for (const RequestLife& life : logged.lives()) {
+    INFO(attribution_line(life));
+    const auto seconds = attribute(life);
+    const double last = life.second > 0 ? life.second : life.first;
+    if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - life.t).margin(1e-6));
+    if (!live || life.output < 2 || life.prompt < 2) continue;  // decode_first: one token is computed on D
+    for (const int phase : {1, 3, 7}) CHECK(seconds[size_t(phase)] > 0);
+    CHECK((life.joined > 0 && life.decoding > 0 && life.granted > 0 && life.granted <= life.joined));
+    CHECK((held_kv(life).prefill > 0 && held_kv(life).decode > 0));
+    waited += seconds[6] > 0;
+  }
+  CHECK((waited > 0) == live);
+}
+
+TEST_CASE("explain, trace: a live run's has instances, wires, requests, their phases, and counters",
+          "[event_log][explain][trace][live]") {
+  for (const char* disagg : {"prefill_first", "decode_first"}) {
+    Logged logged;
+    TinySetup setup{.topology = "2P2D"};
+    setup.disagg = disagg;
+    serve(setup, 30, logged);
+    CHECK(logged.lives().size() == 30);
+    check_lives(logged, true);
+    const json trace = trace_of(logged);
+    check_trace(trace);
+    std::map<int, std::string> processes;
+    std::map<std::string, std::map<std::string, int>> names;  // of events, by process
+    int batches = 0;
+    for (const json& event : trace["traceEvents"]) {
+      const int pid = event["pid"];
+      if (event["ph"] == "M") {
+        if (event["name"] == "process_name") processes[pid] = event["args"]["name"];
+        continue;
+      }
+      ++names[processes[pid]][event["name"]];
+      if (event["ph"] == "X" && processes[pid] == "P0") batches += event["args"]["batch"].get<std::string>() != "";
     }
-    ++names[processes[pid]][event["name"]];
-    if (event["ph"] == "X" && processes[pid] == "P0") batches += event["args"]["batch"].get<std::string>() != "";
+    for (const char* instance : {"P0", "P1", "D0", "D1"}) {
+      INFO(instance);
+      CHECK(names[instance]["blocks"] > 0);
+      CHECK(names[instance]["sequences"] == names[instance]["blocks"]);
+      CHECK(names[instance][instance[0] == 'P' ? "prefill" : "decode"] > 0);
+    }
+    // A prompt of which all but the last token is cached is a step of one token, like a decode.
+    CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
+    for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
+    int wires = 0;
+    for (const auto& [process, events] : names) wires += process.find(" -> ") != std::string::npos;
+    CHECK(wires > 0);
   }
-  for (const char* instance : {"P0", "P1", "D0", "D1"}) {
-    INFO(instance);
-    CHECK(names[instance]["blocks"] > 0);
-    CHECK(names[instance]["sequences"] == names[instance]["blocks"]);
-    CHECK(names[instance][instance[0] == 'P' ? "prefill" : "decode"] > 0);
-  }
-  // A prompt of which all but the last token is cached is a step of one token, like a decode.
-  CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
-  for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
-  int wires = 0;
-  for (const auto& [process, events] : names) wires += process.find(" -> ") != std::string::npos;
-  CHECK(wires > 0);
 }
 
 TEST_CASE("trace: a simulated run is logged alike, and its decisions are the live policies'", "[event_log][trace]") {
@@ -442,16 +404,87 @@ TEST_CASE("trace: a simulated run is logged alike, and its decisions are the liv
   logged.log.reset();
   const auto counts = logged.replayed();
   for (const char* kind : {"place", "admit", "join", "order", "plan"}) CHECK(counts.at(kind).decisions > 30);
-  const auto lines = logged.lines();
+  auto lines = logged.events();
   CHECK(lines.at("request").size() == 60);
   CHECK(lines.contains("transfer"));
-  check_trace(logged.trace());
-  const auto lives = read_lives({&logged.path, 1});
-  for (const RequestLife& life : lives.value()) {
-    const auto seconds = attribute(life);
-    const double last = life.second > 0 ? life.second : life.first;
-    if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - life.t).margin(1e-6));
+  check_trace(trace_of(logged));
+  check_lives(logged, false);
+}
+
+// ---- The chunk policy inside an instance: what its plans were bound by, and what it is told of steps.
+
+// Six prompts of 100 tokens and more, one behind the other.
+void serve_prompts(TinyCluster& tiny) {
+  for (int i = 0; i < 6; ++i) {
+    std::vector<int32_t> prompt;
+    for (int t = 0; t < 100 + 60 * i; ++t) prompt.push_back((t * 5 + i) % 96);
+    auto request = tiny_request(uint64_t(i), prompt, 4);
+    request->arrival_s = tiny.clock.now();
+    REQUIRE(tiny.submit(request).ok());
   }
+  tiny.run();
+  REQUIRE(tiny.recorder->ended() == 6);
+}
+
+TEST_CASE("chunks: every decision is logged, is taken again as it was, and binds the plan", "[chunks][event_log]") {
+  for (const ChunkPolicy& policy : chunk_policies()) {
+    INFO(policy.name);
+    Logged logged;
+    TinySetup setup{.topology = "1C", .step_tokens = 64, .prefill_pp = 2, .log = std::exchange(logged.log, nullptr)};
+    setup.chunk_policy = policy.name;
+    int64_t decisions = 0, steps = 0;
+    {
+      TinyCluster tiny(setup);
+      serve_prompts(tiny);
+      const InstanceStats stats = tiny.cluster->stats().instances[0];
+      decisions = stats.chunk_decisions, steps = stats.steps;
+      const bool fixed = std::string(policy.name) == "fixed";
+      CHECK(decisions == (fixed ? 0 : decisions));
+      if (!fixed) CHECK(decisions > 6 * 100 / 64);
+      CHECK(decisions < steps);  // steps of decodes alone are not asked about
+      // The first of them at least are predicted by a cost that has seen nothing.
+      CHECK((stats.chunk_extrapolations > 0) == !fixed);
+    }
+    setup.log.reset();
+    const auto counts = logged.replayed();
+    CHECK((counts.contains("chunk") ? counts.at("chunk").decisions : 0) == decisions);
+    int held = 0, stages = 0;
+    json plan;
+    REQUIRE(read_event_logs({&logged.path, 1}, [&](auto&, const json& line) {
+              if (line["e"] == "plan") {
+                plan = line;
+                const json none = json::array(), &view = line["view"];
+                for (const auto& [of, runs] : {std::pair("running", "runs"), {"waiting", "admits"}})
+                  for (const json& run : line["answer"].value(runs, none)) {
+                    const json& s = view[of][run.value("index", size_t{0})];
+                    const int left = s["n_tokens"].get<int>() - s.value("n_computed", 0) - s.value("n_held", 0);
+                    CHECK(run["n_tokens"] <= left);
+                    held += s.value("n_held", 0) > 0;
+                  }
+              }
+              if (line["e"] == "chunk") {  // of that plan
+                CHECK(line["answer"]["step_tokens"] == plan["view"]["step_tokens"]);
+                stages = line["view"]["stages"];
+              }
+            }).ok());
+    CHECK((held > 0) == (std::string(policy.name) != "fixed"));
+    CHECK(stages == (decisions > 0 ? 2 : 0));
+    if (decisions == 0) CHECK(plan["view"]["step_tokens"] == 64);
+  }
+}
+
+// Memory is touched, and kernels are loaded, for the first time: 7234 ms among 221 ms (sglang #17198).
+TEST_CASE("chunks: a first step says nothing of what steps take", "[chunks]") {
+  TinyCluster tiny({.topology = "1C"});
+  const StepCost::Terms before = tiny.cluster->stats().instances[0].cost;
+  REQUIRE(tiny.submit(tiny_request(0, {1, 2, 3}, 1)).ok());
+  tiny.run();
+  CHECK(tiny.cluster->stats().instances[0].steps == 1);
+  CHECK(tiny.cluster->stats().instances[0].cost == before);
+  REQUIRE(tiny.submit(tiny_request(1, {1, 2, 3}, 1)).ok());
+  tiny.run();
+  CHECK(tiny.cluster->stats().instances[0].steps == 2);
+  CHECK(tiny.cluster->stats().instances[0].cost != before);
 }
 
 }  // namespace

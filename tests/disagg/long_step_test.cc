@@ -3,9 +3,7 @@
 // once declared gone, with all its requests, which filled the first step of whoever came in its
 // place: on a starved machine 27,429 attempts failed over 258 requests.)
 
-#include "tests/catch.h"
-#include "tests/disagg/sim_cluster.h"
-#include "tests/wrapped_transport.h"
+#include "tests/disagg/scene.h"
 
 namespace xpyd::testing::long_step_test {
 namespace {
@@ -27,45 +25,25 @@ class LateWire final : public WrappedTransport {
   const double reached_s_;
 };
 
-class SlowCluster : public SimCluster {
+class SlowCluster final : public Scene {
  public:
   // `late`: whose wire reaches its peers late.
-  SlowCluster(const char* topology, const char* disagg, bool pull, InstanceId late = -1) {
-    SimOptions options{.lease_s = kLease};
-    options.wire = [late](const TransportOptions& wire) {
-      return std::make_unique<LateWire>(wire, wire.self == late ? 3 * kLease : 0);
-    };
-    options.conductor.disagg = find_disagg_policy(disagg);
-    options.conductor.disagg_options = {.pull = pull, .max_local_prefill_tokens = 1000};
-    open(std::move(options));
-    add_all(topology);
-    tick();
-  }
+  SlowCluster(const char* topology, const char* disagg, bool pull, InstanceId late = -1)
+      : Scene(topology, slow(disagg, pull, late)) {}
   void slow_down(Role role, double step_s) {
     for (auto& [id, node] : nodes)
       if (node->role == role) node->step_s = step_s;
   }
-  void ask(int length, int max_tokens) {
-    const uint64_t id = expected_.size() + 1;
-    std::vector<int32_t> prompt;
-    for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + int(id) * 17) % 251);
-    auto request = tiny_request(id, prompt, max_tokens);
-    request->ignore_eos = true;
-    request->arrival_s = clock.seconds;
-    expected_.push_back(checksum_tokens(prompt, max_tokens));
-    REQUIRE(conductor().submit(request, recorder_).ok());
+  // Prompts of 10, 19, … tokens.
+  void ask_all(int n, int max_tokens) {
+    for (int i = 0; i < n; ++i) ask(uint64_t(i) + 1, 10 + 9 * i, max_tokens, i);
   }
   void settle() {
-    for (int i = 0; i < 200000 && !conductor().wait_idle(0); ++i) tick();
-    ticks(int(4000 * kLease));
-    CHECK(check_memory(true) == "");
+    rest(200000, int(4000 * kLease));
+    check_answers();
     renewed_ = 0;
     ticks(int(1000 * kLease));
     CHECK(renewed_ == 0);  // nothing stands anywhere
-    for (size_t i = 0; i < expected_.size(); ++i) {
-      CHECK(recorder_->choice(i + 1).ends == 1);
-      CHECK(recorder_->choice(i + 1).tokens == expected_[i]);
-    }
   }
   void send(InstanceId from, InstanceId to, Message message) override {
     renewed_ += std::holds_alternative<KvRenewed>(message);
@@ -73,35 +51,34 @@ class SlowCluster : public SimCluster {
   }
 
  private:
+  static SimOptions slow(const char* disagg, bool pull, InstanceId late) {
+    SimOptions options = in(disagg, pull);
+    options.conductor.disagg_options.max_local_prefill_tokens = 1000;
+    options.wire = [late](const TransportOptions& wire) {
+      return std::make_unique<LateWire>(wire, wire.self == late ? 3 * kLease : 0);
+    };
+    return options;
+  }
   int renewed_ = 0;
-  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
-  std::vector<std::vector<int32_t>> expected_;
-};
-
-struct Order {
-  const char* disagg;
-  bool pull;
 };
 
 TEST_CASE("long steps: nobody is given up for one, in any order", "[disagg][cluster][long_step]") {
-  for (const Order& order : {Order{"prefill_first", false}, Order{"prefill_first", true}, Order{"decode_first", false},
-                             Order{"conditional_threshold", false}})
+  for (const auto& [disagg, pull] : {std::pair("prefill_first", false),
+                                     {"prefill_first", true},
+                                     {"decode_first", false},
+                                     {"conditional_threshold", false}})
     for (const bool slow_p : {false, true})
       for (const bool slow_d : {false, true}) {
-        INFO(order.disagg << " pull " << order.pull << ", slow: P " << slow_p << " D " << slow_d);
-        SlowCluster cluster("1P2D", order.disagg, order.pull);
+        INFO(disagg << " pull " << pull << ", slow: P " << slow_p << " D " << slow_d);
+        SlowCluster cluster("1P2D", disagg, pull);
         if (slow_p) cluster.slow_down(Role::prefill, 3.5 * kLease);
         if (slow_d) cluster.slow_down(Role::decode, 2.5 * kLease);
-        for (int i = 0; i < 6; ++i) cluster.ask(10 + 9 * i, 4);  // a step is 16 tokens
+        cluster.ask_all(4, 4);  // a step is 16 tokens
         cluster.settle();
         const ConductorStats totals = cluster.conductor().totals();
-        CHECK(totals.left == 0);
-        CHECK(totals.failed_attempts == 0);
-        int64_t expired = 0, refused = 0;
+        CHECK((totals.left == 0 && totals.failed_attempts == 0));
         for (const InstanceStats& s : cluster.conductor().stats().instances)
-          expired += s.leases_expired, refused += s.kv_refused;
-        CHECK(expired == 0);
-        CHECK(refused == 0);
+          CHECK((s.leases_expired == 0 && s.kv_refused == 0));
       }
 }
 
@@ -110,7 +87,7 @@ TEST_CASE("what is asked of an instance whose wire still connects is not given u
     for (const InstanceId late : {0, 1}) {  // P, D
       INFO("pull " << pull << ", late " << late);
       SlowCluster cluster("1P1D", "prefill_first", pull, late);
-      for (int i = 0; i < 3; ++i) cluster.ask(10 + 9 * i, 4);
+      cluster.ask_all(3, 4);
       cluster.settle();
       CHECK(cluster.conductor().totals().failed_attempts == 0);
     }
@@ -119,7 +96,7 @@ TEST_CASE("what is asked of an instance whose wire still connects is not given u
 TEST_CASE("a conductor that was stopped gives nobody up for what it has not read", "[disagg][cluster][long_step]") {
   for (const double leases : {0.5, 1.5, 10.0}) {
     SlowCluster cluster("1P2D", "prefill_first", false);
-    for (int i = 0; i < 6; ++i) cluster.ask(10 + 9 * i, 20);
+    cluster.ask_all(6, 20);
     cluster.ticks(5);
     cluster.conductor_stopped_until_s = cluster.clock.seconds + leases * kLease;
     cluster.ticks(int(1000 * leases * kLease));
@@ -134,7 +111,7 @@ TEST_CASE("a conductor that was stopped gives nobody up for what it has not read
 }
 
 // D2's wire is out of P's reach. What D2 asks of P comes while P posts a layer of a prompt for D1.
-class AskedInStep final : public SimCluster {
+class AskedInStep final : public Scene {
  public:
   static constexpr InstanceId kP = 0, kD2 = 2;
   class Wire final : public WrappedTransport {
@@ -158,14 +135,7 @@ class AskedInStep final : public SimCluster {
     const PeerId self_;
   };
 
-  AskedInStep() {
-    SimOptions options{.lease_s = kLease};
-    options.wire = [this](const TransportOptions& wire) { return std::make_unique<Wire>(wire, *this); };
-    options.conductor.disagg = find_disagg_policy("decode_first");
-    open(std::move(options));
-    add_all("1P2D");
-    tick();
-  }
+  AskedInStep() : Scene("1P2D", asks(*this)) {}
   void send(InstanceId from, InstanceId to, Message message) override {
     if (auto* job = std::get_if<PrefillJob>(&message); job && to == kP && job->decode == kD2) {
       held = job->attempt;
@@ -180,18 +150,18 @@ class AskedInStep final : public SimCluster {
   int started = 0;
 
  private:
+  static SimOptions asks(AskedInStep& cluster) {
+    SimOptions options = in("decode_first");
+    options.wire = [&cluster](const TransportOptions& wire) { return std::make_unique<Wire>(wire, cluster); };
+    return options;
+  }
   PrefillJob job_;
 };
 
 TEST_CASE("what is asked in a step, and waits for a wire, frees its place in the conductor's window",
           "[disagg][cluster][long_step][issues]") {
   AskedInStep cluster;
-  auto recorder = std::make_shared<Recorder>();
-  for (uint64_t id = 1; id <= 2; ++id) {
-    auto request = tiny_request(id, std::vector<int32_t>(100, int32_t(id)), 4);
-    request->arrival_s = cluster.clock.seconds;
-    REQUIRE(cluster.conductor().submit(request, recorder).ok());
-  }
+  for (uint64_t id = 1; id <= 2; ++id) cluster.ask(id, 100, 4, int(id));
   cluster.ticks(40);
   CHECK(cluster.asked != 0);
   CHECK(cluster.started == 1);
@@ -203,7 +173,7 @@ TEST_CASE("long steps: who does not come out of one is given up, and counted by 
   SimCluster::Node* stuck = cluster.find("D1");
   REQUIRE(stuck);
   stuck->step_s = 1000 * kLongestTurnSeconds;
-  for (int i = 0; i < 4; ++i) cluster.ask(20, 4);
+  for (uint64_t id = 1; id <= 4; ++id) cluster.ask(id, 20, 4, int(id));
   cluster.ticks(int(900 * kLongestTurnSeconds));
   CHECK(cluster.conductor().members().size() == 3);
   cluster.ticks(int(1000 * (0.2 * kLongestTurnSeconds + kLease)));

@@ -2,6 +2,7 @@
 // errata (3.2): each test says what the printed formula gives, and what is right.
 #include "disagg/rank_table.h"
 
+#include <array>
 #include <map>
 #include <numeric>
 #include <set>
@@ -37,27 +38,21 @@ KvShards shards(int tp, int pp = 1, int n_kv_heads = 8) {
   return {.n_layers = 4, .n_kv_heads = n_kv_heads, .tp = tp, .pp = pp};
 }
 
-TEST_CASE("rank table: the worked case, PS = DS = 1, PTP 2, DTP 4", "[shards]") {
+// The worked case has PS = DS = 1, PTP 2, DTP 4: kv_rank, rank, group, its rank in the group, of all, and its port.
+TEST_CASE("rank table: the worked case", "[shards]") {
   const RankTable t(1, 1, shards(2), shards(4));
-  struct Expected {
-    int k, r, group, group_rank, global, port;
-  };
-  constexpr Expected kRows[] = {{0, 0, 0, 0, 0, 1}, {0, 1, 1, 0, 1, 3}, {1, 0, 0, 1, 2, 1},
-                                {1, 1, 0, 2, 3, 1}, {1, 2, 1, 1, 4, 3}, {1, 3, 1, 2, 5, 3}};
   CHECK(t.n_groups == 2);
-  REQUIRE(t.rows.size() == 6);
-  for (size_t i = 0; i < 6; ++i) {
-    const RankTable::Row& row = t.rows[i];
-    INFO("row " << i);
-    CHECK(row.prefill == (i < 2));
-    CHECK(row.kv_rank == kRows[i].k);
-    CHECK(row.rank == kRows[i].r);
-    CHECK(row.group == kRows[i].group);
-    CHECK(row.group_rank == kRows[i].group_rank);
-    CHECK(row.group_size == 3);
-    CHECK(row.global_rank == kRows[i].global);
-    CHECK(row.port() == kRows[i].port);
+  std::vector<std::array<int, 6>> rows;
+  for (const RankTable::Row& row : t.rows) {
+    CHECK((row.prefill == (row.kv_rank == 0) && row.group_size == 3));
+    rows.push_back({row.kv_rank, row.rank, row.group, row.group_rank, row.global_rank, row.port()});
   }
+  CHECK(rows == std::vector<std::array<int, 6>>{{0, 0, 0, 0, 0, 1},
+                                                {0, 1, 1, 0, 1, 3},
+                                                {1, 0, 0, 1, 2, 1},
+                                                {1, 1, 0, 2, 3, 1},
+                                                {1, 2, 1, 1, 4, 3},
+                                                {1, 3, 1, 2, 5, 3}});
 }
 
 TEST_CASE("rank table: where the notes have formulas, these, and slices are what the planner sends", "[shards]") {
@@ -75,12 +70,9 @@ TEST_CASE("rank table: where the notes have formulas, these, and slices are what
           for (int k = 0; k < ps + ds; ++k)
             for (int r = 0; r < notes.tp_of(k); ++r, ++at) {
               const RankTable::Row& row = t.rows[at];
-              CHECK(row.kv_rank == k);
-              CHECK(row.rank == r);
-              CHECK(row.group == notes.group(k, r));
-              CHECK(row.group_rank == notes.group_rank(k, r));
-              CHECK(row.group_size == notes.group_size());
-              CHECK(row.global_rank == notes.global_rank(k, r));
+              CHECK((row.kv_rank == k && row.rank == r));
+              CHECK((row.group == notes.group(k, r) && row.group_rank == notes.group_rank(k, r)));
+              CHECK((row.group_size == notes.group_size() && row.global_rank == notes.global_rank(k, r)));
               CHECK(row.port() == notes.port(k, r));
             }
           for (const ShardMove& m : map_shards(from, to).moves) {
@@ -137,32 +129,28 @@ TEST_CASE("rank table: any ranks and stages", "[shards]") {
   CHECK(silent > 0);    // P ranks whose heads others send
 }
 
-TEST_CASE("erratum 1: 2 * rank // TPM + 1 without parentheses", "[shards]") {
+// Each erratum of the notes: what is printed, and what is right. Of 9 (the transfer was blamed for what 18 % more input
+// took) and 10 (a comparison of two engines) nothing here can be wrong.
+TEST_CASE("errata 1, 2, 3, 7, 8: ports, TPM, heads of a rank and the branch by kv_rank", "[shards]") {
   const Notes t{1, 1, 2, 4};
-  std::vector<int> printed, right;
-  for (int r = 0; r < 4; ++r) {
-    printed.push_back(2 * r / t.tpm() + 1);  // (2 * r) // TPM
-    right.push_back(t.port(1, r));
+  const RankTable table(1, 1, shards(2), shards(4));
+  for (const RankTable::Row& row : table.rows) {
+    if (row.prefill) continue;
+    const int printed = 2 * row.rank / t.tpm() + 1;                      // without parentheses: 1 to 4
+    CHECK((printed == row.port()) == (row.rank == 0 || row.rank == 2));  // others join no group and meet signal ports
   }
-  CHECK(printed == std::vector{1, 2, 3, 4});  // D1 and D3 join no group and meet the signal ports
-  CHECK(right == std::vector{1, 1, 3, 3});
-  CHECK(printed[1] == t.port(0, 0) + 1);  // P0's signals
-}
-
-TEST_CASE("erratum 2: TPM is D tp / P tp, not P tp / D tp", "[shards]") {
-  const Notes t{1, 1, 2, 4};
-  CHECK(t.ptp / t.dtp == 0);  // the text
-  CHECK(t.tpm() == 2);
-}
-
-TEST_CASE("erratum 3: 8 // p_tp // d_tp heads per rank lose half of the KV", "[shards]") {
-  const Notes t{1, 1, 2, 4};
-  const int printed = 8 / t.ptp / t.dtp;
-  CHECK(printed == 1);
-  CHECK(printed * t.dtp == 4);  // of 8 heads
-  CHECK(t.slice(0, 8).size() == 2);
-  CHECK(8 / t.ptp / t.tpm() == 2);
-  CHECK(t.slice(1, 8) == KvRange{2, 4});  // as printed P rank 0 sends {0, 1} of {0, 1, 2, 3}
+  CHECK(t.ptp / t.dtp == 0);  // "P tp / D tp"
+  // 8 // p_tp // d_tp heads per rank: half of the KV is lost. P rank 0 sends {0, 1} of {0, 1, 2, 3}.
+  for (const ShardMove& m : map_shards(shards(2), shards(4)).moves)
+    CHECK(m.rect.heads.size() == 2 * (8 / t.ptp / t.dtp));
+  // kv_rank <= producers is <: of the first D both branches agree, of the next they do not.
+  const RankTable wide(2, 3, shards(2), shards(4));
+  for (const RankTable::Row& row : wide.rows)
+    if (!row.prefill) CHECK((row.kv_rank * 2 + row.rank == row.global_rank) == (row.kv_rank == 2));
+  // TPM floors to 0 for D tp < P tp, and is divided by; pp is asserted away.
+  CHECK(Notes{1, 1, 4, 2}.tpm() == 0);
+  CHECK(RankTable(1, 1, shards(4), shards(2)).n_groups == 2);
+  CHECK(map_shards(shards(4, 2), shards(2)).moves.size() == 8);
 }
 
 TEST_CASE("erratum 4: an unsharded [10, 8, 8] reshaped to [20, 4, 8] is not indexed by slot", "[shards]") {
@@ -201,31 +189,6 @@ TEST_CASE("erratum 6: P's copy goes to several D ranks only where they hold the 
   CHECK(receivers(8, 2) == 1);  // "both" would be twice the bytes
   CHECK(receivers(1, 2) == 2);  // MLA
 }
-
-TEST_CASE("erratum 7: kv_rank <= producers is <, and the branches agree where it matters", "[shards]") {
-  const Notes t{2, 3, 2, 4};
-  for (int r = 0; r < t.dtp; ++r) {
-    const int k = t.ps;  // the first D: `<=` takes P's branch
-    CHECK(k * t.ptp + r == t.global_rank(k, r));
-  }
-  const int k = t.ps + 1;
-  CHECK(k * t.ptp != t.global_rank(k, 0));
-}
-
-TEST_CASE("erratum 8: TPM floors to 0 for D tp < P tp, and pp is asserted away", "[shards]") {
-  const Notes t{1, 1, 4, 2};
-  CHECK(t.tpm() == 0);  // and the next line divides by it
-  CHECK(RankTable(1, 1, shards(4), shards(2)).n_groups == 2);
-  const KvShards p{.n_layers = 4, .n_kv_heads = 8, .tp = 4, .pp = 2}, d{.n_layers = 4, .n_kv_heads = 8, .tp = 2};
-  CHECK(map_shards(p, d).moves.size() == 8);  // the planner has these
-}
-
-TEST_CASE("erratum 9: 4P4D and the two TP 8 runs did not have one workload", "[shards]") {
-  const double pd = 34965, v0 = 29552, v1 = 21404;  // input tokens as reported
-  CHECK(pd / v0 == Approx(1.183).epsilon(0.001));   // the transfer was blamed for 18 % more input
-  CHECK(pd / v1 == Approx(1.634).epsilon(0.001));
-}
-// Erratum 10 (TP8PP2 against TP16 with MTP) is about a comparison of two engines, no formula.
 
 }  // namespace
 }  // namespace xpyd::testing::rank_table_test

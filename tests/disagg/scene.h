@@ -12,7 +12,7 @@
 namespace xpyd::testing {
 
 // The local wire, whose posts arrive when a test lets them.
-class HeldWire final : public WrappedTransport {
+class HeldWire final : public FlyingTransport {
  public:
   struct Hand {
     bool holds = false;
@@ -25,24 +25,10 @@ class HeldWire final : public WrappedTransport {
     }
   };
   HeldWire(const TransportOptions& options, Hand& hand)
-      : WrappedTransport("local", options), clock_(*options.clock), hand_(hand) {
+      : FlyingTransport(options), clock_(*options.clock), hand_(hand) {
     hand_.wires.insert(this);
   }
   ~HeldWire() override { hand_.wires.erase(this); }
-  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    Flight& flight = flights_[++last_] = {transfer, plan};
-    if (!hand_.holds) arrive(flight);
-    return last_;
-  }
-  TransferState poll(TransferId id) override {
-    Flight& flight = flights_.at(id);
-    if (flight.state == TransferState::in_flight && clock_.now() > flight.transfer.deadline_s)
-      flight.state = TransferState::failed;
-    const TransferState state = flight.state;
-    if (state != TransferState::in_flight) flights_.erase(id);
-    return state;
-  }
-  void cancel(TransferId id) override { flights_.at(id).state = TransferState::failed; }
   // Somebody is still inside. Of such a window nothing is counted.
   bool close(const WindowKey& window) override {
     closing_ = hand_.close_late > 0;
@@ -53,73 +39,107 @@ class HeldWire final : public WrappedTransport {
   int arrived(const WindowKey& window) const override { return closing_ ? 0 : WrappedTransport::arrived(window); }
 
  private:
-  struct Flight {
-    KvTransfer transfer;
-    TransferPlan plan;
-    TransferState state = TransferState::in_flight;
-  };
-  void arrive(Flight& flight) {
-    if (flight.state == TransferState::in_flight)
-      flight.state = WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+  void posted(TransferId, Flight& flight) override {
+    if (!hand_.holds) arrive(flight);
+  }
+  void looked_at(Flight& flight) override {
+    if (clock_.now() > flight.transfer.deadline_s) flight.state = TransferState::failed;
   }
   void let_go(bool last_fails) {
-    for (auto& [id, flight] : flights_)
+    for (auto& [id, flight] : flights_) {
+      if (flight.state != TransferState::in_flight) continue;
       if (last_fails && id == flights_.rbegin()->first)
         flight.state = TransferState::failed;
       else
         arrive(flight);
+    }
   }
   Clock& clock_;
   Hand& hand_;
-  std::map<TransferId, Flight> flights_;
-  TransferId last_ = 0;
   bool closing_ = false;
 };
 
+// The order of P and D, of what is otherwise a small, ordinary cluster.
+inline SimOptions in(const char* disagg, bool pull = false) {
+  SimOptions options;
+  options.conductor.disagg = find_disagg_policy(disagg);
+  options.conductor.disagg_options.pull = pull;
+  return options;
+}
+
+// The instances, their clients, and what these must have got at the end.
 class Scene : public SimCluster {
  public:
   explicit Scene(const std::string& topology, SimOptions options = {}) {
-    options.wire = [this](const TransportOptions& wire) { return std::make_unique<HeldWire>(wire, hand); };
-    options.lease_s = 0.4;
+    if (!options.wire)
+      options.wire = [this](const TransportOptions& wire) { return std::make_unique<HeldWire>(wire, hand); };
     open(std::move(options));
     add_all(topology);
     tick();
   }
   ~Scene() override { close(); }
-  void ask(uint64_t id, int length, int max_tokens, int family) {
+  void ask(uint64_t id, int length, int max_tokens, int family, double deadline_s = 0) {
     std::vector<int32_t> prompt;
     for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + family * 17) % 251);
+    ask(id, prompt, max_tokens, deadline_s);
+  }
+  void ask(uint64_t id, const std::vector<int32_t>& prompt, int max_tokens, double deadline_s = 0) {
     auto request = tiny_request(id, prompt, max_tokens);
     request->ignore_eos = true;
     request->arrival_s = clock.seconds;
-    expected_[id] = checksum_tokens(prompt, max_tokens);
+    request->deadline_s = deadline_s;
+    if (deadline_s == 0) expected_[id] = checksum_tokens(prompt, max_tokens);
     REQUIRE(conductor().submit(request, recorder).ok());
+  }
+  void abort(uint64_t id) {
+    expected_.erase(id);
+    conductor().abort(id);
+  }
+  // Ticks until a message of this kind is sent; by then it is on its way.
+  template <class Kind>
+  void until_sent() {
+    bool sent = false;
+    due = [&](InstanceId, InstanceId, const Message& m) {
+      sent |= std::holds_alternative<Kind>(m);
+      return clock.seconds;
+    };
+    for (int i = 0; i < 300 && !sent; ++i) tick();
+    due = nullptr;
+    REQUIRE(sent);
   }
   // A request whose KV is delivered, and held.
   void deliver_and_hold() {
     hand.holds = true;
     ask(1, 60, 12, 1);
-    bool delivered = false;
-    due = [&](InstanceId, InstanceId, const Message& m) {
-      delivered |= std::holds_alternative<KvDelivered>(m);
-      return clock.seconds;
-    };
-    for (int i = 0; i < 300 && !delivered; ++i) tick();
-    due = nullptr;
-    REQUIRE(delivered);
+    until_sent<KvDelivered>();
     ticks(20);
     CHECK(n_tokens(1) == 1);  // P's
   }
   int n_tokens(uint64_t id) { return int(recorder->choice(id).tokens.size()); }
+  int cached(uint64_t id) { return recorder->choice(id).cached_tokens; }
+  KvMemory& memory(const char* name) { return find(name)->instance->memory(); }
+  KvStats kv(const char* name) { return memory(name).stats(); }
   InstanceStats stats(const char* name) { return find(name)->instance->stats(); }
-  void settle() {
-    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) tick();
-    ticks(800);
+  // Nobody owns anything any more.
+  void rest(int most = 20000, int then = 800) {
+    for (int i = 0; i < most && !conductor().wait_idle(0); ++i) tick();
+    ticks(then);
     CHECK(check_memory(true) == "");
+  }
+  // Each request that was not aborted has ended once, with what it should say.
+  void check_answers() {
     for (const auto& [id, tokens] : expected_) {
       CHECK(recorder->choice(id).ends == 1);
       CHECK(recorder->choice(id).tokens == tokens);
     }
+  }
+  void settle() {
+    rest();
+    check_answers();
+  }
+  void serve(uint64_t id, int length, int max_tokens, int family) {
+    ask(id, length, max_tokens, family);
+    settle();
   }
 
   HeldWire::Hand hand;

@@ -1,8 +1,11 @@
 #include "disagg/scoreboard.h"
 
 #include <list>
+#include <map>
+#include <set>
 
 #include "base/random.h"
+#include "disagg/pool/directory.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::scoreboard_test {
@@ -172,6 +175,67 @@ TEST_CASE("scoreboard: rows that are kept are those that would be computed anew"
       CHECK(std::ranges::equal(kept.ids(), staying));
     }
   }
+}
+
+// The directory of who has which block, against a plain map of each instance.
+TEST_CASE("directory: as a plain map of who has what, through growth, removal and departures", "[disagg][directory]") {
+  constexpr int kInstances = 40;
+  Random random(7);
+  CacheDirectory directory;
+  std::vector<std::map<uint64_t, int>> plain(kInstances);  // hash -> bits of tiers
+  for (int i = 0; i < kInstances; ++i) REQUIRE(directory.joined(1 << 20) == i);
+  // Hashes that fall on each other: some alone, some near the table's end, one that is 0.
+  std::vector<uint64_t> hashes{0, ~uint64_t{0}};
+  for (int i = 2; i < 6000; ++i) hashes.push_back(i % 2 ? random.next() : uint64_t(i / 16) << 50 | uint64_t(i));
+  for (int round = 0; round < 60; ++round) {
+    INFO("round " << round);
+    for (int change = 0; change < 400; ++change) {
+      const int instance = int(random.below(kInstances));
+      auto& has = plain[size_t(instance)];
+      CacheReport report{.tier = Tier(random.below(3)), .stored = {}, .removed = {}};
+      for (int i = 0; i < 3; ++i)
+        (random.below(5) < (round < 30 ? 4u : 1u) ? report.stored : report.removed)
+            .push_back(hashes[random.below(hashes.size())]);
+      for (uint64_t hash : report.removed)
+        if (const auto at = has.find(hash); at != has.end() && (at->second &= ~(1 << int(report.tier))) == 0)
+          has.erase(at);
+      for (uint64_t hash : report.stored) has[hash] |= 1 << int(report.tier);
+      directory.heard(instance, report);
+    }
+    if (round % 7 == 3) {
+      const int gone = int(random.below(kInstances));
+      directory.left(gone);
+      plain[size_t(gone)].clear();
+      REQUIRE(directory.joined(1 << 20) == gone);
+    }
+    for (int look = 0; look < 200; ++look) {
+      const size_t at = random.below(hashes.size()), n = std::min(hashes.size() - at, 1 + random.below(12));
+      const std::vector<uint64_t> prompt(hashes.begin() + long(at), hashes.begin() + long(at + n));
+      const auto found = directory.find(prompt);
+      for (size_t i = 0; i < plain.size(); ++i) {
+        const auto longest = [&](int bits) {
+          const auto lacks = [&](uint64_t hash) { return !plain[i].contains(hash) || !(plain[i].at(hash) & bits); };
+          return int(std::ranges::find_if(prompt, lacks) - prompt.begin());
+        };
+        INFO("instance " << i);
+        REQUIRE(found[i].device == longest(1));
+        REQUIRE(found[i].host == longest(3));
+        REQUIRE(found[i].all == longest(7));
+      }
+    }
+    for (int i = 0; i < kInstances; ++i) REQUIRE(directory.blocks(i) == plain[size_t(i)].size());
+  }
+}
+
+TEST_CASE("directory: nobody has more blocks than its capacity", "[disagg][directory]") {
+  CacheDirectory directory;
+  const int one = directory.joined(10);
+  CacheReport report;
+  for (uint64_t hash = 1; hash < 100; ++hash) report.stored.push_back(hash);
+  directory.heard(one, report);
+  CHECK(directory.blocks(one) == 10);
+  CHECK(directory.find(report.stored)[0].all == 10);
+  CHECK(directory.bytes() < 64 * 1024);
 }
 
 }  // namespace

@@ -1,13 +1,12 @@
-#include "disagg/transfer_plan.h"
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "disagg/transfer_plan.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::shard_plan_test {
@@ -61,57 +60,47 @@ ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder or
 
 // "" if every (destination rank, layer, head) is written exactly once and every read is inside the source's shard.
 std::string first_fault(const ShardMap& map) {
-  const int L = map.source.n_layers, n = map.source.n_kv_heads;
-  std::vector<int> written(size_t(map.destination.n_ranks() * L * n), 0);
+  std::map<std::tuple<int, int, int>, int> written;
   for (const ShardMove& m : map.moves) {
     if (m.rect.layers.size() < 1 || m.rect.heads.size() < 1) return "an empty move";
     if (!inside(m.rect, map.source.rect(m.source_rank))) return "reads outside the source's shard";
     if (!inside(m.rect, map.destination.rect(m.destination_rank))) return "writes outside";
     for (int l = m.rect.layers.begin; l < m.rect.layers.end; ++l)
-      for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h) {
-        const size_t cell = size_t((m.destination_rank * L + l) * n + h);
-        if (written[cell]++ > 0) return "a cell is written twice";
-      }
+      for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h)
+        if (written[{m.destination_rank, l, h}]++ > 0) return "a cell is written twice";
   }
+  size_t cells = 0;
   for (int rank = 0; rank < map.destination.n_ranks(); ++rank)
-    for (int l = 0; l < L; ++l)
-      for (int h = 0; h < n; ++h) {
-        const size_t cell = size_t((rank * L + l) * n + h);
-        const KvRect own = map.destination.rect(rank);
-        const bool mine = inside({{l, l + 1}, {h, h + 1}}, own);
-        if (written[cell] != int(mine)) return "a cell is not written";
-      }
-  return "";
+    cells += size_t(map.destination.rect(rank).layers.size() * map.destination.rect(rank).heads.size());
+  return written.size() == cells ? "" : "a cell is not written";
 }
 
 TEST_CASE("shards: every (rank, layer, head) is written once, in every configuration", "[shards]") {
   int n_configurations = 0;
+  const auto check = [&](const KvShards& from, const KvShards& to) {
+    ++n_configurations;
+    const std::string fault = first_fault(map_shards(from, to));
+    if (fault.empty()) return;
+    INFO("n " << from.n_kv_heads << " tp " << from.tp << " -> " << to.tp << " pp " << from.pp << " -> " << to.pp
+              << " layers " << from.n_layers << " long stage " << from.long_stage);
+    REQUIRE(fault == "");
+  };
   for (int n : {1, 2, 4, 8})
     for (int a : {1, 2, 4, 8, 16})
       for (int b : {1, 2, 4, 8, 16})
         for (int p : {1, 2, 3, 4})
           for (int q : {1, 2, 3})
-            for (int L : {4, 7, 61}) {
-              const std::string fault = first_fault(map_shards(shards(L, n, a, p), shards(L, n, b, q)));
-              if (!fault.empty()) {
-                INFO("n " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q << " layers " << L);
-                REQUIRE(fault == "");
-              }
-              ++n_configurations;
-            }
+            for (int L : {4, 7, 61}) check(shards(L, n, a, p), shards(L, n, b, q));
   CHECK(n_configurations == 3600);
-}
-
-TEST_CASE("shards: heads that tp does not divide, chosen long stages, tables of layers", "[shards]") {
+  // Heads that tp does not divide, chosen long stages, tables of layers.
   for (int a : {1, 3, 5, 7, 8, 16})
     for (int b : {2, 3, 6, 8, 24})
       for (int long_stage : {-1, 0, 1, 2}) {
         KvShards from = shards(11, 8, a, 3), to = shards(11, 8, b, 2);
         from.long_stage = long_stage;
         to.stage_layers = {2, 9};
-        INFO("tp " << a << " -> " << b << " long stage " << long_stage);
-        CHECK(first_fault(map_shards(from, to)) == "");
-        CHECK(first_fault(map_shards(to, from)) == "");
+        check(from, to);
+        check(to, from);
       }
 }
 
@@ -133,25 +122,27 @@ TEST_CASE("shards: layers of a stage; the remainder goes where it is sent", "[sh
 }
 
 TEST_CASE("shards: numbers that cannot be are named", "[shards]") {
-  auto message = [](KvShards s) {
-    Status status = check_shards(s, "--decode-tp", "--decode-pp");
-    return status ? std::string() : status.error().message;
+  const auto with = [](int pp, std::vector<int> layers, int long_stage = -1) {
+    KvShards s = shards(4, 8, 1, pp);
+    s.stage_layers = std::move(layers);
+    s.long_stage = long_stage;
+    return s;
   };
-  CHECK(message(shards(4, 8, 2, 4)) == "");
-  CHECK(message(shards(4, 8, 0)) == "--decode-tp 0: expected at least 1");
-  CHECK(message(shards(4, 8, 1, -1)) == "--decode-pp -1: expected at least 1");
-  CHECK(message(shards(4, 8, 1, 5)) == "--decode-pp 5: more stages than the 4 layers");
-  CHECK(message(shards(4, 8, 12)) == "--decode-tp 12: more than the 8 kv heads, expected a multiple of them");
-  KvShards s = shards(4, 8, 1, 2);
-  s.stage_layers = {3, 2};
-  CHECK(message(s).find("add up to 4") != std::string::npos);
-  s.stage_layers = {4, 0};
-  CHECK(message(s).find("positive") != std::string::npos);
-  s.stage_layers = {4};
-  CHECK(message(s).find("2 positive numbers") != std::string::npos);
-  s.stage_layers.clear();
-  s.long_stage = 2;
-  CHECK(message(s).find("long_stage 2") != std::string::npos);
+  for (const auto& [s, says] :
+       {std::pair{shards(4, 8, 0), "--decode-tp 0: expected at least 1"},
+        {shards(4, 8, 1, -1), "--decode-pp -1: expected at least 1"},
+        {shards(4, 8, 1, 5), "--decode-pp 5: more stages than the 4 layers"},
+        {shards(4, 8, 12), "--decode-tp 12: more than the 8 kv heads, expected a multiple of them"},
+        {with(2, {3, 2}), "add up to 4"},
+        {with(2, {4, 0}), "positive"},
+        {with(2, {4}), "2 positive numbers"},
+        {with(2, {}, 2), "long_stage 2"}}) {
+    const Status status = check_shards(s, "--decode-tp", "--decode-pp");
+    INFO(says);
+    REQUIRE_FALSE(status.ok());
+    CHECK(status.error().message.find(says) != std::string::npos);
+  }
+  CHECK(check_shards(shards(4, 8, 2, 4), "--decode-tp", "--decode-pp").ok());
 }
 
 struct Published {
@@ -177,8 +168,8 @@ TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
 }
 
 TEST_CASE("shards: messages by the order of a block, where both sides have other heads and where not", "[shards]") {
-  // [token][head][dim], as layer_major has it, is a piece for each token where the sides have other heads; [head][token][dim],
-  // which no memory here has, one of all tokens of the common heads.
+  // [token][head][dim], as layer_major has it, is a piece for each token where the sides have other heads;
+  // [head][token][dim], which no memory here has, one of all tokens of the common heads.
   constexpr int kLayers = 32, kTokens = 16;
   const KvShape whole{.n_layers = kLayers, .n_kv_heads = 8, .head_dim = 128, .dtype = Dtype::bf16};
   struct Row {
@@ -200,7 +191,9 @@ TEST_CASE("shards: messages by the order of a block, where both sides have other
 // ---- One sequence in the KV of every rank of one side.
 
 struct Side {
-  Side(const KvShape& whole, const KvShards& s, KvOrder order, int block_tokens, int n_tokens, Random& random)
+  // `contiguous`: it is in one slot, a block of `block_tokens`.
+  Side(const KvShape& whole, const KvShards& s, KvOrder order, int block_tokens, int n_tokens, Random& random,
+       bool contiguous = false)
       : shards(s) {
     const int n_blocks = (n_tokens + block_tokens - 1) / block_tokens;
     for (int i = 0; i < n_blocks; ++i) table.push_back(2 * i);  // no two are neighbours
@@ -210,8 +203,9 @@ struct Side {
       pools.emplace_back(layouts.back().pool_bytes());
       std::memset(pools.back().data(), 0xee, pools.back().size());
     }
-    for (int rank = 0; rank < s.n_ranks(); ++rank)
-      views.push_back({pools[size_t(rank)].data(), &layouts[size_t(rank)], table.data(), 0});
+    for (size_t rank = 0; rank < pools.size(); ++rank)
+      views.push_back(
+          {pools[rank].data(), &layouts[rank], contiguous ? nullptr : table.data(), contiguous ? table[0] : 0});
   }
   // f(row of this side's own copy, layer, kv, token, head), in numbers of the whole model.
   template <class F>
@@ -234,17 +228,15 @@ struct Side {
 
 uint32_t pattern(int l, int kv, int t, int h) { return uint32_t(((l * 2 + kv) * 1024 + t) * 64 + h) * 2654435761u | 1; }
 
-// Moves a region and compares every row of the destination. Returns copies made.
-size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, KvOrder to, int from_block, int to_block,
-                      int n_tokens, const KvRegion& region, Random& random) {
-  Side source(whole, map.source, from, from_block, n_tokens, random),
-      destination(whole, map.destination, to, to_block, n_tokens, random);
+// Moves a region, and compares every row of it, and counts what else has changed. Returns copies made.
+size_t move_and_check(const KvShape& whole, Side& source, Side& destination, int n_tokens, const KvRegion& region) {
+  const ShardMap map = map_shards(source.shards, destination.shards);
   source.each_row(n_tokens, [&](std::byte* row, int l, int kv, int t, int h) {
     const uint32_t p = pattern(l, kv, t, h);
     for (size_t i = 0; i < whole.row_bytes(); i += 4) std::memcpy(row + i, &p, 4);
   });
   TransferPlan plan;  // of one move after the other: old contents must not matter
-  size_t n_copies = 0, bytes = 0, planned = 0, expected = 0, wrong = 0;
+  size_t n_copies = 0, bytes = 0, planned = 0, expected = 0, wrong = 0, touched = 0;
   for (const ShardMove& move : map.moves) {
     plan_sharded_transfer({map.source, map.destination, {move}}, source.views, destination.views, region, plan);
     const Buffer &src = source.pools[size_t(move.source_rank)], &dst = destination.pools[size_t(move.destination_rank)];
@@ -258,36 +250,44 @@ size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, K
     n_copies += plan.copies.size();
   }
   destination.each_row(n_tokens, [&](const std::byte* row, int l, int kv, int t, int h) {
-    const bool in = l >= region.layer_begin && l < region.layer_end && t >= region.token_begin && t < region.token_end;
-    const uint32_t p = in ? pattern(l, kv, t, h) : 0xeeeeeeeeu;
-    expected += in ? whole.row_bytes() : 0;
+    if (l < region.layer_begin || l >= region.layer_end || t < region.token_begin || t >= region.token_end) return;
+    const uint32_t p = pattern(l, kv, t, h);
+    expected += whole.row_bytes();
     for (size_t i = 0; i < whole.row_bytes(); i += 4) wrong += std::memcmp(row + i, &p, 4) != 0;
   });
-  CHECK(wrong == 0);
-  CHECK(bytes == expected);
-  CHECK(planned == expected);
+  for (const Buffer& pool : destination.pools)
+    for (size_t i = 0; i < pool.size() / 4; ++i) touched += pool.as<uint32_t>()[i] != 0xeeeeeeeeu ? 4 : 0;
+  CHECK((wrong == 0 && touched == expected));
+  CHECK((bytes == expected && planned == expected));
+  if (map.source.n_ranks() * map.destination.n_ranks() == 1) {
+    plan_transfer(source.views[0], destination.views[0], region, plan);
+    CHECK((plan.bytes == expected && plan.copies.size() == n_copies));
+  }
   return n_copies;
 }
 
-TEST_CASE("a sharded transfer moves every row of the region and no other", "[shards]") {
+TEST_CASE("a transfer moves every row of the region and no other, between any ranks and memories", "[shards]") {
   Random random(5);
   const KvShape whole{.n_layers = 5, .n_kv_heads = 4, .head_dim = 2, .dtype = Dtype::f32};
-  constexpr int kTokens = 21;
-  for (int round = 0; round < 600; ++round) {
-    auto side = [&] {
-      return shards(5, 4, int(std::vector{1, 2, 3, 4, 8, 16}[random.below(6)]), 1 + int(random.below(5)));
+  constexpr int kTokens = 37;
+  for (int round = 0; round < 900; ++round) {
+    const auto side = [&] {
+      const int tp = round % 3 ? int(std::vector{1, 2, 3, 4, 8, 16}[random.below(6)]) : 1;
+      const bool contiguous = random.below(3) == 0;
+      return Side(whole, shards(5, 4, tp, round % 3 ? 1 + int(random.below(5)) : 1),
+                  random.below(2) ? KvOrder::layer_major : KvOrder::token_major,
+                  contiguous ? 64 : std::vector{1, 4, 16, 64}[random.below(4)], kTokens, random, contiguous);
     };
-    const KvShards from = side(), to = side();
-    const ShardMap map = map_shards(from, to);
-    auto order = [&] { return random.below(2) ? KvOrder::layer_major : KvOrder::token_major; };
-    auto block = [&] { return int(std::vector{1, 4, 16, 64}[random.below(4)]); };
-    KvRegion region;
-    region.token_begin = int(random.below(kTokens));
-    region.token_end = region.token_begin + 1 + int(random.below(uint64_t(kTokens - region.token_begin)));
-    region.layer_begin = int(random.below(5));
-    region.layer_end = region.layer_begin + 1 + int(random.below(uint64_t(5 - region.layer_begin)));
-    INFO("round " << round << ": tp " << from.tp << " pp " << from.pp << " -> tp " << to.tp << " pp " << to.pp);
-    move_and_check(map, whole, order(), order(), block(), block(), kTokens, region, random);
+    const auto part_of = [&](int n) {
+      const int begin = int(random.below(uint64_t(n)));
+      return std::pair(begin, begin + 1 + int(random.below(uint64_t(n - begin))));
+    };
+    Side from = side(), to = side();
+    const auto [token_begin, token_end] = part_of(kTokens);
+    const auto [layer_begin, layer_end] = part_of(5);
+    INFO("round " << round << ": tp " << from.shards.tp << " pp " << from.shards.pp << " -> tp " << to.shards.tp
+                  << " pp " << to.shards.pp);
+    move_and_check(whole, from, to, kTokens, {token_begin, token_end, layer_begin, layer_end});
   }
 }
 
@@ -301,29 +301,51 @@ TEST_CASE("traffic of a map is what its transfer of full blocks has", "[shards]"
           for (int q : {1, 3})
             for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
               const KvShape whole{.n_layers = 5, .n_kv_heads = n, .head_dim = 2};
-              const ShardMap map = map_shards(shards(5, n, a, p), shards(5, n, b, q));
-              const ShardTraffic t = shard_traffic(map, whole, order, kBlock);
+              Side from(whole, shards(5, n, a, p), order, kBlock, kBlock * kBlocks, random),
+                  to(whole, shards(5, n, b, q), order, kBlock, kBlock * kBlocks, random);
+              const ShardTraffic t = shard_traffic(map_shards(from.shards, to.shards), whole, order, kBlock);
               INFO("kv heads " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q << " order "
                                << int(order));
-              const size_t copies = move_and_check(map, whole, order, order, kBlock, kBlock, kBlock * kBlocks,
-                                                   {0, kBlock * kBlocks, 0, 5}, random);
+              const size_t copies = move_and_check(whole, from, to, kBlock * kBlocks, {0, kBlock * kBlocks, 0, 5});
               CHECK(int64_t(copies) == t.messages * kBlocks);
+              // Without ranks: 2 * layers for a block of layer_major, one for one of token_major.
+              if (a * b * p * q == 1) CHECK(t.messages == (order == KvOrder::layer_major ? 2 * 5 : 1));
             }
 }
 
-// ---- Found in the field (reference: scheduling 3.5), each under its name.
-
-TEST_CASE("sglang#31968, #30997: num_groups = d_tp / p_tp reads past the buffer when d_tp > n_kv", "[shards]") {
-  // Qwen, 2 kv heads, P tp 1 -> D tp 4: four groups of 2 / 4 heads were cut from a buffer of two.
-  const int n_kv = 2, p_tp = 1, d_tp = 4, num_groups = d_tp / p_tp;
-  const int heads_of_a_group = std::max(1, n_kv / p_tp / num_groups);  // there is no half head
-  CHECK(num_groups * heads_of_a_group > n_kv);                         // what the formula reads: heads 2 and 3 of two
-  const ShardMap map = map_shards(shards(2, n_kv, p_tp), shards(2, n_kv, d_tp));
-  CHECK(first_fault(map) == "");
-  std::vector<KvRange> read;
-  for (const ShardMove& m : map.moves) read.push_back(m.rect.heads);
-  CHECK(read == std::vector<KvRange>{{0, 1}, {0, 1}, {1, 2}, {1, 2}});
+TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[disagg]") {
+  const KvShape shape{.n_layers = 3, .n_kv_heads = 2, .head_dim = 8, .dtype = Dtype::bf16};
+  constexpr int kTokens = 150, kGrain = kChecksumTokens;
+  const KvShards one{.n_layers = 3, .n_kv_heads = 2};
+  Random random(4);
+  std::vector<uint64_t> expected;
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+    for (int block_tokens : {1, 7, 16, 64}) {
+      Side side(shape, one, order, block_tokens, kTokens, random);
+      side.each_row(kTokens, [&](std::byte* row, int layer, int kv, int token, int head) {
+        for (size_t i = 0; i < shape.row_bytes(); ++i)
+          row[i] = std::byte(layer * 89 + kv * 57 + token * 31 + head * 17 + int(i));
+      });
+      const auto sums = [&](int n = 150) { return kv_checksums(side.views, one, 0, n); };
+      REQUIRE(sums().size() == 3);
+      if (expected.empty()) expected = sums();
+      CHECK(sums() == expected);
+      CHECK(sums(kGrain) == std::vector<uint64_t>{expected[0]});
+      CHECK(sums(0).empty());
+      for (int round = 0; round < 50; ++round) {
+        const int token = int(random.below(kTokens)), layer = int(random.below(3)), kv = int(random.below(2));
+        std::byte& byte = side.views[0].row(layer, kv, token, int(random.below(2)))[random.below(shape.row_bytes())];
+        const std::byte before = byte;
+        byte ^= std::byte(1u << random.below(8));
+        const std::vector<uint64_t> changed = sums();
+        for (int block = 0; block < 3; ++block)
+          CHECK((changed[size_t(block)] == expected[size_t(block)]) == (block != token / kGrain));
+        byte = before;
+      }
+    }
 }
+
+// ---- Found in the field (reference: scheduling 3.5), each under its name.
 
 TEST_CASE("vllm#45330: with tp > n_kv the bytes of a block stop shrinking with tp", "[shards]") {
   const KvShape whole{.n_layers = 2, .n_kv_heads = 2, .head_dim = 4};
@@ -338,18 +360,36 @@ TEST_CASE("vllm#45330: with tp > n_kv the bytes of a block stop shrinking with t
   }
 }
 
-TEST_CASE("vllm#27274: P tp > D tp, and a reader of one replica still leaves none waiting", "[shards]") {
-  // MLA: one kv head, 16 P ranks hold it, 4 D ranks read it. Ranks that nobody reads have no edge:
-  // who waits for a reader of each P rank waits for ever, so what a rank waits for comes from the
-  // map.
-  const ShardMap map = map_shards(shards(4, 1, 16), shards(4, 1, 4));
-  CHECK(first_fault(map) == "");
-  std::set<int> readers;
-  for (const ShardMove& m : map.moves) CHECK(readers.insert(m.source_rank).second);  // all differ
-  CHECK(readers.size() == 4);
-  for (int a : {2, 4, 8, 16})
-    for (int b : {1, 2, 4, 8})
-      if (a > b) CHECK(first_fault(map_shards(shards(4, 8, a), shards(4, 8, b))) == "");
+// sglang#31968, #30997: num_groups = d_tp / p_tp read past the buffer where d_tp > n_kv. Qwen, 2 kv heads, P tp 1 -> D
+// tp 4: four groups of one head each (there is no half one) were read of two. vllm#27274: MLA, one kv head that 16 P
+// ranks hold and 4 D ranks read. Ranks that nobody reads have no edge: who waits for a reader of each P rank waits for
+// ever, so what a rank waits for comes from the map. vllm#43366: unequal pp, layers go by their number in the model. P
+// stages of 2, 2 and 3, D stages of 3 and 4 of 7 layers.
+TEST_CASE("sglang#31968, #30997, vllm#27274, #43366: who sends what", "[shards]") {
+  const struct {
+    KvShards from, to;
+    std::vector<std::pair<int, int>> edges;
+    std::vector<KvRect> moved;  // layers, heads
+  } kRows[] = {{shards(2, 2, 1),
+                shards(2, 2, 4),
+                {{0, 0}, {0, 1}, {0, 2}, {0, 3}},
+                {{{0, 2}, {0, 1}}, {{0, 2}, {0, 1}}, {{0, 2}, {1, 2}}, {{0, 2}, {1, 2}}}},
+               {shards(4, 1, 16), shards(4, 1, 4), {{0, 0}, {1, 1}, {2, 2}, {3, 3}}, {4, {{0, 4}, {0, 1}}}},
+               {shards(7, 1, 1, 3),
+                shards(7, 1, 1, 2),
+                {{0, 0}, {1, 0}, {1, 1}, {2, 1}},
+                {{{0, 2}, {0, 1}}, {{2, 3}, {0, 1}}, {{3, 4}, {0, 1}}, {{4, 7}, {0, 1}}}}};
+  for (const auto& [from, to, edges, moved] : kRows) {
+    std::vector<std::pair<int, int>> seen;
+    std::vector<KvRect> rects;
+    for (const ShardMove& m : map_shards(from, to).moves) {
+      seen.push_back({m.source_rank, m.destination_rank});
+      rects.push_back(m.rect);
+    }
+    CHECK(seen == edges);
+    CHECK(std::ranges::equal(
+        rects, moved, [](const KvRect& a, const KvRect& b) { return a.layers == b.layers && a.heads == b.heads; }));
+  }
 }
 
 TEST_CASE("vllm#19691: P and D of different tp divide the heads alike", "[shards]") {
@@ -362,53 +402,23 @@ TEST_CASE("vllm#19691: P and D of different tp divide the heads alike", "[shards
       }
 }
 
-TEST_CASE("vllm#43366: unequal pp: layers go by their number in the model", "[shards]") {
-  // 7 layers: P stages of 2, 2 and 3, D stages of 3 and 4. Layer 2 is P's stage 1, first, and D's stage 0, last.
-  const ShardMap map = map_shards(shards(7, 1, 1, 3), shards(7, 1, 1, 2));
-  std::vector<std::pair<int, int>> edges;
-  std::vector<KvRange> layers;
-  for (const ShardMove& m : map.moves) {
-    edges.push_back({m.source_rank, m.destination_rank});
-    layers.push_back(m.rect.layers);
+TEST_CASE("dynamo: block ids were sorted on each side, and one block was less when ISL = k * block + 1", "[shards]") {
+  // Allocators that are not monotone: sorted, the sequence's first block on P (5) would land in D's second (6). And 9
+  // tokens in blocks of 4: the third block has one token, and it is sent.
+  for (const auto& [from, to, n_tokens, block_tokens] :
+       {std::tuple<std::vector<int32_t>, std::vector<int32_t>, int, int>{{5, 2, 4}, {1, 6, 3}, 6, 2},
+        {{0, 1, 2}, {5, 3, 1}, 9, 4}}) {
+    const KvLayout layout{{.n_layers = 1, .n_kv_heads = 1, .head_dim = 1}, KvOrder::layer_major, block_tokens, 8};
+    Buffer a(layout.pool_bytes()), b(layout.pool_bytes());
+    std::memset(b.data(), 0xff, b.size());
+    const KvView source{a.data(), &layout, from.data(), 0}, destination{b.data(), &layout, to.data(), 0};
+    for (int t = 0; t < n_tokens; ++t)
+      for (int kv = 0; kv < 2; ++kv) *reinterpret_cast<int*>(source.row(0, kv, t, 0)) = t;
+    TransferPlan plan;
+    plan_transfer(source, destination, {0, n_tokens, 0, 1}, plan);
+    for (const Copy& c : plan.copies) std::memcpy(c.destination, c.source, c.bytes);
+    for (int t = 0; t < n_tokens; ++t) CHECK(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)) == t);
   }
-  CHECK(edges == std::vector<std::pair<int, int>>{{0, 0}, {1, 0}, {1, 1}, {2, 1}});
-  CHECK(layers == std::vector<KvRange>{{0, 2}, {2, 3}, {3, 4}, {4, 7}});
-}
-
-// Two paged pools; what the transfer of blocks `from` to blocks `to` leaves of the tokens' order.
-std::vector<int> tokens_after(std::vector<int32_t> from, std::vector<int32_t> to, int n_tokens, int block_tokens) {
-  const KvShape whole{.n_layers = 1, .n_kv_heads = 1, .head_dim = 1};
-  const KvLayout layout{whole, KvOrder::layer_major, block_tokens, 8};
-  Buffer a(layout.pool_bytes()), b(layout.pool_bytes());
-  std::memset(b.data(), 0xff, b.size());
-  const KvView source{a.data(), &layout, from.data(), 0}, destination{b.data(), &layout, to.data(), 0};
-  for (int t = 0; t < n_tokens; ++t)
-    for (int kv = 0; kv < 2; ++kv) *reinterpret_cast<int*>(source.row(0, kv, t, 0)) = t;
-  const ShardMap map = map_shards(shards(1, 1, 1), shards(1, 1, 1));
-  TransferPlan plan;
-  plan_sharded_transfer(map, {&source, 1}, {&destination, 1}, {0, n_tokens, 0, 1}, plan);
-  for (const Copy& c : plan.copies) std::memcpy(c.destination, c.source, c.bytes);
-  std::vector<int> order;
-  for (int t = 0; t < n_tokens; ++t) order.push_back(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)));
-  return order;
-}
-
-TEST_CASE("dynamo: _get_ranges sorts source and destination block ids independently", "[shards]") {
-  // Allocators that are not monotone: block 0 of the sequence is 5 on P and 1 on D.
-  const std::vector<int32_t> from = {5, 2, 4}, to = {1, 6, 3};
-  std::vector<int32_t> sorted_from = from, sorted_to = to;
-  std::sort(sorted_from.begin(), sorted_from.end());
-  std::sort(sorted_to.begin(), sorted_to.end());
-  // The patch pairs 2-1, 4-3, 5-6: the sequence's first block (5) would land in D's second (6).
-  CHECK(std::make_pair(sorted_from[2], sorted_to[2]) == std::make_pair(from[0], to[1]));
-  CHECK(tokens_after(from, to, 6, 2) == std::vector{0, 1, 2, 3, 4, 5});
-}
-
-TEST_CASE("dynamo: one block less when ISL = k * block + 1", "[shards]") {
-  // 9 tokens in blocks of 4: the third block has one token, and it is sent.
-  const int isl = 9, block = 4;
-  CHECK((isl - 1) / block == 2);  // blocks that were sent
-  CHECK(tokens_after({0, 1, 2}, {5, 3, 1}, isl, block) == std::vector{0, 1, 2, 3, 4, 5, 6, 7, 8});
 }
 
 }  // namespace

@@ -167,6 +167,7 @@ std::string SimCluster::check_memory(bool at_rest) const {
     if (kv.free + kv.cached != kv.capacity)
       return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
              std::to_string(kv.in_transfer) + " in transfer";
+    if (kv.escrowed > 0) return node->name + " keeps room for nobody";
     const PlacedLoad load = conductor_->load(id);
     if (load.queued_requests || load.queued_tokens || load.sequences)
       return node->name + " has load that nobody placed";
@@ -175,33 +176,13 @@ std::string SimCluster::check_memory(bool at_rest) const {
 }
 
 const char* message_name(const Message& message) {
-  static const char* const kNames[] = {"StartRequest",
-                                       "AbortAttempt",
-                                       "PeerJoined",
-                                       "PeerGone",
-                                       "TokenOf",
-                                       "AttemptProgress",
-                                       "AttemptFailed",
-                                       "Report",
-                                       "PrefillJob",
-                                       "ReserveKv",
-                                       "KvReserved",
-                                       "KvDelivered",
-                                       "ReservationCancelled",
-                                       "KvOffered",
-                                       "KvTaken",
-                                       "KvRenewed",
-                                       "PeerBroken",
-                                       "ClearPrefixCache",
-                                       "Welcome",
-                                       "Retire",
-                                       "JoinRequest",
-                                       "Joined",
-                                       "LeaveRequest",
-                                       "CacheReport",
-                                       "FetchKv",
-                                       "KvLent",
-                                       "FetchOver"};
+  // clang-format off
+  static const char* const kNames[] = {
+      "StartRequest", "AbortAttempt", "PeerJoined", "PeerGone", "TokenOf", "AttemptProgress", "AttemptFailed",
+      "Report", "PrefillJob", "ReserveKv", "KvReserved", "KvDelivered", "ReservationCancelled", "KvOffered",
+      "KvTaken", "KvRenewed", "PeerBroken", "ClearPrefixCache", "Welcome", "Retire", "JoinRequest", "Joined",
+      "LeaveRequest", "CacheReport", "FetchKv", "KvLent", "FetchOver"};
+  // clang-format on
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

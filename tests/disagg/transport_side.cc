@@ -10,14 +10,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <sstream>
+#include <tuple>
 
 #include "base/row_hash.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
+#include "tests/disagg/words.h"
 
 extern char** environ;
 
@@ -145,33 +148,26 @@ class SideHere final : public Side {
   Stormed stormed_;
 };
 
-// Words of a command or an answer, as text.
-std::ostream& operator<<(std::ostream& out, const WindowKey& key) {
-  return out << key.index << ' ' << key.generation << ' ' << key.secret;
-}
-std::istream& operator>>(std::istream& in, WindowKey& key) { return in >> key.index >> key.generation >> key.secret; }
-void write_post(std::ostream& out, const KvTransfer& t, const std::vector<Piece>& pieces) {
-  out.precision(17);
-  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' ' << pieces.size();
-  for (const Piece& p : pieces) out << ' ' << p.local << ' ' << p.remote << ' ' << p.bytes;
-}
-void read_post(std::istream& in, KvTransfer& t, std::vector<Piece>& pieces) {
-  int op = 0;
-  size_t n = 0;
-  in >> t.peer >> op >> t.window >> t.deadline_s >> n;
-  t.op = KvOp(op);
-  pieces.resize(n);
-  for (Piece& p : pieces) in >> p.local >> p.remote >> p.bytes;
-}
-
-bool read_line(FILE* file, std::string& line) {
-  line.clear();
-  for (int c; (c = std::getc(file)) != EOF;) {
-    if (c == '\n') return true;
-    line.push_back(char(c));
+// Lines over a socket, read byte by byte: poll() of it sees what was not read.
+struct Line {
+  int fd;
+  void say(std::string line) const {
+    line.push_back('\n');
+    for (size_t at = 0; at < line.size();) {
+      const ssize_t n = send(fd, line.data() + at, line.size() - at, MSG_NOSIGNAL);
+      if (n <= 0) throw std::runtime_error("the other process of the test is gone");
+      at += size_t(n);
+    }
   }
-  return false;
-}
+  bool hear(std::string& line) const {
+    line.clear();
+    for (char c; ::read(fd, &c, 1) == 1;) {
+      if (c == '\n') return true;
+      line.push_back(c);
+    }
+    return false;
+  }
+};
 
 class SideThere final : public Side {
  public:
@@ -196,208 +192,125 @@ class SideThere final : public Side {
     REQUIRE(posix_spawn(&pid_, program, &actions, nullptr, arguments, environment.data()) == 0);
     posix_spawn_file_actions_destroy(&actions);
     ::close(fds[1]);
-    socket_ = fdopen(fds[0], "r");  // written with send()
-    REQUIRE(socket_);
+    line_.fd = fds[0];
     std::string hello;
-    if (!read_line(socket_, hello) || hello != "ready")
-      throw std::runtime_error(wire.name + ": the other process: " + hello);
+    if (!line_.hear(hello) || hello != "ready") throw std::runtime_error(wire.name + ": the other process: " + hello);
   }
   ~SideThere() override {
     kill(pid_, SIGCONT);  // first: behind its end, a leak checker's SIGSTOP would be undone
-    fclose(socket_);
+    ::close(line_.fd);
     int status;
     waitpid(pid_, &status, 0);
   }
 
-  std::string address() override { return ask("address"); }
-  std::string connect(PeerId peer, const std::string& address) override { return ask("connect", peer, address); }
-  void disconnect(PeerId peer) override { ask("disconnect", peer); }
+  std::string address() override { return ask<std::string>("address"); }
+  std::string connect(PeerId peer, const std::string& address) override {
+    return ask<std::string>("connect", peer, address);
+  }
+  void disconnect(PeerId peer) override { ask<Nothing>("disconnect", peer); }
   WindowKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) override {
-    std::ostringstream list;
-    for (const Extent& e : extents) list << ' ' << e.begin << ' ' << e.bytes;
-    return answer<WindowKey>(ask("open", peer, int(op), extents.size(), list.str()));
+    return ask<WindowKey>("open", peer, op, extents);
   }
-  bool close(const WindowKey& window) override { return answer<bool>(ask("close", window)); }
-  int arrived(const WindowKey& window) override { return answer<int>(ask("arrived", window)); }
+  bool close(const WindowKey& window) override { return ask<bool>("close", window); }
+  int arrived(const WindowKey& window) override { return ask<int>("arrived", window); }
   TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) override {
-    std::ostringstream out;
-    write_post(out, transfer, pieces);
-    return answer<TransferId>(ask("post", out.str()));
+    return ask<TransferId>("post", transfer, pieces);
   }
-  TransferState poll(TransferId id) override { return TransferState(answer<int>(ask("poll", id))); }
-  void cancel(TransferId id) override { ask("cancel", id); }
-  TransportStats stats() override {
-    std::istringstream in(ask("stats"));
-    TransportStats s;
-    in >> s.posts >> s.failed >> s.bytes >> s.descriptors >> s.refused;
-    return s;
+  TransferState poll(TransferId id) override { return ask<TransferState>("poll", id); }
+  void cancel(TransferId id) override { ask<Nothing>("cancel", id); }
+  TransportStats stats() override { return ask<TransportStats>("stats"); }
+  double now() override { return ask<double>("now"); }
+  void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
+    ask<Nothing>("fill", begin, bytes, seed, from);
   }
-  double now() override { return answer<double>(ask("now")); }
-  void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override { ask("fill", begin, bytes, seed, from); }
   size_t differing(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
-    return answer<size_t>(ask("differing", begin, bytes, seed, from));
+    return ask<size_t>("differing", begin, bytes, seed, from);
   }
-  void storm(const KvTransfer& transfer, const std::vector<Piece>& pieces) override {
-    std::ostringstream out;
-    write_post(out, transfer, pieces);
-    tell("storm " + out.str());
-  }
-  Stormed end_storm() override {
-    std::istringstream in(ask("end"));
-    Stormed stormed;
-    in >> stormed.done >> stormed.failed;
-    return stormed;
-  }
+  void storm(const KvTransfer& transfer, const std::vector<Piece>& pieces) override { tell("storm", transfer, pieces); }
+  Stormed end_storm() override { return ask<Stormed>("end_storm"); }
   pid_t pid() override { return pid_; }
 
  private:
-  void tell(const std::string& line) {
-    const std::string text = line + "\n";
-    for (size_t at = 0; at < text.size();) {
-      const ssize_t n = send(fileno(socket_), text.data() + at, text.size() - at, MSG_NOSIGNAL);
-      if (n <= 0) throw std::runtime_error("the other process of the test is gone");
-      at += size_t(n);
-    }
-  }
+  struct Nothing {};
   template <class... Words>
-  std::string ask(const Words&... words) {
+  void tell(const char* verb, const Words&... words) {
     std::ostringstream out;
-    ((out << words << ' '), ...);
-    tell(out.str());
-    std::string line;
-    if (!read_line(socket_, line)) throw std::runtime_error("the other process of the test is gone");
-    if (line.starts_with("error ")) throw std::runtime_error(line.substr(6));
-    return line;
+    out.precision(17);
+    out << verb << ' ';
+    (Put{out}(words), ...);
+    line_.say(out.str());
   }
-  template <class T>
-  static T answer(const std::string& line) {
+  template <class Answer, class... Words>
+  Answer ask(const char* verb, const Words&... words) {
+    tell(verb, words...);
+    std::string line;
+    if (!line_.hear(line)) throw std::runtime_error("the other process of the test is gone");
+    if (line.starts_with("error ")) throw std::runtime_error(line.substr(6));
     std::istringstream in(line);
-    T value{};
-    in >> value;
+    Answer answer{};
+    Take{in}(answer);
     if (!in) throw std::runtime_error("the other process answered: " + line);
-    return value;
+    return answer;
   }
   pid_t pid_ = 0;
-  FILE* socket_ = nullptr;
+  Line line_{};
 };
 
-// The other process: lines in, one line out for each.
-class Peer {
- public:
-  Peer(Side& side) : side_(side) {}
+// The other process: each line names one of these, with its arguments, and is answered by what it returns.
+using Command = std::function<void(Side&, std::istream&, std::ostream&)>;
+template <class R, class... A>
+Command command(R (Side::*function)(A...)) {
+  return [function](Side& side, std::istream& in, std::ostream& out) {
+    std::tuple<std::decay_t<A>...> arguments;
+    std::apply(
+        [&](auto&... a) {
+          (Take{in}(a), ...);
+          if constexpr (std::is_void_v<R>)
+            (side.*function)(a...);
+          else
+            Put{out}((side.*function)(a...));
+        },
+        arguments);
+  };
+}
+const std::map<std::string, Command> kCommands = {{"address", command(&Side::address)},
+                                                  {"connect", command(&Side::connect)},
+                                                  {"disconnect", command(&Side::disconnect)},
+                                                  {"open", command(&Side::open)},
+                                                  {"close", command(&Side::close)},
+                                                  {"arrived", command(&Side::arrived)},
+                                                  {"post", command(&Side::post)},
+                                                  {"poll", command(&Side::poll)},
+                                                  {"cancel", command(&Side::cancel)},
+                                                  {"stats", command(&Side::stats)},
+                                                  {"now", command(&Side::now)},
+                                                  {"fill", command(&Side::fill)},
+                                                  {"differing", command(&Side::differing)},
+                                                  {"end_storm", command(&Side::end_storm)}};
 
-  void run() {
-    say("ready");
-    std::string line;
-    while (next_line(line)) {
-      std::istringstream in(line);
-      std::string verb;
-      in >> verb;
-      std::ostringstream out;
-      out.precision(17);
-      try {
-        if (verb == "storm") {
-          storm(in);
-          continue;
-        }
-        obey(verb, in, out);
-      } catch (const std::exception& error) {
-        say(std::string("error ") + error.what());
-        continue;
-      }
-      say(out.str());
-    }
-  }
-
- private:
-  void obey(const std::string& verb, std::istream& in, std::ostream& out) {
-    if (verb == "address") {
-      out << side_.address();
-    } else if (verb == "connect") {
-      PeerId peer;
-      std::string address;
-      in >> peer >> address;
-      out << side_.connect(peer, address);
-    } else if (verb == "disconnect") {
-      PeerId peer;
-      in >> peer;
-      side_.disconnect(peer);
-    } else if (verb == "open") {
-      PeerId peer;
-      int op;
-      size_t n;
-      in >> peer >> op >> n;
-      std::vector<Extent> extents(n);
-      for (Extent& e : extents) in >> e.begin >> e.bytes;
-      out << side_.open(peer, KvOp(op), extents);
-    } else if (verb == "close" || verb == "arrived") {
-      WindowKey key;
-      in >> key;
-      out << (verb == "close" ? int(side_.close(key)) : side_.arrived(key));
-    } else if (verb == "post") {
+void obey(Side& side, const Line& line) {
+  line.say("ready");
+  for (std::string told; line.hear(told);) {
+    std::istringstream in(told);
+    std::string verb;
+    in >> verb;
+    if (verb == "storm") {
       KvTransfer transfer;
       std::vector<Piece> pieces;
-      read_post(in, transfer, pieces);
-      out << side_.post(transfer, pieces);
-    } else if (verb == "poll" || verb == "cancel") {
-      TransferId id;
-      in >> id;
-      if (verb == "poll")
-        out << int(side_.poll(id));
-      else
-        side_.cancel(id);
-    } else if (verb == "stats") {
-      const TransportStats s = side_.stats();
-      out << s.posts << ' ' << s.failed << ' ' << s.bytes << ' ' << s.descriptors << ' ' << s.refused;
-    } else if (verb == "now") {
-      out << side_.now();
-    } else if (verb == "fill" || verb == "differing") {
-      size_t at, bytes, from;
-      uint64_t seed;
-      in >> at >> bytes >> seed >> from;
-      if (verb == "fill")
-        side_.fill(at, bytes, seed, from);
-      else
-        out << side_.differing(at, bytes, seed, from);
-    } else if (verb == "end") {
-      out << stormed_.done << ' ' << stormed_.failed;
-      stormed_ = {};
-    } else {
-      throw std::runtime_error("no such command: " + verb);
+      Take{in}(transfer), Take{in}(pieces);
+      for (pollfd more{line.fd, POLLIN, 0}; ::poll(&more, 1, 0) == 0;) side.storm(transfer, pieces);
+      continue;
     }
-  }
-
-  void storm(std::istream& in) {
-    KvTransfer transfer;
-    std::vector<Piece> pieces;
-    read_post(in, transfer, pieces);
-    stormed_ = {};
-    for (pollfd told{3, POLLIN, 0}; ::poll(&told, 1, 0) == 0;) {
-      const TransferState state = settle(side_, side_.post(transfer, pieces));
-      ++(state == TransferState::done ? stormed_.done : stormed_.failed);
+    std::ostringstream out;
+    out.precision(17);
+    try {
+      kCommands.at(verb)(side, in, out);
+    } catch (const std::exception& error) {
+      out.str(std::string("error ") + error.what());
     }
+    line.say(out.str());
   }
-
-  // Reads byte by byte: poll() in storm() must see what was not read.
-  bool next_line(std::string& line) {
-    line.clear();
-    for (char c; ::read(3, &c, 1) == 1;) {
-      if (c == '\n') return true;
-      line.push_back(c);
-    }
-    return false;
-  }
-  void say(std::string line) {
-    line.push_back('\n');
-    for (size_t at = 0; at < line.size();) {
-      const ssize_t n = send(3, line.data() + at, line.size() - at, MSG_NOSIGNAL);
-      if (n <= 0) _exit(0);
-      at += size_t(n);
-    }
-  }
-  Side& side_;
-  Side::Stormed stormed_;
-};
+}
 
 TEST_CASE("the other process of a transport test", "[.transport-peer]") {
   const char* role = std::getenv("XPYD_TRANSPORT_PEER");
@@ -408,8 +321,7 @@ TEST_CASE("the other process of a transport test", "[.transport-peer]") {
   std::getline(in >> self >> std::ws, name);  // names have blanks
   for (const Wire& wire : wires()) {
     if (wire.name != name) continue;
-    std::unique_ptr<Side> side = make_side_here(wire, self);
-    Peer(*side).run();
+    obey(*make_side_here(wire, self), {3});
   }
 }
 
@@ -421,20 +333,18 @@ const std::vector<Wire>& wires() { return registered(); }
 std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self) { return std::make_unique<SideHere>(wire, self); }
 std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self) { return std::make_unique<SideThere>(wire, self); }
 
-TransferState settle(Side& side, TransferId id) {
+void wait_until(const std::function<bool()>& holds) {
   RealClock clock;
-  for (const double start = clock.now(); clock.now() < start + 60;) {
-    const TransferState state = side.poll(id);
-    if (state != TransferState::in_flight) return state;
-    sched_yield();
-  }
-  throw std::runtime_error("a transfer is not settled after a minute");
+  for (const double start = clock.now(); !holds(); sched_yield())
+    if (clock.now() > start + 60) throw std::runtime_error("it is not so after a minute");
 }
-
+TransferState settle(Side& side, TransferId id) {
+  TransferState state{};
+  wait_until([&] { return (state = side.poll(id)) != TransferState::in_flight; });
+  return state;
+}
 void close_for_good(Side& side, const WindowKey& window) {
-  RealClock clock;
-  for (const double start = clock.now(); !side.close(window); sched_yield())
-    if (clock.now() > start + 60) throw std::runtime_error("a window does not close");
+  wait_until([&] { return side.close(window); });
 }
 
 }  // namespace xpyd::testing

@@ -72,7 +72,9 @@ class Side {
 std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self);
 std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self);
 
-// Polls until it is settled. A wire that hangs fails the test after a minute.
+// Until it holds; what hangs fails the test after a minute.
+void wait_until(const std::function<bool()>& holds);
+// Polls until it is settled.
 TransferState settle(Side& side, TransferId id);
 // Closes until it says true.
 void close_for_good(Side& side, const WindowKey& window);

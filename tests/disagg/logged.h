@@ -1,0 +1,63 @@
+// An event log in a folder of its own, and what is read from it.
+#pragma once
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "disagg/event_log.h"
+#include "experiments/event_log/replay.h"
+#include "experiments/event_log/trace_view.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+
+struct Logged {
+  explicit Logged(int64_t bytes = 64 << 20) : log(EventLog::create(path, bytes, "{}").value()) {}
+  TempDir folder;
+  const std::string path = folder.path + "/log";
+  std::shared_ptr<EventLog> log;  // null it, and the file is whole
+
+  std::vector<std::string> lines() const {
+    std::ifstream file(path);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(file, line);) all.push_back(line);
+    return all;
+  }
+  void write(const std::vector<std::string>& all) const {
+    std::ofstream file(path);
+    for (const std::string& line : all) file << line << "\n";
+  }
+  // Of all lines, by what they are.
+  std::map<std::string, std::vector<nlohmann::json>> events() const {
+    std::map<std::string, std::vector<nlohmann::json>> all;
+    REQUIRE(
+        read_event_logs({&path, 1}, [&](auto&, const nlohmann::json& line) { all[line["e"]].push_back(line); }).ok());
+    return all;
+  }
+  std::vector<RequestLife> lives() const {
+    auto read = read_lives({&path, 1});
+    REQUIRE(read.ok());
+    return std::move(read).value();
+  }
+  Result<std::map<std::string, Replayed>> try_replay(const ReplayOptions& options = {}) {
+    differences.clear();
+    return replay({&path, 1}, options, [this](const std::string& line, const std::string& now) {
+      differences.push_back(line + "\nnow " + now);
+    });
+  }
+  // Without another policy everything is decided again as it was.
+  std::map<std::string, Replayed> replayed(const ReplayOptions& options = {}) {
+    auto counts = try_replay(options);
+    INFO((counts ? "" : counts.error().message));
+    REQUIRE(counts.ok());
+    if (options.instead.empty()) CHECK(differences == std::vector<std::string>());
+    return std::move(counts).value();
+  }
+  std::vector<std::string> differences;
+};
+
+}  // namespace xpyd::testing
