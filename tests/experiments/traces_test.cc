@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing::traces_test {
 namespace {
@@ -163,48 +164,41 @@ TEST_CASE("traces: options", "[traces]") {
   CHECK_FALSE(load("mooncake", path, {.repeat = 0}));
 }
 
+// A row in which fields are changed, or null and so left out.
+std::string with(const char* row, const std::string& fields) {
+  json changed = parsed(row);
+  changed.merge_patch(parsed(fields));
+  return as_text(changed);
+}
+
 TEST_CASE("traces: a bad file is an error with its line and what was expected", "[traces]") {
   testing::TempDir dir;
-  const std::string mooncake = R"({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})";
-  const std::string bailian = R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 16, )"
-                              R"("output_length": 1, "type": "text", "turn": 1, "hash_ids": [1])";
+  const char* mooncake = R"({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})";
+  const char* chat = R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 16, "output_length": 1,
+                         "type": "text", "turn": 1, "hash_ids": [1]})";
+  const char* turn = R"({"t": 0, "type": "s", "in": 9, "out": 1, "hash_ids": []})";
   const std::string azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,48,10\n";
   const std::string burst = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,4,1,5,x\n";
-  const std::string weka = R"({"block_size": 64, "tool_tokens": 5, "system_tokens": 5, "requests": )";
-  struct {
+  const std::string in_session = with(mooncake, R"({"session_id": "s"})") + "\n";
+  const auto weka = [](const std::string& requests) {
+    return R"({"block_size": 64, "tool_tokens": 5, "system_tokens": 5, "requests": [)" + requests + "]}";
+  };
+  struct Bad {
     const char *format, *where;
     std::string content;
     const char* expected;
-  } cases[] = {
+  };
+  std::vector<Bad> cases = {
       {"mooncake", "", "", "no requests"},
-      {"mooncake", ":2", mooncake + "\n{bad", "byte"},
+      {"mooncake", ":2", mooncake + std::string("\n{bad"), "byte"},
       {"mooncake", ":1", "[]", "expected an object"},
-      {"mooncake", ":1", "{}", "timestamp"},
-      {"mooncake", ":1", R"({"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
-      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []})", "input_length"},
-      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1e9, "output_length": 1})", "input_length"},
-      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1, "output_length": 99999999})", "output_length"},
-      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1, "output_length": 1})", "hash_ids"},
-      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]})", "needs 2"},
-      {"mooncake", ":1", R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})", "whole numb"},
-      {"mooncake", ":2", mooncake + "\n" + mooncake.substr(0, mooncake.size() - 1) + R"(, "x": 1})",
-       "x: no such field"},
-      {"mooncake", ":2",
-       mooncake + "\n" + R"({"timestamp": 4, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
-       "sorted by time"},
-      {"mooncake", ":2", mooncake + "\n" + R"({"input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
-      {"mooncake", ":1", R"({"timestamp": 1, "delay": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
-       "no session_id"},
-      {"mooncake", ":2",
-       R"({"session_id": "s", "timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}
-          {"session_id": "s", "timestamp": 2, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
-       "delay: missing"},
-      {"mooncake", ":1",
-       R"({"session_id": "s", "timestamp": 1, "delay": 2, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
-       "delay: a session's first row"},
-      {"bailian", ":1", bailian + R"(, "model": "m"})", "model: no such field"},
-      {"bailian", ":1", R"({"chat_id": 1, "parent_chat_id": -2})", "parent_chat_id"},
-      {"bailian", ":1", R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 1})", "type"},
+      {"mooncake", ":2", in_session + with(mooncake, R"({"x": 1})"), "x: no such field"},
+      {"mooncake", ":2", in_session + with(mooncake, R"({"timestamp": 4})"), "sorted by time"},
+      {"mooncake", ":2", in_session + with(mooncake, R"({"timestamp": null})"), "timestamp"},
+      {"mooncake", ":2", in_session + with(mooncake, R"({"session_id": "s"})"), "delay: missing"},
+      {"bailian", ":1", with(chat, R"({"model": "m"})"), "model: no such field"},
+      {"bailian", ":1", with(chat, R"({"parent_chat_id": -2})"), "parent_chat_id"},
+      {"bailian", ":1", with(chat, R"({"type": null})"), "type"},
       {"azure", ":1", "TIME,Context,Generated\n", "expected the header TIMESTAMP,"},
       {"azure", ":3", azure + "2023-11-16 18:17:02.97,48,10\n", "sorted by time"},
       {"azure", ":3", azure + "2023-11-16 18:17:04.97,48\n", "expected 3 cells"},
@@ -224,15 +218,26 @@ TEST_CASE("traces: a bad file is an error with its line and what was expected", 
       {"lmsys", ":1: conversation[0]", R"({"conversation": [5]})", "role"},
       {"dolly", ":1", R"({"instruction": "a"})", "response"},
       {"weka", "", R"({"block_size": 32, "requests": []})", "block_size"},
-      {"weka", ": requests[0]", weka + R"([{"t": 0, "type": "x"}]})", "expected s, n or subagent"},
-      {"weka", ": requests[0]", weka + R"([{"t": 0, "type": "s", "in": 0, "out": 1, "hash_ids": []}]})", "in"},
-      {"weka", ": requests[0]", weka + R"([{"t": 0, "type": "s", "in": 128, "out": 1, "hash_ids": [1]}]})", "needs 2"},
-      {"weka", ": requests[1]", weka + R"([{"t": 5, "type": "s", "in": 9, "out": 1, "hash_ids": []},
-                  {"t": 4, "type": "s", "in": 9, "out": 1, "hash_ids": []}]})",
-       "sorted by time"},
+      {"weka", ": requests[0]", weka(R"({"t": 0, "type": "x"})"), "expected s, n or subagent"},
+      {"weka", ": requests[0]", weka(with(turn, R"({"in": 0})")), "in"},
+      {"weka", ": requests[0]", weka(with(turn, R"({"in": 128, "hash_ids": [1]})")), "needs 2"},
+      {"weka", ": requests[1]", weka(with(turn, R"({"t": 5})") + "," + turn), "sorted by time"},
       {"weka", ": requests[0].requests[0]",
-       weka + R"([{"t": 9, "type": "subagent", "duration_ms": 5, "requests": [{"t": -1, "type": "s"}]}]})", "t"},
+       weka(R"({"t": 9, "type": "subagent", "duration_ms": 5, "requests": [{"t": -1, "type": "s"}]})"), "t"},
   };
+  const std::pair<const char*, std::vector<const char*>> of_a_row[] = {
+      {"timestamp", {R"({"timestamp": null})", R"({"timestamp": -1})", R"({"timestamp": "0"})"}},
+      {"input_length", {R"({"input_length": 0, "hash_ids": []})", R"({"input_length": 1e9})"}},
+      {"output_length", {R"({"output_length": 0})", R"({"output_length": 99999999})"}},
+      {"hash_ids", {R"({"hash_ids": null})", R"({"hash_ids": 3})"}},
+      {"1 ids; a prompt of 513 tokens needs 2", {R"({"input_length": 513})"}},
+      {"needs 1", {R"({"hash_ids": [1, 2]})"}},
+      {"whole numbers", {R"({"hash_ids": [-1]})", R"({"hash_ids": [1.5]})", R"({"hash_ids": ["1"]})"}},
+      {"no session_id", {R"({"delay": 1})"}},
+      {"session_id", {R"({"session_id": [1]})"}},
+      {"delay: a session's first row", {R"({"session_id": "s", "delay": 2})"}}};
+  for (const auto& [expected, changes] : of_a_row)
+    for (const char* change : changes) cases.push_back({"mooncake", ":1", with(mooncake, change), expected});
   for (const auto& [format, where, content, expected] : cases) {
     const std::string path = write_file(dir, content);
     auto bad = load(format, path);

@@ -120,7 +120,7 @@ constexpr bool kInstrumented = false;
 
 }  // namespace
 
-TEST_CASE("gemm agrees with the double reference at every element", "[gemm][model]") {
+TEST_GEMM_ROWS(agrees, "gemm agrees with the double reference at every element", "[gemm][model]") {
   struct Shape {
     int m, n, k;
   };
@@ -128,7 +128,7 @@ TEST_CASE("gemm agrees with the double reference at every element", "[gemm][mode
                           {5, 33, 129},  {6, 48, 255},  {7, 172, 64},  {8, 31, 300},  {9, 64, 172},
                           {16, 80, 513}, {17, 5, 1000}, {50, 100, 77}, {64, 40, 520}, {300, 24, 272}};
   ThreadTeam team(2);
-  for (const GemmVariant* variant : gemm_rows())
+  for (const GemmVariant* variant : rows)
     for (Shape s : shapes)
       for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
         for (int groups : {1, 3, 8}) {
@@ -147,14 +147,14 @@ TEST_CASE("gemm agrees with the double reference at every element", "[gemm][mode
         }
 }
 
-TEST_CASE("a row's bits do not depend on its batch, place or thread count", "[gemm][model]") {
+TEST_GEMM_ROWS(invariant, "a row's bits do not depend on its batch, place or thread count", "[gemm][model]") {
   ThreadTeam one(1), two(2), three(3);
   const std::vector<std::pair<ThreadTeam*, size_t>> ways = {{&one, 5}, {&two, 0}, {&two, 5}, {&three, 0}, {&three, 5}};
   struct Shape {
     int n, k;
   };
   int turn = 0;
-  for (const GemmVariant* variant : gemm_rows())
+  for (const GemmVariant* variant : rows)
     for (Shape s : {Shape{200, 520}, Shape{50, 4099}, Shape{1000, 130}}) {
       if (kInstrumented && s.k != 520) continue;  // one of them for long enough
       for (Dtype dtype : {Dtype::f32, Dtype::bf16})
@@ -189,10 +189,10 @@ static void tree_sum(float* const* parts, int n_parts, size_t n) {
       for (size_t i = 0; i < n; ++i) parts[left][i] += parts[left + step][i];
 }
 
-TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
+TEST_GEMM_ROWS(subtrees, "group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
   // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the whole.
   ThreadTeam team(2);
-  for (const GemmVariant* variant : gemm_rows())
+  for (const GemmVariant* variant : rows)
     for (int ranks : {2, 4, 8}) {
       constexpr int kN = 40, kK = 8 * 37, kM = 9;
       Problem whole = make_problem(kN, kK, 8, Dtype::f32, team);
@@ -218,10 +218,10 @@ TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees",
     }
 }
 
-TEST_CASE("a slice of columns or of groups has the bits of the whole product", "[gemm][model]") {
+TEST_GEMM_ROWS(slices, "a slice of columns or of groups has the bits of the whole product", "[gemm][model]") {
   Random random(8);
   auto below = [&](int n) { return int(random.below(uint64_t(n))); };
-  for (const GemmVariant* variant : gemm_rows())
+  for (const GemmVariant* variant : rows)
     for (int round = 0; round < (kInstrumented ? 40 : 120); ++round) {
       const int n = 1 + below(150), k = 1 + below(round % 3 ? 90 : 5000);
       const int m = std::vector{1, 2, 5, 6, 7, 31, 70}[random.below(7)];
@@ -288,7 +288,7 @@ TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][
   }
 }
 
-TEST_CASE("the variant asked for is the variant that runs", "[gemm][model]") {
+TEST_GEMM_ROWS(runs_itself, "the variant asked for is the variant that runs", "[gemm][model]") {
   // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 when the product is not rounded first,
   // else 0.
   ThreadTeam team(1);
@@ -298,7 +298,7 @@ TEST_CASE("the variant asked for is the variant that runs", "[gemm][model]") {
     Problem p{.n = 16, .k = 2, .groups = 1, .dtype = dtype, .w = {}, .bias = {}, .packed = {}};
     p.packed = pack_matrix(
         16, 2, 1, dtype, [&](int, float* out) { out[0] = 1, out[1] = b; }, team);
-    for (const GemmVariant* variant : gemm_rows()) {
+    for (const GemmVariant* variant : rows) {
       if (dtype == Dtype::bf16 && rounds_bf16(*variant)) continue;
       auto y = run(*variant, p, {-rounded, a}, 1, 2, false, team);
       INFO(variant->name << " " << dtype_name(dtype));
@@ -313,18 +313,19 @@ TEST_CASE("the variant asked for is the variant that runs", "[gemm][model]") {
   REQUIRE((default_gemm(true).exact && default_gemm(true).needs <= default_gemm().needs));
 }
 
-TEST_CASE("AVX-512 has the bits of AVX2", "[gemm][model]") {
+TEST_GEMM_ROWS(has_avx2s_bits, "AVX-512 has the bits of AVX2", "[gemm][model]") {
   if (!cpu_has(Isa::avx2)) SKIP_TEST("this CPU has no AVX2");
   ThreadTeam team(2);
-  const auto& rows = gemm_variants();
+  const auto& table = gemm_variants();
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
     for (int groups : {1, 8})
       for (int m : {1, 2, 3, 5, 12, 13, 30, 280}) {
         const Problem p = make_problem(70, 700, groups, dtype, team);
         const auto x = random_rows(m, p.k, 5);
-        const auto avx2 = std::find_if(rows.begin(), rows.end(), [](auto& v) { return v.needs == Isa::avx2 && v.exact; });
+        const auto avx2 = std::find_if(table.begin(), table.end(),
+                                       [](auto& v) { return v.needs == Isa::avx2 && v.exact; });
         const auto expected = run(*avx2, p, x, m, p.k, true, team);
-        for (const GemmVariant* variant : gemm_rows()) {
+        for (const GemmVariant* variant : rows) {
           const bool wide = std::string(variant->name).starts_with("avx512");
           if (!wide || (dtype == Dtype::bf16 && rounds_bf16(*variant))) continue;
           CAPTURE(variant->name, dtype_name(dtype), groups, m);

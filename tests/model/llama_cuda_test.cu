@@ -1,46 +1,18 @@
 // The forward pass on CUDA against the CPU's, and against itself: the same bits however the tokens are cut into steps,
 // wherever their KV lies, whoever shares the step, and whether it ran as a graph.
-#include <cmath>
-#include <cstring>
-
 #include "base/random.h"
+#include "model/gemm.h"
 #include "model/sampler.h"
 #include "tests/model/cuda_fixture.h"
+#include "tests/model/llama_cases.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::llama_cuda_test {
 namespace {
-
-const std::vector<std::string> kFixtures = {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"};
 
 std::vector<int32_t> some_tokens(int n, int vocab, int seed = 1) {
   std::vector<int32_t> tokens;
   for (int i = 0; i < n; ++i) tokens.push_back((i * 37 + seed * 101 + i * i * 5) % vocab);
   return tokens;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::fabs(double(a[i]) - double(b[i]));
-    largest = difference <= largest ? largest : difference;  // NaN wins
-  }
-  return largest;
-}
-
-// Logits of all tokens of a prompt in steps of `chunk` tokens.
-std::vector<float> prompt_logits(Model& model, const CudaKv& kv, const std::vector<int32_t>& prompt, int chunk) {
-  std::vector<float> all;
-  for (int at = 0; at < int(prompt.size()); at += chunk) {
-    const int end = std::min(at + chunk, int(prompt.size()));
-    auto part = run_step(model, {kv.view()}, {{prompt.begin() + at, prompt.begin() + end}}, {at});
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
 }
 
 TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every family", "[cuda][model]") {
@@ -76,12 +48,7 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
     // The weights are the same. An activation is off by up to 2^-8 of itself, 0.17 % rms, at each of about ten places
     // on its way through a layer, the residual stream nowhere: added in squares, 1 % of the logits' size after three
     // layers; the steeper softmax and norms of some double it (measured 0.6 % to 2.2 %).
-    double error = 0, size = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      error += std::pow(double(got[i]) - double(want[i]), 2);
-      size += std::pow(double(want[i]), 2);
-    }
-    const double relative = std::sqrt(error / size);
+    const double relative = relative_error(got, want);
     CHECK(relative < 0.04);
     CHECK(relative > 1e-4);  // it was rounded
   }
@@ -109,78 +76,23 @@ TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and p
     }
 }
 
-TEST_CASE("cuda llama: a sequence's bits do not depend on its batch mates", "[cuda][model]") {
+TEST_CASE("cuda llama: a sequence's bits and the wanted rows' logits do not depend on who shares the step",
+          "[cuda][model]") {
   // The last prompt's tail is two tokens: it runs beside three sequences that decode. Where another
   // kernel decodes, the step is cut in two.
-  const std::vector<std::vector<int32_t>> prompts = {{5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}};
-  const std::vector<size_t> tail = {1, 1, 2, 1};
-  for (const char* decode : {"naive", "split_kv"}) {
-    CAPTURE(decode);
-    CudaModelOptions options = CudaLoaded::small();
-    options.decode_attention = decode;
-    CudaLoaded loaded(data_path("models/qwen2"), options);
-    const size_t vocab = size_t(loaded.host.config.vocab);
-    std::vector<std::vector<int32_t>> heads, tails;
-    std::vector<int> zeros(4, 0), past;
-    for (size_t s = 0; s < prompts.size(); ++s) {
-      const auto& p = prompts[s];
-      heads.emplace_back(p.begin(), p.end() - long(tail[s]));
-      tails.emplace_back(p.end() - long(tail[s]), p.end());
-      past.push_back(int(heads[s].size()));
-    }
-    CudaKv kv(*loaded.model, loaded.stream, 8, 4, 2);
-    std::vector<KvView> views = {kv.view(2), kv.view(0), kv.view(3), kv.view(1)};
-    const auto first = run_step(*loaded.model, views, heads, zeros);
-    const auto second = run_step(*loaded.model, views, tails, past);
-    size_t at_first = 0, at_second = 0;
-    for (size_t s = 0; s < prompts.size(); ++s) {
-      CudaKv alone(*loaded.model, loaded.stream, 8);
-      const auto head = run_step(*loaded.model, {alone.view()}, {heads[s]}, {0});
-      const auto rest = run_step(*loaded.model, {alone.view()}, {tails[s]}, {past[s]});
-      CAPTURE(s);
-      CHECK(std::memcmp(head.data(), first.data() + at_first, head.size() * 4) == 0);
-      CHECK(std::memcmp(rest.data(), second.data() + at_second, rest.size() * 4) == 0);
-      at_first += heads[s].size() * vocab;
-      at_second += tails[s].size() * vocab;
-    }
-  }
-}
-
-TEST_CASE("cuda llama: only the wanted rows' logits, with the bits they have among all", "[cuda][model]") {
   for (const char* decode : {"naive", "split_kv"})
     for (const std::string name : {"llama2", "qwen2"}) {
       CAPTURE(name, decode);
       CudaModelOptions options = CudaLoaded::small();
       options.decode_attention = decode;
       CudaLoaded loaded(data_path("models/" + name), options);
-      const size_t vocab = size_t(loaded.host.config.vocab);
-      const std::vector<std::vector<int32_t>> prompts = {
-          {30}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, {1, 2, 3}, {31}, {20, 21, 22, 23}};
-      auto views_of = [](const CudaKv& kv) {
-        return std::vector<KvView>{kv.view(0), kv.view(1), kv.view(2), kv.view(3), kv.view(4)};
-      };
-      CudaKv kv(*loaded.model, loaded.stream, 16, 5);
-      const auto all = run_step(*loaded.model, views_of(kv), prompts, {0, 0, 0, 0, 0});
-      const auto expected = run_step(*loaded.model, views_of(kv), {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
-      std::vector<int32_t> ids, offsets = {0}, lengths;
-      for (const auto& p : prompts) {
-        ids.insert(ids.end(), p.begin(), p.end());
-        offsets.push_back(int32_t(ids.size()));
-        lengths.push_back(int32_t(p.size()));
-      }
-      for (const std::vector<int32_t>& rows :
-           std::vector<std::vector<int32_t>>{{}, {10}, {0, 10, 13, 14, 18}, {5, 10, 14}, {14}, {0}, {15, 18}}) {
-        CAPTURE(rows);
-        CudaKv fresh(*loaded.model, loaded.stream, 16, 5, 4);
-        const auto views = views_of(fresh);
-        std::vector<float> logits(rows.size() * vocab + 1, -7);
-        loaded.model->forward({ids, offsets, lengths, views, rows}, logits.data());
-        for (size_t i = 0; i < rows.size(); ++i)
-          CHECK(std::memcmp(&logits[i * vocab], &all[size_t(rows[i]) * vocab], vocab * 4) == 0);
-        CHECK(logits.back() == -7);
-        // The KV is whole whatever logits were wanted: the next tokens agree.
-        CHECK(same_bits(run_step(*loaded.model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4}), expected));
-      }
+      int paged = 0;
+      check_wanted_rows(*loaded.model,
+                        [&] { return CudaKv(*loaded.model, loaded.stream, 16, 5, paged++ == 0 ? 0 : 4); });
+      if (name == "qwen2")
+        check_batch_mates(*loaded.model, CudaKv(*loaded.model, loaded.stream, 8, 4, 2),
+                          [&] { return CudaKv(*loaded.model, loaded.stream, 8); },
+                          {{5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}}, {1, 1, 2, 1});
     }
 }
 
@@ -269,33 +181,9 @@ TEST_CASE("cuda llama: where the card has no room for a graph, steps run without
 
 TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the way", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama31"));
-  CudaKv kv(*loaded.model, loaded.stream, 6, 2);
-  struct Observer : LayerObserver {
-    // What is enqueued now sees this layer's rows and none of the next layer.
-    void layer_done(int layer) override {
-      CHECK(layer == next++);
-      const auto pool = from_card<std::byte>(kv->pool.data(), kv->pool.size(), *stream);
-      for (int slot = 0; slot < 2; ++slot)
-        for (int token = 0; token < (slot ? 2 : 6); ++token)
-          for (int v = 0; v < 2; ++v) {
-            auto written = [&](int l) {
-              const std::byte* row = kv->view(slot).row(l, v, token, 0) - kv->pool.data() + pool.data();
-              float first = 0;
-              std::memcpy(&first, row, 4);
-              return !std::isnan(first);
-            };
-            CHECK(written(layer));
-            if (layer + 1 < kv->layout.shape.n_layers) CHECK_FALSE(written(layer + 1));
-          }
-    }
-    const CudaKv* kv = nullptr;
-    cuda::Stream* stream = nullptr;
-    int next = 0;
-  } observer;
-  observer.kv = &kv;
-  observer.stream = &loaded.stream;
-  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0}, &observer);
-  CHECK(observer.next == 3);
+  const CudaKv kv(*loaded.model, loaded.stream, 6, 2);
+  check_observer(*loaded.model, kv,
+                 [&] { return from_card<std::byte>(kv.pool.data(), kv.pool.size(), loaded.stream); });
 }
 
 TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {
@@ -427,5 +315,41 @@ TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "
   CHECK(hashes[0] == hashes[1]);
 }
 
+TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same in one step and in chunks",
+          "[cuda][model]") {
+  const auto prompt = some_tokens(11, 200);
+  const struct {
+    const char* name;
+    Dtype codes;
+    int group;
+    Dtype dtype;
+  } models[] = {{"llama31", Dtype::int8, 0, Dtype::f32},  // its embeddings are tied
+                {"llama31", Dtype::int4, 0, Dtype::bf16},
+                {"qwen2", Dtype::int4, 8, Dtype::f32},
+                {"qwen2", Dtype::fp8, 0, Dtype::bf16}};
+  for (const auto& m : models) {
+    CAPTURE(m.name, dtype_name(m.codes), m.group, dtype_name(m.dtype));
+    CudaLoaded loaded(data_path(std::string("models/") + m.name), CudaLoaded::small(),
+                      {.dtype = m.dtype, .weight_dtype = m.codes, .weight_group = m.group});
+    CHECK(loaded.weights->layers[1].down.codes.dtype == m.codes);
+    CHECK(loaded.weights->lm_head.codes.dtype == m.codes);
+    CHECK_FALSE(is_quantised(loaded.weights->embedding.codes.dtype));
+    // Graphs take the steps of one token.
+    CudaKv kv(*loaded.model, loaded.stream, 20), again(*loaded.model, loaded.stream, 20),
+        seven(*loaded.model, loaded.stream, 20);
+    const auto got = prompt_logits(*loaded.model, kv, prompt, 64);
+    CHECK(prompt_logits(*loaded.model, again, prompt, 1) == got);
+    CHECK(loaded.model->counts().replays > 0);
+    CHECK(prompt_logits(*loaded.model, seven, prompt, 7) == got);
+    const auto exact = make_llama(loaded.host.weights, loaded.host.team, 64, 64, {.gemm = &default_gemm(true)});
+    const auto want = run_prompt(*exact, prompt, 64);
+    // Bounds as above; bf16 here rounds activations alone.
+    if (m.dtype == Dtype::f32)
+      CHECK(largest_difference(got, want) < 2e-5);
+    else
+      CHECK(relative_error(got, want) < 0.04);
+  }
+}
+
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::llama_cuda_test

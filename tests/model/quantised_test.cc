@@ -155,9 +155,11 @@ TEST_CASE("quantised: codes come out of panels as they went in", "[quantised][mo
       }
 }
 
-TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that they stand for", "[quantised][model]") {
+TEST_GEMM_ROWS(quantised_exact_rows,
+               "quantised: an exact row gives codes the bits of the f32 matrix that they stand for",
+               "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant* each : gemm_rows()) {
+  for (const GemmVariant* each : rows) {
     const GemmVariant& variant = *each;
     if (!variant.exact) continue;
     for (Dtype dtype : kCodes)
@@ -175,9 +177,10 @@ TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that t
   }
 }
 
-TEST_CASE("quantised: every row of the table is within its bound of the double product", "[quantised][model]") {
+TEST_GEMM_ROWS(quantised_bounded, "quantised: every row of the table is within its bound of the double product",
+               "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant* each : gemm_rows()) {
+  for (const GemmVariant* each : rows) {
     const GemmVariant& variant = *each;
     for (Dtype dtype : kCodes)
       for (int k_groups : {1, 8})
@@ -198,8 +201,8 @@ TEST_CASE("quantised: every row of the table is within its bound of the double p
               }
               // f32 chains as gemm_test.cc has them; and of a rounded row 2^-16 of its largest for each weight.
               const bool rounds = !variant.exact && dtype != Dtype::fp8;
-              const double bound =
-                  2.0 * (k + 8) * 0x1p-24 * magnitude + (rounds ? 1.01 * 0x1p-16 * double(largest) * weights : 0);
+              const double bound = 2.0 * (k + 8) * 0x1p-24 * magnitude +
+                                   (rounds ? 1.01 * 0x1p-16 * double(largest) * weights : 0);
               CAPTURE(variant.name, dtype_name(dtype), k_groups, in_order, r, o, sum);
               REQUIRE(std::fabs(double(y[size_t(r * n + o)]) - sum) <= bound);
             }
@@ -208,9 +211,10 @@ TEST_CASE("quantised: every row of the table is within its bound of the double p
   }
 }
 
-TEST_CASE("quantised: a row's bits do not depend on its batch, threads or shard", "[quantised][model]") {
+TEST_GEMM_ROWS(quantised_invariant, "quantised: a row's bits do not depend on its batch, threads or shard",
+               "[quantised][model]") {
   ThreadTeam one(1), three(3);
-  for (const GemmVariant* each : gemm_rows()) {
+  for (const GemmVariant* each : rows) {
     const GemmVariant& variant = *each;
     for (Dtype dtype : kCodes)
       for (bool in_order : {true, false}) {
@@ -236,9 +240,12 @@ TEST_CASE("quantised: a row's bits do not depend on its batch, threads or shard"
   }
 }
 
-TEST_CASE("quantised: whole numbers have no order, so two instruction sets have the same bits", "[quantised][model]") {
+TEST_GEMM_ROWS(quantised_whole_numbers,
+               "quantised: whole numbers have no order, so two instruction sets have the same bits",
+               "[quantised][model]") {
   ThreadTeam team(1);
-  std::vector<float> first;
+  auto all = gemm_rows();
+  all.insert(all.end(), rows.begin(), rows.end());
   for (Dtype dtype : {Dtype::int8, Dtype::int4}) {
     const Codes c = make_codes(50, 700, 8, dtype, even_groups(700, 64), team, 21);
     auto x = inputs(6, 700, 22);
@@ -246,7 +253,7 @@ TEST_CASE("quantised: whole numbers have no order, so two instruction sets have 
     x[700 * 4] = std::nanf("");
     std::fill_n(x.begin() + 700 * 5, 700, 0.0f);
     std::vector<float> expected;
-    for (const GemmVariant* dot : gemm_rows()) {
+    for (const GemmVariant* dot : all) {
       const GemmVariant& variant = *dot;
       if (variant.exact) continue;
       const auto y = product(variant, c.packed, x, 6, team);
@@ -277,15 +284,10 @@ struct Folder {
   };
   static constexpr int kHidden = 64, kInner = 88, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kVocab = 96;
   std::map<std::string, Tensor> tensors;
-  json config = {{"model_type", "qwen2"},
-                 {"architectures", {"Qwen2ForCausalLM"}},
-                 {"hidden_size", kHidden},
-                 {"intermediate_size", kInner},
-                 {"num_attention_heads", kHeads},
-                 {"num_key_value_heads", kKvHeads},
-                 {"vocab_size", kVocab},
-                 {"max_position_embeddings", 128},
-                 {"num_hidden_layers", 2}};
+  json config = {
+      {"model_type", "qwen2"},       {"architectures", {"Qwen2ForCausalLM"}}, {"hidden_size", kHidden},
+      {"intermediate_size", kInner}, {"num_attention_heads", kHeads},         {"num_key_value_heads", kKvHeads},
+      {"vocab_size", kVocab},        {"max_position_embeddings", 128},        {"num_hidden_layers", 2}};
   TempDir dir;
 
   template <class T>
@@ -336,11 +338,13 @@ void fill(Folder& coded, Folder& dense, Matrix matrix) {
     both(at + "self_attn.q_proj.bias", {q}, 0);
     both(at + "self_attn.k_proj.bias", {kv}, 0);
     both(at + "self_attn.v_proj.bias", {kv}, 0);
-    for (const auto& [name, rows, columns] :
-         {std::tuple("self_attn.q_proj", q, F::kHidden), {"self_attn.k_proj", kv, F::kHidden},
-          {"self_attn.v_proj", kv, F::kHidden}, {"self_attn.o_proj", F::kHidden, q},
-          {"mlp.gate_proj", F::kInner, F::kHidden}, {"mlp.up_proj", F::kInner, F::kHidden},
-          {"mlp.down_proj", F::kHidden, F::kInner}})
+    for (const auto& [name, rows, columns] : {std::tuple("self_attn.q_proj", q, F::kHidden),
+                                              {"self_attn.k_proj", kv, F::kHidden},
+                                              {"self_attn.v_proj", kv, F::kHidden},
+                                              {"self_attn.o_proj", F::kHidden, q},
+                                              {"mlp.gate_proj", F::kInner, F::kHidden},
+                                              {"mlp.up_proj", F::kInner, F::kHidden},
+                                              {"mlp.down_proj", F::kHidden, F::kInner}})
       matrix(at + name, rows, columns);
   }
 }
@@ -478,12 +482,12 @@ TEST_CASE("quantised: made at load, the error is that of the bits", "[quantised]
     Dtype dtype;
     int group;
     double least, most;
-  } cases[] = {{Dtype::f16, 0, 1e-5, 1e-3},   {Dtype::bf16, 0, 1e-4, 1e-2}, {Dtype::int8, 0, 1e-4, 2e-2},
-               {Dtype::fp8, 0, 1e-3, 1e-1},   {Dtype::int4, 32, 1e-2, 0.3}, {Dtype::int4, 0, 1e-2, 0.4}};
+  } cases[] = {{Dtype::f16, 0, 1e-5, 1e-3}, {Dtype::bf16, 0, 1e-4, 1e-2}, {Dtype::int8, 0, 1e-4, 2e-2},
+               {Dtype::fp8, 0, 1e-3, 1e-1}, {Dtype::int4, 32, 1e-2, 0.3}, {Dtype::int4, 0, 1e-2, 0.4}};
   for (const auto& c : cases) {
     Dtype kept = Dtype::f32;
-    const double error = relative(
-        logits_of(dir, {.weight_dtype = c.dtype, .weight_group = c.group}, false, 64, &kept), expected);
+    const double error = relative(logits_of(dir, {.weight_dtype = c.dtype, .weight_group = c.group}, false, 64, &kept),
+                                  expected);
     CAPTURE(dtype_name(c.dtype), c.group, error);
     CHECK(kept == c.dtype);
     CHECK(error > c.least);
@@ -500,7 +504,10 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
   const Wrong of_gptq[] = {
       {[&](Folder& f) { f.tensors.erase(o + ".scales"); }, {o + ".scales", "missing"}},
       {[&](Folder& f) { f.tensors.erase(o + ".qweight"); }, {o + ".qweight", "missing"}},
-      {[&](Folder& f) { f.tensors[o + ".qzeros"].shape = {4, 4}; }, {o + ".qzeros", "shape"}},
+      {[&](Folder& f) {
+         f.tensors[o + ".qzeros"].shape = {4, 4};
+       },
+       {o + ".qzeros", "shape"}},
       {[&](Folder& f) { f.tensors[o + ".scales"].dtype = "BF16"; }, {o + ".scales", "F16"}},
       {[&](Folder& f) { f.tensors[o + ".g_idx"].data[4] = 9; }, {o + ".g_idx", "group 9"}},
       {[&](Folder& f) { f.tensors[q + ".g_idx"].data[4] = 1; }, {"g_idx", "other groups"}},
@@ -536,8 +543,14 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
   const Wrong of_fp8[] = {
       {[&](Folder& f) { f.tensors.erase(o + ".weight_scale_inv"); }, {o + ".weight_scale_inv", "missing"}},
       {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "no number"}},
-      {[&](Folder& f) { f.tensors[o + ".weight"].shape = {32, 128}; }, {o + ".weight", "shape"}},
-      {[](Folder& f) { f.config["quantization_config"]["weight_block_size"] = {0, 4}; }, {"weight_block_size"}},
+      {[&](Folder& f) {
+         f.tensors[o + ".weight"].shape = {32, 128};
+       },
+       {o + ".weight", "shape"}},
+      {[](Folder& f) {
+         f.config["quantization_config"]["weight_block_size"] = {0, 4};
+       },
+       {"weight_block_size"}},
       {[&](Folder& f) { f.tensors[o + ".weight_scale_inv"].data.replace(0, 4, std::string("\xec\x78\x60\x7b", 4)); },
        {o + ".weight_scale_inv", "beyond 2^119"}},
       {[](Folder& f) { f.config["quantization_config"]["fmt"] = "e5m2"; }, {"e5m2"}}};
@@ -554,14 +567,16 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
   Folder coded, dense;
   fill_fp8(coded, dense, true);
   dense.tensors[o + ".weight"].data.replace(0, 4, std::string("\x00\x00\x80\x7f", 4));
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(o + ".weight\": a weight is not finite, or") != std::string::npos);
+  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(o + ".weight\": a weight is not finite, or") !=
+        std::string::npos);
   fill_fp8(coded, dense, true);
   const std::string up = "model.layers.0.mlp.up_proj.weight";  // one matrix with gate_proj
   dense.tensors[up].data.replace(0, 4, std::string("\x00\x00\xc0\x7f", 4));
   CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(up + "\": a weight is not finite, or") != std::string::npos);
   fill_fp8(coded, dense, true);
   dense.tensors[up].data.replace(0, 4, std::string("\x00\x24\x74\x49", 4));  // 1e6
-  CHECK(refusal(dense, {.weight_dtype = Dtype::f16}).find(up + "\": a weight is too large for f16") != std::string::npos);
+  CHECK(refusal(dense, {.weight_dtype = Dtype::f16}).find(up + "\": a weight is too large for f16") !=
+        std::string::npos);
   CHECK(refusal(dense, {.weight_dtype = Dtype::int4}).find(up + "\": a weight is not finite, or too large") !=
         std::string::npos);
   CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).empty());
