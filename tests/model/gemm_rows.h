@@ -2,10 +2,14 @@
 // them, over which the same tests run as [emulated], hidden.
 #pragma once
 
+#include <cmath>
+#include <cstring>
 #include <vector>
 
+#include "base/random.h"
 #include "model/gemm.h"
 #include "model/gemm_kernels.h"
+#include "model/quantised.h"
 #include "tests/catch.h"
 
 namespace xpyd::model {
@@ -59,5 +63,89 @@ inline std::vector<const GemmVariant*> emulated_gemm_rows() {
 
 // A row whose bf16 products round activations to bf16.
 inline bool rounds_bf16(const GemmVariant& row) { return std::string(row.name).starts_with("avx512_bf16"); }
+
+inline float random_value(Random& random) { return float(random.uniform() * 2 - 1); }
+
+// Inputs whose groups are scattered over K, as GPTQ's desc_act leaves them.
+inline QuantGroups scattered(int k, int size, uint64_t seed = 5) {
+  QuantGroups groups = even_groups(k, size);
+  Random random(seed);
+  for (size_t i = groups.of.size(); i > 1; --i) std::swap(groups.of[i - 1], groups.of[random.below(i)]);
+  return groups;
+}
+
+// A matrix of numbers or of codes, and what it stands for.
+struct Problem {
+  int n = 0, k = 0, groups = 1;
+  Dtype dtype = Dtype::f32;
+  std::vector<QuantRow> rows = {};  // of codes
+  std::vector<float> w = {};        // [n, k], already rounded to dtype
+  std::vector<float> bias = {};
+  PackedMatrix packed = {};
+};
+
+// quant: of codes.
+inline Problem make_problem(int n, int k, int groups, Dtype dtype, ThreadTeam& team, uint64_t seed = 1,
+                            const QuantGroups& quant = {}) {
+  Problem p{.n = n, .k = k, .groups = groups, .dtype = dtype};
+  Random random(seed);
+  p.w.resize(size_t(n) * size_t(k));
+  for (float& w : p.w) {
+    w = random_value(random);
+    if (dtype == Dtype::bf16) w = to_f32(to_bf16(w));
+    if (dtype == Dtype::f16) w = f16_to_f32(nearest_f16(w));
+  }
+  p.bias.resize(size_t(n));
+  for (float& b : p.bias) b = random_value(random);
+  if (is_quantised(dtype)) {
+    for (int row = 0; row < n; ++row) {
+      QuantRow& made = p.rows.emplace_back(dtype, k, quant.count);
+      float* w = p.w.data() + size_t(row) * size_t(k);
+      for (int i = 0; i < k; ++i) w[i] = w[i] * (row % 3 ? 1.0f : 1e-3f) + (row % 5 ? 0 : 0.25f);
+      REQUIRE(quantise_row(dtype, quant, w, made));
+      widen_row(dtype, quant, made, w);
+    }
+    p.packed = pack_codes(
+        n, k, groups, dtype, quant, [&](int row, QuantRow& out) { out = p.rows[size_t(row)]; }, team);
+  } else {
+    p.packed = pack_matrix(
+        n, k, groups, dtype,
+        [&](int row, float* out) { std::memcpy(out, p.w.data() + size_t(row) * size_t(k), size_t(k) * 4); }, team);
+  }
+  return p;
+}
+
+// Now and then a large one.
+inline std::vector<float> random_rows(int m, int stride, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x(size_t(m) * size_t(stride));
+  for (float& v : x) v = random_value(random) * (random.below(20) ? 1.0f : 30.0f);
+  return x;
+}
+
+constexpr float kSentinel = 12345.0f;
+
+// y [m, n] with row stride n + 3; the three floats after every row must survive.
+inline std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x, int m,
+                              int x_stride, bool with_bias, ThreadTeam& team, size_t first_row = 0) {
+  GemmScratch scratch(m, p.packed.stored({0, p.groups}), team.size());
+  int stride = p.n + 3;
+  std::vector<float> y(size_t(m) * size_t(stride), kSentinel);
+  variant.run({.x = x.data() + first_row * size_t(x_stride),
+               .y = y.data(),
+               .w = &p.packed,
+               .bias = with_bias ? p.bias.data() : nullptr,
+               .m = m,
+               .x_stride = x_stride,
+               .y_stride = stride},
+              scratch, team);
+  std::vector<float> out;
+  for (int r = 0; r < m; ++r) {
+    auto row = y.begin() + long(r) * stride;
+    out.insert(out.end(), row, row + p.n);
+    for (int c = p.n; c < stride; ++c) REQUIRE(row[c] == kSentinel);
+  }
+  return out;
+}
 
 }  // namespace xpyd::testing

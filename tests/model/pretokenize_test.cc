@@ -16,58 +16,14 @@ Strings words(const PreTokenizerStep& step, std::string_view text) {
   return {out.views.begin(), out.views.end()};
 }
 
-PreTokenizerStep split(std::string_view regex, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false) {
-  return {.kind = PreTokenizerStep::Kind::split,
-          .regex = std::make_shared<const Regex>(regex, "T.json"),
-          .behavior = behavior,
-          .invert = invert};
+PreTokenizerStep split(std::string_view regex) {
+  return {.kind = PreTokenizerStep::Kind::split, .regex = std::make_shared<const Regex>(regex, "T.json")};
 }
 
 constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 }  // namespace
-
-TEST_CASE("pretokenize: words as the regexes cut them", "[model][tokenizer]") {
-  const struct {
-    std::string text;
-    Strings llama3, qwen2, gpt2;  // empty: as llama3
-  } cases[] = {
-      {"", {}, {}, {}},
-      {" ", {" "}, {}, {}},
-      {"'\u017fx'Sx",
-       {"'\u017f", "x", "'S", "x"},
-       {},
-       {"'", "\u017fx", "'", "Sx"}},  // U+017F is an s when case is ignored
-      {"I'LL'll've", {"I", "'LL", "'ll", "'ve"}, {}, {"I", "'", "LL", "'ll", "'ve"}},
-      {"'sa 'a '", {"'s", "a", " '", "a", " '"}, {}, {}},
-      {"a\r\n\n  b   c", {"a", "\r\n\n", " ", " b", "  ", " c"}, {}, {"a", "\r\n\n ", " b", "  ", " c"}},
-      {"  \n \t x", {"  \n", " \t", " x"}, {}, {"  \n \t", " x"}},
-      {"\t\tx\n", {"\t", "\tx", "\n"}, {}, {"\t", "\t", "x", "\n"}},
-      {"x  ", {"x", "  "}, {}, {}},
-      {"12345 6\u00bd7",
-       {"123", "45", " ", "6\u00bd7"},
-       {"1", "2", "3", "4", "5", " ", "6", "\u00bd", "7"},
-       {"12345", " 6\u00bd7"}},
-      {"?!\r\n\nx ?!", {"?!\r\n\n", "x", " ?!"}, {}, {"?!", "\r\n", "\n", "x", " ?!"}},
-      {"\u00a0x \u3000 y", {"\u00a0x", " \u3000", " y"}, {}, {"\u00a0", "x", " \u3000", " y"}},
-      {"\u0301a\u0301 b", {"\u0301a", "\u0301", " b"}, {}, {"\u0301", "a", "\u0301", " b"}},
-      {"(a)", {"(a", ")"}, {}, {"(", "a", ")"}},
-      {"\U0001f600\U0001f600 \U0001f600\n",
-       {"\U0001f600\U0001f600", " \U0001f600\n"},
-       {},
-       {"\U0001f600\U0001f600", " \U0001f600", "\n"}},
-  };
-  for (auto& one : cases) {
-    INFO(one.text);
-    CHECK(words(split(kLlama3), one.text) == one.llama3);
-    CHECK(words(split(kQwen2), one.text) == (one.qwen2.empty() ? one.llama3 : one.qwen2));
-    CHECK(words(split(kGpt2), one.text) == (one.gpt2.empty() ? one.llama3 : one.gpt2));
-  }
-}
 
 TEST_CASE("pretokenize: Metaspace and added spaces", "[model][tokenizer]") {
   const std::string m = "\u2581";
@@ -96,27 +52,6 @@ TEST_CASE("pretokenize: Metaspace and added spaces", "[model][tokenizer]") {
     Matching matching(1);
     pre_tokenize({space}, text, true, matching, out);
     CHECK(Strings(out.views.begin(), out.views.end()) == Strings{with});
-  }
-}
-
-TEST_CASE("pretokenize: what a regex's matches become", "[model][tokenizer]") {
-  using enum SplitBehavior;
-  const struct {
-    SplitBehavior behavior;
-    bool invert;
-    Strings words;
-  } cases[] = {
-      {isolated, false, {"-", "-", "a", "-", "b"}},
-      {isolated, true, {"-", "-", "a", "-", "b"}},
-      {removed, false, {"a", "b"}},
-      {removed, true, {"-", "-", "-"}},
-      {merged_with_previous, false, {"-", "-", "a-", "b"}},
-      {merged_with_next, false, {"-", "-a", "-b"}},
-      {contiguous, false, {"--", "a", "-", "b"}},
-  };
-  for (auto& one : cases) {
-    INFO(int(one.behavior) << one.invert);
-    CHECK(words(split("-", one.behavior, one.invert), "--a-b") == one.words);
   }
 }
 

@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "base/json.h"
-#include "base/random.h"
 #include "base/utf8.h"
 #include "tests/catch.h"
 #include "tests/json.h"
@@ -217,19 +216,6 @@ TEST_CASE("detokenizer: a stream says what it knows and no more", "[model][token
   CHECK(emoji.feed(ids[0]).empty());
   CHECK(emoji.flush() == "\ufffd");
   CHECK(Detokenizer().flush().empty());
-}
-
-TEST_CASE("detokenizer: equals decode for random ids of every tokenizer", "[model][tokenizer]") {
-  for (const char* name : kNames) {
-    auto tokenizer = open_named(name);
-    Random random(11);
-    for (int round = 0; round < 400; ++round) {
-      std::vector<int32_t> ids(random.below(30));
-      for (int32_t& id : ids) id = static_cast<int32_t>(random.below(round % 2 ? 262 : tokenizer->vocab_size() + 3));
-      for (bool skip : {true, false})
-        if (streamed(*tokenizer, ids, skip) != tokenizer->decode(ids, skip)) FAIL(name);
-    }
-  }
 }
 
 TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
