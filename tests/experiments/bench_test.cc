@@ -50,9 +50,9 @@ std::vector<RequestRecord> synthetic() {
   return records;
 }
 
-// To a millionth.
+// To a thousandth.
 json rounded(json value) {
-  if (value.is_number_float()) return std::round(value.get<double>() * 1e6) / 1e6;
+  if (value.is_number_float()) return std::round(value.get<double>() * 1e3) / 1e3;
   if (value.is_structured())
     for (json& part : value) part = rounded(part);
   return value;

@@ -188,7 +188,7 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
            {"[]", "no prompts"},
            {"[{\"conversations\": 3}]", "conversations"},
            {"[{\"conversations\": [{\"from\": \"human\"}]}]", "conversations[0]"},
-           {"{\"timestamp\": 0, \"hash_ids\": [1]}\n", "file:1: input_length"}}) {
+           {"{\"timestamp\": 0, \"hash_ids\": [1]}\n", "file:1: field \"input_length\""}}) {
     INFO(text);
     CHECK_THAT(read_prefix_input(write_file(dir, text)).error().message, Contains(says));
   }

@@ -5,7 +5,7 @@
 #include "base/random.h"
 #include "experiments/simulate/hardware.h"
 #include "experiments/simulate/links.h"
-#include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing::simulate_test {
 namespace {
@@ -156,10 +156,11 @@ std::string with(nlohmann::json fields, const std::string& name, const std::stri
 TEST_CASE("hardware: an error of a file names the file and the field", "[simulate]") {
   const TempDir dir;
   const std::string path = dir.path + "/x.json";
-  using Wrong = std::pair<const char*, std::vector<const char*>>;
-  const auto check = [&](const nlohmann::json& fields, const std::vector<Wrong>& wrong, auto find) {
-    for (const auto& [field, values] : wrong)
-      for (const char* value : values) {
+  // Values of a field, as they stand in a file; "": it is left out.
+  const json hostile = parsed_file(data_path("hostile/hardware.json"));
+  const auto check = [&](const json& fields, const char* of, auto find) {
+    for (const auto& [field, values] : hostile[of].items())
+      for (const json& value : values) {
         INFO(field << ": " << value);
         const auto found = find(with(fields, field, value, path));
         REQUIRE_FALSE(found.ok());
@@ -169,39 +170,11 @@ TEST_CASE("hardware: an error of a file names the file and the field", "[simulat
   };
   const nlohmann::json card = {{"flops_per_s", 1e14}, {"bytes_per_s", 1e12}, {"memory_bytes", 1e10}};
   REQUIRE(find_hardware(with(card, "cards", "2", path)).ok());
-  check(card,
-        {{"flops_per_s", {"", "0", "-1", "\"many\"", "null"}},
-         {"bytes_per_s", {"", "0"}},
-         {"memory_bytes", {"", "-5"}},
-         {"cards", {"0", "1.5"}},
-         {"name", {"7"}},
-         {"mfu", {"0", "1.5"}},
-         {"mbu", {"-0.5"}},
-         {"step_s", {"-1"}},
-         {"link_bytes_per_s", {"0"}},
-         {"link_s", {"-1"}},
-         {"host_bytes", {"-1"}},
-         {"host_bytes_per_s", {"\"fast\""}},
-         {"link_byte_per_s", {"1e9"}},
-         {"host_rate", {"1e10"}},
-         {"step_terms",
-          {"[]", "7", "[0,0,0,0,0,0]", "[1,2,3,4,5]", "[1,2]", "[1e-3,0,0,0,0,-1]", "[1e-3,0,0,0,0,null]"}}},
-        [](const std::string& file) { return find_hardware(file); });
+  check(card, "hardware", [](const std::string& file) { return find_hardware(file); });
   const nlohmann::json model = {{"n_layers", 2},     {"n_heads", 2},      {"head_dim", 64}, {"active_parameters", 1e9},
                                 {"parameters", 2e9}, {"kv_elements", 256}};
   REQUIRE(find_simulated_model(with(model, "name", "\"x\"", path)).ok());
-  check(model,
-        {{"n_layers", {"", "0", "-2", "2.5"}},
-         {"n_heads", {"\"two\""}},
-         {"head_dim", {"0"}},
-         {"parameters", {"1", "-1"}},
-         {"active_parameters", {"0"}},
-         {"kv_elements", {"null", ""}},
-         {"kv_heads", {"2"}},
-         {"weight_element_bytes", {"0"}},
-         {"kv_element_bytes", {"-1"}},
-         {"name", {"[]"}}},
-        [](const std::string& file) { return find_simulated_model(file); });
+  check(model, "models", [](const std::string& file) { return find_simulated_model(file); });
   for (const char* text : {"", "[]", "7", "{", R"({"flops_per_s": NaN})", R"({"flops_per_s": 1e999})"}) {
     INFO(text);
     std::ofstream(path) << text;

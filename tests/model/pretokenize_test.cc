@@ -1,7 +1,7 @@
 #include "model/pretokenize.h"
 
 #include "base/status.h"
-#include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing::pretokenize_test {
 
@@ -64,32 +64,8 @@ TEST_CASE("pretokenize: what Oniguruma and PCRE2 read differently is rewritten o
   CHECK(words(split("a{,2}b"), "aab") == Strings{"aab"});
   CHECK(words(split(R"(\p{L})"), "-\U0002ebf0") == Strings{"-", "\U0002ebf0"});  // of Unicode 15.1
   CHECK(words(split(escaped_regex("a.[{b")), "xa.[{by") == Strings{"x", "a.[{b", "y"});
-  const std::pair<const char*, const char*> refused[] = {
-      {R"(\h)", "the escape \\h is not supported"},
-      {R"(\bx)", "the escape \\b"},
-      {R"((a)\1)", "the escape \\1"},
-      {R"([a&&b])", "[ or && inside of"},
-      {R"([[:alpha:]])", "[ or && inside of"},
-      {R"([^\P{L}])", "\\P inside of []"},
-      {R"((?R))", "the group (?R"},
-      {R"((*LIMIT_MATCH=9)a)", "the group (*L"},
-      {R"((?C)a)", "the group (?C"},
-      {R"(a(?i)b)", "the group (?i"},
-      {R"(a**)", "a quantifier of a quantifier"},
-      {R"(a{2}?)", "{n}?"},
-      {R"(a{9999})", "{9999}"},
-      {R"(*a)", "a quantifier with nothing before it"},
-      {R"((a)", "a ( without its )"},
-      {R"(a))", "a ) without its ("},
-      {R"([a)", "a [ without its ]"},
-      {R"(a\)", "a \\ at the end"},
-      {R"(\x{110000})", "the number of \\x"},
-      {R"(\p{Nope})", "not a regex: "},
-      {R"((?<=a+)b)", "not a regex: "},
-      {"[z-a]", "not a regex: "},
-      {"(((((a{99}){99}){99}){99}){99})", "not a regex: "},
-  };
-  for (auto& [regex, says] : refused) {
+  for (const json& refused : parsed_file(data_path("hostile/regexes.json"))) {
+    const std::string regex = refused[0], says = refused[1];
     INFO(regex);
     try {
       split(regex);

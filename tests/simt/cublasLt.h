@@ -146,33 +146,38 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescO
   XPYD_CHECK(reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0);
   simt::cublas::ran.push_back(a.id);
   auto product = [=, wl = *w_layout, xl = *x_layout, yl = *y_layout] {
-    const auto* wp = static_cast<const bf16*>(w);
-    const auto* xp = static_cast<const bf16*>(x);
-    const int k = int(wl.rows);
-    for (size_t m = 0; m < xl.columns; ++m)
-      for (size_t n = 0; n < wl.columns; ++n) {
-        auto term = [&](int i) {
-          return to_f32(wp[n * size_t(wl.stride) + size_t(i)]) * to_f32(xp[m * size_t(xl.stride) + size_t(i)]);
-        };
-        float sum = 0, second = 0;
-        if (a.order == simt::cublas::Order::ascending)
-          for (int i = 0; i < k; ++i) sum += term(i);
-        if (a.order == simt::cublas::Order::descending)
-          for (int i = k; i-- > 0;) sum += term(i);
-        if (a.order == simt::cublas::Order::halves)
-          for (int i = 0; i < k / 2; ++i) sum += term(i), second += term(k / 2 + i);
-        if (a.order == simt::cublas::Order::sixteens)
-          for (int i = 0; i < k; i += 16) {
-            double exact = double(sum);
-            for (int j = i; j < std::min(i + 16, k); ++j) exact += double(term(j));
-            sum = float(exact);
-          }
+    using simt::cublas::Order;
+    const auto *wp = static_cast<const bf16*>(w), *xp = static_cast<const bf16*>(x);
+    const size_t k = size_t(wl.rows), n_columns = size_t(wl.columns);
+    std::vector<float> turned(k * n_columns);  // k by k, so that the columns' chains run side by side
+    for (size_t i = 0; i < k; ++i)
+      for (size_t n = 0; n < n_columns; ++n) turned[i * n_columns + n] = to_f32(wp[n * size_t(wl.stride) + i]);
+    for (size_t m = 0; m < xl.columns; ++m) {
+      std::vector<float> sums(n_columns), second(n_columns);
+      const auto add = [&](size_t i, auto& to) {
+        const float factor = to_f32(xp[m * size_t(xl.stride) + i]);
+        for (size_t n = 0; n < n_columns; ++n) to[n] += turned[i * n_columns + n] * factor;
+      };
+      if (a.order == Order::ascending)
+        for (size_t i = 0; i < k; ++i) add(i, sums);
+      if (a.order == Order::descending)
+        for (size_t i = k; i-- > 0;) add(i, sums);
+      if (a.order == Order::halves)
+        for (size_t i = 0; i < k / 2; ++i) add(i, sums), add(k / 2 + i, second);
+      if (a.order == Order::sixteens)
+        for (size_t i = 0; i < k; i += 16) {
+          std::vector<double> exact(sums.begin(), sums.end());
+          for (size_t j = i; j < std::min(i + 16, k); ++j) add(j, exact);
+          std::copy(exact.begin(), exact.end(), sums.begin());
+        }
+      for (size_t n = 0; n < n_columns; ++n) {
         const size_t at = m * size_t(yl.stride) + n;
         if (yl.dtype == CUDA_R_32F)
-          static_cast<float*>(y)[at] = sum + second;
+          static_cast<float*>(y)[at] = sums[n] + second[n];
         else
-          static_cast<bf16*>(y)[at] = to_bf16(sum + second);
+          static_cast<bf16*>(y)[at] = to_bf16(sums[n] + second[n]);
       }
+    }
   };
   cuda::simt::launch("product", 1, 1, 0, stream, product);
   return CUBLAS_STATUS_SUCCESS;

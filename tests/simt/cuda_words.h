@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -53,8 +54,16 @@ inline std::atomic_ref<T> global(T* p) {
 }
 }  // namespace xpyd::cuda::simt
 
-constexpr int min(int a, int b) { return b < a ? b : a; }
-constexpr int max(int a, int b) { return a < b ? b : a; }
+template <std::integral T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <std::integral T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+inline float min(float a, float b) { return ::fminf(a, b); }
+inline float max(float a, float b) { return ::fmaxf(a, b); }
 
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
