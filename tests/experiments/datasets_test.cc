@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/arrivals.h"
-#include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing::datasets_test {
 namespace {
@@ -157,31 +157,13 @@ TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
   CHECK(talks[1].prompt == "q2");
   CHECK(read.value().notes.empty());
 
-  struct {
-    const char* content;
-    const char* expected;
-  } cases[] = {
-      {"", ": no conversation in it"},
-      {"[]", ": no conversation in it"},
-      {"\n{}", "1 rows are no conversations and are skipped; the first: "},
-      {"[\n\n3]", ":3: expected an object"},
-      {"[\n{\"conversations\": [", ":2: the file ends inside"},
-      {"[\n{\"conversations\": []}\n{}]", ":3: expected ',' or ']'"},
-      {"[{\"conversations\": []}]\nx", ":2: text after the end"},
-      {"[\n\n{\"conversations\": 3}]", ":3"},
-      {"[\n{\"conversation\": []}]", ":2"},
-      {"[\n{bad}]", ":2"},
-      {"[\n{\"conversations\": [{\"value\": \"a\"}, {}]}]", ":2: conversations[1]"},
-      {"[\n{\"conversations\": [{\"value\": \"a\"}, 5]}]", ":2: conversations[1]"},
-      {"[\n{\"conversations\": [{\"value\": 5}, {\"value\": \"a\"}]}]", ":2: conversations[0]"},
-  };
-  for (auto [content, expected] : cases) {
-    path = write_file(dir, content);
+  for (const json& one : parsed_file(data_path("hostile/sharegpt.json"))) {
+    path = write_file(dir, one[0]);
     auto bad = read_sharegpt(path);
-    INFO(content);
+    INFO(as_text(one));
     REQUIRE_FALSE(bad);
     check_error(bad.error(), path);
-    check_error(bad.error(), expected);
+    check_error(bad.error(), one[1]);
   }
   CHECK_FALSE(read_sharegpt(dir.path + "/none"));
 }

@@ -1,6 +1,8 @@
+// How text is cut before merges, and what Unicode says of its characters.
 #include "model/pretokenize.h"
 
 #include "base/status.h"
+#include "model/unicode.h"
 #include "tests/json.h"
 
 namespace xpyd::testing::pretokenize_test {
@@ -115,6 +117,58 @@ TEST_CASE("pretokenize: replace_all", "[model][tokenizer]") {
     replace_all(changed, "aa", "b");
     CHECK(changed == result);
   }
+}
+
+TEST_CASE("unicode: classes at their edges", "[model][unicode]") {
+  struct Row {
+    uint32_t c;
+    bool letter, number, space, word;
+  };
+  const Row rows[] = {
+      {'a', 1, 0, 0, 1},     {'Z', 1, 0, 0, 1},     {'@', 0, 0, 0, 0},     {'[', 0, 0, 0, 0},
+      {'`', 0, 0, 0, 0},     {'{', 0, 0, 0, 0},     {'0', 0, 1, 0, 1},     {'9', 0, 1, 0, 1},
+      {'/', 0, 0, 0, 0},     {':', 0, 0, 0, 0},     {'_', 0, 0, 0, 1},     {8, 0, 0, 0, 0},
+      {9, 0, 0, 1, 0},       {13, 0, 0, 1, 0},      {14, 0, 0, 0, 0},      {0x1c, 0, 0, 0, 0},
+      {' ', 0, 0, 1, 0},     {0x85, 0, 0, 1, 0},    {0xa0, 0, 0, 1, 0},    {0xaa, 1, 0, 0, 1},
+      {0xb2, 0, 1, 0, 0},    {0x301, 0, 0, 0, 1},   {0x200b, 0, 0, 0, 0},  {0x200c, 0, 0, 0, 1},
+      {0x2028, 0, 0, 1, 0},  {0x2160, 0, 1, 0, 1},  {0x24b6, 0, 0, 0, 1},  {0x24ea, 0, 1, 0, 0},
+      {0x3000, 0, 0, 1, 0},  {0x3007, 0, 1, 0, 1},  {0x4e00, 1, 0, 0, 1},  {0x9fff, 1, 0, 0, 1},
+      {0xd7a3, 1, 0, 0, 1},  {0xfeff, 0, 0, 0, 0},  {0x105c0, 1, 0, 0, 1}, {0x1d7ff, 0, 1, 0, 1},
+      {0x1f600, 0, 0, 0, 0}, {0x323af, 1, 0, 0, 1}, {0x323b0, 0, 0, 0, 0}, {0x10ffff, 0, 0, 0, 0},
+  };
+  for (const Row& row : rows) {
+    INFO(row.c);
+    CHECK(unicode::is_letter(row.c) == row.letter);
+    CHECK(unicode::is_number(row.c) == row.number);
+    CHECK(unicode::is_space(row.c) == row.space);
+    CHECK(unicode::is_word(row.c) == row.word);
+  }
+  // Unicode 16.0's sizes.
+  size_t letters = 0, numbers = 0, spaces = 0;
+  for (uint32_t c = 0; c < 0x110000; ++c) {
+    letters += unicode::is_letter(c);
+    numbers += unicode::is_number(c);
+    spaces += unicode::is_space(c);
+  }
+  CHECK(letters == 141028);
+  CHECK(numbers == 1911);
+  CHECK(spaces == 25);
+}
+
+TEST_CASE("unicode: normalization form C", "[model][unicode]") {
+  for (const json& one : parsed_file(data_path("unicode_nfc.json"))) {  // from, to, and why
+    INFO(as_text(one));
+    const std::string from = one[0], to = one[1];
+    CHECK(unicode::nfc(from) == to);
+    CHECK(unicode::nfc(to) == to);
+  }
+  // One run of many marks is sorted, not bubbled.
+  std::string marks = "a";
+  for (int i = 0; i < 100000; ++i) marks += i % 2 ? "\u0323" : "\u0301";
+  std::string sorted = unicode::nfc(marks);  // U+1EA1 is as long as a and U+0323
+  CHECK(sorted.size() == marks.size());
+  CHECK(sorted.starts_with("\u1ea1\u0323\u0323"));
+  CHECK(sorted.ends_with("\u0301\u0301"));
 }
 
 }  // namespace xpyd::testing::pretokenize_test

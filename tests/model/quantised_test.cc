@@ -399,16 +399,6 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
       {[](Folder& f) { f.config["quantization_config"].erase("group_size"); }, {"group_size"}},
       {[](Folder& f) { f.config["quantization_config"]["checkpoint_format"] = "marlin"; }, {"marlin"}},
       {[](Folder& f) { f.config["quantization_config"] = 7; }, {"quantization_config"}}};
-  for (const Wrong& wrong : of_gptq) {
-    Folder coded, dense;
-    fill_gptq(coded, dense, 32, false, false);
-    wrong.make(coded);
-    const std::string message = refusal(coded);
-    for (const std::string& part : wrong.says) {
-      INFO("says: " << message << "; expected: " << part);
-      CHECK(message.find(part) != std::string::npos);
-    }
-  }
   const Wrong of_fp8[] = {
       {[&](Folder& f) { f.tensors.erase(o + ".weight_scale_inv"); }, {o + ".weight_scale_inv", "missing"}},
       {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "no number"}},
@@ -423,32 +413,36 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
       {[&](Folder& f) { f.tensors[o + ".weight_scale_inv"].data.replace(0, 4, std::string("\xec\x78\x60\x7b", 4)); },
        {o + ".weight_scale_inv", "beyond 2^119"}},
       {[](Folder& f) { f.config["quantization_config"]["fmt"] = "e5m2"; }, {"e5m2"}}};
-  for (const Wrong& wrong : of_fp8) {
+  const auto check = [](auto& cases, const std::function<void(Folder&, Folder&)>& make) {
+    for (const Wrong& wrong : cases) {
+      Folder coded, dense;
+      make(coded, dense);
+      wrong.make(coded);
+      const std::string message = refusal(coded);
+      for (const std::string& part : wrong.says) {
+        INFO("says: " << message << "; expected: " << part);
+        CHECK(message.find(part) != std::string::npos);
+      }
+    }
+  };
+  check(of_gptq, [](Folder& c, Folder& d) { fill_gptq(c, d, 32, false, false); });
+  check(of_fp8, [](Folder& c, Folder& d) { fill_fp8(c, d, true); });
+  // Numbers that no codes stand for. up_proj is one matrix with gate_proj.
+  const std::string up = "model.layers.0.mlp.up_proj.weight";
+  const std::tuple<std::string, std::string, Dtype, const char*> numbers[] = {
+      {o + ".weight", std::string("\x00\x00\x80\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
+      {up, std::string("\x00\x00\xc0\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::f16, "\": a weight is too large for f16"},  // 1e6
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::int4, "\": a weight is not finite, or too large"},
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::int8, ""}};
+  for (const auto& [name, bytes, dtype, says] : numbers) {
     Folder coded, dense;
     fill_fp8(coded, dense, true);
-    wrong.make(coded);
-    const std::string message = refusal(coded);
-    for (const std::string& part : wrong.says) {
-      INFO("says: " << message << "; expected: " << part);
-      CHECK(message.find(part) != std::string::npos);
-    }
+    dense.tensors[name].data.replace(0, 4, bytes);
+    const std::string message = refusal(dense, {.weight_dtype = dtype});
+    INFO(message);
+    CHECK((*says ? message.find(name + says) != message.npos : message.empty()));
   }
-  Folder coded, dense;
-  fill_fp8(coded, dense, true);
-  dense.tensors[o + ".weight"].data.replace(0, 4, std::string("\x00\x00\x80\x7f", 4));
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(o + ".weight\": a weight is not finite, or") !=
-        std::string::npos);
-  fill_fp8(coded, dense, true);
-  const std::string up = "model.layers.0.mlp.up_proj.weight";  // one matrix with gate_proj
-  dense.tensors[up].data.replace(0, 4, std::string("\x00\x00\xc0\x7f", 4));
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(up + "\": a weight is not finite, or") != std::string::npos);
-  fill_fp8(coded, dense, true);
-  dense.tensors[up].data.replace(0, 4, std::string("\x00\x24\x74\x49", 4));  // 1e6
-  CHECK(refusal(dense, {.weight_dtype = Dtype::f16}).find(up + "\": a weight is too large for f16") !=
-        std::string::npos);
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int4}).find(up + "\": a weight is not finite, or too large") !=
-        std::string::npos);
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).empty());
 }
 
 TEST_CASE("quantised: an embedding of codes is widened", "[quantised][model]") {
