@@ -254,6 +254,7 @@ TEST_CASE("pipeline time: the closed form is the recurrence, for the same time o
 }
 
 TEST_CASE("pipeline time: as stages do that look at their inputs tick by tick", "[pipeline]") {
+  CHECK(pipeline_times({}, 2).end() == 0);
   Random random(5);
   for (int trial = 0; trial < 400; ++trial) {
     const size_t P = 1 + random.below(6);
@@ -274,40 +275,6 @@ TEST_CASE("pipeline time: as stages do that look at their inputs tick by tick", 
         REQUIRE(times.left(int(i), int(s)) - times.begun(int(i), int(s)) == chunks[i].stage_s[s]);
       }
   }
-}
-
-TEST_CASE("pipeline time: windows by hand", "[pipeline]") {
-  const Chunks three = same_on_all(std::vector<double>{1, 1, 1}, 2);
-  CHECK(pipeline_times(three, 0).end() == 4);
-  CHECK(pipeline_times(three, 1).end() == 6);  // one in flight: 3 x 2, nothing overlaps
-  CHECK(pipeline_times(three, 2).end() == 4);  // as many as stages, alike and without a boundary: it costs nothing
-  CHECK(pipeline_times({}, 2).end() == 0);
-}
-
-TEST_CASE("pipeline time: lockstep, as many chunks as stages, by hand", "[pipeline]") {
-  // Two stages; a long chunk, then a short one, twice. Unbounded: 0..4 | 4..5 | 5..9 | 9..10 on stage 0, and 4..8
-  // | 8..9 | 9..13 | 13..14 on stage 1. With two in flight the third waits for the first (8) and the fourth for the
-  // second (9): stage 0 has 0..4 | 4..5 | 8..12 | 12..13, stage 1 4..8 | 8..9 | 12..16 | 16..17.
-  const Chunks mixed = same_on_all(std::vector<double>{4, 1, 4, 1}, 2);
-  CHECK(pipeline_times(mixed, 0).end() == 14);
-  const PipelineTimes two = pipeline_times(mixed, 2);
-  CHECK(two.begun(2, 0) == 8);
-  CHECK(two.end() == 17);
-  CHECK(pipeline_times(mixed, 3).end() == 14);
-  // Chunks of one prompt only grow: the first has left before the window asks for it.
-  const Chunks growing = same_on_all(std::vector<double>{1, 2, 3, 4, 5, 6}, 3);
-  CHECK(pipeline_times(growing, 3).end() == pipeline_times(growing, 0).end());
-  // A boundary of half a chunk: with as many in flight as stages every round of three pays two of them.
-  Chunks far = same_on_all(std::vector<double>{1, 1, 1, 1, 1, 1}, 3);
-  for (PipelineChunk& chunk : far) chunk.boundary_s = 0.5;
-  CHECK(pipeline_times(far, 0).end() == 9);
-  CHECK(pipeline_times(far, 3).end() == 10);
-  CHECK(pipeline_times(far, 4).end() == 9);
-}
-
-TEST_CASE("pipeline time: the slowest stage sets the rate", "[pipeline]") {
-  const Chunks chunks(10, {.stage_s = {1, 2, 1}});
-  CHECK(pipeline_times(chunks, 0).end() == 1 + 10 * 2 + 1);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // wherever their KV lies, whoever shares the step, and whether it ran as a graph.
 #include "base/random.h"
 #include "model/gemm.h"
-#include "model/sampler.h"
 #include "tests/model/cuda_fixture.h"
 #include "tests/model/llama_cases.h"
 
@@ -233,86 +232,6 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
   CHECK(check("naive", "split_kv").ok());
   CHECK(check("split_kv", "auto").error().message.find("expected one of auto, naive") != std::string::npos);
   CHECK(check("auto", "flash_mma").error().message.find("decode attention: flash_mma needs") != std::string::npos);
-}
-
-TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][stories]") {
-  const std::string dir = shared_path("models/stories260k");
-  if (dir.empty()) SKIP_TEST("../shared/models/stories260k is absent");
-  CudaLoaded loaded(dir);
-  const std::vector<int32_t> prompt = {1, 403, 407, 261, 378};
-  const size_t vocab = size_t(loaded.host.config.vocab);
-  CudaKv kv(*loaded.model, loaded.stream, 64, 1, 16);
-  ContiguousKv host_kv(*loaded.host.model, 64);
-  std::vector<int32_t> mine = prompt, theirs = prompt;
-  for (int done = 0; int(mine.size()) < 45; done = int(mine.size()) - 1) {
-    const int n = int(mine.size()) - done;
-    const std::vector<int32_t> ids(mine.begin() + done, mine.end()), offsets = {0, n}, lengths = {int32_t(mine.size())},
-                                                                     last = {n - 1};
-    const std::vector<KvView> views = {kv.view()};
-    Chosen chosen;
-    loaded.model->begin({ids, offsets, lengths, views, last}, {}, nullptr);
-    loaded.model->end(&chosen);
-    CHECK(chosen.nan_logits == 0);
-    const auto logits = run_step(*loaded.host.model, {host_kv.view()}, {{theirs.begin() + done, theirs.end()}}, {done});
-    SamplerState state;
-    SamplerScratch scratch;
-    theirs.push_back(
-        sample({logits.data() + logits.size() - vocab, vocab}, {.temperature = 0}, state, scratch).chosen.token);
-    mine.push_back(chosen.token);
-  }
-  CHECK(mine == theirs);
-  CHECK(loaded.model->counts().replays > 30);
-}
-
-TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "[cuda][model]") {
-  CudaLoaded loaded(data_path("models/qwen3"));
-  CudaModel& model = *loaded.model;
-  const std::vector<std::vector<int32_t>> prompts = {{5, 6, 7}, {9}, {1, 2}};
-  const int n = int(prompts.size()), n_steps = 8;
-  CudaKv kv(model, loaded.stream, 16, n, 4);
-  std::vector<KvView> views;
-  for (int s = 0; s < n; ++s) views.push_back(kv.view(s));
-  std::vector<int32_t> ids, offsets = {0}, lengths, rows;
-  for (const auto& p : prompts) {
-    ids.insert(ids.end(), p.begin(), p.end());
-    offsets.push_back(int32_t(ids.size()));
-    lengths.push_back(int32_t(p.size()));
-    rows.push_back(offsets.back() - 1);
-  }
-  const std::vector<int32_t> one_each = {0, 1, 2, 3}, all = {0, 1, 2};
-  std::vector<int32_t> chosen[2];
-  std::vector<uint64_t> hashes[2];
-  for (bool ahead : {false, true}) {
-    std::vector<int32_t> kv_lengths = lengths, tokens(static_cast<size_t>(n));
-    std::vector<Chosen> last(static_cast<size_t>(n));
-    // One row draws, the others are greedy.
-    std::vector<Draw> sampling(static_cast<size_t>(n));
-    auto begin = [&](const StepInput& step) {
-      sampling[1] = {.temperature = 1.5f, .top_k = 40, .uniform = float(step.kv_lengths[0] % 5) / 5};
-      model.begin(step, sampling, nullptr);
-    };
-    auto end = [&] {
-      model.end(last.data());
-      for (size_t r = 0; r < last.size(); ++r) {
-        CHECK(last[r].nan_logits == 0);
-        hashes[ahead].push_back(last[r].row_hash);
-        chosen[ahead].push_back(tokens[r] = last[r].token);
-      }
-    };
-    begin({ids, offsets, kv_lengths, views, rows});
-    for (int i = 1; i < n_steps; ++i) {
-      if (!ahead) end();
-      for (int32_t& length : kv_lengths) ++length;
-      // The host knows the tokens, or only whose they will be.
-      const std::vector<int32_t> next = ahead ? std::vector<int32_t>{-1, -2, -3} : tokens;
-      begin({next, one_each, kv_lengths, views, all});
-      if (ahead) end();
-    }
-    end();
-  }
-  CHECK(chosen[0].size() == size_t(n * n_steps));
-  CHECK(chosen[0] == chosen[1]);
-  CHECK(hashes[0] == hashes[1]);
 }
 
 TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same in one step and in chunks",

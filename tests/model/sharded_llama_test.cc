@@ -316,27 +316,6 @@ TEST_CASE("sharded llama: the observer sees every layer of the model once, in or
     }
 }
 
-TEST_CASE("sharded llama: a step without wanted logits fills the KV", "[shards][model]") {
-  Loaded loaded(kWide, Dtype::f32);
-  ThreadTeam team(1);
-  auto one = make_llama(loaded.weights, team, 64, 64);
-  const auto expected = on_one_rank(loaded);
-  auto without = [&](Model& model, const RankedKv& kv) {
-    std::vector<int32_t> ids(19), offsets = {0, 19}, lengths = {19};
-    for (int i = 0; i < 19; ++i) ids[size_t(i)] = int32_t((i * 31 + 7) % 117);
-    const auto views = kv.views({2});
-    model.forward({ids, offsets, lengths, views, {}, nullptr}, nullptr);
-    return run_step(model, views, {{5}}, {19});
-  };
-  const auto after = without(*one, {loaded.config, loaded.shards(1, 1), 64, 3});
-  for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {4, 3}}) {
-    const KvShards shards = loaded.shards(tp, pp);
-    auto model = make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = 4}, 64, 64);
-    CAPTURE(tp, pp);
-    CHECK(same_bits(without(*model, {loaded.config, shards, 64, 3}), after));
-  }
-}
-
 TEST_CASE("sharded llama: shapes that the model cannot have are refused by name", "[shards][model]") {
   const Loaded loaded(kWide, Dtype::f32);
   auto message = [&](int tp, int pp) {
