@@ -227,15 +227,15 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
 // --- against a scripted server ---
 
 struct Script {
-  std::atomic<int> answered{0};
-  int in_flight = 0, most_in_flight = 0;  // guarded by mutex
-  int fail_every = 0;                     // every n-th completion is a 503
-  int refuse_every = 0;                   // … a 429
-  int delay_ms = 0;                       // before a chunk
-  int together = 0;                       // nobody is answered before so many ask at once
-  int tokens_per_answer = 0;              // 0: as asked for
+  std::atomic<int> answered{0}, most_in_flight{0};
+  int fail_every = 0;            // every n-th completion is a 503
+  int refuse_every = 0;          // … a 429
+  int delay_ms = 0;              // before a chunk
+  std::atomic<int> together{0};  // nobody is answered before so many ask at once
+  int tokens_per_answer = 0;     // 0: as asked for
   std::mutex mutex;
   std::condition_variable came;
+  int in_flight = 0;         // guarded by mutex
   std::vector<json> bodies;  // of completions, guarded by mutex
 
   // And forgets them.
@@ -267,7 +267,7 @@ struct Script {
       return FakeServer::send_json(fd, R"({"error":{"message":"ttft"}})", "429 Too Many Requests\r\nRetry-After: 4");
     if (!warm_up) {
       std::unique_lock lock(mutex);
-      most_in_flight = std::max(most_in_flight, ++in_flight);
+      most_in_flight = std::max(most_in_flight.load(), ++in_flight);
       came.notify_all();
       came.wait_for(lock, std::chrono::seconds(60), [&] { return most_in_flight >= together; });
     }

@@ -165,7 +165,7 @@ TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file 
   CHECK(run(simulate_main, "simulate", {trace, "--hardware", card, "--host-tokens", "600"}).code == 2);
   CHECK(run(simulate_main, "simulate", {absent}).code != 0);
   CHECK(run(simulate_main, "simulate", {}).code == 2);
-  const json numbers = parsed_file(data_path("hostile/simulate.json"));
+  const nlohmann::json numbers = parsed_file(data_path("hostile/simulate.json"));
   for (const auto& [name, values] : numbers.items())
     for (const std::string value : values) {
       INFO(name << " " << value);
