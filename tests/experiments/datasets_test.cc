@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/arrivals.h"
-#include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing::datasets_test {
 namespace {
@@ -70,110 +70,17 @@ TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets
   CHECK(common(1, 4) >= 40);
 }
 
-TEST_CASE("datasets: a mooncake row", "[datasets]") {
-  testing::TempDir dir;
-  const std::string path = write_file(dir,
-                                      "\xEF\xBB\xBF"
-                                      R"({"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]}
-              {"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})");
-  auto load = mooncake_load(path, 9, 1, 0);
-  INFO((load ? "" : load.error().message));
-  REQUIRE(load);
-  REQUIRE(load.value().requests.size() == 2);
-  const BenchRequest &row = load.value().requests[1], &other = load.value().requests[0];
-  CHECK(row.arrival_s == 1);
-  CHECK(row.input_tokens == 1025);
-  CHECK(row.output_tokens == 7);
-  REQUIRE(row.spans.size() == 3);
-  CHECK(row.spans[1].tokens == 512);
-  CHECK(row.spans[2].tokens == 1);
-  // Equal ids after equal ids are equal tokens.
-  const std::vector<int32_t> a = prompt_tokens(row, 32000), b = prompt_tokens(other, 32000);
-  CHECK(a.size() == 1025);
-  CHECK(b.size() == 600);
-  CHECK(std::equal(a.begin(), a.begin() + 512, b.begin()));
-  CHECK(a[512] != b[512]);
-}
-
-TEST_CASE("datasets: what a mooncake id stands for can be said", "[datasets]") {
-  testing::TempDir dir;
-  const std::string path = write_file(
-      dir, R"({"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [4, 5, 6]})");
-  CHECK_FALSE(mooncake_load(path, 9, 1, 0));
-  auto load = mooncake_load(path, 9, 1, 0, 16);
-  REQUIRE(load);
-  REQUIRE(load.value().requests[0].spans.size() == 3);
-  CHECK(load.value().requests[0].spans[1].tokens == 16);
-  CHECK(load.value().requests[0].spans[2].tokens == 8);
-}
-
-TEST_CASE("datasets: rows of a session wait for the answer before them", "[datasets]") {
-  testing::TempDir dir;
-  auto load = mooncake_load(
-      write_file(dir, R"({"session_id": "a", "timestamp": 1000, "input_length": 5, "output_length": 1, "hash_ids": [1]}
-                         {"timestamp": 3000, "input_length": 6, "output_length": 1, "hash_ids": [2]}
-                         {"session_id": "a", "delay": 250, "input_length": 9, "output_length": 1, "hash_ids": [1]})"),
-      9, 2, 0);
-  INFO((load ? "" : load.error().message));
-  REQUIRE(load);
-  CHECK(load.value().sessions);
-  const auto& requests = load.value().requests;
-  REQUIRE(requests.size() == 3);
-  CHECK(requests[1].input_tokens == 9);
-  CHECK(requests[1].after == 0);
-  CHECK(requests[1].think_s == 0.25);  // whatever the scale of time
-  CHECK(requests[2].after == -1);
-  CHECK(requests[2].arrival_s == 1);
-}
-
-TEST_CASE("datasets: a bad mooncake row names its line and field", "[datasets]") {
-  struct {
-    const char* line;
-    const char* expected;
-  } cases[] = {
-      {"{", "byte"},
-      {"[]", "expected an object"},
-      {"{}", "timestamp"},
-      {R"({"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
-      {R"({"timestamp": "0", "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
-      {R"({"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []})", "input_length"},
-      {R"({"timestamp": 0, "input_length": 1e9, "output_length": 1, "hash_ids": []})", "input_length"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 0, "hash_ids": [1]})", "output_length"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1})", "hash_ids"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": 3})", "hash_ids"},
-      {R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]})",
-       "1 ids; a prompt of 513 tokens needs 2"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1, 2]})", "needs 1"},
-      {R"({"input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1], "priority": 1})",
-       "priority: no such field"},
-      {R"({"timestamp": 0, "delay": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "no session_id"},
-      {R"({"session_id": 1, "delay": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "delay"},
-      {R"({"session_id": [1], "timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "session_id"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})", "whole numbers"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1.5]})", "whole numbers"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["1"]})", "whole numbers"},
-  };
-  for (auto [line, expected] : cases) {
-    testing::TempDir dir;
-    auto load = mooncake_load(write_file(dir, std::string("\n\n") + line), 9, 1, 0);
-    INFO(line);
-    REQUIRE_FALSE(load);
-    check_error(load.error(), "--dataset-path: " + dir.path + "/data:3");
-    check_error(load.error(), expected);
-  }
-}
-
+// Files are read as the simulator reads them (traces_test.cc).
 TEST_CASE("datasets: a mooncake file", "[datasets]") {
   testing::TempDir dir;
-  auto line = [](int time_ms, int input, int output) {
-    std::string ids;
-    for (int i = 0; i < (input + 511) / 512; ++i) ids += (i ? "," : "") + std::to_string(i);
+  const auto line = [](int time_ms, int input, int output, int first_id = 0) {
+    std::string ids = std::to_string(first_id);
+    for (int i = 1; i < (input + 511) / 512; ++i) ids += "," + std::to_string(i);
     return "{\"timestamp\":" + std::to_string(time_ms) + ",\"input_length\":" + std::to_string(input) +
            ",\"output_length\":" + std::to_string(output) + ",\"hash_ids\":[" + ids + "]}\n";
   };
-  std::string path = write_file(
-      dir, line(5000, 100, 1) + "\n" + line(6000, 2000, 900) + line(9000, 600, 20) + line(9500, 1, 1));
+  const std::string path = write_file(dir, "\xEF\xBB\xBF" + line(5000, 600, 1) + "\n" + line(6000, 2000, 900) +
+                                               line(9000, 601, 20, 7) + line(9500, 1, 1));
   auto load = mooncake_load(path, 3, 2, 1000);
   REQUIRE(load);
   CHECK(load.value().timed);
@@ -184,45 +91,50 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
   CHECK(requests[2].arrival_s == 2);
   CHECK(requests[1].output_tokens == 500);  // 900 clipped to half of 1000
   CHECK(requests[1].input_tokens == 500);   // 2000 clipped to what is left
-  CHECK(prompt_tokens(requests[1], 10).size() == 500);
-  CHECK(requests[2].input_tokens == 600);
-  REQUIRE(load.value().notes.size() == 1);
-  CHECK(load.value().notes[0] ==
-        "clipped to the server's max_model_len of 1000 tokens: 1 prompts and 1 outputs of 3 "
-        "requests");
+  CHECK(requests[2].input_tokens == 601);
+  REQUIRE(requests[0].spans.size() == 2);
+  CHECK(requests[0].spans[1].tokens == 88);
+  CHECK(load.value().notes ==
+        std::vector<std::string>{
+            "clipped to the server's max_model_len of 1000 tokens: 1 prompts and 1 outputs of 3 requests"});
+  // Equal ids after equal ids are equal tokens.
+  const std::vector<int32_t> a = prompt_tokens(requests[0], 32000), b = prompt_tokens(requests[1], 32000),
+                             c = prompt_tokens(requests[2], 32000);
+  CHECK(a.size() == 600);
+  CHECK(b.size() == 500);
+  CHECK(std::equal(b.begin(), b.end(), a.begin()));
+  CHECK(a[0] != c[0]);
+  CHECK(a[512] != c[512]);
   load = mooncake_load(path, 9, 1, 0);
   REQUIRE(load);
   CHECK(load.value().requests.size() == 4);
   CHECK(load.value().notes == std::vector<std::string>{path + " holds 4 requests"});
 
-  load = mooncake_load(write_file(dir, line(5, 1, 1) + line(4, 1, 1)), 9, 1, 0);
-  REQUIRE_FALSE(load);
-  check_error(load.error(), ":2: an earlier time than the row before");  // as in the simulator
-
-  path = write_file(dir, line(0, 1, 1) + "\n" + "{bad\n");
+  write_file(dir, line(0, 1, 1) + "\n{bad\n");
   load = mooncake_load(path, 9, 1, 0);
   REQUIRE_FALSE(load);
-  check_error(load.error(), path + ":3");
+  check_error(load.error(), "--dataset-path: " + path + ":3");
   CHECK(mooncake_load(path, 1, 1, 0));  // the bad line is not reached
-  CHECK_FALSE(mooncake_load(write_file(dir, "\n\n"), 1, 1, 0));
   CHECK_FALSE(mooncake_load(dir.path + "/none", 1, 1, 0));
-  CHECK_FALSE(mooncake_load(dir.path, 1, 1, 0));
-}
 
-TEST_CASE("datasets: the mooncake traces have the published shape", "[datasets]") {
-  std::string path = testing::shared_path("traces/mooncake_conversation.jsonl");
-  if (path.empty()) SKIP_TEST("../shared/traces is absent");
-  auto load = mooncake_load(path, 1 << 20, 1, 0);
+  // An id of 16 tokens; and a row of a session waits for the answer before it.
+  write_file(dir, R"({"session_id": "a", "timestamp": 1000, "input_length": 40, "output_length": 1, "hash_ids": [1,2,3]}
+                     {"timestamp": 3000, "input_length": 6, "output_length": 1, "hash_ids": [2]}
+                     {"session_id": "a", "delay": 250, "input_length": 9, "output_length": 1, "hash_ids": [1]})");
+  CHECK_FALSE(mooncake_load(path, 9, 2, 0));
+  load = mooncake_load(path, 9, 2, 0, 16);
   REQUIRE(load);
-  CHECK(load.value().requests.size() == 12031);
-  double input = 0, output = 0;
-  for (const BenchRequest& request : load.value().requests) {
-    input += request.input_tokens;
-    output += request.output_tokens;
-  }
-  CHECK(input / 12031 == Approx(12035).margin(1));
-  CHECK(output / 12031 == Approx(343).margin(1));
-  CHECK(load.value().requests.back().arrival_s == Approx(3537).margin(1));
+  CHECK(load.value().sessions);
+  const auto& turns = load.value().requests;
+  REQUIRE(turns.size() == 3);
+  REQUIRE(turns[0].spans.size() == 3);
+  CHECK(turns[0].spans[1].tokens == 16);
+  CHECK(turns[0].spans[2].tokens == 8);
+  CHECK(turns[1].input_tokens == 9);
+  CHECK(turns[1].after == 0);
+  CHECK(turns[1].think_s == 0.25);  // whatever the scale of time
+  CHECK(turns[2].after == -1);
+  CHECK(turns[2].arrival_s == 1);
 }
 
 TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
@@ -245,31 +157,13 @@ TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
   CHECK(talks[1].prompt == "q2");
   CHECK(read.value().notes.empty());
 
-  struct {
-    const char* content;
-    const char* expected;
-  } cases[] = {
-      {"", ": no conversation in it"},
-      {"[]", ": no conversation in it"},
-      {"\n{}", "1 rows are no conversations and are skipped; the first: "},
-      {"[\n\n3]", ":3: expected an object"},
-      {"[\n{\"conversations\": [", ":2: the file ends inside"},
-      {"[\n{\"conversations\": []}\n{}]", ":3: expected ',' or ']'"},
-      {"[{\"conversations\": []}]\nx", ":2: text after the end"},
-      {"[\n\n{\"conversations\": 3}]", ":3"},
-      {"[\n{\"conversation\": []}]", ":2"},
-      {"[\n{bad}]", ":2"},
-      {"[\n{\"conversations\": [{\"value\": \"a\"}, {}]}]", ":2: conversations[1]"},
-      {"[\n{\"conversations\": [{\"value\": \"a\"}, 5]}]", ":2: conversations[1]"},
-      {"[\n{\"conversations\": [{\"value\": 5}, {\"value\": \"a\"}]}]", ":2: conversations[0]"},
-  };
-  for (auto [content, expected] : cases) {
-    path = write_file(dir, content);
+  for (const json& one : parsed_file(data_path("hostile/sharegpt.json"))) {
+    path = write_file(dir, one[0]);
     auto bad = read_sharegpt(path);
-    INFO(content);
+    INFO(as_text(one));
     REQUIRE_FALSE(bad);
     check_error(bad.error(), path);
-    check_error(bad.error(), expected);
+    check_error(bad.error(), one[1]);
   }
   CHECK_FALSE(read_sharegpt(dir.path + "/none"));
 }

@@ -9,7 +9,7 @@
 #include "experiments/subcommands.h"
 #include "server/commands.h"
 #include "server/stack.h"
-#include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::event_log_commands_test {
@@ -165,21 +165,11 @@ TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file 
   CHECK(run(simulate_main, "simulate", {trace, "--hardware", card, "--host-tokens", "600"}).code == 2);
   CHECK(run(simulate_main, "simulate", {absent}).code != 0);
   CHECK(run(simulate_main, "simulate", {}).code == 2);
-  const std::pair<const char*, std::vector<const char*>> numbers[] = {{"speed", {"0", "-1", "nan", "inf", "", "fast"}},
-                                                                      {"repeat", {"0", "-1", "1.5", "nan"}},
-                                                                      {"jitter", {"-1", "nan", "inf"}},
-                                                                      {"rate", {"0", "-2", "nan"}},
-                                                                      {"requests", {"-1", "nan"}},
-                                                                      {"kv-tokens", {"-1", "nan"}},
-                                                                      {"host-tokens", {"-1", "nan"}},
-                                                                      {"block-tokens", {"0", "-1"}},
-                                                                      {"chunk-tokens", {"0"}},
-                                                                      {"max-batch", {"0"}},
-                                                                      {"decode-tokens", {"-2", "nan"}}};
-  for (const auto& [name, values] : numbers)
-    for (const char* value : values) {
+  const nlohmann::json numbers = parsed_file(data_path("hostile/simulate.json"));
+  for (const auto& [name, values] : numbers.items())
+    for (const std::string value : values) {
       INFO(name << " " << value);
-      const auto options = Options::parse(all_options(), "simulate", {trace, std::string("--") + name, value}, 1);
+      const auto options = Options::parse(all_options(), "simulate", {trace, "--" + name, value}, 1);
       REQUIRE_FALSE(options.ok());
       CHECK(options.error().message.find(name) != std::string::npos);
     }

@@ -11,6 +11,7 @@
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
+#include "tests/matchers.h"
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::prefix_stats_test {
@@ -56,12 +57,6 @@ PrefixStats by_definition(const PrefixInput& input, int64_t min_count, int64_t m
 std::string write_file(const testing::TempDir& dir, const std::string& text) {
   std::ofstream(dir.path + "/file") << text;
   return dir.path + "/file";
-}
-
-std::string error_of(const std::string& text) {
-  testing::TempDir dir;
-  auto input = read_prefix_input(write_file(dir, text));
-  return input ? "" : input.error().message;
 }
 
 }  // namespace
@@ -185,17 +180,18 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
   CHECK(s.length_reuse == Approx(512.0 / 1112));
 
   CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") != std::string::npos);
-  CHECK(error_of("").find("expected a JSON array or JSON lines") != std::string::npos);
-  CHECK(error_of("words").find("expected a JSON array or JSON lines") != std::string::npos);
-  CHECK(error_of("{\"a\": 1}").find("expected conversations, conversation, instruction, prompt or hash_ids") !=
-        std::string::npos);
-  CHECK(error_of("{\"prompt\": [1]}").find("prompt") != std::string::npos);
-  CHECK(error_of("[]").find("no prompts") != std::string::npos);
-  CHECK(error_of("[{\"conversations\": 3}]").find("conversations") != std::string::npos);
-  CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") != std::string::npos);
-  const std::string row = error_of("{\"timestamp\": 0, \"hash_ids\": [1]}\n");
-  CHECK(row.find("file:1") != std::string::npos);
-  CHECK(row.find("input_length") != std::string::npos);
+  for (const auto& [text, says] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"", "expected a JSON array or JSON lines"},
+           {"words", "expected a JSON array or JSON lines"},
+           {"{\"a\": 1}", "expected conversations, conversation, instruction, prompt or hash_ids"},
+           {"{\"prompt\": [1]}", "prompt"},
+           {"[]", "no prompts"},
+           {"[{\"conversations\": 3}]", "conversations"},
+           {"[{\"conversations\": [{\"from\": \"human\"}]}]", "conversations[0]"},
+           {"{\"timestamp\": 0, \"hash_ids\": [1]}\n", "file:1: field \"input_length\""}}) {
+    INFO(text);
+    CHECK_THAT(read_prefix_input(write_file(dir, text)).error().message, Contains(says));
+  }
 }
 
 TEST_CASE("prefix-stats: the command writes its figures as JSON", "[prefix-stats]") {

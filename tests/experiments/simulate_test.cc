@@ -5,7 +5,7 @@
 #include "base/random.h"
 #include "experiments/simulate/hardware.h"
 #include "experiments/simulate/links.h"
-#include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing::simulate_test {
 namespace {
@@ -156,71 +156,25 @@ std::string with(nlohmann::json fields, const std::string& name, const std::stri
 TEST_CASE("hardware: an error of a file names the file and the field", "[simulate]") {
   const TempDir dir;
   const std::string path = dir.path + "/x.json";
-  struct Wrong {
-    const char *field, *value;
+  // Values of a field, as they stand in a file; "": it is left out.
+  const json hostile = parsed_file(data_path("hostile/hardware.json"));
+  const auto check = [&](const json& fields, const char* of, auto find) {
+    for (const auto& [field, values] : hostile[of].items())
+      for (const json& value : values) {
+        INFO(field << ": " << value);
+        const auto found = find(with(fields, field, value, path));
+        REQUIRE_FALSE(found.ok());
+        CHECK(found.error().message.find(path) != std::string::npos);
+        CHECK(found.error().message.find(field) != std::string::npos);
+      }
   };
   const nlohmann::json card = {{"flops_per_s", 1e14}, {"bytes_per_s", 1e12}, {"memory_bytes", 1e10}};
   REQUIRE(find_hardware(with(card, "cards", "2", path)).ok());
-  const Wrong cards[] = {{"flops_per_s", ""},
-                         {"flops_per_s", "0"},
-                         {"flops_per_s", "-1"},
-                         {"flops_per_s", "\"many\""},
-                         {"flops_per_s", "null"},
-                         {"bytes_per_s", ""},
-                         {"bytes_per_s", "0"},
-                         {"memory_bytes", ""},
-                         {"memory_bytes", "-5"},
-                         {"cards", "0"},
-                         {"cards", "1.5"},
-                         {"name", "7"},
-                         {"mfu", "0"},
-                         {"mfu", "1.5"},
-                         {"mbu", "-0.5"},
-                         {"step_s", "-1"},
-                         {"link_bytes_per_s", "0"},
-                         {"link_s", "-1"},
-                         {"host_bytes", "-1"},
-                         {"host_bytes_per_s", "\"fast\""},
-                         {"link_byte_per_s", "1e9"},
-                         {"step_terms", "[]"},
-                         {"step_terms", "7"},
-                         {"step_terms", "[0,0,0,0,0,0]"},
-                         {"step_terms", "[1,2,3,4,5]"},
-                         {"host_rate", "1e10"},
-                         {"step_terms", "[1e-3,0,0,0,0,-1]"},
-                         {"step_terms", "[1e-3,0,0,0,0,null]"}};
-  for (const auto& [field, value] : cards) {
-    INFO(field << ": " << value);
-    const Result<Hardware> found = find_hardware(with(card, field, value, path));
-    REQUIRE_FALSE(found.ok());
-    CHECK(found.error().message.find(path) != std::string::npos);
-    CHECK(found.error().message.find(field) != std::string::npos);
-  }
+  check(card, "hardware", [](const std::string& file) { return find_hardware(file); });
   const nlohmann::json model = {{"n_layers", 2},     {"n_heads", 2},      {"head_dim", 64}, {"active_parameters", 1e9},
                                 {"parameters", 2e9}, {"kv_elements", 256}};
   REQUIRE(find_simulated_model(with(model, "name", "\"x\"", path)).ok());
-  const Wrong models[] = {{"n_layers", ""},
-                          {"n_layers", "0"},
-                          {"n_layers", "-2"},
-                          {"n_layers", "2.5"},
-                          {"n_heads", "\"two\""},
-                          {"head_dim", "0"},
-                          {"parameters", "1"},
-                          {"parameters", "-1"},
-                          {"active_parameters", "0"},
-                          {"kv_elements", "null"},
-                          {"kv_elements", ""},
-                          {"kv_heads", "2"},
-                          {"weight_element_bytes", "0"},
-                          {"kv_element_bytes", "-1"},
-                          {"name", "[]"}};
-  for (const auto& [field, value] : models) {
-    INFO(field << ": " << value);
-    const Result<SimulatedModel> found = find_simulated_model(with(model, field, value, path));
-    REQUIRE_FALSE(found.ok());
-    CHECK(found.error().message.find(path) != std::string::npos);
-    CHECK(found.error().message.find(field) != std::string::npos);
-  }
+  check(model, "models", [](const std::string& file) { return find_simulated_model(file); });
   for (const char* text : {"", "[]", "7", "{", R"({"flops_per_s": NaN})", R"({"flops_per_s": 1e999})"}) {
     INFO(text);
     std::ofstream(path) << text;

@@ -11,7 +11,6 @@
 
 namespace xpyd::testing::chat_template_test {
 
-using testing::data_path;
 using ordered = nlohmann::ordered_json;
 
 namespace {
@@ -290,39 +289,13 @@ TEST_CASE("chat template: a content is text but for a template that iterates ove
                           jinja::json_value(R"({"role": "user", "content": [{"type": "text", "text": "what "},
                                                 {"type": "text", "text": "<b>"}]})")};
   const ChatMessage words{"user", "what <b>"};
-  auto loop = [](const std::string& body) { return "{% for m in messages %}" + body + "{% endfor %}"; };
-  const std::string over_parts = "{% for p in c %}[{{ p.text }}]{% endfor %}";
-  const struct {
-    std::string source, of_text, of_parts;
-  } cases[] = {
-      // These got lists, whose parts they printed or failed on.
-      {"{{ messages[0].content[:4] }}", "what", "what"},
-      {"{{ messages[0]['content'][0] }}", "w", "w"},
-      {loop("{{ m.content[:6][4:] }}"), " <", " <"},
-      {loop("{{ m['content'].split(' ')[1] }}"), "<b>", "<b>"},
-      {loop("{{ m.content.startswith('what') }}"), "True", "True"},
-      {loop("{% set c = m.content %}{{ c[0] }}{{ c|length }}"), "w8", "w8"},
-      {loop("{{ 'y' if 'a' in m.content else 'n' }}{% for t in tools or [] %}{% endfor %}"), "y", "y"},
-      // Iterated over, by several names. Text is a part where nothing else is read.
-      {loop("{% for p in m.content %}[{{ p.text }}]{% endfor %}"), "[what <b>]", "[what ][<b>]"},
-      {loop("{% set c = m['content'] %}" + over_parts), "[what <b>]", "[what ][<b>]"},
-      {loop("{% set ns = namespace(c=m.get('content')) %}{% set c = ns.c %}" + over_parts), "[what <b>]",
-       "[what ][<b>]"},
-      {"{% macro show(c) %}" + over_parts + "{% endmacro %}" + loop("{{ show(m.content) }}"), "[what <b>]",
-       "[what ][<b>]"},
-      {"{% set all = messages[0:] %}{% for m in all if m.role %}{% set c = m.content if m.content else [] %}" +
-           over_parts + "{% endfor %}",
-       "[what <b>]", "[what ][<b>]"},
-      {loop("{{ m.content|map(attribute='text')|join('+') }}"), "what <b>", "what +<b>"},
-      {loop("{% if m.content is string %}{{ m.content[:4] }}{% else %}{% set c = m.content %}" + over_parts +
-            "{% endif %}"),
-       "[what <b>]", "[what ][<b>]"},
-  };
-  for (auto& one : cases) {
-    INFO(one.source);
-    auto chat = template_of(one.source);
-    CHECK(joined(chat->render({words}, true)) == one.of_text);
-    CHECK(joined(chat->render({parts}, true)) == one.of_parts);
+  // A source, and what it makes of the text and of its parts. The first ones got lists, whose parts they printed or
+  // failed on; the others iterate, by several names.
+  for (const json& one : parsed_file(data_path("chat_templates/contents.json"))) {
+    INFO(as_text(one));
+    auto chat = template_of(one[0]);
+    CHECK(joined(chat->render({words}, true)) == one[1].get<std::string>());
+    CHECK(joined(chat->render({parts}, true)) == one[2].get<std::string>());
   }
   // Each of two templates by itself.
   testing::TempDir dir;

@@ -1,8 +1,11 @@
-// config.json as it is found in the wild, and as nobody should write it.
+// config.json as it is found in the wild, and as nobody should write it; and what generation_config.json says of
+// sampling.
 #include "model/config.h"
 
 #include <fstream>
 
+#include "model/folder.h"
+#include "model/generation_config.h"
 #include "tests/json.h"
 #include "tests/matchers.h"
 #include "tests/model/model_fixture.h"
@@ -181,55 +184,14 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
     j.erase(field);
     CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
   }
-  for (const char* field : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                            "num_key_value_heads", "vocab_size", "max_position_embeddings"})
-    for (const json& value : {json(0), json(-1), json(1LL << 31), json(1LL << 62), json(1.5), json("64"), json(1e308),
-                              json(json::array({1})), json(true)}) {
+  for (const json& one :
+       parsed_file(data_path("hostile/config.json")))  // a field, its values, and what is said of each
+    for (const json& value : one[1]) {
       json j = llama();
-      j[field] = value;
-      CAPTURE(field, as_text(value));
-      CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
+      j[one[0].get<std::string>()] = value;
+      CAPTURE(as_text(one), as_text(value));
+      CHECK_THAT(error_of(j), Contains("config.json") && Contains(one[2].get<std::string>()));
     }
-  struct Case {
-    const char* field;
-    json value;
-    const char* says;
-  } cases[] = {
-      {"rms_norm_eps", 0, "rms_norm_eps"},
-      {"rms_norm_eps", -1e-5, "rms_norm_eps"},
-      {"rms_norm_eps", "1e-5", "rms_norm_eps"},
-      {"rope_theta", 0, "rope_theta"},
-      {"rope_theta", -1, "rope_theta"},
-      {"head_dim", 7, "head_dim"},
-      {"head_dim", 0, "head_dim"},
-      {"head_dim", 1LL << 31, "head_dim"},
-      {"num_key_value_heads", 3, "does not divide"},
-      {"num_attention_heads", 12, "head_dim: missing"},
-      {"hidden_act", "gelu", "hidden_act"},
-      {"hidden_act", 3, "hidden_act"},
-      {"tie_word_embeddings", 1, "tie_word_embeddings"},
-      {"attention_bias", "no", "attention_bias"},
-      {"model_type", "gpt2", "expected llama, mistral, qwen2 or qwen3"},
-      {"model_type", 3, "model_type"},
-      {"architectures", {"LlamaForSequenceClassification"}, "architectures"},
-      {"architectures", "LlamaForCausalLM", "architectures"},
-      {"quantization_config", {{"quant_method", "gptq"}}, "quantization_config"},
-      {"num_local_experts", 8, "mixture-of-experts"},
-      {"num_experts", 8, "mixture-of-experts"},
-      {"eos_token_id", -1, "eos_token_id"},
-      {"eos_token_id", 512, "eos_token_id"},
-      {"eos_token_id", 2.0, "eos_token_id"},
-      {"eos_token_id", {1, "2"}, "eos_token_id"},
-      {"eos_token_id", json::array({json::array({1})}), "eos_token_id"},
-      {"bos_token_id", 512, "bos_token_id"},
-      {"bos_token_id", 1ULL << 63, "bos_token_id"},
-  };
-  for (const Case& c : cases) {
-    json j = llama();
-    j[c.field] = c.value;
-    CAPTURE(c.field, as_text(c.value));
-    CHECK_THAT(error_of(j), Contains("config.json") && Contains(c.says));
-  }
   json huge = llama();  // every field in range, the product not
   huge["hidden_size"] = 1 << 19;
   huge["vocab_size"] = (1 << 24);
@@ -285,6 +247,38 @@ TEST_CASE("config: a model beyond this machine's memory is an error", "[model][c
   auto weights = load_weights("", config.value(), {.dtype = Dtype::bf16, .dummy = true}, team);
   REQUIRE_FALSE(weights);
   CHECK_THAT(weights.error().message, Contains("MB of memory"));
+}
+
+TEST_CASE("generation config: what it says is the default, what it does not say stays", "[model][config]") {
+  TempDir dir;
+  const auto load = [&](const std::string& text) {
+    std::ofstream(dir.path + "/generation_config.json") << text;
+    return load_generation_config(dir.path);
+  };
+  CHECK(describe_defaults(need(load_generation_config(dir.path))) == "");  // no such file
+  CHECK(describe_defaults(need(load_generation_config(kDemoModel))) == "");
+  CHECK(describe_defaults(need(load("{}"))) == "");
+  // Llama 3 Instruct's, and Qwen2.5 Instruct's.
+  CHECK(describe_defaults(need(load(R"({"bos_token_id":1,"do_sample":true,"temperature":0.6,"top_p":0.9})"))) ==
+        "temperature 0.6, top_p 0.9");
+  const SamplingParams qwen = need(
+      load(R"({"do_sample":true,"repetition_penalty":1.05,"temperature":0.7,"top_p":0.8,"top_k":20,"min_p":0.125})"));
+  CHECK((qwen.temperature == 0.7f && qwen.top_p == 0.8f && qwen.top_k == 20 && qwen.min_p == 0.125f));
+  CHECK(qwen.repetition_penalty == 1.05f);
+  CHECK(describe_defaults(qwen) == "temperature 0.7, top_k 20, top_p 0.8, min_p 0.125, repetition_penalty 1.05");
+  // Whoever does not sample is greedy, whatever temperature stands there.
+  CHECK(need(load(R"({"do_sample":false})")).temperature == 0);
+  CHECK(need(load(R"({"do_sample":false,"temperature":0.7})")).temperature == 0);
+  CHECK(need(load(R"({"temperature":null,"top_k":-1,"do_sample":null})")).temperature == 1);
+  for (const std::string field : {R"("temperature":-1)", R"("temperature":"hot")", R"("top_p":0)", R"("top_p":2)",
+                                  R"("top_k":1.5)", R"("repetition_penalty":0)", R"("min_p":3)", R"("do_sample":1)"}) {
+    INFO(field);
+    const auto wrong = load("{" + field + "}");
+    REQUIRE_FALSE(wrong);
+    CHECK_THAT(wrong.error().message, Contains("generation_config.json"));
+    CHECK_THAT(wrong.error().message, Contains(field.substr(1, field.find('"', 1) - 1)));
+  }
+  REQUIRE_FALSE(load("[]"));
 }
 
 }  // namespace

@@ -2,16 +2,33 @@
 // there, and KV in device memory.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/cuda.h"
+#include "base/random.h"
 #include "model/model_cuda.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing {
+
+// u = 2^-24 is f32's unit roundoff, 2^-8 is bf16's.
+constexpr double kU = 0x1p-24;
+inline double roundoff(Dtype dtype) { return dtype == Dtype::bf16 ? 0x1p-8 : kU; }
+inline bool near(double got, double want, double bound) { return std::fabs(got - want) <= bound; }
+
+inline std::vector<float> random_floats(size_t n, Random& random, Dtype dtype = Dtype::f32, double scale = 1,
+                                        double centre = 0) {
+  std::vector<float> x(n);
+  for (float& v : x) {
+    v = float((random.uniform() * 2 - 1 + centre) * scale);
+    if (dtype == Dtype::bf16) v = to_f32(to_bf16(v));
+  }
+  return x;
+}
 
 template <class T>
 cuda::Memory to_card(const std::vector<T>& from, cuda::Stream& stream) {

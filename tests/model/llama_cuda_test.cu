@@ -1,46 +1,17 @@
 // The forward pass on CUDA against the CPU's, and against itself: the same bits however the tokens are cut into steps,
 // wherever their KV lies, whoever shares the step, and whether it ran as a graph.
-#include <cmath>
-#include <cstring>
-
 #include "base/random.h"
-#include "model/sampler.h"
+#include "model/gemm.h"
 #include "tests/model/cuda_fixture.h"
+#include "tests/model/llama_cases.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::llama_cuda_test {
 namespace {
-
-const std::vector<std::string> kFixtures = {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"};
 
 std::vector<int32_t> some_tokens(int n, int vocab, int seed = 1) {
   std::vector<int32_t> tokens;
   for (int i = 0; i < n; ++i) tokens.push_back((i * 37 + seed * 101 + i * i * 5) % vocab);
   return tokens;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::fabs(double(a[i]) - double(b[i]));
-    largest = difference <= largest ? largest : difference;  // NaN wins
-  }
-  return largest;
-}
-
-// Logits of all tokens of a prompt in steps of `chunk` tokens.
-std::vector<float> prompt_logits(Model& model, const CudaKv& kv, const std::vector<int32_t>& prompt, int chunk) {
-  std::vector<float> all;
-  for (int at = 0; at < int(prompt.size()); at += chunk) {
-    const int end = std::min(at + chunk, int(prompt.size()));
-    auto part = run_step(model, {kv.view()}, {{prompt.begin() + at, prompt.begin() + end}}, {at});
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
 }
 
 TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every family", "[cuda][model]") {
@@ -76,12 +47,7 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
     // The weights are the same. An activation is off by up to 2^-8 of itself, 0.17 % rms, at each of about ten places
     // on its way through a layer, the residual stream nowhere: added in squares, 1 % of the logits' size after three
     // layers; the steeper softmax and norms of some double it (measured 0.6 % to 2.2 %).
-    double error = 0, size = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      error += std::pow(double(got[i]) - double(want[i]), 2);
-      size += std::pow(double(want[i]), 2);
-    }
-    const double relative = std::sqrt(error / size);
+    const double relative = relative_error(got, want);
     CHECK(relative < 0.04);
     CHECK(relative > 1e-4);  // it was rounded
   }
@@ -109,78 +75,23 @@ TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and p
     }
 }
 
-TEST_CASE("cuda llama: a sequence's bits do not depend on its batch mates", "[cuda][model]") {
+TEST_CASE("cuda llama: a sequence's bits and the wanted rows' logits do not depend on who shares the step",
+          "[cuda][model]") {
   // The last prompt's tail is two tokens: it runs beside three sequences that decode. Where another
   // kernel decodes, the step is cut in two.
-  const std::vector<std::vector<int32_t>> prompts = {{5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}};
-  const std::vector<size_t> tail = {1, 1, 2, 1};
-  for (const char* decode : {"naive", "split_kv"}) {
-    CAPTURE(decode);
-    CudaModelOptions options = CudaLoaded::small();
-    options.decode_attention = decode;
-    CudaLoaded loaded(data_path("models/qwen2"), options);
-    const size_t vocab = size_t(loaded.host.config.vocab);
-    std::vector<std::vector<int32_t>> heads, tails;
-    std::vector<int> zeros(4, 0), past;
-    for (size_t s = 0; s < prompts.size(); ++s) {
-      const auto& p = prompts[s];
-      heads.emplace_back(p.begin(), p.end() - long(tail[s]));
-      tails.emplace_back(p.end() - long(tail[s]), p.end());
-      past.push_back(int(heads[s].size()));
-    }
-    CudaKv kv(*loaded.model, loaded.stream, 8, 4, 2);
-    std::vector<KvView> views = {kv.view(2), kv.view(0), kv.view(3), kv.view(1)};
-    const auto first = run_step(*loaded.model, views, heads, zeros);
-    const auto second = run_step(*loaded.model, views, tails, past);
-    size_t at_first = 0, at_second = 0;
-    for (size_t s = 0; s < prompts.size(); ++s) {
-      CudaKv alone(*loaded.model, loaded.stream, 8);
-      const auto head = run_step(*loaded.model, {alone.view()}, {heads[s]}, {0});
-      const auto rest = run_step(*loaded.model, {alone.view()}, {tails[s]}, {past[s]});
-      CAPTURE(s);
-      CHECK(std::memcmp(head.data(), first.data() + at_first, head.size() * 4) == 0);
-      CHECK(std::memcmp(rest.data(), second.data() + at_second, rest.size() * 4) == 0);
-      at_first += heads[s].size() * vocab;
-      at_second += tails[s].size() * vocab;
-    }
-  }
-}
-
-TEST_CASE("cuda llama: only the wanted rows' logits, with the bits they have among all", "[cuda][model]") {
   for (const char* decode : {"naive", "split_kv"})
     for (const std::string name : {"llama2", "qwen2"}) {
       CAPTURE(name, decode);
       CudaModelOptions options = CudaLoaded::small();
       options.decode_attention = decode;
       CudaLoaded loaded(data_path("models/" + name), options);
-      const size_t vocab = size_t(loaded.host.config.vocab);
-      const std::vector<std::vector<int32_t>> prompts = {
-          {30}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, {1, 2, 3}, {31}, {20, 21, 22, 23}};
-      auto views_of = [](const CudaKv& kv) {
-        return std::vector<KvView>{kv.view(0), kv.view(1), kv.view(2), kv.view(3), kv.view(4)};
-      };
-      CudaKv kv(*loaded.model, loaded.stream, 16, 5);
-      const auto all = run_step(*loaded.model, views_of(kv), prompts, {0, 0, 0, 0, 0});
-      const auto expected = run_step(*loaded.model, views_of(kv), {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
-      std::vector<int32_t> ids, offsets = {0}, lengths;
-      for (const auto& p : prompts) {
-        ids.insert(ids.end(), p.begin(), p.end());
-        offsets.push_back(int32_t(ids.size()));
-        lengths.push_back(int32_t(p.size()));
-      }
-      for (const std::vector<int32_t>& rows :
-           std::vector<std::vector<int32_t>>{{}, {10}, {0, 10, 13, 14, 18}, {5, 10, 14}, {14}, {0}, {15, 18}}) {
-        CAPTURE(rows);
-        CudaKv fresh(*loaded.model, loaded.stream, 16, 5, 4);
-        const auto views = views_of(fresh);
-        std::vector<float> logits(rows.size() * vocab + 1, -7);
-        loaded.model->forward({ids, offsets, lengths, views, rows}, logits.data());
-        for (size_t i = 0; i < rows.size(); ++i)
-          CHECK(std::memcmp(&logits[i * vocab], &all[size_t(rows[i]) * vocab], vocab * 4) == 0);
-        CHECK(logits.back() == -7);
-        // The KV is whole whatever logits were wanted: the next tokens agree.
-        CHECK(same_bits(run_step(*loaded.model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4}), expected));
-      }
+      int paged = 0;
+      check_wanted_rows(*loaded.model,
+                        [&] { return CudaKv(*loaded.model, loaded.stream, 16, 5, paged++ == 0 ? 0 : 4); });
+      if (name == "qwen2")
+        check_batch_mates(*loaded.model, CudaKv(*loaded.model, loaded.stream, 8, 4, 2),
+                          [&] { return CudaKv(*loaded.model, loaded.stream, 8); },
+                          {{5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}}, {1, 1, 2, 1});
     }
 }
 
@@ -269,33 +180,9 @@ TEST_CASE("cuda llama: where the card has no room for a graph, steps run without
 
 TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the way", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama31"));
-  CudaKv kv(*loaded.model, loaded.stream, 6, 2);
-  struct Observer : LayerObserver {
-    // What is enqueued now sees this layer's rows and none of the next layer.
-    void layer_done(int layer) override {
-      CHECK(layer == next++);
-      const auto pool = from_card<std::byte>(kv->pool.data(), kv->pool.size(), *stream);
-      for (int slot = 0; slot < 2; ++slot)
-        for (int token = 0; token < (slot ? 2 : 6); ++token)
-          for (int v = 0; v < 2; ++v) {
-            auto written = [&](int l) {
-              const std::byte* row = kv->view(slot).row(l, v, token, 0) - kv->pool.data() + pool.data();
-              float first = 0;
-              std::memcpy(&first, row, 4);
-              return !std::isnan(first);
-            };
-            CHECK(written(layer));
-            if (layer + 1 < kv->layout.shape.n_layers) CHECK_FALSE(written(layer + 1));
-          }
-    }
-    const CudaKv* kv = nullptr;
-    cuda::Stream* stream = nullptr;
-    int next = 0;
-  } observer;
-  observer.kv = &kv;
-  observer.stream = &loaded.stream;
-  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0}, &observer);
-  CHECK(observer.next == 3);
+  const CudaKv kv(*loaded.model, loaded.stream, 6, 2);
+  check_observer(*loaded.model, kv,
+                 [&] { return from_card<std::byte>(kv.pool.data(), kv.pool.size(), loaded.stream); });
 }
 
 TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {
@@ -347,85 +234,41 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
   CHECK(check("auto", "flash_mma").error().message.find("decode attention: flash_mma needs") != std::string::npos);
 }
 
-TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][stories]") {
-  const std::string dir = shared_path("models/stories260k");
-  if (dir.empty()) SKIP_TEST("../shared/models/stories260k is absent");
-  CudaLoaded loaded(dir);
-  const std::vector<int32_t> prompt = {1, 403, 407, 261, 378};
-  const size_t vocab = size_t(loaded.host.config.vocab);
-  CudaKv kv(*loaded.model, loaded.stream, 64, 1, 16);
-  ContiguousKv host_kv(*loaded.host.model, 64);
-  std::vector<int32_t> mine = prompt, theirs = prompt;
-  for (int done = 0; int(mine.size()) < 45; done = int(mine.size()) - 1) {
-    const int n = int(mine.size()) - done;
-    const std::vector<int32_t> ids(mine.begin() + done, mine.end()), offsets = {0, n}, lengths = {int32_t(mine.size())},
-                                                                     last = {n - 1};
-    const std::vector<KvView> views = {kv.view()};
-    Chosen chosen;
-    loaded.model->begin({ids, offsets, lengths, views, last}, {}, nullptr);
-    loaded.model->end(&chosen);
-    CHECK(chosen.nan_logits == 0);
-    const auto logits = run_step(*loaded.host.model, {host_kv.view()}, {{theirs.begin() + done, theirs.end()}}, {done});
-    SamplerState state;
-    SamplerScratch scratch;
-    theirs.push_back(
-        sample({logits.data() + logits.size() - vocab, vocab}, {.temperature = 0}, state, scratch).chosen.token);
-    mine.push_back(chosen.token);
+TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same in one step and in chunks",
+          "[cuda][model]") {
+  const auto prompt = some_tokens(11, 200);
+  const struct {
+    const char* name;
+    Dtype codes;
+    int group;
+    Dtype dtype;
+  } models[] = {{"llama31", Dtype::int8, 0, Dtype::f32},  // its embeddings are tied
+                {"llama31", Dtype::int4, 0, Dtype::bf16},
+                {"qwen2", Dtype::int4, 8, Dtype::f32},
+                {"qwen2", Dtype::fp8, 0, Dtype::bf16}};
+  for (const auto& m : models) {
+    CAPTURE(m.name, dtype_name(m.codes), m.group, dtype_name(m.dtype));
+    CudaLoaded loaded(data_path(std::string("models/") + m.name), CudaLoaded::small(),
+                      {.dtype = m.dtype, .weight_dtype = m.codes, .weight_group = m.group});
+    CHECK(loaded.weights->layers[1].down.codes.dtype == m.codes);
+    CHECK(loaded.weights->lm_head.codes.dtype == m.codes);
+    CHECK_FALSE(is_quantised(loaded.weights->embedding.codes.dtype));
+    // Graphs take the steps of one token.
+    CudaKv kv(*loaded.model, loaded.stream, 20), again(*loaded.model, loaded.stream, 20),
+        seven(*loaded.model, loaded.stream, 20);
+    const auto got = prompt_logits(*loaded.model, kv, prompt, 64);
+    CHECK(prompt_logits(*loaded.model, again, prompt, 1) == got);
+    CHECK(loaded.model->counts().replays > 0);
+    CHECK(prompt_logits(*loaded.model, seven, prompt, 7) == got);
+    const auto exact = make_llama(loaded.host.weights, loaded.host.team, 64, 64, {.gemm = &default_gemm(true)});
+    const auto want = run_prompt(*exact, prompt, 64);
+    // Bounds as above; bf16 here rounds activations alone.
+    if (m.dtype == Dtype::f32)
+      CHECK(largest_difference(got, want) < 2e-5);
+    else
+      CHECK(relative_error(got, want) < 0.04);
   }
-  CHECK(mine == theirs);
-  CHECK(loaded.model->counts().replays > 30);
-}
-
-TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "[cuda][model]") {
-  CudaLoaded loaded(data_path("models/qwen3"));
-  CudaModel& model = *loaded.model;
-  const std::vector<std::vector<int32_t>> prompts = {{5, 6, 7}, {9}, {1, 2}};
-  const int n = int(prompts.size()), n_steps = 8;
-  CudaKv kv(model, loaded.stream, 16, n, 4);
-  std::vector<KvView> views;
-  for (int s = 0; s < n; ++s) views.push_back(kv.view(s));
-  std::vector<int32_t> ids, offsets = {0}, lengths, rows;
-  for (const auto& p : prompts) {
-    ids.insert(ids.end(), p.begin(), p.end());
-    offsets.push_back(int32_t(ids.size()));
-    lengths.push_back(int32_t(p.size()));
-    rows.push_back(offsets.back() - 1);
-  }
-  const std::vector<int32_t> one_each = {0, 1, 2, 3}, all = {0, 1, 2};
-  std::vector<int32_t> chosen[2];
-  std::vector<uint64_t> hashes[2];
-  for (bool ahead : {false, true}) {
-    std::vector<int32_t> kv_lengths = lengths, tokens(static_cast<size_t>(n));
-    std::vector<Chosen> last(static_cast<size_t>(n));
-    // One row draws, the others are greedy.
-    std::vector<Draw> sampling(static_cast<size_t>(n));
-    auto begin = [&](const StepInput& step) {
-      sampling[1] = {.temperature = 1.5f, .top_k = 40, .uniform = float(step.kv_lengths[0] % 5) / 5};
-      model.begin(step, sampling, nullptr);
-    };
-    auto end = [&] {
-      model.end(last.data());
-      for (size_t r = 0; r < last.size(); ++r) {
-        CHECK(last[r].nan_logits == 0);
-        hashes[ahead].push_back(last[r].row_hash);
-        chosen[ahead].push_back(tokens[r] = last[r].token);
-      }
-    };
-    begin({ids, offsets, kv_lengths, views, rows});
-    for (int i = 1; i < n_steps; ++i) {
-      if (!ahead) end();
-      for (int32_t& length : kv_lengths) ++length;
-      // The host knows the tokens, or only whose they will be.
-      const std::vector<int32_t> next = ahead ? std::vector<int32_t>{-1, -2, -3} : tokens;
-      begin({next, one_each, kv_lengths, views, all});
-      if (ahead) end();
-    }
-    end();
-  }
-  CHECK(chosen[0].size() == size_t(n * n_steps));
-  CHECK(chosen[0] == chosen[1]);
-  CHECK(hashes[0] == hashes[1]);
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::llama_cuda_test

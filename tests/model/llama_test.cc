@@ -1,16 +1,17 @@
 // The forward pass against Hugging Face transformers (fixtures of tests/data/make_model_fixtures.py), and against
 // itself: the same bits however the tokens are cut into steps.
-#include <cmath>
-#include <cstring>
+#include <algorithm>
 
+#include "experiments/null_model.h"
 #include "model/gemm.h"
+#include "model/sampler.h"
+#include "model/tokenizer.h"
 #include "model/weights.h"
-#include "tests/model/model_fixture.h"
+#include "tests/json.h"
+#include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::llama_test {
 namespace {
-
-const std::vector<std::string> kFixtures = {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"};
 
 struct Expected {
   std::vector<int32_t> tokens;
@@ -31,20 +32,6 @@ Expected load_expected(const std::string& name, int vocab) {
   for (float t : read("tokens", n)) expected.tokens.push_back(int32_t(t));
   expected.logits = read("logits", n * size_t(vocab));
   return expected;
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::fabs(double(a[i]) - double(b[i]));
-    largest = difference <= largest ? largest : difference;  // NaN wins
-  }
-  return largest;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 TEST_CASE("llama: logits agree with Hugging Face for every family", "[model][llama]") {
@@ -72,13 +59,9 @@ TEST_CASE("llama: bf16 matrices stay within their rounding", "[model][llama]") {
     // A weight is off by up to 2^-9 of itself, 2^-9 / sqrt(3) = 0.11 % rms, and a layer passes an
     // activation through four products in a row: a few roundings' worth at each, added in squares,
     // gives about 1 % of the logits' size after three layers (measured 0.8 % to 1.4 %).
-    double error = 0, size = 0;
-    for (size_t i = 0; i < logits.size(); ++i) {
-      error += std::pow(double(logits[i]) - double(expected.logits[i]), 2);
-      size += std::pow(double(expected.logits[i]), 2);
-    }
-    CHECK(std::sqrt(error / size) < 0.025);
-    CHECK(std::sqrt(error / size) > 0.001);  // it was rounded
+    const double error = relative_error(logits, expected.logits);
+    CHECK(error < 0.025);
+    CHECK(error > 0.001);  // it was rounded
     CHECK(largest_difference(logits, expected.logits) < 0.2);
   }
 }
@@ -110,90 +93,24 @@ TEST_CASE("llama: the same bits on one thread and on three", "[model][llama]") {
 
 TEST_CASE("llama: a sequence's bits do not depend on its batch mates", "[model][llama]") {
   LoadedModel loaded(data_path("models/qwen3"), {}, 2);
-  const int vocab = loaded.config.vocab;
-  const std::vector<std::vector<int32_t>> prompts = {{5}, {9, 200, 3, 77, 8}, {1, 2, 3}, {240, 0}};
-  std::vector<std::vector<float>> alone;
-  for (const auto& prompt : prompts) alone.push_back(run_prompt(*loaded.model, prompt, 64));
-
-  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
-    ContiguousKv kv(*loaded.model, 8, 4, order);
-    // The first step takes all but the last token of each, in slots of another order.
-    std::vector<KvView> views = {kv.view(2), kv.view(0), kv.view(3), kv.view(1)};
-    std::vector<std::vector<int32_t>> heads, tails;
-    std::vector<int> zeros(4, 0), past;
-    for (const auto& p : prompts) {
-      heads.emplace_back(p.begin(), p.end() - 1);
-      tails.push_back({p.back()});
-      past.push_back(int(p.size()) - 1);
-    }
-    const auto first = run_step(*loaded.model, views, heads, zeros);
-    const auto second = run_step(*loaded.model, views, tails, past);
-    size_t at = 0;
-    for (size_t s = 0; s < prompts.size(); ++s) {
-      std::vector<float> together(first.begin() + long(at), first.begin() + long(at + heads[s].size() * size_t(vocab)));
-      at += heads[s].size() * size_t(vocab);
-      together.insert(together.end(), second.begin() + long(s) * vocab, second.begin() + long(s + 1) * vocab);
-      CHECK(same_bits(together, alone[s]));
-    }
-  }
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+    check_batch_mates(*loaded.model, ContiguousKv(*loaded.model, 8, 4, order),
+                      [&] { return ContiguousKv(*loaded.model, 8); }, {{5}, {9, 200, 3, 77, 8}, {1, 2, 3}, {240, 0}},
+                      {1, 1, 2, 1});
 }
 
 TEST_CASE("llama: only the wanted rows' logits, with the bits they have among all", "[model][llama]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
-    const size_t vocab = size_t(loaded.config.vocab);
-    const std::vector<std::vector<int32_t>> prompts = {
-        {5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, {1, 2, 3}, {20, 21, 22, 23}, {30}};
-    ContiguousKv kv(*loaded.model, 16, 4);
-    std::vector<KvView> views = {kv.view(0), kv.view(1), kv.view(2), kv.view(3)};
-    const auto all = run_step(*loaded.model, views, prompts, {0, 0, 0, 0});
-    std::vector<int32_t> ids, offsets = {0}, lengths;
-    for (const auto& p : prompts) {
-      ids.insert(ids.end(), p.begin(), p.end());
-      offsets.push_back(int32_t(ids.size()));
-      lengths.push_back(int32_t(p.size()));
-    }
-    for (const std::vector<int32_t>& rows :
-         std::vector<std::vector<int32_t>>{{}, {9}, {12}, {9, 12, 16, 17}, {4, 7, 9, 13}, {0}, {17}}) {
-      ContiguousKv fresh(*loaded.model, 16, 4);
-      std::vector<KvView> fresh_views = {fresh.view(0), fresh.view(1), fresh.view(2), fresh.view(3)};
-      std::vector<float> logits(rows.size() * vocab + 1, -7);
-      loaded.model->forward({ids, offsets, lengths, fresh_views, rows}, logits.data());
-      for (size_t i = 0; i < rows.size(); ++i)
-        CHECK(std::memcmp(&logits[i * vocab], &all[size_t(rows[i]) * vocab], vocab * 4) == 0);
-      CHECK(logits.back() == -7);
-      // The KV is whole whatever logits were wanted: the next token agrees.
-      const auto next = run_step(*loaded.model, fresh_views, {{3}, {4}, {5}, {6}}, {10, 3, 4, 1});
-      const auto expected = run_step(*loaded.model, views, {{3}, {4}, {5}, {6}}, {10, 3, 4, 1});
-      CHECK(same_bits(next, expected));
-    }
+    check_wanted_rows(*loaded.model, [&] { return ContiguousKv(*loaded.model, 16, 5); });
   }
 }
 
 TEST_CASE("llama: the observer sees each layer's KV, complete", "[model][llama]") {
   LoadedModel loaded(data_path("models/llama31"));
-  ContiguousKv kv(*loaded.model, 6, 2);
-  struct Observer : LayerObserver {
-    void layer_done(int layer) override {
-      CHECK(layer == next++);
-      for (int slot = 0; slot < 2; ++slot)
-        for (int token = 0; token < (slot ? 2 : 6); ++token)
-          for (int kv_index = 0; kv_index < 2; ++kv_index) {
-            auto written = [&](int l) {
-              auto* row = reinterpret_cast<const float*>(kv->view(slot).row(l, kv_index, token, 0));
-              return !std::isnan(row[0]) && !std::isnan(row[kv->layout.shape.head_dim - 1]);
-            };
-            CHECK(written(layer));
-            if (layer + 1 < kv->layout.shape.n_layers) CHECK_FALSE(written(layer + 1));
-          }
-    }
-    const ContiguousKv* kv = nullptr;
-    int next = 0;
-  } observer;
-  observer.kv = &kv;
-  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0}, &observer);
-  CHECK(observer.next == 3);
+  const ContiguousKv kv(*loaded.model, 6, 2);
+  check_observer(*loaded.model, kv, [&] { return kv.pool.data(); });
 }
 
 TEST_CASE("llama: work counts weights once and logits for wanted rows only", "[model][llama]") {
@@ -250,6 +167,82 @@ TEST_CASE("llama: rope frequencies of the scaled kinds", "[model][llama]") {
   CHECK(blended);
   c.rope_scaling = {RopeScaling::Kind::linear, 4, 1, 4, 0};
   CHECK(rope_frequencies(c)[5] == Approx(plain[5] / 4).epsilon(1e-12));
+}
+
+// The continuation after `steps` forward passes over one position each (as the other program counts them, the first
+// being BOS), or up to the end token. The prompt is taken in chunks of `chunk` tokens.
+std::vector<int32_t> greedy(Model& model, std::vector<int32_t> tokens, int steps, int chunk) {
+  ContiguousKv kv(model, steps + 1);
+  const SamplingParams params{.temperature = 0};
+  SamplerState state(params, 0, tokens);
+  SamplerScratch scratch;
+  const size_t vocab = size_t(model.config().vocab);
+  const auto& eos = model.config().eos_tokens;
+  int done = 0;
+  std::vector<float> logits;
+  while (int(tokens.size()) <= steps) {
+    while (done < int(tokens.size())) {
+      const int end = std::min(done + chunk, int(tokens.size()));
+      logits = run_step(model, {kv.view()}, {{tokens.begin() + done, tokens.begin() + end}}, {done});
+      done = end;
+    }
+    const std::span<const float> last(logits.data() + logits.size() - vocab, vocab);
+    const int32_t next = sample(last, params, state, scratch).chosen.token;
+    if (std::find(eos.begin(), eos.end(), next) != eos.end()) break;
+    tokens.push_back(next);
+  }
+  return tokens;
+}
+
+TEST_CASE("stories260k: greedy text equals the golden file", "[model][stories]") {
+  const std::string dir = shared_path("models/stories260k");
+  const std::string golden = shared_path("golden/stories260k_greedy.json");
+  if (dir.empty() || golden.empty()) SKIP_TEST("../shared/models/stories260k is absent");
+  auto tokenizer = Tokenizer::load(dir);
+  INFO((tokenizer ? "" : tokenizer.error().message));
+  REQUIRE(tokenizer);
+  LoadedModel loaded(dir, {}, 1, 512);
+  const json cases = parsed_file(golden)["cases"];
+  REQUIRE(cases.size() >= 3);
+  for (const auto& c : cases) {
+    const std::string prompt = c["prompt"], text = c["text"];
+    const int steps = c["steps"];
+    CAPTURE(prompt);
+    for (int chunk : {512, 3}) {
+      const auto tokens = greedy(*loaded.model, tokenizer.value()->encode(prompt), steps, chunk);
+      CHECK(tokenizer.value()->decode(tokens) == text);
+    }
+  }
+}
+
+TEST_CASE("null model: logits follow from token and position alone", "[model][null_model]") {
+  ModelConfig config;
+  config.n_layers = 3;
+  config.n_kv_heads = 2;
+  config.head_dim = 4;
+  config.vocab = 37;
+  auto model = make_null_model(config);
+  struct Observer : LayerObserver {
+    void layer_done(int layer) override { CHECK(layer == calls++); }
+    int calls = 0;
+  } observer;
+  const std::vector<std::vector<int32_t>> prompts = {{4, 5, 6, 7}, {5, 5}};
+  const std::vector<KvView> views(2);  // never looked at
+  const auto together = run_step(*model, views, prompts, {0, 3}, &observer);
+  CHECK(observer.calls == 3);
+  for (size_t s = 0; s < 2; ++s)
+    for (size_t i = 0; i < prompts[s].size(); ++i) {
+      const auto alone = run_step(*model, {KvView{}}, {{prompts[s][i]}}, {int(s ? 3 + i : i)});
+      const size_t row = s ? 4 + i : i;
+      CHECK(std::equal(alone.begin(), alone.end(), together.begin() + long(row) * 37));
+      CHECK(std::count(alone.begin(), alone.end(), 1.0f) == 1);
+      CHECK(std::count(alone.begin(), alone.end(), 0.0f) == 36);
+    }
+  // The same token at another position goes on differently (somewhere in 20 positions).
+  bool differs = false;
+  for (int p = 1; p < 20; ++p)
+    differs |= run_step(*model, {KvView{}}, {{5}}, {p}) != run_step(*model, {KvView{}}, {{5}}, {0});
+  CHECK(differs);
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ inline std::vector<float> run_step(Model& model, const std::vector<KvView>& view
 }
 
 // Logits of all tokens of one prompt, computed in steps of `chunk` tokens.
-inline std::vector<float> run_prompt(Model& model, const std::vector<int32_t>& prompt, int chunk) {
-  ContiguousKv kv(model, int(prompt.size()));
+template <class Kv>
+std::vector<float> prompt_logits(Model& model, const Kv& kv, const std::vector<int32_t>& prompt, int chunk) {
   std::vector<float> all;
   for (int at = 0; at < int(prompt.size()); at += chunk) {
     const int end = std::min(at + chunk, int(prompt.size()));
@@ -74,6 +74,9 @@ inline std::vector<float> run_prompt(Model& model, const std::vector<int32_t>& p
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
+}
+inline std::vector<float> run_prompt(Model& model, const std::vector<int32_t>& prompt, int chunk) {
+  return prompt_logits(model, ContiguousKv(model, int(prompt.size())), prompt, chunk);
 }
 
 }  // namespace xpyd::testing

@@ -1,40 +1,21 @@
-// Every CUDA row operation and the product against plain loops in double, every element with a
-// bound. u = 2^-24 is f32's unit roundoff, 2^-8 is bf16's.
+// Every CUDA row operation and the sampler against plain loops in double, every element with a bound.
 #include <cfloat>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "attention/kv_row.h"
-#include "base/random.h"
-#include "model/gemm_cuda.h"
+#include "base/row_hash.h"
 #include "model/ops_cuda.h"
 #include "model/sampler.h"
 #include "model/sampler_cuda.h"
 #include "tests/model/cuda_fixture.h"
-#ifdef XPYD_SIMT
-#include "device_memory.h"
-#endif
 
-namespace xpyd::testing {
+namespace xpyd::testing::ops_cuda_test {
 namespace {
 
-constexpr double kU = 0x1p-24;
 constexpr double kEps = 1e-5;
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16};
-
-double roundoff(Dtype dtype) { return dtype == Dtype::bf16 ? 0x1p-8 : kU; }
-
-std::vector<float> random_floats(size_t n, Random& random, Dtype dtype = Dtype::f32, double scale = 1) {
-  std::vector<float> x(n);
-  for (float& v : x) {
-    v = float((random.uniform() * 2 - 1) * scale);
-    if (dtype == Dtype::bf16) v = to_f32(to_bf16(v));
-  }
-  return x;
-}
-
-bool near(double got, double want, double bound) { return std::fabs(got - want) <= bound; }
 
 // A row of width n adds n / (its threads) <= 32 squares one after the other, then 5 + 32 partial sums: a sum of
 // positive terms is off by at most 69 u of itself, its root by half of that; the rest is rounded a few times.
@@ -341,11 +322,36 @@ TEST_CASE("cuda ops: SwiGLU", "[cuda][model]") {
     }
 }
 
-cuda::Memory sample_workspace(int n, cuda::Stream& stream) {
-  cuda::Memory workspace = cuda::Memory::device(cuda_sample_workspace(n)).value();
-  cuda::fill(workspace.data(), 0, workspace.size(), stream);
-  return workspace;
-}
+struct Sampling {
+  Sampling(const std::vector<float>& x, const std::vector<Draw>& draws, int vocabulary, cuda::Stream& on)
+      : n(int(x.size()) / vocabulary),
+        vocab(vocabulary),
+        stream(on),
+        logits(to_card(x, stream)),
+        rows(to_card(draws, stream)),
+        workspace(cuda::Memory::device(cuda_sample_workspace(n)).value()),
+        greedy(draws.empty()) {
+    cuda::fill(workspace.data(), 0, workspace.size(), stream);
+  }
+  // A token for each row, and then how many NaNs it had. The workspace is as the call before left it.
+  std::vector<int32_t> run(int n_slices = 0) {
+    cuda::Memory out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+    cuda_sample({.logits = logits.as<float>(),
+                 .rows = greedy ? nullptr : rows.as<Draw>(),
+                 .n_slices = n_slices,
+                 .workspace = workspace.data(),
+                 .tokens = out.as<int32_t>(),
+                 .nans = out.as<int32_t>() + n,
+                 .n = n,
+                 .vocab = vocab},
+                stream);
+    return from_card<int32_t>(out.data(), size_t(2 * n), stream);
+  }
+  int n, vocab;
+  cuda::Stream& stream;
+  cuda::Memory logits, rows, workspace;
+  bool greedy;
+};
 
 TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]") {
   cuda::Stream stream;
@@ -364,19 +370,8 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
     std::fill_n(row(6), vocab, -inf);
     std::fill_n(row(7), vocab, -inf), row(7)[at(1)] = -FLT_MAX;
     std::fill_n(row(8), vocab, 0.0f), row(8)[0] = -0.0f;
-    cuda::Memory on_logits = to_card(logits, stream), out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
     // Alone in its block, and in slices of which some are empty or all NaN.
-    const int n_slices = vocab == 1000 ? 16 : vocab == 33 ? 7 : 0;
-    cuda::Memory workspace = sample_workspace(n, stream);
-    cuda_sample({.logits = on_logits.as<float>(),
-                 .n_slices = n_slices,
-                 .workspace = workspace.data(),
-                 .tokens = out.as<int32_t>(),
-                 .nans = out.as<int32_t>() + n,
-                 .n = n,
-                 .vocab = vocab},
-                stream);
-    const auto got = from_card<int32_t>(out.data(), size_t(2 * n), stream);
+    const auto got = Sampling(logits, {}, vocab, stream).run(vocab == 1000 ? 16 : vocab == 33 ? 7 : 0);
     for (int i = 0; i < n; ++i) {
       CAPTURE(vocab, i);
       SamplerState state;
@@ -419,6 +414,16 @@ std::vector<Interval> intervals(const std::vector<float>& x, const Draw& how) {
   return all;
 }
 
+void check_draw(const std::vector<Interval>& kept, int32_t token, float uniform) {
+  REQUIRE(size_t(token) < kept.size());
+  const Interval place = kept[size_t(token)];
+  CAPTURE(token, place.begin, place.end, uniform);
+  CHECK(place.end > place.begin);
+  // f32 exponentials are off by some 1e-7 of themselves, and so is every sum of them.
+  CHECK(double(uniform) >= place.begin - 1e-6);
+  CHECK(double(uniform) <= place.end + 1e-6);
+}
+
 TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][model]") {
   cuda::Stream stream;
   Random random(8);
@@ -446,28 +451,10 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
         rows.push_back(how);
         rows.back().uniform = i == 0 ? 0 : i == 1 ? 0x1.fffffep-1f : float(random.uniform());
       }
-      cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
-                   out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
-      cuda::Memory workspace = sample_workspace(n, stream);
-      cuda_sample({.logits = on_logits.as<float>(),
-                   .rows = on_rows.as<Draw>(),
-                   .workspace = workspace.data(),
-                   .tokens = out.as<int32_t>(),
-                   .nans = out.as<int32_t>() + n,
-                   .n = n,
-                   .vocab = vocab},
-                  stream);
-      const auto got = from_card<int32_t>(out.data(), size_t(2 * n), stream);
+      const auto got = Sampling(logits, rows, vocab, stream).run();
       const auto want = intervals(x, how);
       for (size_t i = 0; i < size_t(n); ++i) {
-        REQUIRE(got[i] >= 0);
-        REQUIRE(got[i] < vocab);
-        const Interval place = want[size_t(got[i])];
-        CAPTURE(got[i], place.begin, place.end, rows[i].uniform);
-        CHECK(place.end > place.begin);  // it was kept
-        // f32 exponentials are off by some 1e-7 of themselves, and so is every sum of them.
-        CHECK(double(rows[i].uniform) >= place.begin - 1e-6);
-        CHECK(double(rows[i].uniform) <= place.end + 1e-6);
+        check_draw(want, got[i], rows[i].uniform);
         CHECK(got[size_t(n) + i] == 0);
       }
     }
@@ -492,22 +479,11 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
     const int n = int(rows.size());
     std::vector<float> logits;
     for (int i = 0; i < n; ++i) logits.insert(logits.end(), x.begin(), x.end());
-    cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
-                 workspace = sample_workspace(n, stream);
+    Sampling sampling(logits, rows, vocab, stream);
     std::vector<int32_t> first;
     for (int n_slices : slicings) {
       CAPTURE(vocab, n_slices);
-      cuda::Memory out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
-      cuda_sample({.logits = on_logits.as<float>(),
-                   .rows = on_rows.as<Draw>(),
-                   .n_slices = n_slices,
-                   .workspace = workspace.data(),  // as the call before left it
-                   .tokens = out.as<int32_t>(),
-                   .nans = out.as<int32_t>() + n,
-                   .n = n,
-                   .vocab = vocab},
-                  stream);
-      const auto got = from_card<int32_t>(out.data(), size_t(2 * n), stream);
+      const auto got = sampling.run(n_slices);
       if (first.empty()) first = got;
       CHECK(got == first);
     }
@@ -518,10 +494,7 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
         continue;
       }
       const auto want = intervals(x, rows[size_t(i)]);
-      const Interval place = want[size_t(first[size_t(i)])];
-      CHECK(place.end > place.begin);
-      CHECK(double(rows[size_t(i)].uniform) >= place.begin - 1e-6);
-      CHECK(double(rows[size_t(i)].uniform) <= place.end + 1e-6);
+      check_draw(want, first[size_t(i)], rows[size_t(i)].uniform);
       // The last that top-k keeps: a count, so exact.
       if (i == 1)
         CHECK(std::none_of(want.begin() + first[1] + 1, want.end(), [](const Interval& w) { return w.end > w.begin; }));
@@ -529,141 +502,27 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
   }
 }
 
-TEST_CASE("cuda gemm: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
+TEST_CASE("cuda row hash: the CPU's value for every row", "[cuda][model]") {
   cuda::Stream stream;
-  Random random(7);
-  CudaGemm gemm(stream);
-  for (auto [dtype, y_dtype] :
-       {std::pair(Dtype::f32, Dtype::f32), std::pair(Dtype::bf16, Dtype::bf16), std::pair(Dtype::bf16, Dtype::f32)})
-    for (auto [n, k] : {std::pair(64, 128), std::pair(37, 50)}) {
-      CAPTURE(dtype_name(dtype), dtype_name(y_dtype), n, k);
-      const int max_m = 21, k_stride = (k + 7) / 8 * 8, y_stride = (n + 15) / 8 * 8;
-      const auto w = random_floats(size_t(n * k_stride), random, dtype),
-                 x = random_floats(size_t(max_m * k_stride), random, dtype);
-      cuda::Memory on_w = floats_to_card(w, dtype, stream), on_x = floats_to_card(x, dtype, stream);
-      CudaGemmArgs args{.x = on_x.data(),
-                        .w = {on_w.data(), n, k, k_stride},
-                        .x_dtype = dtype,
-                        .y_dtype = y_dtype,
-                        .x_stride = k_stride,
-                        .y_stride = y_stride};
-      REQUIRE(gemm.prepare(args, max_m).ok());
-      std::vector<float> whole;
-      for (int m : {max_m, 0, 1, 2, 3, 8, 17}) {
-        CAPTURE(m);
-        cuda::Memory y = floats_to_card(std::vector<float>(size_t(max_m * y_stride), -7), y_dtype, stream);
-        args.y = y.data();
-        args.m = m;
-        gemm.run(args);
-        const auto got = floats_from_card(y.data(), size_t(max_m * y_stride), y_dtype, stream);
-        if (m == max_m) whole = got;
-        for (int i = 0; i < max_m; ++i)
-          for (int j = 0; j < y_stride; ++j) {
-            const float value = got[size_t(i * y_stride + j)];
-            if (i >= m || j >= n) {
-              REQUIRE(value == -7);
-              continue;
-            }
-            REQUIRE(std::memcmp(&value, &whole[size_t(i * y_stride + j)], 4) == 0);
-            if (m != max_m) continue;
-            double want = 0, size = 0;
-            for (int t = 0; t < k; ++t) {
-              const double term = double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
-              want += term;
-              size += std::fabs(term);
-            }
-            REQUIRE(near(value, want, k * kU * size + roundoff(y_dtype) * std::fabs(want)));
-          }
+  Random random(2);
+  // One block of the kernel takes 4096 floats.
+  for (int vocab : {1, 2, 33, 512, 4095, 4096, 4097, 9001})
+    for (int n : {1, 3}) {
+      std::vector<float> logits(size_t(n * vocab));
+      for (float& x : logits) x = float(random.uniform() * 4 - 2);
+      logits[0] = -0.0f, logits.back() = std::nanf("7");
+      cuda::Memory rows = to_card(logits, stream), out = to_card(std::vector<uint64_t>(size_t(n), 99), stream);
+      auto hash = [&] { hash_rows(rows.as<float>(), n, vocab, out.as<uint64_t>(), stream); };
+      hash();
+      cuda::Graph graph = cuda::Graph::capture(stream, hash);
+      graph.launch(stream);  // again: out is not added to
+      const auto got = from_card<uint64_t>(out.data(), size_t(n), stream);
+      for (int i = 0; i < n; ++i) {
+        CAPTURE(vocab, n, i);
+        CHECK(got[size_t(i)] == row_hash(logits.data() + i * vocab, size_t(vocab)));
       }
     }
-  CHECK(gemm.describe().find("37 x 50") != std::string::npos);
-}
-
-TEST_CASE("cuda gemv: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
-  cuda::Stream stream;
-  Random random(10);
-  // Outputs beyond a block of 16, K beyond a stage of 256 and beyond the ring of five of them.
-  for (Dtype y_dtype : {Dtype::f32, Dtype::bf16})
-    for (auto [n, k] : {std::pair(48, 128), std::pair(37, 1800), std::pair(5, 8)}) {
-      CAPTURE(dtype_name(y_dtype), n, k);
-      const int k_stride = k + 8, y_stride = n + 3;
-      const auto w = random_floats(size_t(n * k_stride), random, Dtype::bf16),
-                 x = random_floats(size_t(kGemvRows * k_stride), random, Dtype::bf16);
-      cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream), on_x = floats_to_card(x, Dtype::bf16, stream);
-      CudaGemmArgs args{.x = on_x.data(),
-                        .w = {on_w.data(), n, k, k_stride},
-                        .x_dtype = Dtype::bf16,
-                        .y_dtype = y_dtype,
-                        .m = kGemvRows,
-                        .x_stride = k_stride,
-                        .y_stride = y_stride};
-      REQUIRE(cuda_gemv_takes(args));
-      std::vector<float> whole;
-      for (int m : {kGemvRows, 0, 1, 2, 7, 8, 9, 16, 17}) {
-        CAPTURE(m);
-        const size_t size = size_t(kGemvRows * y_stride);
-        cuda::Memory y = floats_to_card(std::vector<float>(size, -7), y_dtype, stream);
-        args.y = y.data();
-        args.m = m;
-        cuda_gemv(args, stream);
-        const auto got = floats_from_card(y.data(), size, y_dtype, stream);
-        if (m == kGemvRows) whole = got;
-        for (int i = 0; i < kGemvRows; ++i)
-          for (int j = 0; j < y_stride; ++j) {
-            const float value = got[size_t(i * y_stride + j)];
-            if (i >= m || j >= n) {
-              REQUIRE(value == -7);
-              continue;
-            }
-            REQUIRE(std::memcmp(&value, &whole[size_t(i * y_stride + j)], 4) == 0);
-            if (m != kGemvRows) continue;
-            double want = 0, terms = 0;
-            for (int t = 0; t < k; ++t) {
-              const double term = double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
-              want += term;
-              terms += std::fabs(term);
-            }
-            // Hardware truncates every group of 16 at 2^-24 of its largest.
-            REQUIRE(near(value, want, k * 2 * kU * terms + roundoff(y_dtype) * std::fabs(want)));
-          }
-      }
-    }
-  CudaGemmArgs more{.w = {nullptr, 8, 64, 64}, .x_dtype = Dtype::bf16, .m = kGemvRows + 1, .x_stride = 64};
-  CHECK_FALSE(cuda_gemv_takes(more));
-  more.m = kGemvRows;
-  CHECK(cuda_gemv_takes(more));
-  more.w.k = 60;
-  CHECK_FALSE(cuda_gemv_takes(more));
-}
-
-// Each takes what the one before it gives. On the interpreter it comes to its wait before that one has begun.
-TEST_CASE("cuda gemv: a row of them that start early gives what those give that do not", "[cuda][model][gemm]") {
-#ifdef XPYD_SIMT
-  cuda::simt::Late late(true);
-#endif
-  cuda::Stream stream;
-  Random random(11);
-  constexpr int kWide = 136;
-  const auto w = random_floats(kWide * kWide, random, Dtype::bf16), x = random_floats(kWide, random, Dtype::bf16);
-  cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream);
-  auto run = [&](bool early) {
-    cuda::Memory here = floats_to_card(x, Dtype::bf16, stream), there = floats_to_card(x, Dtype::bf16, stream);
-    for (int i = 0; i < 10; ++i) {
-      cuda_gemv({.x = here.data(),
-                 .y = there.data(),
-                 .w = {on_w.data(), kWide, kWide, kWide},
-                 .x_dtype = Dtype::bf16,
-                 .y_dtype = Dtype::bf16,
-                 .m = 1,
-                 .x_stride = kWide,
-                 .y_stride = kWide},
-                {stream, early});
-      std::swap(here, there);
-    }
-    return floats_from_card(here.data(), kWide, Dtype::bf16, stream);
-  };
-  CHECK(run(true) == run(false));
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::ops_cuda_test

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "tests/catch.h"
+#include "tests/model/gemm_rows.h"
 
 #if defined(__x86_64__)
 namespace xpyd::model {
@@ -25,23 +25,27 @@ std::vector<float> random_row(int n, Random& random, double scale = 1) {
   return row;
 }
 
-// The rows of the table that this CPU has, best first, and what is emulated.
+// The rows of the table that this CPU has, best first.
 std::vector<const Ops*> runnable() {
   std::vector<const Ops*> list;
   for (const Ops& ops : ops_variants())
     if (ops.available()) list.push_back(&ops);
   REQUIRE_FALSE(list.empty());
   CHECK(&default_ops() == list[0]);
-#if defined(__x86_64__)
-  if (cpu_has(Isa::avx2)) list.push_back(&kAvx512Ops_emulated);
-#endif
   return list;
 }
+std::vector<const Ops*> emulated_ops() {
+#if defined(__x86_64__)
+  if (cpu_has(Isa::avx2)) return {&kAvx512Ops_emulated};
+#endif
+  return {};
+}
+#define TEST_OPS(function, name) TEST_ROWS(function, name, "[model][ops]", runnable, emulated_ops)
 
 const std::vector<int> kLengths = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 172, 1000};
 
-TEST_CASE("ops: exp within two units in the last place, over its whole range", "[model][ops]") {
-  for (const Ops* ops : runnable()) {
+TEST_OPS(exp_is_near, "ops: exp within two units in the last place, over its whole range") {
+  for (const Ops* ops : rows) {
     CAPTURE(ops->name);
     std::vector<float> x;
     for (double v = -87.3; v <= 88.0; v += 0.0037) x.push_back(float(v));
@@ -63,9 +67,9 @@ TEST_CASE("ops: exp within two units in the last place, over its whole range", "
   }
 }
 
-TEST_CASE("ops: against double precision at every length", "[model][ops]") {
+TEST_OPS(every_length, "ops: against double precision at every length") {
   Random random(3);
-  for (const Ops* ops : runnable())
+  for (const Ops* ops : rows)
     for (int n : kLengths) {
       CAPTURE(ops->name, n);
       const size_t size = size_t(n);
@@ -128,11 +132,11 @@ TEST_CASE("ops: against double precision at every length", "[model][ops]") {
     }
 }
 
-TEST_CASE("ops: an element's bits do not depend on its place in the row", "[model][ops]") {
+TEST_OPS(places, "ops: an element's bits do not depend on its place in the row") {
   Random random(4);
   const int n = 67;
   auto gate = random_row(n, random, 9), up = random_row(n, random);
-  for (const Ops* ops : runnable()) {
+  for (const Ops* ops : rows) {
     CAPTURE(ops->name);
     std::vector<float> whole(size_t{n}), pieces(size_t{n}), exps(size_t{n}), exp_pieces(size_t{n});
     ops->swiglu(gate.data(), up.data(), n, whole.data());
@@ -150,10 +154,10 @@ TEST_CASE("ops: an element's bits do not depend on its place in the row", "[mode
 }
 
 #if defined(__x86_64__)
-TEST_CASE("ops: vectors of 16 lanes give the bits of 8", "[model][ops]") {
+TEST_OPS(sixteen_lanes, "ops: vectors of 16 lanes give the bits of 8") {
   if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
   Random random(5);
-  for (const Ops* ops : runnable()) {
+  for (const Ops* ops : rows) {
     if (ops->name != std::string("avx512")) continue;
     for (int n = 2; n < 200; n += 2) {
       CAPTURE(n);
@@ -188,8 +192,8 @@ TEST_CASE("ops: vectors of 16 lanes give the bits of 8", "[model][ops]") {
 }
 #endif
 
-TEST_CASE("ops: NaN is not hidden", "[model][ops]") {
-  for (const Ops* ops : runnable()) {
+TEST_OPS(nan_shows, "ops: NaN is not hidden") {
+  for (const Ops* ops : rows) {
     CAPTURE(ops->name);
     std::vector<float> x(20, 1), w(20, 1), out(20);
     x[13] = NAN;

@@ -12,71 +12,12 @@
 #include "model/gemm.h"
 #include "model/weights.h"
 #include "tests/model/gemm_rows.h"
-#include "tests/model/model_fixture.h"
+#include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::quantised_test {
 namespace {
 
-float uniform(Random& random) { return float(random.uniform() * 2 - 1); }
-
-struct Codes {
-  int n, k, k_groups;
-  Dtype dtype;
-  QuantGroups groups;
-  std::vector<QuantRow> rows;
-  std::vector<float> w;  // [n, k], what they stand for
-  PackedMatrix packed;
-};
-
-Codes make_codes(int n, int k, int k_groups, Dtype dtype, QuantGroups groups, ThreadTeam& team, uint64_t seed) {
-  Codes c{n, k, k_groups, dtype, std::move(groups), {}, std::vector<float>(size_t(n) * size_t(k)), {}};
-  Random random(seed);
-  for (int row = 0; row < n; ++row) {
-    QuantRow made(dtype, k, c.groups.count);
-    std::vector<float> x(static_cast<size_t>(k));
-    for (float& v : x) v = uniform(random) * (row % 3 ? 1.0f : 1e-3f) + (row % 5 ? 0 : 0.25f);
-    REQUIRE(quantise_row(dtype, c.groups, x.data(), made));
-    widen_row(dtype, c.groups, made, c.w.data() + size_t(row) * size_t(k));
-    c.rows.push_back(made);
-  }
-  c.packed = pack_codes(
-      n, k, k_groups, dtype, c.groups, [&](int row, QuantRow& out) { out = c.rows[size_t(row)]; }, team);
-  return c;
-}
-
-// Inputs whose groups are scattered over K, as GPTQ's desc_act leaves them.
-QuantGroups scattered(int k, int size, uint64_t seed) {
-  QuantGroups groups = even_groups(k, size);
-  Random random(seed);
-  for (size_t i = groups.of.size(); i > 1; --i) std::swap(groups.of[i - 1], groups.of[random.below(i)]);
-  return groups;
-}
-
-std::vector<float> product(const GemmVariant& variant, const PackedMatrix& w, const std::vector<float>& x, int m,
-                           ThreadTeam& team, size_t first_row = 0, Range groups = {0, 0}) {
-  GemmScratch scratch(m, w.stored({0, w.k_groups}), team.size());
-  std::vector<float> y(size_t(m) * size_t(w.n));
-  variant.run({.x = x.data() + first_row * size_t(w.k) + size_t(groups.end > 0 ? w.k_range(groups).begin : 0),
-               .y = y.data(),
-               .w = &w,
-               .m = m,
-               .x_stride = w.k,
-               .y_stride = w.n,
-               .groups = groups},
-              scratch, team);
-  return y;
-}
-
-std::vector<float> inputs(int m, int k, uint64_t seed) {
-  Random random(seed);
-  std::vector<float> x(size_t(m) * size_t(k));
-  for (float& v : x) v = uniform(random) * (random.below(20) ? 1.0f : 30.0f);
-  return x;
-}
-
-bool equal(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
+float uniform(Random& random) { return random_value(random); }
 
 constexpr Dtype kCodes[] = {Dtype::int8, Dtype::int4, Dtype::fp8};
 
@@ -143,11 +84,11 @@ TEST_CASE("quantised: codes come out of panels as they went in", "[quantised][mo
       for (bool in_order : {true, false}) {
         const int n = 19, k = 300;
         const QuantGroups groups = in_order ? even_groups(k, 130) : scattered(k, 40, 3);
-        const Codes c = make_codes(n, k, k_groups, dtype, groups, team, 2);
+        const Problem c = make_problem(n, k, k_groups, dtype, team, 2, groups);
         CAPTURE(dtype_name(dtype), k_groups, in_order);
-        CHECK(unpack_groups(c.packed) == c.groups);
+        CHECK(unpack_groups(c.packed) == groups);
         for (int row = 0; row < n; ++row) {
-          QuantRow out(dtype, k, c.groups.count);
+          QuantRow out(dtype, k, groups.count);
           unpack_codes(c.packed, row, out);
           const QuantRow& in = c.rows[size_t(row)];
           REQUIRE((out.codes == in.codes && out.scale == in.scale && out.zero == in.zero));
@@ -155,109 +96,52 @@ TEST_CASE("quantised: codes come out of panels as they went in", "[quantised][mo
       }
 }
 
-TEST_CASE("quantised: an exact row gives codes the bits of the f32 matrix that they stand for", "[quantised][model]") {
+TEST_GEMM_ROWS(quantised_exact_rows,
+               "quantised: an exact row gives codes the bits of the f32 matrix that they stand for",
+               "[quantised][model]") {
   ThreadTeam team(2);
-  for (const GemmVariant* each : gemm_rows()) {
-    const GemmVariant& variant = *each;
-    if (!variant.exact) continue;
+  for (const GemmVariant* variant : rows) {
+    if (!variant->exact) continue;
     for (Dtype dtype : kCodes)
       for (auto [n, k, k_groups, size] : {std::array{40, 300, 1, 32}, {17, 8 * 37, 8, 0}, {33, 5, 8, 2}}) {
-        const Codes c = make_codes(n, k, k_groups, dtype, even_groups(k, size), team, 11);
-        const PackedMatrix f32 = pack_matrix(
+        const Problem c = make_problem(n, k, k_groups, dtype, team, 11, even_groups(k, size));
+        Problem f32{.n = n, .k = k, .groups = k_groups, .bias = c.bias};
+        f32.packed = pack_matrix(
             n, k, k_groups, Dtype::f32,
             [&, k = k](int row, float* out) { std::copy_n(c.w.data() + size_t(row) * size_t(k), k, out); }, team);
         for (int m : {1, 2, 3, 7, 64}) {
-          CAPTURE(variant.name, dtype_name(dtype), n, k, k_groups, size, m);
-          const auto x = inputs(m, k, uint64_t(m));
-          REQUIRE(equal(product(variant, c.packed, x, m, team), product(variant, f32, x, m, team)));
+          CAPTURE(variant->name, dtype_name(dtype), n, k, k_groups, size, m);
+          const auto x = random_rows(m, k, uint64_t(m));
+          REQUIRE(testing::same_bits(run(*variant, c, x, m, k, false, team), run(*variant, f32, x, m, k, false, team)));
         }
       }
   }
 }
 
-TEST_CASE("quantised: every row of the table is within its bound of the double product", "[quantised][model]") {
-  ThreadTeam team(2);
-  for (const GemmVariant* each : gemm_rows()) {
-    const GemmVariant& variant = *each;
-    for (Dtype dtype : kCodes)
-      for (int k_groups : {1, 8})
-        for (bool in_order : {true, false}) {
-          const int n = 37, k = 600, m = 9;
-          const Codes c = make_codes(n, k, k_groups, dtype, in_order ? even_groups(k, 128) : scattered(k, 128, 9), team,
-                                     uint64_t(k_groups));
-          const auto x = inputs(m, k, 4);
-          const auto y = product(variant, c.packed, x, m, team);
-          for (int r = 0; r < m; ++r) {
-            float largest = 0;
-            for (int i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[size_t(r * k + i)]));
-            for (int o = 0; o < n; ++o) {
-              double sum = 0, magnitude = 0, weights = 0;
-              for (int i = 0; i < k; ++i) {
-                const double w = c.w[size_t(o * k + i)], p = double(x[size_t(r * k + i)]) * w;
-                sum += p, magnitude += std::fabs(p), weights += std::fabs(w);
-              }
-              // f32 chains as gemm_test.cc has them; and of a rounded row 2^-16 of its largest for each weight.
-              const bool rounds = !variant.exact && dtype != Dtype::fp8;
-              const double bound =
-                  2.0 * (k + 8) * 0x1p-24 * magnitude + (rounds ? 1.01 * 0x1p-16 * double(largest) * weights : 0);
-              CAPTURE(variant.name, dtype_name(dtype), k_groups, in_order, r, o, sum);
-              REQUIRE(std::fabs(double(y[size_t(r * n + o)]) - sum) <= bound);
-            }
-          }
-        }
-  }
-}
-
-TEST_CASE("quantised: a row's bits do not depend on its batch, threads or shard", "[quantised][model]") {
-  ThreadTeam one(1), three(3);
-  for (const GemmVariant* each : gemm_rows()) {
-    const GemmVariant& variant = *each;
-    for (Dtype dtype : kCodes)
-      for (bool in_order : {true, false}) {
-        const int n = 150, k = 520, rows = 70;
-        const Codes c = make_codes(n, k, 8, dtype, in_order ? even_groups(k, 32) : scattered(k, 32, 2), one, 6);
-        const auto x = inputs(rows, k, 8);
-        std::vector<float> alone;
-        for (int r = 0; r < rows; ++r) {
-          const auto y = product(variant, c.packed, x, 1, one, size_t(r));
-          alone.insert(alone.end(), y.begin(), y.end());
-        }
-        for (int m : {2, 3, 4, 5, 6, 7, 9, 16, 60})
-          for (ThreadTeam* team : {&one, &three}) {
-            const auto y = product(variant, c.packed, x, m, *team, 5);
-            CAPTURE(variant.name, dtype_name(dtype), in_order, m, team->size());
-            REQUIRE(std::memcmp(y.data(), alone.data() + 5 * n, y.size() * sizeof(float)) == 0);
-          }
-        // Two shards of four groups are the two halves of the tree.
-        const auto left = product(variant, c.packed, x, 3, one, 0, {0, 4});
-        const auto right = product(variant, c.packed, x, 3, one, 0, {4, 8});
-        for (size_t i = 0; i < left.size(); ++i) REQUIRE(left[i] + right[i] == alone[i]);
-      }
-  }
-}
-
-TEST_CASE("quantised: whole numbers have no order, so two instruction sets have the same bits", "[quantised][model]") {
+TEST_GEMM_ROWS(quantised_whole_numbers,
+               "quantised: whole numbers have no order, so two instruction sets have the same bits",
+               "[quantised][model]") {
   ThreadTeam team(1);
-  std::vector<float> first;
+  auto all = gemm_rows();
+  all.insert(all.end(), rows.begin(), rows.end());
   for (Dtype dtype : {Dtype::int8, Dtype::int4}) {
-    const Codes c = make_codes(50, 700, 8, dtype, even_groups(700, 64), team, 21);
-    auto x = inputs(6, 700, 22);
+    const Problem c = make_problem(50, 700, 8, dtype, team, 21, even_groups(700, 64));
+    auto x = random_rows(6, 700, 22);
     x[700 * 2 + 5] = std::numeric_limits<float>::infinity();  // row 2 is lost, and no other
     x[700 * 4] = std::nanf("");
     std::fill_n(x.begin() + 700 * 5, 700, 0.0f);
     std::vector<float> expected;
-    for (const GemmVariant* dot : gemm_rows()) {
-      const GemmVariant& variant = *dot;
-      if (variant.exact) continue;
-      const auto y = product(variant, c.packed, x, 6, team);
-      CAPTURE(variant.name, dtype_name(dtype));
+    for (const GemmVariant* variant : all) {
+      if (variant->exact) continue;
+      const auto y = run(*variant, c, x, 6, 700, false, team);
+      CAPTURE(variant->name, dtype_name(dtype));
+      if (expected.empty()) expected = y;
       for (size_t i = 0; i < y.size(); ++i) {
         const size_t row = i / 50;
         REQUIRE(std::isnan(y[i]) == (row == 2 || row == 4));
         if (row == 5) REQUIRE(y[i] == 0);
+        REQUIRE((y[i] == expected[i] || std::isnan(y[i])));
       }
-      if (expected.empty()) expected = y;
-      for (size_t i = 0; i < y.size(); ++i) REQUIRE((y[i] == expected[i] || std::isnan(y[i])));
     }
   }
 }
@@ -277,15 +161,10 @@ struct Folder {
   };
   static constexpr int kHidden = 64, kInner = 88, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kVocab = 96;
   std::map<std::string, Tensor> tensors;
-  json config = {{"model_type", "qwen2"},
-                 {"architectures", {"Qwen2ForCausalLM"}},
-                 {"hidden_size", kHidden},
-                 {"intermediate_size", kInner},
-                 {"num_attention_heads", kHeads},
-                 {"num_key_value_heads", kKvHeads},
-                 {"vocab_size", kVocab},
-                 {"max_position_embeddings", 128},
-                 {"num_hidden_layers", 2}};
+  json config = {
+      {"model_type", "qwen2"},       {"architectures", {"Qwen2ForCausalLM"}}, {"hidden_size", kHidden},
+      {"intermediate_size", kInner}, {"num_attention_heads", kHeads},         {"num_key_value_heads", kKvHeads},
+      {"vocab_size", kVocab},        {"max_position_embeddings", 128},        {"num_hidden_layers", 2}};
   TempDir dir;
 
   template <class T>
@@ -336,11 +215,13 @@ void fill(Folder& coded, Folder& dense, Matrix matrix) {
     both(at + "self_attn.q_proj.bias", {q}, 0);
     both(at + "self_attn.k_proj.bias", {kv}, 0);
     both(at + "self_attn.v_proj.bias", {kv}, 0);
-    for (const auto& [name, rows, columns] :
-         {std::tuple("self_attn.q_proj", q, F::kHidden), {"self_attn.k_proj", kv, F::kHidden},
-          {"self_attn.v_proj", kv, F::kHidden}, {"self_attn.o_proj", F::kHidden, q},
-          {"mlp.gate_proj", F::kInner, F::kHidden}, {"mlp.up_proj", F::kInner, F::kHidden},
-          {"mlp.down_proj", F::kHidden, F::kInner}})
+    for (const auto& [name, rows, columns] : {std::tuple("self_attn.q_proj", q, F::kHidden),
+                                              {"self_attn.k_proj", kv, F::kHidden},
+                                              {"self_attn.v_proj", kv, F::kHidden},
+                                              {"self_attn.o_proj", F::kHidden, q},
+                                              {"mlp.gate_proj", F::kInner, F::kHidden},
+                                              {"mlp.up_proj", F::kInner, F::kHidden},
+                                              {"mlp.down_proj", F::kHidden, F::kInner}})
       matrix(at + name, rows, columns);
   }
 }
@@ -414,14 +295,6 @@ std::vector<float> logits_of(const std::string& dir, const LoadOptions& options,
   return run_prompt(*make_llama(weights.value(), team, 64, 64, kernels), prompt, chunk);
 }
 
-double relative(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double error = 0, size = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    error += std::pow(double(a[i]) - double(b[i]), 2), size += std::pow(double(b[i]), 2);
-  return std::sqrt(error / size);
-}
-
 std::string refusal(Folder& folder, const LoadOptions& options = {}) {
   const std::string dir = folder.write();
   auto config = load_model_config(dir);
@@ -455,17 +328,17 @@ TEST_CASE("quantised: a GPTQ or FP8 folder is the model that its codes stand for
     const auto expected = logits_of(dense.write(), {}, true, 64);
     const auto exact = logits_of(dir, {}, true, 64, &kept);
     CHECK(kept == form.dtype);
-    if (form.in_order) CHECK(equal(exact, expected));
-    CHECK(relative(exact, expected) < 1e-6);
+    if (form.in_order) CHECK(same_bits(exact, expected));
+    CHECK(relative_error(exact, expected) < 1e-6);
     // Widened at load: other rows of the table, the same numbers.
-    CHECK(equal(logits_of(dir, {.weight_dtype = Dtype::f32}, false, 64, &kept), expected));
+    CHECK(same_bits(logits_of(dir, {.weight_dtype = Dtype::f32}, false, 64, &kept), expected));
     CHECK(kept == Dtype::f32);
     // Rounded activations: 2^-16 of the largest of a group for each weight; measured up to 1.1e-4.
     const auto dot = logits_of(dir, {}, false, 64);
-    CHECK(relative(dot, expected) < 3e-4);
-    CHECK(equal(dot, expected) == (form.dtype == Dtype::fp8));
-    for (int chunk : {1, 3}) CHECK(equal(logits_of(dir, {}, false, chunk), dot));
-    CHECK(relative(logits_of(dir, {.weight_dtype = Dtype::int8}, false, 64), expected) < 0.02);
+    CHECK(relative_error(dot, expected) < 3e-4);
+    CHECK(same_bits(dot, expected) == (form.dtype == Dtype::fp8));
+    for (int chunk : {1, 3}) CHECK(same_bits(logits_of(dir, {}, false, chunk), dot));
+    CHECK(relative_error(logits_of(dir, {.weight_dtype = Dtype::int8}, false, 64), expected) < 0.02);
   }
 }
 
@@ -478,11 +351,11 @@ TEST_CASE("quantised: made at load, the error is that of the bits", "[quantised]
     Dtype dtype;
     int group;
     double least, most;
-  } cases[] = {{Dtype::f16, 0, 1e-5, 1e-3},   {Dtype::bf16, 0, 1e-4, 1e-2}, {Dtype::int8, 0, 1e-4, 2e-2},
-               {Dtype::fp8, 0, 1e-3, 1e-1},   {Dtype::int4, 32, 1e-2, 0.3}, {Dtype::int4, 0, 1e-2, 0.4}};
+  } cases[] = {{Dtype::f16, 0, 1e-5, 1e-3}, {Dtype::bf16, 0, 1e-4, 1e-2}, {Dtype::int8, 0, 1e-4, 2e-2},
+               {Dtype::fp8, 0, 1e-3, 1e-1}, {Dtype::int4, 32, 1e-2, 0.3}, {Dtype::int4, 0, 1e-2, 0.4}};
   for (const auto& c : cases) {
     Dtype kept = Dtype::f32;
-    const double error = relative(
+    const double error = relative_error(
         logits_of(dir, {.weight_dtype = c.dtype, .weight_group = c.group}, false, 64, &kept), expected);
     CAPTURE(dtype_name(c.dtype), c.group, error);
     CHECK(kept == c.dtype);
@@ -500,7 +373,10 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
   const Wrong of_gptq[] = {
       {[&](Folder& f) { f.tensors.erase(o + ".scales"); }, {o + ".scales", "missing"}},
       {[&](Folder& f) { f.tensors.erase(o + ".qweight"); }, {o + ".qweight", "missing"}},
-      {[&](Folder& f) { f.tensors[o + ".qzeros"].shape = {4, 4}; }, {o + ".qzeros", "shape"}},
+      {[&](Folder& f) {
+         f.tensors[o + ".qzeros"].shape = {4, 4};
+       },
+       {o + ".qzeros", "shape"}},
       {[&](Folder& f) { f.tensors[o + ".scales"].dtype = "BF16"; }, {o + ".scales", "F16"}},
       {[&](Folder& f) { f.tensors[o + ".g_idx"].data[4] = 9; }, {o + ".g_idx", "group 9"}},
       {[&](Folder& f) { f.tensors[q + ".g_idx"].data[4] = 1; }, {"g_idx", "other groups"}},
@@ -523,48 +399,50 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
       {[](Folder& f) { f.config["quantization_config"].erase("group_size"); }, {"group_size"}},
       {[](Folder& f) { f.config["quantization_config"]["checkpoint_format"] = "marlin"; }, {"marlin"}},
       {[](Folder& f) { f.config["quantization_config"] = 7; }, {"quantization_config"}}};
-  for (const Wrong& wrong : of_gptq) {
-    Folder coded, dense;
-    fill_gptq(coded, dense, 32, false, false);
-    wrong.make(coded);
-    const std::string message = refusal(coded);
-    for (const std::string& part : wrong.says) {
-      INFO("says: " << message << "; expected: " << part);
-      CHECK(message.find(part) != std::string::npos);
-    }
-  }
   const Wrong of_fp8[] = {
       {[&](Folder& f) { f.tensors.erase(o + ".weight_scale_inv"); }, {o + ".weight_scale_inv", "missing"}},
       {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "no number"}},
-      {[&](Folder& f) { f.tensors[o + ".weight"].shape = {32, 128}; }, {o + ".weight", "shape"}},
-      {[](Folder& f) { f.config["quantization_config"]["weight_block_size"] = {0, 4}; }, {"weight_block_size"}},
+      {[&](Folder& f) {
+         f.tensors[o + ".weight"].shape = {32, 128};
+       },
+       {o + ".weight", "shape"}},
+      {[](Folder& f) {
+         f.config["quantization_config"]["weight_block_size"] = {0, 4};
+       },
+       {"weight_block_size"}},
       {[&](Folder& f) { f.tensors[o + ".weight_scale_inv"].data.replace(0, 4, std::string("\xec\x78\x60\x7b", 4)); },
        {o + ".weight_scale_inv", "beyond 2^119"}},
       {[](Folder& f) { f.config["quantization_config"]["fmt"] = "e5m2"; }, {"e5m2"}}};
-  for (const Wrong& wrong : of_fp8) {
+  const auto check = [](auto& cases, const std::function<void(Folder&, Folder&)>& make) {
+    for (const Wrong& wrong : cases) {
+      Folder coded, dense;
+      make(coded, dense);
+      wrong.make(coded);
+      const std::string message = refusal(coded);
+      for (const std::string& part : wrong.says) {
+        INFO("says: " << message << "; expected: " << part);
+        CHECK(message.find(part) != std::string::npos);
+      }
+    }
+  };
+  check(of_gptq, [](Folder& c, Folder& d) { fill_gptq(c, d, 32, false, false); });
+  check(of_fp8, [](Folder& c, Folder& d) { fill_fp8(c, d, true); });
+  // Numbers that no codes stand for. up_proj is one matrix with gate_proj.
+  const std::string up = "model.layers.0.mlp.up_proj.weight";
+  const std::tuple<std::string, std::string, Dtype, const char*> numbers[] = {
+      {o + ".weight", std::string("\x00\x00\x80\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
+      {up, std::string("\x00\x00\xc0\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::f16, "\": a weight is too large for f16"},  // 1e6
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::int4, "\": a weight is not finite, or too large"},
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::int8, ""}};
+  for (const auto& [name, bytes, dtype, says] : numbers) {
     Folder coded, dense;
     fill_fp8(coded, dense, true);
-    wrong.make(coded);
-    const std::string message = refusal(coded);
-    for (const std::string& part : wrong.says) {
-      INFO("says: " << message << "; expected: " << part);
-      CHECK(message.find(part) != std::string::npos);
-    }
+    dense.tensors[name].data.replace(0, 4, bytes);
+    const std::string message = refusal(dense, {.weight_dtype = dtype});
+    INFO(message);
+    CHECK((*says ? message.find(name + says) != message.npos : message.empty()));
   }
-  Folder coded, dense;
-  fill_fp8(coded, dense, true);
-  dense.tensors[o + ".weight"].data.replace(0, 4, std::string("\x00\x00\x80\x7f", 4));
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(o + ".weight\": a weight is not finite, or") != std::string::npos);
-  fill_fp8(coded, dense, true);
-  const std::string up = "model.layers.0.mlp.up_proj.weight";  // one matrix with gate_proj
-  dense.tensors[up].data.replace(0, 4, std::string("\x00\x00\xc0\x7f", 4));
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).find(up + "\": a weight is not finite, or") != std::string::npos);
-  fill_fp8(coded, dense, true);
-  dense.tensors[up].data.replace(0, 4, std::string("\x00\x24\x74\x49", 4));  // 1e6
-  CHECK(refusal(dense, {.weight_dtype = Dtype::f16}).find(up + "\": a weight is too large for f16") != std::string::npos);
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int4}).find(up + "\": a weight is not finite, or too large") !=
-        std::string::npos);
-  CHECK(refusal(dense, {.weight_dtype = Dtype::int8}).empty());
 }
 
 TEST_CASE("quantised: an embedding of codes is widened", "[quantised][model]") {

@@ -1,13 +1,11 @@
 // Tensor ranks and pipeline stages: the bits of one rank, for every shape.
-#include <cmath>
-#include <cstring>
 #include <numeric>
 #include <thread>
 
 #include "attention/attention.h"
 #include "model/llama_rank.h"
 #include "model/weights.h"
-#include "tests/model/model_fixture.h"
+#include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::sharded_llama_test {
 namespace {
@@ -34,10 +32,6 @@ struct RankedKv {
   std::vector<KvLayout> layouts;
   std::vector<Buffer> pools;
 };
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 const char* kWide = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -219,8 +213,8 @@ TEST_CASE("sharded llama: whoever waits for a wave is interrupted, and a wave un
 
 TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-groups", "[shards][model]") {
   int ran = 0;
-  for (const char* name : {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"}) {
-    Loaded loaded{std::string(name)};
+  for (const std::string& name : kFixtures) {
+    Loaded loaded(name);
     const auto expected = on_one_rank(loaded);
     for (int tp : {1, 2, 3, 4, 6})
       for (int pp : {1, 2}) {
@@ -320,45 +314,6 @@ TEST_CASE("sharded llama: the observer sees every layer of the model once, in or
       CHECK(observer.unwritten == 0);
       CHECK(observer.elsewhere == 0);
     }
-}
-
-TEST_CASE("sharded llama: a step without wanted logits fills the KV", "[shards][model]") {
-  Loaded loaded(kWide, Dtype::f32);
-  ThreadTeam team(1);
-  auto one = make_llama(loaded.weights, team, 64, 64);
-  const auto expected = on_one_rank(loaded);
-  auto without = [&](Model& model, const RankedKv& kv) {
-    std::vector<int32_t> ids(19), offsets = {0, 19}, lengths = {19};
-    for (int i = 0; i < 19; ++i) ids[size_t(i)] = int32_t((i * 31 + 7) % 117);
-    const auto views = kv.views({2});
-    model.forward({ids, offsets, lengths, views, {}, nullptr}, nullptr);
-    return run_step(model, views, {{5}}, {19});
-  };
-  const auto after = without(*one, {loaded.config, loaded.shards(1, 1), 64, 3});
-  for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {4, 3}}) {
-    const KvShards shards = loaded.shards(tp, pp);
-    auto model = make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = 4}, 64, 64);
-    CAPTURE(tp, pp);
-    CHECK(same_bits(without(*model, {loaded.config, shards, 64, 3}), after));
-  }
-}
-
-TEST_CASE("sharded llama: slices cover every matrix once", "[shards][model]") {
-  Loaded loaded(kWide, Dtype::f32);
-  for (int tp : {1, 2, 4, 8}) {
-    std::vector<int> q(8, 0), mlp(91, 0), vocab(117, 0), groups(8, 0);
-    for (int rank = 0; rank < tp; ++rank) {
-      const RankSlice s = rank_slice(*loaded.weights, loaded.shards(tp, 1), rank);
-      for (int i = s.q_heads.begin; i < s.q_heads.end; ++i) ++q[size_t(i)];
-      for (int i = s.mlp.begin; i < s.mlp.end; ++i) ++mlp[size_t(i)];
-      for (int i = s.vocab.begin; i < s.vocab.end; ++i) ++vocab[size_t(i)];
-      for (int i = s.groups.begin; i < s.groups.end; ++i) ++groups[size_t(i)];
-    }
-    CHECK(q == std::vector<int>(8, 1));
-    CHECK(mlp == std::vector<int>(91, 1));
-    CHECK(vocab == std::vector<int>(117, 1));
-    CHECK(groups == std::vector<int>(8, 1));
-  }
 }
 
 TEST_CASE("sharded llama: shapes that the model cannot have are refused by name", "[shards][model]") {

@@ -3,11 +3,14 @@
 // which the heuristics name it; nothing here is fast.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "base/cuda.h"
+#include "base/dtype.h"
 
 using cudaDataType_t = int;
 constexpr int CUDA_R_32F = 0, CUDA_R_16BF = 14;
@@ -75,33 +78,107 @@ inline std::vector<Algorithm> all;
 inline std::vector<int> broken;  // ids that cannot run now
 inline std::vector<int> ran;     // ids, of successful products
 
-const Algorithm* find(int id);
+inline const Algorithm* find(int id) {
+  for (const Algorithm& a : all)
+    if (a.id == id) return &a;
+  return nullptr;
+}
 
 }  // namespace simt::cublas
 
-const char* cublasLtGetStatusString(cublasStatus_t status);
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t, cudaDataType_t);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc, cublasLtMatmulDescAttributes_t what,
-                                              const void* from, size_t bytes);
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype, uint64_t rows,
-                                        uint64_t columns, int64_t stride);
-cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*);
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t*,
-                                                    cublasLtMatmulPreferenceAttributes_t, const void*, size_t);
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t what, void* to, size_t bytes,
-                                                    size_t* written);
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc,
-                                              const cublasLtMatrixLayoutOpaque_t* w,
-                                              const cublasLtMatrixLayoutOpaque_t* x,
-                                              const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
-                                              const cublasLtMatmulPreferenceOpaque_t*, int wanted,
-                                              cublasLtMatmulHeuristicResult_t* results, int* found);
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const void* alpha,
-                              const void* w, const cublasLtMatrixLayoutOpaque_t* w_layout, const void* x,
-                              const cublasLtMatrixLayoutOpaque_t* x_layout, const void* beta, const void*,
-                              const cublasLtMatrixLayoutOpaque_t*, void* y,
-                              const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo,
-                              void* workspace, size_t bytes, cudaStream_t stream);
+inline const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "not supported";
+}
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = &simt::cublas::all;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t, cudaDataType_t) {
+  *desc = {};
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc,
+                                                     cublasLtMatmulDescAttributes_t what, const void* from, size_t) {
+  if (what == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) std::memcpy(&desc->sm_target, from, 4);
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype,
+                                               uint64_t rows, uint64_t columns, int64_t stride) {
+  *layout = {dtype, rows, columns, stride};
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*) { return CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t*,
+                                                           cublasLtMatmulPreferenceAttributes_t, const void*, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                           cublasLtMatmulAlgoConfigAttributes_t what, void* to,
+                                                           size_t bytes, size_t* written) {
+  std::memset(to, 0, bytes);
+  if (what == CUBLASLT_ALGO_CONFIG_ID) std::memcpy(to, &algo->id, 4);
+  *written = bytes;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const cublasLtMatrixLayoutOpaque_t*,
+    const cublasLtMatrixLayoutOpaque_t* x, const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
+    const cublasLtMatmulPreferenceOpaque_t*, int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
+  *found = 0;
+  const int m = int(x->columns);
+  for (const simt::cublas::Algorithm& a : simt::cublas::all)
+    if (*found < wanted && a.sm_target == desc->sm_target && m >= a.min_m && m <= a.max_m)
+      results[(*found)++] = {{a.id}, CUBLAS_STATUS_SUCCESS};
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const void*, const void* w,
+                                     const cublasLtMatrixLayoutOpaque_t* w_layout, const void* x,
+                                     const cublasLtMatrixLayoutOpaque_t* x_layout, const void*, const void*,
+                                     const cublasLtMatrixLayoutOpaque_t*, void* y,
+                                     const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo,
+                                     void*, size_t, cudaStream_t stream) {
+  using namespace xpyd;
+  const simt::cublas::Algorithm a = *simt::cublas::find(algo->id);
+  if (std::count(simt::cublas::broken.begin(), simt::cublas::broken.end(), a.id) ||
+      (a.only_bf16 && y_layout->dtype == CUDA_R_32F) || int(x_layout->columns) < a.least_m)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  XPYD_CHECK(reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0);
+  simt::cublas::ran.push_back(a.id);
+  auto product = [=, wl = *w_layout, xl = *x_layout, yl = *y_layout] {
+    using simt::cublas::Order;
+    const auto *wp = static_cast<const bf16*>(w), *xp = static_cast<const bf16*>(x);
+    const size_t k = size_t(wl.rows), n_columns = size_t(wl.columns);
+    std::vector<float> turned(k * n_columns);  // k by k, so that the columns' chains run side by side
+    for (size_t i = 0; i < k; ++i)
+      for (size_t n = 0; n < n_columns; ++n) turned[i * n_columns + n] = to_f32(wp[n * size_t(wl.stride) + i]);
+    for (size_t m = 0; m < xl.columns; ++m) {
+      std::vector<float> sums(n_columns), second(n_columns);
+      const auto add = [&](size_t i, auto& to) {
+        const float factor = to_f32(xp[m * size_t(xl.stride) + i]);
+        for (size_t n = 0; n < n_columns; ++n) to[n] += turned[i * n_columns + n] * factor;
+      };
+      if (a.order == Order::ascending)
+        for (size_t i = 0; i < k; ++i) add(i, sums);
+      if (a.order == Order::descending)
+        for (size_t i = k; i-- > 0;) add(i, sums);
+      if (a.order == Order::halves)
+        for (size_t i = 0; i < k / 2; ++i) add(i, sums), add(k / 2 + i, second);
+      if (a.order == Order::sixteens)
+        for (size_t i = 0; i < k; i += 16) {
+          std::vector<double> exact(sums.begin(), sums.end());
+          for (size_t j = i; j < std::min(i + 16, k); ++j) add(j, exact);
+          std::copy(exact.begin(), exact.end(), sums.begin());
+        }
+      for (size_t n = 0; n < n_columns; ++n) {
+        const size_t at = m * size_t(yl.stride) + n;
+        if (yl.dtype == CUDA_R_32F)
+          static_cast<float*>(y)[at] = sums[n] + second[n];
+        else
+          static_cast<bf16*>(y)[at] = to_bf16(sums[n] + second[n]);
+      }
+    }
+  };
+  cuda::simt::launch("product", 1, 1, 0, stream, product);
+  return CUBLAS_STATUS_SUCCESS;
+}

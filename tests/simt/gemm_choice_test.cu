@@ -1,7 +1,5 @@
 // model/gemm_cuda.cu's choice of algorithms, over a cuBLASLt whose orders of additions are planted
 // (cublasLt.h beside this).
-#include <cstring>
-
 #include "base/cuda.h"
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
@@ -12,106 +10,6 @@
 #include "model/gemm_cuda.cu"
 
 namespace cublas = simt::cublas;
-
-const cublas::Algorithm* cublas::find(int id) {
-  for (const Algorithm& a : all)
-    if (a.id == id) return &a;
-  return nullptr;
-}
-const char* cublasLtGetStatusString(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_SUCCESS ? "success" : "not supported";
-}
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
-  *handle = &cublas::all;
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t, cudaDataType_t) {
-  *desc = {};
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc, cublasLtMatmulDescAttributes_t what,
-                                              const void* from, size_t) {
-  if (what == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) std::memcpy(&desc->sm_target, from, 4);
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype, uint64_t rows,
-                                        uint64_t columns, int64_t stride) {
-  *layout = {dtype, rows, columns, stride};
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t*,
-                                                    cublasLtMatmulPreferenceAttributes_t, const void*, size_t) {
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t what, void* to, size_t bytes,
-                                                    size_t* written) {
-  std::memset(to, 0, bytes);
-  if (what == CUBLASLT_ALGO_CONFIG_ID) std::memcpy(to, &algo->id, 4);
-  *written = bytes;
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc,
-                                              const cublasLtMatrixLayoutOpaque_t*,
-                                              const cublasLtMatrixLayoutOpaque_t* x,
-                                              const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
-                                              const cublasLtMatmulPreferenceOpaque_t*, int wanted,
-                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
-  *found = 0;
-  const int m = int(x->columns);
-  for (const cublas::Algorithm& a : cublas::all)
-    if (*found < wanted && a.sm_target == desc->sm_target && m >= a.min_m && m <= a.max_m)
-      results[(*found)++] = {{a.id}, CUBLAS_STATUS_SUCCESS};
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const void*, const void* w,
-                              const cublasLtMatrixLayoutOpaque_t* w_layout, const void* x,
-                              const cublasLtMatrixLayoutOpaque_t* x_layout, const void*, const void*,
-                              const cublasLtMatrixLayoutOpaque_t*, void* y,
-                              const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo, void*,
-                              size_t, cudaStream_t stream) {
-  using namespace xpyd;
-  using namespace xpyd::server;
-  const cublas::Algorithm a = *cublas::find(algo->id);
-  if (std::count(cublas::broken.begin(), cublas::broken.end(), a.id) ||
-      (a.only_bf16 && y_layout->dtype == CUDA_R_32F) || int(x_layout->columns) < a.least_m)
-    return CUBLAS_STATUS_NOT_SUPPORTED;
-  XPYD_CHECK(reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0);
-  cublas::ran.push_back(a.id);
-  auto product = [=, wl = *w_layout, xl = *x_layout, yl = *y_layout] {
-    const auto* wp = static_cast<const bf16*>(w);
-    const auto* xp = static_cast<const bf16*>(x);
-    const int k = int(wl.rows);
-    for (size_t m = 0; m < xl.columns; ++m)
-      for (size_t n = 0; n < wl.columns; ++n) {
-        auto term = [&](int i) {
-          return to_f32(wp[n * size_t(wl.stride) + size_t(i)]) * to_f32(xp[m * size_t(xl.stride) + size_t(i)]);
-        };
-        float sum = 0, second = 0;
-        if (a.order == cublas::Order::ascending)
-          for (int i = 0; i < k; ++i) sum += term(i);
-        if (a.order == cublas::Order::descending)
-          for (int i = k; i-- > 0;) sum += term(i);
-        if (a.order == cublas::Order::halves)
-          for (int i = 0; i < k / 2; ++i) sum += term(i), second += term(k / 2 + i);
-        if (a.order == cublas::Order::sixteens)
-          for (int i = 0; i < k; i += 16) {
-            double exact = double(sum);
-            for (int j = i; j < std::min(i + 16, k); ++j) exact += double(term(j));
-            sum = float(exact);
-          }
-        const size_t at = m * size_t(yl.stride) + n;
-        if (yl.dtype == CUDA_R_32F)
-          static_cast<float*>(y)[at] = sum + second;
-        else
-          static_cast<bf16*>(y)[at] = to_bf16(sum + second);
-      }
-  };
-  cuda::simt::launch("product", 1, 1, 0, stream, product);
-  return CUBLAS_STATUS_SUCCESS;
-}
 
 namespace xpyd::testing {
 namespace {

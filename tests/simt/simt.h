@@ -159,30 +159,14 @@ class Element {
   T operator=(T value) && { return store(value); }
   T operator=(Element&& other) && { return store(other.load()); }
   Address<T> operator&() const&& { return {place_, where_}; }
-#define XPYD_SIMT_UPDATE(op)                                        \
-  template <class U>                                                \
-  T operator op##=(const U& value)&& {                              \
-    return store(T(load() op value));                               \
-  }                                                                 \
-  template <class U>                                                \
-  T operator op##=(Element<U>&& value)&& {                          \
-    return store(T(load() op U(static_cast<Element<U>&&>(value)))); \
+  template <class U>
+  T operator+=(const U& value) && {
+    return store(T(load() + value));
   }
-  XPYD_SIMT_UPDATE(+)
-  XPYD_SIMT_UPDATE(-)
-  XPYD_SIMT_UPDATE(*)
-  XPYD_SIMT_UPDATE(/)
-  XPYD_SIMT_UPDATE(%)
-  XPYD_SIMT_UPDATE(&)
-  XPYD_SIMT_UPDATE(|)
-  XPYD_SIMT_UPDATE(^)
-  XPYD_SIMT_UPDATE(<<)
-  XPYD_SIMT_UPDATE(>>)
-#undef XPYD_SIMT_UPDATE
-  T operator++() && { return store(T(load() + 1)); }
-  T operator++(int) && { return store(T(load() + 1)) - 1; }
-  T operator--() && { return store(T(load() - 1)); }
-  T operator--(int) && { return store(T(load() - 1)) + 1; }
+  template <class U>
+  T operator+=(Element<U>&& value) && {
+    return store(T(load() + U(static_cast<Element<U>&&>(value))));
+  }
 
  private:
   T load() const {
@@ -308,21 +292,11 @@ inline int __any_sync(unsigned mask, int predicate, XPYD_SIMT_WHERE) {
 inline int __all_sync(unsigned mask, int predicate, XPYD_SIMT_WHERE) {
   return ::xpyd::cuda::simt::ballot(mask, predicate, where) == mask;
 }
-#define XPYD_SIMT_REDUCE(name, T, expression)                                \
-  inline T name(unsigned mask, T value, XPYD_SIMT_WHERE) {                   \
-    auto sum = [](uint32_t left, uint32_t right) {                           \
-      T a = T(left), b = T(right);                                           \
-      return uint32_t(expression);                                           \
-    };                                                                       \
-    return T(::xpyd::cuda::simt::reduce(mask, uint32_t(value), sum, where)); \
-  }
-XPYD_SIMT_REDUCE(__reduce_add_sync, unsigned, a + b)
-XPYD_SIMT_REDUCE(__reduce_add_sync, int, unsigned(a) + unsigned(b))
-XPYD_SIMT_REDUCE(__reduce_max_sync, unsigned, a < b ? b : a)
-XPYD_SIMT_REDUCE(__reduce_max_sync, int, a < b ? b : a)
-XPYD_SIMT_REDUCE(__reduce_min_sync, unsigned, b < a ? b : a)
-XPYD_SIMT_REDUCE(__reduce_min_sync, int, b < a ? b : a)
-#undef XPYD_SIMT_REDUCE
+template <class T>
+inline T __reduce_add_sync(unsigned mask, T value, XPYD_SIMT_WHERE) {
+  const auto sum = [](uint32_t a, uint32_t b) { return a + b; };
+  return T(::xpyd::cuda::simt::reduce(mask, uint32_t(value), sum, where));
+}
 #undef XPYD_SIMT_WHERE
 
 // Atomics on shared memory: fibres switch only where they wait, so the plain operation is one.
@@ -336,15 +310,4 @@ XPYD_SIMT_REDUCE(__reduce_min_sync, int, b < a ? b : a)
   }
 XPYD_SIMT_ATOMIC(atomicAdd, old + value)
 XPYD_SIMT_ATOMIC(atomicMax, old < value ? value : old)
-XPYD_SIMT_ATOMIC(atomicMin, value < old ? value : old)
-XPYD_SIMT_ATOMIC(atomicExch, value)
-XPYD_SIMT_ATOMIC(atomicOr, old | value)
-XPYD_SIMT_ATOMIC(atomicAnd, old& value)
 #undef XPYD_SIMT_ATOMIC
-template <class T>
-inline T atomicCAS(::xpyd::cuda::simt::Address<T> at, std::type_identity_t<T> compare, std::type_identity_t<T> value) {
-  ::xpyd::cuda::simt::check_atomic(at.place, sizeof(T), at.where);
-  T old = *at.place;
-  if (old == compare) *at.place = value;
-  return old;
-}

@@ -1,12 +1,12 @@
 // The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs clean.
 #include <algorithm>
 #include <functional>
-#include <optional>
 #include <thread>
 
 #include "base/cuda.h"
 #include "base/cuda_kernel.h"
 #include "base/device_cuda.h"
+#include "device_memory.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::simt_test {
@@ -382,11 +382,6 @@ TEST_CASE("a capture draws in the streams that hold its events", "[simt]") {
   CHECK(value() == 1);
 }
 
-struct LateStreams {
-  LateStreams() { cuda::simt::set_late_streams(true); }
-  ~LateStreams() { cuda::simt::set_late_streams(false); }
-};
-
 __global__ void store_early(float value, float* to) {
   cuda::begin_after_previous();
   to[threadIdx.x] = value;
@@ -434,8 +429,7 @@ TEST_CASE("kernels that start early show a missing wait, and one after the first
   };
   for (bool graph : {false, true}) {
     INFO((graph ? "in a graph" : "on a late stream"));
-    std::optional<LateStreams> late;
-    if (!graph) late.emplace();
+    cuda::simt::Late late(!graph);
     CHECK(wrong(twice_early, graph) == 0);
     CHECK(wrong(twice_too_early, graph) == 2);
     CHECK(faults_of([&] { wrong(twice_without_wait, graph); }).find("has not waited for what came before it") !=
@@ -445,7 +439,7 @@ TEST_CASE("kernels that start early show a missing wait, and one after the first
 }
 
 TEST_CASE("late streams show a missing wait", "[simt]") {
-  LateStreams late;
+  cuda::simt::Late late(true);
   cuda::Stream first, second;
   auto device = std::move(cuda::Memory::device(32 * sizeof(float)).value());
   auto pinned = cuda::Memory::pinned(device.size());

@@ -1,15 +1,30 @@
-// --device cuda from the options to the tokens, and what it says where it cannot run.
-#include <algorithm>
-#include <fstream>
+// --device cuda from the options to the tokens, and what it says where it cannot run; and one exported pool of a card
+// between instances that each have their own mapping of it, in two processes, and under whole workers.
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "base/cuda.h"
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "base/cuda_vmm.h"
+#include "base/device_cuda.h"
 #include "device_memory.h"
+#include "disagg/process_cluster.h"
+#include "disagg/transport/handoff_pool.h"
+#include "disagg/worker.h"
 #include "server/stack.h"
 #include "tests/catch.h"
+#include "tests/disagg/card_rows.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::stack_test {
 namespace {
+
+using cuda::simt::SmallPages;
+using cuda::simt::vmm_use;
+using cuda::simt::VmmUse;
 
 constexpr const char* kConfig =
     R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 128,
@@ -142,13 +157,14 @@ TEST_CASE("--device cuda: kernels that start early see what came before them", "
   for (const char* dtype : {"f32", "bf16"}) {
     INFO(dtype);
     for (float temperature : {0.f, 1.f}) {
-      auto run = [&] {
-        return tokens(model, {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype},
+      auto run = [&](const char* ahead) {
+        return tokens(model, {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype, "--async-scheduling", ahead},
                       {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, temperature);
       };
-      const auto expected = run();
+      const auto expected = run("on");
+      CHECK(run("off") == expected);  // the host knows each token before it plans the next step
       cuda::simt::Late late(true);
-      CHECK(run() == expected);
+      CHECK(run("on") == expected);
     }
   }
 }
@@ -195,6 +211,197 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
   Limit limit(24 << 20);
   refused({"--kv-bytes", "30MiB"}, ErrorCode::unavailable, "--kv-bytes");
   refused({"--kv-bytes", "30MiB", "--allocator", "vattention"}, ErrorCode::unavailable, "page groups of 2097152 bytes");
+}
+
+TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays", "[simt][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
+  SmallPages pages;
+  auto device = make_cuda_device();
+  {
+    KvOptions options = tiny_options(4, 8);
+    options.device = device.get();
+    auto made = HandoffPool::create("paged", options, 2).value();
+    CHECK(vmm_use().physical_bytes >= 2 * options.pool_bytes);
+    JoinedPool p = join_handoff_pool(made->address(), "paged", options).value();
+    auto p_kv = find_kv_scheme("paged")->make(p.pool, options);
+    std::vector<int32_t> prompt(11, 7);
+    const KvHandover handover = p_kv->handoff().hand_over(fill_on_card(*p_kv, prompt));
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      auto joined = join_handoff_pool(made->address(), "paged", options);
+      if (!joined) ::_exit(2);
+      auto d_kv = find_kv_scheme("paged")->make(joined.value().pool, options);
+      if (joined.value().pool->data() == p.pool->data()) ::_exit(3);
+      const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
+      if (here == kNoKv || rows_on_card(*d_kv, here, prompt, 0, false) != 0) ::_exit(4);
+      prompt.push_back(9);
+      if (!d_kv->append(here, 1)) ::_exit(5);
+      rows_on_card(*d_kv, here, prompt, 11, true);
+      ::_exit(0);  // with its blocks, as one that is killed
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    // What it wrote is here: token 11 is in the block that both held.
+    prompt.push_back(9);
+    int wrong = 0;
+    each_row(KvView{p.pool->data(), &p.pool->layout(), handover.blocks.data(), 0}, prompt, 0, 11,
+             [&](std::byte* row, uint64_t pattern) { wrong += std::memcmp(row, &pattern, sizeof pattern) != 0; });
+    CHECK(wrong == 0);
+    made->reap();
+    p_kv->handoff().discard(handover);
+    p_kv->clear_prefix_cache();
+    CHECK(made->ledger().count_free() == 16);
+    // Who made it goes; who joined keeps it.
+    const KvHandle mine = fill_on_card(*p_kv, prompt);
+    made.reset();
+    CHECK(rows_on_card(*p_kv, mine, prompt, 0, false) == 0);
+  }
+  CHECK(vmm_use() == VmmUse{});
+}
+
+TEST_CASE("simt handoff: another card, or none, is refused with both names", "[simt][handoff]") {
+  SmallPages pages;
+  auto device = make_cuda_device();
+  const KvOptions on_host = tiny_options(4, 8);
+  KvOptions options = on_host;
+  options.device = device.get();
+  auto made = HandoffPool::create("paged", options, 2).value();
+  auto message = [&](const HandoffPool& pool, const KvOptions& own) {
+    const auto joined = join_handoff_pool(pool.address(), "paged", own);
+    REQUIRE_FALSE(joined.ok());
+    CHECK(joined.error().code == ErrorCode::invalid_argument);
+    return joined.error().message;
+  };
+  CHECK(message(*made, on_host).find("in memory of GPU-simt, and --device here is the host") != std::string::npos);
+  cuda::simt::set_card_identity("GPU-other");
+  CHECK(message(*made, options).find("in memory of GPU-simt, and --device here is GPU-other") != std::string::npos);
+  cuda::simt::set_card_identity("GPU-simt");
+  auto host_pool = HandoffPool::create("paged", on_host, 2).value();
+  CHECK(message(*host_pool, options).find("in memory of the host, and --device here is GPU") != std::string::npos);
+  // The card has not that much.
+  options.pool_bytes = 1 << 20;
+  const auto large = [&] {
+    Limit limit(64 << 10);
+    return HandoffPool::create("paged", options, 2);
+  }();
+  REQUIRE_FALSE(large.ok());
+  CHECK(large.error().code == ErrorCode::unavailable);
+  CHECK(large.error().message.find("--kv-bytes: ") == 0);
+  // It shares none.
+  cuda::simt::set_card_exports(false);
+  const auto none = HandoffPool::create("paged", options, 2);
+  cuda::simt::set_card_exports(true);
+  REQUIRE_FALSE(none.ok());
+  CHECK(none.error().message ==
+        "--device cuda: this card's memory cannot be shared by file descriptor; expected instances "
+        "in one process (without --processes), or --device cpu");
+  for (auto call : {cuda::simt::VmmCall::map, cuda::simt::VmmCall::set_access}) {
+    const VmmUse before = vmm_use();
+    cuda::simt::fail_vmm_call(call, 1, cuda::vmm::kOutOfMemory);
+    options.pool_bytes = on_host.pool_bytes;
+    CHECK_FALSE(HandoffPool::create("paged", options, 2).ok());
+    CHECK(vmm_use() == before);
+  }
+}
+
+TEST_CASE("simt handoff: a card that is not ready at once is asked again", "[simt][handoff]") {
+  SmallPages pages;
+  auto device = make_cuda_device();
+  KvOptions options = tiny_options(4, 8);
+  options.device = device.get();
+  {
+    cuda::simt::fail_vmm_call(cuda::simt::VmmCall::set_access, 1, cuda::vmm::kNotReady);
+    const auto made = HandoffPool::create("paged", options, 2);
+    REQUIRE(made.ok());
+    cuda::simt::fail_vmm_call(cuda::simt::VmmCall::set_access, 1, cuda::vmm::kNotReady);
+    CHECK(join_handoff_pool(made.value()->address(), "paged", options).ok());
+  }
+  CHECK(vmm_use() == VmmUse{});
+}
+
+// Conductor and workers as processes have them, but for the processes.
+TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and move no byte", "[simt][handoff]") {
+  const ModelDir model;
+  const TempDir& dir = model.dir;
+  using Words = std::vector<std::string>;
+  auto parse = [&](const char* command, Words words) {
+    words.insert(words.begin(), {"--load-format", "dummy", "--kv-bytes", "1MiB", "--max-batch", "4"});
+    words.push_back(dir.path);
+    return Options::parse(option_table(), command, words, 1).value();
+  };
+  auto ask = [](Runtime& runtime, const std::shared_ptr<Recorder>& recorder) {
+    for (uint64_t id = 1; id <= 3; ++id) {
+      std::vector<int32_t> prompt;
+      for (int i = 0; i < 9 + int(id) * 8; ++i) prompt.push_back((i * 7 + int(id)) % 128);
+      auto request = tiny_request(id, prompt, 8);
+      request->ignore_eos = true;
+      REQUIRE(runtime.submit(request, recorder).ok());
+    }
+  };
+  auto alone = build_stack(parse("generate", {})).value();
+  auto expected = std::make_shared<Recorder>();
+  ask(*alone->runtime, expected);
+  while (alone->cluster->turn()) {
+  }
+
+  {
+    const Words wire = {"--device", "cuda", "--transport", "handoff"};
+    Words words = wire;
+    words.insert(words.end(), {"--processes", "--topology", "1P1D"});
+    auto conductor = prepare_stack(parse("serve", words)).value();
+    auto device = find_device("cuda")->alone().value();
+    conductor->options.device = device.get();
+    ProcessClusterOptions options{.conductor = conductor_options(conductor->options),
+                                  .listen = "unix:" + dir.path + "/conductor",
+                                  .fingerprint = fingerprint(*conductor)};
+    options.conductor.lease_s = 30;
+    options.pool = make_handoff_pool(conductor->options).value();
+    auto cluster = ProcessCluster::create(std::move(options), conductor->clock).value();
+    std::vector<std::unique_ptr<Stack>> stacks;
+    std::vector<std::unique_ptr<Worker>> workers;
+    std::vector<std::thread> threads;
+    for (const char* role : {"prefill", "decode"}) {
+      words = wire;
+      words.insert(words.end(), {"--role", role, "--join", cluster->address()});
+      const Options own = parse("worker", words);
+      stacks.push_back(prepare_stack(own).value());
+      REQUIRE(open_backend(*stacks.back()).ok());
+      workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
+                                                               .role = role_of(role),
+                                                               .join = cluster->address(),
+                                                               .listen = "127.0.0.1:0",
+                                                               .fingerprint = fingerprint(*stacks.back())},
+                                                 stacks.back()->clock));
+      threads.emplace_back([&worker = *workers.back()] {
+        const Status served = worker.run();
+        XPYD_CHECK(served.ok());
+      });
+    }
+    const bool there = cluster->wait_members(2, 120);
+    CHECK(there);
+    if (there) {
+      auto recorder = std::make_shared<Recorder>();
+      ask(*cluster, recorder);
+      CHECK(cluster->wait_idle(240));
+      for (uint64_t id = 1; id <= 3; ++id) {
+        CHECK(recorder->choice(id).ends == 1);
+        CHECK(recorder->choice(id).tokens == expected->choice(id).tokens);
+      }
+      for (const InstanceStats& s : cluster->stats().instances) {
+        CHECK(s.transfer_bytes == 0);
+        CHECK(s.kv_refused == 0);
+      }
+    }
+    for (auto& worker : workers) worker->stop();
+    for (std::thread& thread : threads) thread.join();
+    workers.clear();
+  }
+  CHECK(vmm_use() == VmmUse{});
 }
 
 }  // namespace

@@ -15,18 +15,9 @@
 namespace xpyd::cuda {
 namespace {
 
-using simt::FaultCatcher;
+using simt::FaultCatcher, simt::SmallPages;
 
 constexpr size_t kPage = 4096;
-
-struct SmallPages {
-  SmallPages() { simt::set_page_granularity(kPage); }
-  ~SmallPages() { simt::set_page_granularity(0); }
-};
-struct LateStreams {
-  LateStreams() { simt::set_late_streams(true); }
-  ~LateStreams() { simt::set_late_streams(false); }
-};
 
 __global__ void add_one(uint32_t* words) { words[threadIdx.x] += 1; }
 
@@ -126,7 +117,7 @@ TEST_CASE("simt vmm: memory without access, or unmapped too early, is a fault", 
     copy(host.data(), words + 1, kPage, stream);  // one word beyond
     CHECK(catcher.faults().size() == 2);
   }
-  LateStreams late;
+  simt::Late late(true);
   for (bool waits : {true, false}) {
     if (!waits) {  // the twin above has unmapped
       REQUIRE(vmm::map(at, kPage, handle) == 0);

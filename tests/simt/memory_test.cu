@@ -1,15 +1,101 @@
-// KV tiers under a pool on the card: what comes back from host memory gives the same logits, over every memory, and
-// with streams that do their work late, so that a copy that nobody waited for is wrong data.
+// Memories whose parts come and go while steps are under way, on the card: the same logits, also with streams whose
+// work is done only when somebody waits for it, so that a copy or an unmapping that nobody waited for is wrong data or
+// a fault.
+#include <algorithm>
+
 #include "base/device_cuda.h"
 #include "device_memory.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
 
-namespace xpyd::testing::tiers_test {
+namespace xpyd::testing::memory_test {
 namespace {
 
 using cuda::simt::Late;
 using cuda::simt::SmallPages;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kInstrumented = true;
+#else
+constexpr bool kInstrumented = false;
+#endif
+
+TEST_CASE("cuda parity holds when streams do their work late", "[simt][parity]") {
+  Late late(true);
+  check_cuda_parity(kInstrumented ? 97 : 13);
+}
+
+// One memory of one piece, whose tokens and hash the others have to give.
+TinySetup plain_setup(OnCuda& cuda) {
+  TinySetup plain{.scheme = "contiguous"};
+  plain.pool_bytes = 3 << 20;
+  cuda.put(plain, false);
+  return plain;
+}
+
+// Sequences of several rows of 4 KiB in a pool that is too small for all, so that rows are unmapped, handed over and
+// mapped again.
+TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][vattention]") {
+  SmallPages pages;
+  OnCuda cuda;
+  const RaggedRun expected = run_ragged(plain_setup(cuda));
+  int index = 0;
+  for (const auto& [topology, transport] :
+       {std::pair("1C", "local"), {"1P1D", "local"}, {"1P1D", "handoff"}, {"2P2D", "local"}, {"2P2D", "handoff"}})
+    for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+      for (bool late : {false, true})
+        for (bool ahead : {false, true}) {
+          if (index++ % (kInstrumented ? 5 : 1) != 0) continue;
+          TinySetup setup{.topology = topology, .scheme = "vattention", .transport = transport};
+          setup.order = order;
+          setup.step_tokens = 64;
+          setup.ahead = ahead;
+          // A row is 64 tokens in layer_major, 16 in token_major; the longest sequence has 512.
+          setup.pool_bytes = 9 * 4 * 4096;
+          cuda.put(setup, false);
+          Late streams(late);
+          INFO(setup.describe() << (late ? ", late" : "") << (ahead ? ", ahead" : ""));
+          const RaggedRun got = run_ragged(setup);
+          CHECK(got.tokens == expected.tokens);
+          REQUIRE(got.hash == expected.hash);
+          CHECK(cuda::simt::vmm_use() == cuda::simt::VmmUse{});
+        }
+}
+
+// With planning ahead, the step after a sequence's last token has begun when that token is known; its kernels still
+// read and write the sequence's rows, which a shared pool unmaps as soon as it is freed.
+TEST_CASE("simt vattention: who stops keeps its rows until the step under way has ended", "[simt][vattention]") {
+  SmallPages pages;
+  OnCuda cuda;
+  TinySetup setup{.topology = "1P1D", .scheme = "vattention", .transport = "handoff"};
+  setup.pool_bytes = 24 * 4 * 4096;
+  cuda.put(setup, false);
+  const RaggedRun whole = run_ragged(setup);
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
+    setup.order = order;
+    Late streams(true);
+    TinyCluster tiny(setup);
+    const auto prompts = ragged_prompts();
+    std::vector<size_t> expected;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      auto request = tiny_request(i, prompts[i], 6);
+      const std::vector<int32_t>& tokens = whole.tokens[i];
+      request->stop_token_ids = {tokens[1 + i % 3]};
+      expected.push_back(size_t(std::find(tokens.begin(), tokens.end(), tokens[1 + i % 3]) - tokens.begin()) + 1);
+      REQUIRE(tiny.submit(request).ok());
+    }
+    tiny.run();
+    size_t early = 0;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const Recorder::Choice choice = tiny.recorder->choice(i);
+      CHECK(choice.finish == FinishReason::stop);
+      CHECK(choice.tokens ==
+            std::vector<int32_t>(whole.tokens[i].begin(), whole.tokens[i].begin() + long(expected[i])));
+      early += expected[i] > 1 && expected[i] < 6;
+    }
+    CHECK(early >= 3);
+  }
+}
 
 // The ragged prompts, and then again; without a prefix cache only the tiers know them.
 struct TwoRounds {
@@ -42,10 +128,7 @@ TwoRounds run_twice(const TinySetup& setup) {
 TEST_CASE("simt tiers: KV that comes back from pinned memory gives the same logits", "[simt][parity][tiers]") {
   SmallPages pages;
   OnCuda cuda;
-  TinySetup first{.scheme = "contiguous"};
-  first.pool_bytes = 3 << 20;
-  cuda.put(first, false);
-  const TwoRounds expected = run_twice(first);
+  const TwoRounds expected = run_twice(plain_setup(cuda));
   REQUIRE(expected.tiers.bytes_out == 0);
   for (const char* topology : {"1C", "1P1D"})
     for (const char* scheme : {"contiguous", "paged", "vattention"})
@@ -84,10 +167,7 @@ TEST_CASE("simt tiers: a prompt shorter than a tier's block is handed over", "[s
     CHECK(choice.tokens.size() == 6);
     return choice.logits_hash;
   };
-  TinySetup plain{.scheme = "contiguous"};
-  plain.pool_bytes = 3 << 20;
-  cuda.put(plain, false);
-  const uint64_t expected = run(plain);
+  const uint64_t expected = run(plain_setup(cuda));
   for (const char* scheme : {"vattention", "contiguous", "paged"})
     for (bool late : {false, true}) {
       TinySetup setup{.topology = "1P1D", .scheme = scheme, .transport = "handoff"};
@@ -133,4 +213,4 @@ TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached 
 }
 
 }  // namespace
-}  // namespace xpyd::testing::tiers_test
+}  // namespace xpyd::testing::memory_test

@@ -1,0 +1,281 @@
+// What steps cost: closed forms against the work that is counted, terms that are learned from steps, and pipelines.
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "base/random.h"
+#include "experiments/cpp_chunks.h"
+#include "experiments/mooncake_cost.h"
+#include "model/cost_model.h"
+#include "model/llama_step.h"
+#include "model/pipeline_time.h"
+#include "model/step_cost.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing::cost_test {
+namespace {
+
+// The work of the same step, counted sequence by sequence and position by position.
+Work counted(const CostModel& cost, int batch, int tokens, int cached, bool logits) {
+  const int length = cached + tokens;
+  KvLayout layout{kv_shape(cost.config, cost.kv), KvOrder::layer_major, length, batch};
+  std::vector<int32_t> ids(size_t(batch * tokens), 1), offsets{0}, lengths(size_t(batch), length), rows;
+  std::vector<KvView> views;
+  for (int s = 0; s < batch; ++s) {
+    offsets.push_back((s + 1) * tokens);
+    if (logits) rows.push_back((s + 1) * tokens - 1);
+    views.push_back({nullptr, &layout, nullptr, s});
+  }
+  StepInput step{.token_ids = ids, .q_offsets = offsets, .kv_lengths = lengths, .views = views, .logit_rows = rows};
+  return llama_work(step, cost.config, cost.weights, cost.activations);
+}
+
+void check_equal(const Work& a, const Work& b) {
+  CHECK(a.flops == Approx(b.flops).epsilon(1e-12));
+  CHECK(a.bytes == Approx(b.bytes).epsilon(1e-12));
+}
+
+CostModel llama_70b() {
+  CostModel cost;
+  cost.config.n_layers = 80;
+  cost.config.hidden = 8192;
+  cost.config.intermediate = 28672;
+  cost.config.n_heads = 64;
+  cost.config.n_kv_heads = 8;
+  cost.config.head_dim = 128;
+  cost.config.vocab = 128256;
+  return cost;
+}
+
+TEST_CASE("cost_model: closed forms are the counted work of a step", "[model][cost_model]") {
+  for (auto [name, kv] :
+       {std::pair("llama31", Dtype::bf16), {"qwen2", Dtype::int8}, {"qwen3", Dtype::int4}, {"mistral", Dtype::f32}}) {
+    CostModel cost{.config = load_model_config(testing::data_path("models/" + std::string(name))).value(),
+                   .weights = Dtype::f32,
+                   .activations = Dtype::f32,
+                   .kv = kv};
+    for (int window : {0, 1, 5, 64})
+      for (int from : {0, 1}) {
+        cost.config.sliding_window = window;
+        cost.config.window_from_layer = from;
+        for (auto [tokens, cached] : {std::pair(1, 0), {7, 0}, {1, 30}, {9, 3}, {40, 100}}) {
+          INFO(name << " window " << window << " from " << from << " tokens " << tokens << " cached " << cached);
+          check_equal(cost.prefill(tokens, cached), counted(cost, 1, tokens, cached, true));
+          check_equal(cost.prefill(tokens, cached, false), counted(cost, 1, tokens, cached, false));
+        }
+        check_equal(cost.decode(5, 33), counted(cost, 5, 1, 32, true));
+      }
+  }
+}
+
+TEST_CASE("cost_model: Mooncake's published break-even points", "[model][cost_model]") {
+  // FAST'25 section 2.2: 320 KB a token; 6 GB/s on 8 x A800 and 19 GB/s on 8 x H800 for a prefix of
+  // 8192.
+  CHECK(kMooncakeLlama70b.kv_token_bytes() == 327680);
+  CHECK(1e-9 * kMooncakeLlama70b.break_even_bytes_per_s(8192, 8 * 312e12) == Approx(5.86).margin(0.01));
+  CHECK(1e-9 * kMooncakeLlama70b.break_even_bytes_per_s(8192, 8 * 989e12) == Approx(18.57).margin(0.01));
+}
+
+TEST_CASE("cost_model: the model's real widths differ from Mooncake's constants by what is known",
+          "[model][cost_model]") {
+  const CostModel cost = llama_70b();
+  CHECK(cost.kv_token_bytes() == 327680);
+  // Short prefix: matrices alone, 2 * 855.6M weights a layer of which the last counts its K and V
+  // projections only: 25.5 d^2 for 22. Long: causal attention is half of a = 4.
+  CHECK(cost.prefill(16, 0, false).flops / kMooncakeLlama70b.flops(16) == Approx(25.5 / 22).epsilon(0.02));
+  CHECK(cost.prefill(1 << 24, 0, false).flops / kMooncakeLlama70b.flops(1 << 24) == Approx(0.5).epsilon(0.02));
+  // A split prefill costs what the whole costs.
+  CHECK(cost.prefill(1000, 0, false).flops + cost.prefill(24, 1000, false).flops ==
+        Approx(cost.prefill(1024, 0, false).flops));
+}
+
+TEST_CASE("cost_model: a step takes the slower of its two bounds", "[model][cost_model]") {
+  CHECK(seconds({.bytes = 10, .flops = 100}, {.flops_per_s = 100, .bytes_per_s = 100}) == 1);
+  CHECK(seconds({.bytes = 1000, .flops = 100}, {.flops_per_s = 100, .bytes_per_s = 100}) == 10);
+}
+
+TEST_CASE("step cost: a prompt's steps together are its chunks' steps", "[cost]") {
+  const StepCost cost(StepCost::Terms{1e-3, 3e-5, 2e-8, 1.5e-10, 2e-5, 3e-8});
+  for (auto [tokens, cached, chunk] :
+       {std::tuple{5000, 0, 512}, {5000, 3000, 512}, {512, 0, 512}, {513, 7, 512}, {1, 0, 512}}) {
+    double sum = 0;
+    for (int done = 0; done < tokens; done += chunk) {
+      StepShape step;
+      step.add_prompt(std::min(chunk, tokens - done), cached + done);
+      sum += cost.seconds(step);
+    }
+    CHECK(cost.seconds(prompt_steps(tokens, cached, chunk)) == Approx(sum));
+  }
+}
+
+// Steps of a machine with other terms than the prior's, off by up to 5 %.
+struct Machine {
+  StepCost::Terms truth = {8e-4, 33e-6, 1e-8, 1.7e-10, 2e-5, 3e-8};
+  StepCost real{truth};
+  Random random{1};
+  StepShape step() {
+    StepShape s;
+    if (random.uniform() < 0.5) s.add_prompt(1 + double(random.below(2048)), double(random.below(30000)));
+    const double n = double(random.below(64));
+    s.add_decodes(n, n * double(random.below(20000)));
+    return s;
+  }
+  double seconds(const StepShape& s) { return real.seconds(s) * (0.95 + 0.1 * random.uniform()); }
+};
+
+TEST_CASE("step cost: steps correct a prior that is off by a factor of three", "[cost]") {
+  Machine machine;
+  StepCost cost(StepCost::Terms{2.4e-3, 11e-6, 3e-9, 0.6e-10, 6e-5, 1e-7});
+  PredictionError before, after;
+  for (int i = 0; i < 4000; ++i) {
+    const StepShape s = machine.step();
+    const double seconds = machine.seconds(s);
+    (i < 10 ? before : after).add(cost.seconds(s), i >= 10 && i < 1000 ? cost.seconds(s) : seconds);
+    cost.saw(s, seconds);
+  }
+  CHECK(before.mape() > 0.3);
+  CHECK(after.mape() < 0.03);                        // the noise itself is 2.5 % in the mean
+  for (size_t i = 0; i < machine.truth.size(); ++i)  // gamma is less than 1 % of any step, and drowns
+    if (i != 2) CHECK(cost.terms()[i] == Approx(machine.truth[i]).epsilon(0.1));
+}
+
+TEST_CASE("step cost: what no step has said stays the prior's, and nothing becomes negative", "[cost]") {
+  const StepCost::Terms prior = {1e-3, 3e-5, 2e-8, 1.5e-10, 2e-5, 3e-8};
+  StepCost cost(prior);
+  for (int i = 0; i < 500; ++i) cost.saw({.decodes = 8, .decode_context = 8000}, 1e-4);  // far less than the prior's c
+  CHECK(cost.terms()[1] == prior[1]);
+  CHECK(cost.terms()[3] == prior[3]);
+  CHECK(cost.seconds({.decodes = 8, .decode_context = 8000}) == Approx(1e-4).epsilon(0.02));
+  for (double term : cost.terms()) CHECK(term >= 0);
+  cost.saw({.decodes = 8}, 0);  // a clock that stood says nothing
+  CHECK(cost.steps_seen() == 500);
+}
+
+TEST_CASE("step cost: of equal steps it says the mean, whatever their spread", "[cost]") {
+  StepCost cost;
+  const StepShape s = {.decodes = 8, .decode_context = 8000};
+  for (int i = 0; i < 1000; ++i) cost.saw(s, i % 2 ? 1e-3 : 3e-3);
+  CHECK(cost.seconds(s) == Approx(2e-3).epsilon(0.05));  // relative to what was seen, it would be 1.2 ms
+}
+
+TEST_CASE("step cost: it follows a machine that becomes slower", "[cost]") {
+  Machine machine;
+  StepCost cost(machine.truth);
+  for (int i = 0; i < 3000; ++i) {
+    const StepShape s = machine.step();
+    cost.saw(s, 2 * machine.seconds(s));
+  }
+  const StepShape s = machine.step();
+  CHECK(cost.seconds(s) == Approx(2 * machine.real.seconds(s)).epsilon(0.05));
+}
+
+using namespace experiments;
+
+const ChunkCost kCost{.stage_s = 5e-4, .c = 0.04, .b = 3.2e-4, .g = 1e-7, .a = 3e-9};
+
+TEST_CASE("chunks: they tile a prompt, and equal-time ones take as long each", "[pipeline]") {
+  Random random(7);
+  for (int trial = 0; trial < 100; ++trial) {
+    const double cached = double(random.below(100000)), tokens = double(1 + random.below(100000));
+    const int stages = 1 + int(random.below(8));
+    const double T = 0.1 + random.uniform();
+    for (const ChunkRule& rule : {fixed_chunks(2048), equal_time_chunks(kCost, T, stages)}) {
+      double at = cached;
+      for (const Chunk& chunk : cut(cached, tokens, rule)) {
+        CHECK(chunk.L == at);
+        CHECK(chunk.x > 0);
+        at += chunk.x;
+      }
+      CHECK(at == cached + tokens);
+    }
+    const double x = kCost.tokens(cached, T, stages);
+    if (x > 0) CHECK(kCost.seconds(cached, x, stages) == Approx(T).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("chunks: the best equal-time ones end before any fixed ones", "[pipeline]") {
+  for (double tokens : {8192., 131072.}) {
+    const auto end = [&](const std::vector<Chunk>& chunks) {
+      return model::pipeline_seconds(stage_seconds(kCost, chunks, 8), 8);
+    };
+    const double best = end(best_equal_time(kCost, 0, tokens, 8));
+    for (double x = 256; x <= tokens; x *= 2) CHECK(best <= end(cut(0, tokens, fixed_chunks(x))));
+  }
+}
+
+using model::pipeline_seconds, model::pipeline_times, model::PipelineChunk, model::PipelineTimes;
+using Chunks = std::vector<PipelineChunk>;
+
+Chunks same_on_all(std::span<const double> seconds, int n_stages) {
+  Chunks chunks;
+  for (double t : seconds) chunks.push_back({std::vector<double>(size_t(n_stages), t)});
+  return chunks;
+}
+
+// Whole ticks, one after another: a stage that is idle takes its next chunk if that is there. done[i][s] in ticks.
+std::vector<std::vector<int>> by_ticks(const Chunks& chunks, int window) {
+  const size_t n = chunks.size(), P = chunks[0].stage_s.size();
+  std::vector<std::vector<int>> done(n, std::vector<int>(P, -1));
+  std::vector<size_t> next(P, 0);            // the chunk that a stage takes next
+  std::vector<std::optional<int>> until(P);  // when it ends what it has
+  for (int now = 0; done[n - 1][P - 1] < 0; ++now) {
+    bool moved = true;
+    while (moved) {  // a chunk of no time passes within a tick
+      moved = false;
+      for (size_t s = 0; s < P; ++s) {
+        if (until[s] == now) {
+          done[next[s]++][s] = now;
+          until[s].reset();
+          moved = true;
+        }
+        const size_t i = next[s];
+        if (until[s] || i == n) continue;
+        const size_t ended = next[P - 1];  // chunks that have left
+        const bool here = s > 0 ? done[i][s - 1] >= 0 && done[i][s - 1] + chunks[i].boundary_s <= now
+                                : chunks[i].arrival_s <= now && (window == 0 || i < ended + size_t(window));
+        if (!here) continue;
+        until[s] = now + int(chunks[i].stage_s[s]);
+        moved = true;
+      }
+    }
+  }
+  return done;
+}
+
+TEST_CASE("pipeline time: the closed form is the recurrence, for the same time on all stages", "[pipeline]") {
+  Random random(3);
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<double> seconds(1 + random.below(60));
+    for (double& t : seconds) t = trial % 3 == 0 ? random.exponential() : 0.01 + random.uniform();
+    const int n_stages = 1 + int(random.below(16));
+    const PipelineTimes times = pipeline_times(same_on_all(seconds, n_stages), 0);
+    CHECK(times.end() == Approx(pipeline_seconds(seconds, n_stages)).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("pipeline time: as stages do that look at their inputs tick by tick", "[pipeline]") {
+  CHECK(pipeline_times({}, 2).end() == 0);
+  Random random(5);
+  for (int trial = 0; trial < 400; ++trial) {
+    const size_t P = 1 + random.below(6);
+    const int window = int(random.below(2 * P + 2));
+    Chunks chunks(1 + random.below(20));
+    int arrival = 0;
+    for (PipelineChunk& chunk : chunks) {
+      for (size_t s = 0; s < P; ++s) chunk.stage_s.push_back(double(random.below(9)));
+      chunk.boundary_s = double(random.below(4));
+      chunk.arrival_s = arrival += trial % 2 ? int(random.below(12)) : 0;
+    }
+    const PipelineTimes times = pipeline_times(chunks, window);
+    const auto done = by_ticks(chunks, window);
+    for (size_t i = 0; i < chunks.size(); ++i)
+      for (size_t s = 0; s < P; ++s) {
+        INFO("trial " << trial << ", window " << window << ", chunk " << i << ", stage " << s);
+        REQUIRE(times.left(int(i), int(s)) == done[i][s]);
+        REQUIRE(times.left(int(i), int(s)) - times.begun(int(i), int(s)) == chunks[i].stage_s[s]);
+      }
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing::cost_test
