@@ -1,5 +1,5 @@
 // The pool that a card exports, on the interpreter and on a card: what one member writes through
-// its mapping the other one reads through its own. (tests/simt/handoff_test.cu has two processes,
+// its mapping the other one reads through its own. (tests/simt/stack_test.cu has two processes,
 // and tools/gpu-report runs `xpyd --processes` over it.)
 #include "base/device_cuda.h"
 #include "disagg/transport/handoff_pool.h"
