@@ -38,10 +38,12 @@ const Tiny& tiny(int layers, bool head = false) {
 const ModelConfig& tiny_config(int layers) { return tiny(layers).config; }
 std::shared_ptr<const Weights> tiny_weights(int layers, Dtype dtype) {
   if (dtype == Dtype::f32) return tiny(layers).weights;
+  static std::map<std::pair<int, Dtype>, std::shared_ptr<const Weights>> made;
+  auto& weights = made[{layers, dtype}];
   ThreadTeam team(1);
-  return load_weights("tiny", tiny_config(layers),
-                      {.weight_dtype = dtype, .weight_group = 16, .dummy = true, .seed = 7}, team)
-      .value();
+  const LoadOptions options{.weight_dtype = dtype, .weight_group = 16, .dummy = true, .seed = 7};
+  if (!weights) weights = load_weights("tiny", tiny_config(layers), options, team).value();
+  return weights;
 }
 
 std::string TinySetup::describe() const {
