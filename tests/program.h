@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
+#include <sys/personality.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -78,6 +79,7 @@ struct ProgramHow {
   std::map<std::string, std::string> environment = {};
   rlim_t address_space = RLIM_INFINITY;
   std::string folder = "", shell = "";  // where it runs; what /bin/sh says before it
+  bool session = false;                 // one of its own, at addresses that are the same each time
   int stderr_fd = -1;                   // another one than the log
 };
 
@@ -105,6 +107,7 @@ class Program {
     REQUIRE(pipe2(begun, O_CLOEXEC) == 0);
     pid = fork();
     if (pid == 0) {
+      if (how.session) setsid(), personality(ADDR_NO_RANDOMIZE);
       dup2(how.stderr_fd >= 0 ? how.stderr_fd : open(log.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2);
       dup2(open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 1);
       close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // this program's files are no business of its
