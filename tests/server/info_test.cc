@@ -146,8 +146,8 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       ThreadTeam team(1);
       Info info;
       for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-        info = run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4", "--dtype",
-                                         dtype_name(dtype)});
+        info = run_info(model.dir.path,
+                        {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4", "--dtype", dtype_name(dtype)});
         REQUIRE(info.code == 0);
         auto weights = load_weights(model.dir.path, parsed.value(), {.dtype = dtype, .dummy = true}, team);
         REQUIRE(weights);
