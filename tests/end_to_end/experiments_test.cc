@@ -20,7 +20,7 @@ std::vector<std::string> columns(const Values& row) {
 
 }  // namespace
 
-TEST_CASE("experiments: every point of every one runs, small", "[experiments]") {
+TEST_CASE("experiments: every point of every one runs, small", "[.][slow][experiments]") {
   REQUIRE(all_experiments().size() >= 13);
   for (const Experiment& e : all_experiments()) {
     Setting setting{.device = e.device == std::string("cuda") ? "cuda" : "cpu",
@@ -103,7 +103,7 @@ TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, no
   }
 }
 
-TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {
+TEST_CASE("experiments: the runner, result files and claims", "[.][slow][experiments]") {
   if (std::system("python3 -c 'import dataclasses' 2>/dev/null") != 0) SKIP_TEST("no python3");
   CHECK(std::system("mkdir -p build/tmp && python3 experiments/test_run.py >build/tmp/test_run.log 2>&1 || "
                     "{ cat build/tmp/test_run.log; false; }") == 0);

@@ -200,7 +200,8 @@ TEST_CASE("files: a result takes the place of its file and of no other", "[issue
   CHECK(n == 4);
 }
 
-TEST_CASE("files: what is no measured peak of ours is not replaced by one", "[issues][files]") {
+// It measures this machine, twice.
+TEST_CASE("files: what is no measured peak of ours is not replaced by one", "[.][slow][peak]") {
   TempDir dir;
   const Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
   fs::create_directory(dir.path + "/xpyd");
