@@ -65,6 +65,17 @@ inline Reply post(int port, const std::string& path, const std::string& body) {
   return client.read();
 }
 
+// Processes whose parent is `parent`, in the order in which they began.
+inline std::set<pid_t> children_of(pid_t parent) {
+  std::set<pid_t> all;
+  std::error_code gone;
+  for (auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(parent) + "/task", gone)) {
+    std::ifstream children(task.path() / "children");
+    for (pid_t child; children >> child;) all.insert(child);
+  }
+  return all;
+}
+
 // A folder of random weights, enough for a server without ../shared.
 inline void write_dummy_model(const std::string& dir, int hidden = 64) {
   std::filesystem::create_directories(dir);
@@ -164,15 +175,7 @@ class Program {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
   void signal(int number) const { kill(pid, number); }
-  std::set<pid_t> children() const {
-    std::set<pid_t> all;
-    std::error_code gone;
-    for (auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task", gone)) {
-      std::ifstream children(task.path() / "children");
-      for (pid_t child; children >> child;) all.insert(child);
-    }
-    return all;
-  }
+  std::set<pid_t> children() const { return children_of(pid); }
   // The worker of a role, by its command line; -1: none.
   pid_t worker(const std::string& role) const {
     for (pid_t child : children())

@@ -253,9 +253,9 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
   std::vector<std::string> copying = wires();
   std::erase_if(copying,
                 [](const std::string& wire) { return find_transport(wire)->shared_pool; });  // one index for all
-  for (size_t i = 0; i < std::size(memories) && !copying.empty(); ++i) {
-    const Words& memory = memories[i];
-    const std::string& wire = copying[i % copying.size()];
+  for (size_t m = 0; m < std::size(memories) && !copying.empty(); ++m) {
+    const Words& memory = memories[m];
+    const std::string& wire = copying[m % copying.size()];
     INFO(wire << " " << memory[0]);
     Words words = {"--transport", wire, "--kv-checksum", "on", "--kv-fetch", "always", "--placement", "round_robin"};
     words.insert(words.end(), memory.begin(), memory.end());
@@ -327,57 +327,73 @@ TEST_CASE("processes: a step that takes longer than a lease is nobody's death", 
   CHECK(stats.conductor.failed_attempts == 0);
 }
 
-TEST_CASE("processes: chaos: workers are killed and stopped under load, and nothing is lost or wrong",
-          "[.][slow][process-chaos]") {
+TEST_CASE(
+    "processes: chaos: workers, or stages of them, are killed and stopped under load, and nothing is lost or wrong",
+    "[.][slow][process-chaos]") {
   NEEDS_PROGRAM();
   const char* seconds = std::getenv("SECONDS_OF_CHAOS");
-  const double length = seconds ? std::atof(seconds) : 4;
   const char* patient = std::getenv("LEASE");  // where a machine is emulated, and slow
-  const double lease = patient ? std::atof(patient) : kLease;
   Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
   bool escrow = false;
-  for (const std::string& wire : wires()) {
-    escrow = !escrow;
-    INFO(wire << " " << escrow);
-    Bed bed({"--transport", wire, "--kv-checksum", "on", "--reservation", escrow ? "escrow" : "off"}, lease, "2P2D");
-    const char* roles[] = {"prefill", "prefill", "decode", "decode"};
-    std::vector<size_t> alive;
-    for (const char* role : roles) alive.push_back(bed.start(role));
-    REQUIRE(bed.cluster().wait_members(4, 60));
-    const double end = bed.clock().now() + length;
-    int kills = 0, stops = 0, asked = 0;
-    while (bed.clock().now() < end) {
-      for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
-      const size_t victim = random.below(4);
-      if (random.below(2) == 0) {
-        bed.child(alive[victim]).end(SIGKILL);
-        alive[victim] = bed.start(roles[victim]);
-        ++kills;
-      } else {  // longer than its lease: it comes back as a zombie
-        bed.child(alive[victim]).signal(SIGSTOP);
-        std::this_thread::sleep_for(std::chrono::duration<double>(2 * lease * random.uniform()));
-        bed.child(alive[victim]).signal(SIGCONT);
-        ++stops;
+  for (const bool stages : {false, true})
+    for (const std::string& wire : wires()) {
+      if (stages && find_transport(wire)->shared_pool) continue;  // it carries no activations
+      escrow = !escrow;
+      const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;
+      Words words = {"--transport", wire, "--kv-checksum", "on", "--reservation", escrow ? "escrow" : "off"};
+      if (stages) words.insert(words.end(), {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2"});
+      INFO(wire << " " << escrow << " " << stages);
+      Bed bed(words, lease, "2P2D");
+      const char* roles[] = {"prefill", "prefill", "decode", "decode"};
+      std::vector<size_t> alive;
+      for (const char* role : roles) alive.push_back(bed.start(role));
+      REQUIRE(bed.cluster().wait_members(4, 60));
+      const double end = bed.clock().now() + (seconds ? std::atof(seconds) : 4);
+      int kills = 0, stops = 0, asked = 0;
+      while (bed.clock().now() < end) {
+        for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
+        const size_t worker = random.below(4);
+        pid_t victim = bed.child(alive[worker]).pid();
+        if (stages) {  // a head is killed by nobody: it has new stages
+          const std::set<pid_t> all = children_of(victim);
+          if (all.empty()) continue;
+          victim = random.below(2) ? *all.begin() : *all.rbegin();
+        }
+        if (random.below(stages ? 4 : 2) > 0) {
+          if (stages)
+            ::kill(victim, SIGKILL);
+          else
+            bed.child(alive[worker]).end(SIGKILL), alive[worker] = bed.start(roles[worker]);
+          ++kills;
+        } else {  // longer than its lease: a worker comes back as a zombie, and a stage was waited for, or given up
+          ::kill(victim, SIGSTOP);
+          const double most = stages ? 0.5 : 2 * lease;
+          std::this_thread::sleep_for(std::chrono::duration<double>(most * random.uniform()));
+          ::kill(victim, SIGCONT);
+          ++stops;
+        }
+        std::this_thread::sleep_for(std::chrono::duration<double>(0.4 * random.uniform()));
       }
-      std::this_thread::sleep_for(std::chrono::duration<double>(0.4 * random.uniform()));
+      bed.check_answers();
+      bed.check_memory();
+      const ConductorStats totals = bed.cluster().conductor().totals();
+      std::printf(
+          "chaos of %s over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; 0 "
+          "lost, "
+          "0 wrong\n",
+          stages ? "stages" : "processes", wire.c_str(), asked, kills, stops, int(totals.failed_attempts),
+          int(totals.replaced_choices));
+      for (int i = 0; i < kAttemptFailures; ++i)
+        if (totals.failed_by[size_t(i)] > 0)
+          std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));
+      if (stages) continue;
+      const auto logged = bed.check_logs();
+      CHECK(logged.at("files") >= 5);  // of all but who was killed before it had one
+      CHECK(logged.at("files") <= 5 + kills);
+      CHECK(logged.at("place") == totals.attempts);
+      CHECK(logged.at("plan") > 0);
+      CHECK(logged.at("lives") == asked);
     }
-    bed.check_answers();
-    bed.check_memory();
-    const ConductorStats totals = bed.cluster().conductor().totals();
-    std::printf(
-        "process chaos over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices "
-        "placed anew; 0 lost, 0 wrong\n",
-        wire.c_str(), asked, kills, stops, int(totals.failed_attempts), int(totals.replaced_choices));
-    for (int i = 0; i < kAttemptFailures; ++i)
-      if (totals.failed_by[size_t(i)] > 0)
-        std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));
-    const auto logged = bed.check_logs();
-    CHECK(logged.at("files") >= 5);  // of all but who was killed before it had one
-    CHECK(logged.at("files") <= 5 + kills);
-    CHECK(logged.at("place") == totals.attempts);
-    CHECK(logged.at("plan") > 0);
-    CHECK(logged.at("lives") == asked);
-  }
 }
 
 }  // namespace

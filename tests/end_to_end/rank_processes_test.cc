@@ -12,18 +12,10 @@
 namespace xpyd::testing::rank_processes_test {
 namespace {
 
-// Processes whose parent is `parent`.
-std::vector<pid_t> children_of(pid_t parent) {
-  std::vector<pid_t> children;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    if (std::atoi(entry.path().filename().c_str()) == 0) continue;
-    const std::string stat = read_all(entry.path() / "stat");  // of one that has just ended: nothing
-    const size_t name_end = stat.rfind(')');                   // "PID (NAME) STATE PARENT"
-    if (name_end != stat.npos && std::atoi(stat.c_str() + name_end + 4) == parent)
-      children.push_back(pid_t(std::stoi(entry.path().filename())));
-  }
-  std::ranges::sort(children);  // in the order of stages
-  return children;
+// In the order of stages.
+std::vector<pid_t> stages_of(pid_t head) {
+  const std::set<pid_t> all = children_of(head);
+  return {all.begin(), all.end()};
 }
 
 bool runs(pid_t pid) {
@@ -50,7 +42,7 @@ TEST_CASE("ranks: stages as processes have the bits of one process", "[processes
     const size_t first = bed.start(split ? "prefill" : "colocated");
     if (split) bed.start("decode");
     REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
-    CHECK(children_of(bed.child(first).pid()).size() == size_t(std::stoi(c.pp)));
+    CHECK(stages_of(bed.child(first).pid()).size() == size_t(std::stoi(c.pp)));
     for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 12, 1 + i % 2);
     bed.check_answers();
     bed.check_memory();
@@ -68,11 +60,11 @@ TEST_CASE("ranks: a stage that is killed takes its instance with it, and no requ
     for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
     const pid_t head = bed.child(heads[round % 2]).pid();
     std::vector<pid_t> stages;
-    REQUIRE(until(60, [&] { return (stages = children_of(head)).size() == 2; }));
+    REQUIRE(until(60, [&] { return (stages = stages_of(head)).size() == 2; }));
     ::kill(stages[size_t(round)], SIGKILL);
     // The head lives on, and joins again with two new stages.
     CHECK(until(60, [&] {
-      const std::vector<pid_t> now = children_of(head);
+      const std::vector<pid_t> now = stages_of(head);
       return now.size() == 2 && now[0] != stages[0] && now[1] != stages[1];
     }));
     CHECK_FALSE(runs(stages[0]));
@@ -91,54 +83,10 @@ TEST_CASE("ranks: stages end with their head", "[processes][rank-processes]") {
   for (const int signal : {SIGKILL, SIGTERM}) {
     const size_t head = bed.start("colocated");
     REQUIRE(bed.cluster().wait_members(1, 60));
-    const std::vector<pid_t> stages = children_of(bed.child(head).pid());
+    const std::vector<pid_t> stages = stages_of(bed.child(head).pid());
     REQUIRE(stages.size() == 2);
     bed.child(head).end(signal);
     CHECK(until(60, [&] { return !runs(stages[0]) && !runs(stages[1]); }));
-  }
-}
-
-TEST_CASE("ranks: chaos: stages are killed and stopped under load, and nothing is lost or wrong",
-          "[.][slow][process-chaos]") {
-  NEEDS_PROGRAM();
-  const char* seconds = std::getenv("SECONDS_OF_CHAOS");
-  Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
-  const char* one = std::getenv("WIRE");
-  for (const std::string wire : {"shm", "tcp"}) {
-    if (one && *one && one != wire) continue;
-    INFO(wire);
-    Bed bed(
-        {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2", "--transport", wire, "--kv-checksum", "on"},
-        kLongLease, "2P2D");
-    std::vector<size_t> heads;
-    for (const char* role : {"prefill", "prefill", "decode", "decode"}) heads.push_back(bed.start(role));
-    REQUIRE(bed.cluster().wait_members(4, 60));
-    const double end = bed.clock().now() + (seconds ? std::atof(seconds) : 4);
-    int kills = 0, stops = 0, asked = 0;
-    while (bed.clock().now() < end) {
-      for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
-      const std::vector<pid_t> stages = children_of(bed.child(heads[random.below(4)]).pid());
-      if (!stages.empty()) {
-        const pid_t victim = stages[random.below(stages.size())];
-        if (random.below(4) > 0) {
-          ::kill(victim, SIGKILL);
-          ++kills;
-        } else {  // its head waits for it, or gives it up after a lease
-          ::kill(victim, SIGSTOP);
-          std::this_thread::sleep_for(std::chrono::duration<double>(0.5 * random.uniform()));
-          ::kill(victim, SIGCONT);
-          ++stops;
-        }
-      }
-      std::this_thread::sleep_for(std::chrono::duration<double>(0.4 * random.uniform()));
-    }
-    bed.check_answers();
-    bed.check_memory();
-    const ConductorStats totals = bed.cluster().conductor().totals();
-    std::printf(
-        "chaos of stages over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; "
-        "0 lost, 0 wrong\n",
-        wire.c_str(), asked, kills, stops, int(totals.failed_attempts), int(totals.replaced_choices));
   }
 }
 
