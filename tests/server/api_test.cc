@@ -134,21 +134,42 @@ TEST_CASE("siphash agrees with its authors' test vectors", "[server][api]") {
   CHECK(siphash(key, text) == 0xa129ca6149be45e5u);
 }
 
-TEST_CASE("api: echo, finish and stop reasons, token ids", "[server][api]") {
+TEST_CASE("api: echo, token ids, usage and logprobs in both formats, whole and in streams", "[server][api]") {
   TestServer server;
-  json echo = parsed(server.post("/v1/completions", R"({"prompt":["é: ","b"],"max_tokens":2,"echo":true})").body);
-  CHECK_SAME(echo["choices"][0]["text"], "é: he");
-  CHECK_SAME(echo["choices"][1]["text"], "bhe");
-  json ids = parsed(server.post("/v1/completions", R"({"prompt":[97,98],"max_tokens":2,"echo":true})").body);
-  CHECK_SAME(ids["choices"][0]["text"], "abhe");
-  auto echoed = chunks(server.post("/v1/completions", R"({"prompt":"ab","max_tokens":2,"echo":true,"stream":true})"));
-  CHECK_SAME(echoed[0]["choices"][0]["text"], "abh");
-  CHECK_SAME(echoed[1]["choices"][0]["text"], "e");
-
-  json with_ids = parsed(
-      server.post("/v1/completions", R"({"prompt":"ab","max_tokens":2,"return_token_ids":true})").body);
-  CHECK_SAME(with_ids["choices"][0]["token_ids"], parsed("[104,101]"));
-  CHECK_SAME(with_ids["choices"][0]["prompt_token_ids"], parsed("[97,98]"));
+  const std::string usage = R"({"prompt":["ab","c"],"max_tokens":2,"stream":true,"stream_options":)";
+  check_answers(
+      server, "/v1/completions",
+      {{R"({"prompt":["é: ","b"],"max_tokens":2,"echo":true})",
+        {{"/choices/0/text", R"("é: he")"}, {"/choices/1/text", R"("bhe")"}}},
+       {R"({"prompt":[97,98],"max_tokens":2,"echo":true})", {{"/choices/0/text", R"("abhe")"}}},
+       {R"({"prompt":"ab","max_tokens":2,"echo":true,"stream":true})",
+        {{"/0/choices/0/text", R"("abh")"}, {"/1/choices/0/text", R"("e")"}}},
+       {R"({"prompt":"ab","max_tokens":2,"return_token_ids":true})",
+        {{"/choices/0/token_ids", "[104,101]"}, {"/choices/0/prompt_token_ids", "[97,98]"}}},
+       {R"({"prompt":"a","max_tokens":2,"logprobs":2})",
+        {{"/choices/0/logprobs/tokens", R"(["h","e"])"},
+         {"/choices/0/logprobs/token_logprobs", "[-0.25,-0.25]"},
+         {"/choices/0/logprobs/top_logprobs/0", R"({"h":-0.25,"bytes:\\xc1":-1.25})"},
+         {"/choices/0/logprobs/text_offset", "[0,1]"}}},
+       {R"({"prompt":"a","max_tokens":1,"logprobs":0})", {{"/choices/0/logprobs/top_logprobs/0", R"({"h":-0.25})"}}},
+       {R"({"prompt":"a","max_tokens":3,"logprobs":1,"stream":true})",
+        {{"/2/choices/0/logprobs",
+          R"({"tokens":["l"],"token_logprobs":[-0.25],"top_logprobs":[{"l":-0.25}],"text_offset":[2]})"}}},
+       {usage + R"({"include_usage":true}})",
+        {{"/0/usage", "null"},
+         {"/3/usage", "null"},
+         {"/4/choices", "[]"},
+         {"/4/usage/prompt_tokens", "3"},
+         {"/4/usage/completion_tokens", "4"}}},
+       {R"({"prompt":"ab","max_tokens":2,"stream":true,"stream_options":{"continuous_usage_stats":true}})",
+        {{"/0/usage/completion_tokens", "1"}, {"/1/usage/completion_tokens", "2"}}}});
+  const std::string messages = R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true)";
+  check_answers(server, "/v1/chat/completions",
+                {{messages + R"(,"top_logprobs":2})",
+                  {{"/choices/0/logprobs/content/0",
+                    R"({"token":"h","logprob":-0.25,"bytes":[104],"top_logprobs":[{"token":"h","logprob":-0.25,
+                        "bytes":[104]},{"token":"bytes:\\xc1","logprob":-1.25,"bytes":[193]}]})"}}},
+                 {messages + "}", {{"/choices/0/logprobs/content/1/top_logprobs", "[]"}}}});
 }
 
 TEST_CASE("api: how a choice ended", "[server][api]") {
@@ -179,30 +200,6 @@ TEST_CASE("api: how a choice ended", "[server][api]") {
     CHECK_SAME(events[1]["choices"][0]["finish_reason"], cases[which].finish);
     CHECK_SAME(events[1]["choices"][0]["stop_reason"], cases[which].reason);
   }
-}
-
-TEST_CASE("api: logprobs in both formats", "[server][api]") {
-  TestServer server;
-  json completion = parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":2,"logprobs":2})").body);
-  json logprobs = completion["choices"][0]["logprobs"];
-  CHECK_SAME(logprobs["tokens"], parsed(R"(["h","e"])"));
-  CHECK_SAME(logprobs["token_logprobs"], parsed("[-0.25,-0.25]"));
-  CHECK_SAME(logprobs["top_logprobs"][0], parsed(R"({"h":-0.25,"bytes:\\xc1":-1.25})"));
-  CHECK_SAME(logprobs["text_offset"], parsed("[0,1]"));
-  json none = parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"logprobs":0})").body);
-  CHECK_SAME(none["choices"][0]["logprobs"]["top_logprobs"][0], parsed(R"({"h":-0.25})"));
-
-  std::string messages = R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true)";
-  json chat = parsed(server.post("/v1/chat/completions", messages + R"(,"top_logprobs":2})").body);
-  CHECK_SAME(chat["choices"][0]["logprobs"]["content"][0], parsed(R"({"token":"h","logprob":-0.25,
-      "bytes":[104],"top_logprobs":[{"token":"h","logprob":-0.25,"bytes":[104]},
-      {"token":"bytes:\\xc1","logprob":-1.25,"bytes":[193]}]})"));
-  json plain = parsed(server.post("/v1/chat/completions", messages + "}").body);
-  CHECK_SAME(plain["choices"][0]["logprobs"]["content"][1]["top_logprobs"], json::array());
-
-  auto events = chunks(server.post("/v1/completions", R"({"prompt":"a","max_tokens":3,"logprobs":1,"stream":true})"));
-  CHECK_SAME(events[2]["choices"][0]["logprobs"], parsed(R"({"tokens":["l"],
-      "token_logprobs":[-0.25],"top_logprobs":[{"l":-0.25}],"text_offset":[2]})"));
 }
 
 TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
@@ -254,21 +251,6 @@ TEST_CASE("api: a stream's head is sent before the first token, and no event", "
   CHECK(client.quiet());
   server.service.hold(false);
   CHECK(client.read_some().find("\"role\":\"assistant\",\"content\":\"h\"") != std::string::npos);
-}
-
-TEST_CASE("api: usage in streams, when asked for", "[server][api]") {
-  TestServer server;
-  std::string start = R"({"prompt":["ab","c"],"max_tokens":2,"stream":true,"stream_options":)";
-  auto events = chunks(server.post("/v1/completions", start + R"({"include_usage":true}})"));
-  REQUIRE(events.size() == 5);
-  for (int i = 0; i < 4; ++i) CHECK_SAME(events[i]["usage"], nullptr);
-  CHECK(events[0].contains("usage"));
-  CHECK_SAME(events[4]["choices"], json::array());
-  CHECK_SAME(events[4]["usage"]["prompt_tokens"], 3);
-  CHECK_SAME(events[4]["usage"]["completion_tokens"], 4);
-  events = chunks(server.post("/v1/completions", start + R"({"continuous_usage_stats":true}})"));
-  REQUIRE(events.size() == 4);
-  for (const json& event : events) CHECK(event["usage"]["completion_tokens"].get<int>() >= 1);
 }
 
 TEST_CASE("api: text of any kind stays one data line of valid UTF-8", "[server][api]") {
