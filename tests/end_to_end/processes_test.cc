@@ -82,7 +82,7 @@ TEST_CASE("processes: who is killed is replaced, over every wire, and nothing is
   NEEDS_PROGRAM();
   for (const std::string& wire : wires()) {
     INFO(wire);
-    Bed bed({"--transport", wire, "--kv-checksum", "on"}, kLease, "2P2D");
+    Bed bed({"--transport", wire, "--kv-checksum", "on"}, kLongLease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
     std::vector<size_t> alive;
     for (const char* role : roles) alive.push_back(bed.start(role));

@@ -28,7 +28,8 @@ struct Fields {
   const char* names;
   const char* with = "";  // fields that they need
 };
-// prompt, messages and model are in every body below.
+// As vLLM (commit 002032e, entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang (commit 004c82e,
+// srt/entrypoints/openai/protocol.py) list them. prompt, messages and model are in every body below.
 constexpr Fields kFields[] = {
     {honoured, kBoth, R"(1.5)", "frequency_penalty presence_penalty repetition_penalty"},
     {honoured, kBoth, R"({"5":2})", "logit_bias"},
@@ -98,37 +99,6 @@ constexpr Fields kFields[] = {
      "custom_labels images_config metadata mm_processor_kwargs media_io_kwargs prediction"},
 };
 
-// As vLLM (commit 002032e, entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang (commit 004c82e,
-// srt/entrypoints/openai/protocol.py) list them.
-constexpr const char* kTheirCompletions =
-    "add_special_tokens allowed_token_ids bad_words best_of bootstrap_host bootstrap_port bootstrap_room cache_salt "
-    "custom_labels custom_logit_processor custom_params data_parallel_rank disagg_prefill_dp_rank ebnf echo "
-    "ec_transfer_params extra_key frequency_penalty ignore_eos images_config include_stop_str_in_output json_schema "
-    "kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs lora_path max_tokens min_p min_tokens n "
-    "ngram_corpus_id no_stop_trim presence_penalty priority prompt_embeds prompt_logprobs regex repetition_detection "
-    "repetition_penalty request_id response_format return_cached_tokens_details return_hidden_states return_mm_kwargs "
-    "return_routed_experts return_token_ids return_token_offsets return_tokens_as_token_ids rid routed_dp_rank "
-    "routed_experts_prompt_start routed_experts_start_len seed session_id session_params skip_special_tokens "
-    "spaces_between_special_tokens stop stop_regex stop_token_ids stream stream_interval stream_options "
-    "structured_outputs suffix temperature thinking_token_budget top_k top_p truncate_prompt_tokens truncation_side "
-    "use_beam_search user vllm_xargs watermarking";
-constexpr const char* kTheirChat =
-    "add_generation_prompt add_special_tokens allowed_token_ids bad_words bootstrap_host bootstrap_port bootstrap_room "
-    "cache_salt chat_template chat_template_kwargs continue_final_message custom_logit_processor custom_params "
-    "data_parallel_rank disagg_prefill_dp_rank documents ebnf echo ec_transfer_params extra_key frequency_penalty "
-    "ignore_eos images_config include_reasoning include_stop_str_in_output input_ids kv_transfer_params length_penalty "
-    "logit_bias logprob_token_ids logprobs lora_path max_completion_tokens max_dynamic_patch max_tokens "
-    "media_io_kwargs min_dynamic_patch min_p min_tokens mm_processor_kwargs n ngram_corpus_id no_stop_trim "
-    "parallel_tool_calls presence_penalty priority prompt_logprobs reasoning reasoning_effort regex "
-    "repetition_detection repetition_penalty request_id response_format return_cached_tokens_details "
-    "return_hidden_states return_meta_info return_mm_kwargs return_prompt_text return_prompt_token_ids "
-    "return_routed_experts return_token_ids return_token_offsets return_tokens_as_token_ids rid routed_dp_rank "
-    "routed_experts_prompt_start routed_experts_start_len seed separate_reasoning session_id session_params "
-    "skip_special_tokens spaces_between_special_tokens stop stop_regex stop_token_ids stream stream_interval "
-    "stream_options stream_reasoning structured_outputs task temperature thinking_token_budget tool_choice tools "
-    "top_k top_logprobs top_p truncate_prompt_tokens truncation_side use_audio_in_video use_beam_search user "
-    "vllm_xargs watermarking";
-
 // All that the rest of the server learns of a request; or the error.
 struct Heard {
   std::string error_field, all;
@@ -188,17 +158,6 @@ TEST_CASE("api: every field of other servers is honoured, refused or harmless", 
         // This tokenizer adds no special tokens (tests/model/tokenizer_test.cc has some that do).
         if (fields.kind == honoured && name != "add_special_tokens") CHECK(with.all != without.all);
       }
-}
-
-TEST_CASE("api: no field of other servers is without a row", "[server][api]") {
-  for (const bool chat : {false, true})
-    for (const std::string& name : words_of(chat ? kTheirChat : kTheirCompletions)) {
-      INFO((chat ? "chat " : "completions ") << name);
-      CHECK(std::ranges::any_of(kFields, [&](const Fields& fields) {
-        const auto names = words_of(fields.names);
-        return (fields.where & (chat ? kChat : kCompletions)) && std::ranges::find(names, name) != names.end();
-      }));
-    }
   // And a name that nobody knows is no row's: it would be found out.
   CHECK(hear(false, R"("brand_new":1)").ignored == std::vector<std::string>{"brand_new"});
 }

@@ -129,52 +129,51 @@ TEST_CASE("http parser: what two servers could read differently is refused", "[s
   auto post = [](const std::string& headers, const std::string& body = "hello") {
     return "POST / HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n" + body;
   };
-  struct {
-    std::string text, expected;
-  } const cases[] = {
-      {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"), "400"},
-      {post("Content-Length: 5\r\nContent-Length: 5\r\n"), "400"},
-      {post("Content-Length: 5\r\nContent-Length: 6\r\n"), "400"},
-      {post("Content-Length: 5, 5\r\n"), "400"},
-      {post("Content-Length: -1\r\n"), "400"},
-      {post("Content-Length: +5\r\n"), "400"},
-      {post("Content-Length: 0x10\r\n"), "400"},
-      {post("Content-Length: 5 5\r\n"), "400"},
-      {post("Content-Length:\r\n"), "400"},
-      {post("Content-Length: 99999999999999999999999\r\n"), "400"},
-      {post("Content-Length : 5\r\n"), "400"},
-      {post("Transfer-Encoding: gzip, chunked\r\n"), "501"},
-      {post("Transfer-Encoding: chunked, identity\r\n"), "501"},
-      {post("Transfer-Encoding: xchunked\r\n"), "501"},
-      {post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), "400"},
-      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400"},
-      {post("X: a\r\n folded\r\n"), "400"},
-      {post("X: a\r\n\tfolded\r\n"), "400"},
-      {"GET / HTTP/1.1\nHost: a\n\n", "400"},
-      {"GET / HTTP/1.1\r\nHost: a\n\r\n", "400"},
-      {"GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n", "400"},
-      {std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 34), "400"},
-      {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "400"},
-      {"GET / HTTP/1.1\r\n\r\n", "400"},
-      {"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
-      {"GET a HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
-      {"GET /\r\n\r\n", "400"},
-      {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "505"},
-      {"GET / HTTP/3.0\r\nHost: a\r\n\r\n", "505"},
-      {"\x16\x03\x01\x02", "400"},
-      {"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n\r\n", "417"},
-      {post("Transfer-Encoding: chunked\r\n", "zz\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "-1\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "3\r\nabcXYZ\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "1;" + std::string(20000, 'x')), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\n"), "400"},
+  const std::pair<const char*, std::vector<std::string>> cases[] = {
+      {"400",
+       {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"),
+        post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"),
+        post("Content-Length: 5\r\nContent-Length: 5\r\n"),
+        post("Content-Length: 5\r\nContent-Length: 6\r\n"),
+        post("Content-Length: 5, 5\r\n"),
+        post("Content-Length: -1\r\n"),
+        post("Content-Length: +5\r\n"),
+        post("Content-Length: 0x10\r\n"),
+        post("Content-Length: 5 5\r\n"),
+        post("Content-Length:\r\n"),
+        post("Content-Length: 99999999999999999999999\r\n"),
+        post("Content-Length : 5\r\n"),
+        post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        post("X: a\r\n folded\r\n"),
+        post("X: a\r\n\tfolded\r\n"),
+        "GET / HTTP/1.1\nHost: a\n\n",
+        "GET / HTTP/1.1\r\nHost: a\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n",
+        std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 34),
+        "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET /a b HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET a HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /\r\n\r\n",
+        "\x16\x03\x01\x02",
+        post("Transfer-Encoding: chunked\r\n", "zz\r\n"),
+        post("Transfer-Encoding: chunked\r\n", "-1\r\n"),
+        post("Transfer-Encoding: chunked\r\n", "3\r\nabcXYZ\r\n"),
+        post("Transfer-Encoding: chunked\r\n", "1;" + std::string(20000, 'x')),
+        post("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\n")}},
+      {"501",
+       {post("Transfer-Encoding: gzip, chunked\r\n"), post("Transfer-Encoding: chunked, identity\r\n"),
+        post("Transfer-Encoding: xchunked\r\n")}},
+      {"505", {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/3.0\r\nHost: a\r\n\r\n"}},
+      {"417", {"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n\r\n"}},
   };
-  for (const auto& c : cases)
-    for (size_t step : {size_t{1}, size_t{5}, size_t{1} << 20}) {
-      INFO("step " << step << ": " << c.text.substr(0, 200));
-      CHECK(parse(c.text, step) == c.expected);
-    }
+  for (const auto& [expected, texts] : cases)
+    for (const std::string& text : texts)
+      for (size_t step : {size_t{1}, size_t{5}, size_t{1} << 20}) {
+        INFO("step " << step << ": " << text.substr(0, 200));
+        CHECK(parse(text, step) == expected);
+      }
 }
 
 TEST_CASE("http parser: limits", "[server][http]") {
