@@ -369,7 +369,7 @@ TEST_CASE("command line: serve begins with the options that are not as by defaul
   CHECK(has(ran.err, "serve /no/such/folder\n--max-batch 3  # sequences\n--port 0\nxpyd"));
 }
 
-TEST_CASE("command line: peak leaves nothing in the working directory", "[command_line]") {
+TEST_CASE("command line: peak leaves nothing in the working directory", "[.][slow][peak]") {
   NEEDS_PROGRAM();
   TempDir dir, home;
   const std::string folder = fs::absolute(home.path).string();
