@@ -258,7 +258,7 @@ TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattenti
       "max_position_embeddings": 200000, "rms_norm_eps": 1e-5, "rope_theta": 5000000.0, "bos_token_id": 1,
       "eos_token_id": 2, "hidden_act": "silu", "tie_word_embeddings": false})");
   const auto addresses = [&](std::vector<std::string> words) {
-    words.insert(words.end(), {"--max-batch", "500", "--kv-dtype", "bf16", "--kv-bytes", "512MiB"});
+    words.insert(words.end(), {"--max-batch", "500", "--kv-dtype", "bf16", "--kv-bytes", "512MiB", "--threads", "1"});
     const Info info = run_info(model.dir.path, words);
     REQUIRE(info.code == 0);
     for (const json& pool : info.out["pools"])
