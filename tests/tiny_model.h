@@ -17,7 +17,7 @@ namespace xpyd::testing {
 
 // 2 layers (or 4), 4 query heads on 2 KV heads of 8, hidden 32, vocabulary 96, context 512. Made once.
 const ModelConfig& tiny_config(int layers = 2);
-// Of other dtypes made at each call; codes with 16 inputs to a scale.
+// Made once for each; codes with 16 inputs to a scale.
 std::shared_ptr<const Weights> tiny_weights(int layers = 2, Dtype dtype = Dtype::f32);
 
 // One run's choices of everything that must not change the logits.

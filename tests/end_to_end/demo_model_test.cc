@@ -1,7 +1,9 @@
-// The demo model inside the binary answers from its context alone, so a wrong byte of KV is a wrong answer.
+// Truth: greedy text of a real model equals what another program says of it, and the demo model inside the binary
+// answers from its context alone, so a wrong byte of KV is a wrong answer.
 
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "experiments/tally.h"
 #include "model/chat_template.h"
@@ -9,6 +11,7 @@
 #include "model/safetensors.h"
 #include "model/tokenizer.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/tiny_model.h"
 #include "tests/wrapped_transport.h"
 
@@ -21,56 +24,86 @@ constexpr const char* kFacts =
     "The drink of table 17 is tea. ";
 constexpr int kContext = 256;
 
-struct Demo {
-  ModelConfig config = load_model_config(kDemoModel).value();
-  std::unique_ptr<const Tokenizer> tokenizer = Tokenizer::load(kDemoModel).value();
-  std::unique_ptr<const ChatTemplate> chat = ChatTemplate::load("auto", kDemoModel, [] { return int64_t{0}; }).value();
+// A folder of a model, loaded.
+struct Loaded {
+  std::string dir;
+  ModelConfig config = load_model_config(dir).value();
+  std::unique_ptr<const Tokenizer> tokenizer = Tokenizer::load(dir).value();
   ThreadTeam team{1};
-  std::shared_ptr<const Weights> weights = load_weights(kDemoModel, config, {}, team).value();
-
-  std::vector<int32_t> prompt(const std::string& question) const {
-    return chat->encode(*tokenizer, chat->render({{"user", kFacts + question}}, true).value());
-  }
+  std::shared_ptr<const Weights> weights = load_weights(dir, config, {}, team).value();
 };
 
-Demo& demo() {
-  static Demo demo;
+Loaded& demo() {
+  static Loaded demo{.dir = kDemoModel};
   return demo;
+}
+
+std::vector<int32_t> demo_prompt(const std::string& question) {
+  static const auto chat = ChatTemplate::load("auto", kDemoModel, [] { return int64_t{0}; }).value();
+  return chat->encode(*demo().tokenizer, chat->render({{"user", kFacts + question}}, true).value());
 }
 
 struct Answer {
   std::string text;
-  uint64_t hash = 0;
+  uint64_t hash = 0;  // of all logits of the cluster
   FinishReason finish = FinishReason::none;
 };
 
-Answer ask(const std::vector<int32_t>& prompt, const char* topology, const TransportRow* transport) {
+// Greedy answers to all of them at once, of so many tokens at most.
+std::vector<Answer> ask_all(Loaded& model, const std::vector<std::pair<std::vector<int32_t>, int>>& prompts,
+                            const char* topology, const TransportRow* transport, const char* scheme = "paged") {
   RealClock clock;
   ClusterOptions options;
   options.topology = parse_topology(topology).value();
-  options.kv_scheme = find_kv_scheme("paged");
-  options.kv.pool_bytes = 4 << 20;
-  options.kv.shape = kv_shape(demo().config, Dtype::f32);
+  options.kv_scheme = find_kv_scheme(scheme);
+  options.kv.pool_bytes = 32 << 20;
+  options.kv.shape = kv_shape(model.config, Dtype::f32);
   options.batching = find_batch_policy("chunked");
   options.placement = find_placement_policy("least_loaded");
   options.transport = transport;
   options.step_tokens = 64;
-  options.max_batch = 4;
-  options.max_model_len = kContext;
-  options.eos_tokens = demo().config.eos_tokens;
-  options.tokenizer = demo().tokenizer.get();
-  options.make_model = [](int, DeviceQueue&) { return make_llama(demo().weights, demo().team, 64, 4); };
+  options.max_batch = 8;
+  options.max_model_len = std::min(model.config.max_position, 512);
+  options.eos_tokens = model.config.eos_tokens;
+  options.tokenizer = model.tokenizer.get();
+  options.make_model = [&](int, DeviceQueue&) { return make_llama(model.weights, model.team, 64, 8); };
   auto cluster = Cluster::create(std::move(options), clock).value();
-  auto request = std::make_shared<Request>();
-  request->id = 1;
-  request->prompt = prompt;
-  request->sampling.temperature = 0;
-  request->max_tokens = 24;
-  auto sink = std::make_shared<experiments::Tally>();
-  REQUIRE(cluster->submit(request, sink).ok());
-  while (cluster->turn()) {
+  std::vector<std::shared_ptr<experiments::Tally>> sinks;
+  for (const auto& [prompt, max_tokens] : prompts) {
+    sinks.push_back(std::make_shared<experiments::Tally>());
+    REQUIRE(cluster->submit(tiny_request(sinks.size(), prompt, max_tokens), sinks.back()).ok());
   }
-  return {sink->text, cluster->logits_hash(), sink->finish};
+  while (cluster->turn()) continue;
+  std::vector<Answer> answers;
+  for (const auto& sink : sinks) answers.push_back({sink->text, cluster->logits_hash(), sink->finish});
+  return answers;
+}
+
+Answer ask(const std::vector<int32_t>& prompt, const char* topology, const TransportRow* transport) {
+  return ask_all(demo(), {{prompt, 24}}, topology, transport)[0];
+}
+
+TEST_CASE("stories260k says what llama2.c says, in every topology", "[golden]") {
+  const std::string dir = shared_path("models/stories260k"), golden = shared_path("golden/stories260k_greedy.json");
+  if (dir.empty() || golden.empty()) SKIP_TEST("../shared/models or ../shared/golden is absent");
+  Loaded model{.dir = dir};
+  const auto cases = parsed_file(golden)["cases"];
+  REQUIRE(cases.size() >= 6);
+  std::vector<std::pair<std::vector<int32_t>, int>> prompts;
+  for (const auto& c : cases) {  // llama2.c's n steps end after n tokens behind BOS
+    const auto prompt = model.tokenizer->encode(c["prompt"].get<std::string>());
+    prompts.emplace_back(prompt, c["steps"].get<int>() + 1 - int(prompt.size()));
+  }
+  std::set<uint64_t> hashes;
+  for (const char* topology : {"1C", "1P1D", "2P2D"})
+    for (const char* scheme : {"paged", "contiguous"}) {
+      INFO(topology << " " << scheme);
+      const auto answers = ask_all(model, prompts, topology, find_transport("local"), scheme);
+      for (size_t i = 0; i < cases.size(); ++i)
+        CHECK(cases[i]["prompt"].get<std::string>() + answers[i].text == cases[i]["text"].get<std::string>());
+      hashes.insert(answers[0].hash);
+    }
+  CHECK(hashes.size() == 1);
 }
 
 TEST_CASE("demo model: answers from the context, and says what was not stated", "[demo]") {
@@ -86,7 +119,7 @@ TEST_CASE("demo model: answers from the context, and says what was not stated", 
   };
   for (auto& [question, expected] : cases) {
     INFO(question);
-    std::vector<int32_t> prompt = demo().prompt(question);
+    std::vector<int32_t> prompt = demo_prompt(question);
     Answer alone = ask(prompt, "1C", find_transport("local"));
     CHECK(alone.text == expected);
     CHECK(alone.finish == FinishReason::stop);
@@ -129,7 +162,7 @@ class SpoilingTransport final : public WrappedTransport {
 };
 
 TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer", "[demo]") {
-  std::vector<int32_t> prompt = demo().prompt("What is the key of box 17?");
+  std::vector<int32_t> prompt = demo_prompt("What is the key of box 17?");
   const int32_t amber = demo().tokenizer->token_id("\u0120amber");  // as byte-level BPE spells " amber"
   auto fact = std::find(prompt.begin(), prompt.end(), amber);
   REQUIRE(fact != prompt.end());

@@ -2,11 +2,13 @@
 // have the same columns. Those for a card run on the interpreter.
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <set>
 
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
 #include "experiments/load.h"
+#include "experiments/values.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::experiments_test {
@@ -20,7 +22,7 @@ std::vector<std::string> columns(const Values& row) {
 
 }  // namespace
 
-TEST_CASE("experiments: every point of every one runs, small", "[experiments]") {
+TEST_CASE("experiments: every point of every one runs, small", "[.][slow][experiments]") {
   REQUIRE(all_experiments().size() >= 13);
   for (const Experiment& e : all_experiments()) {
     Setting setting{.device = e.device == std::string("cuda") ? "cuda" : "cpu",
@@ -103,10 +105,33 @@ TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, no
   }
 }
 
-TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {
+TEST_CASE("experiments: the runner, result files and claims", "[.][slow][experiments]") {
   if (std::system("python3 -c 'import dataclasses' 2>/dev/null") != 0) SKIP_TEST("no python3");
   CHECK(std::system("mkdir -p build/tmp && python3 experiments/test_run.py >build/tmp/test_run.log 2>&1 || "
                     "{ cat build/tmp/test_run.log; false; }") == 0);
+}
+
+// A percentile that its sample cannot carry is not written: 20 requests had a P99.
+TEST_CASE("issues: a P99 of 20 requests, or of 1,999, is none", "[issues][experiments][evidence]") {
+  for (auto [n, p, there] : {std::tuple{20, 99., false},
+                             {1999, 99., false},
+                             {2000, 99., true},
+                             {199, 90., false},
+                             {200, 90., true},
+                             {200, 10., true},
+                             {39, 50., false},
+                             {40, 50., true},
+                             {0, 50., false}}) {
+    std::vector<double> sample(static_cast<size_t>(n));
+    std::iota(sample.begin(), sample.end(), 0);
+    const Value value = percentile_seen(sample, p);
+    INFO(n << " samples, P" << p);
+    CHECK(value.is_number() == there);
+    if (!there)
+      CHECK(std::string(value).empty());
+    else
+      CHECK(double(value) == Approx(p / 100 * (n - 1)));
+  }
 }
 
 }  // namespace xpyd::testing::experiments_test

@@ -3,38 +3,20 @@
 // tests/faults/preload.cc makes the calls fail; XPYD_FAULTS names it, XPYD_BIN the program.
 //
 //   make check STAGE=faults               every call (FAULTS='processes worker' narrows, EVERY=20: a 20th)
-//   make test                 a sample of them, other ones each day
+//   make check                a sample of them, other ones each day
 
 #include <arpa/inet.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/personality.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <set>
-#include <sstream>
-#include <thread>
 
 #include "base/json.h"
 #include "base/random.h"
-#include "tests/catch.h"
-#include "tests/json.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::faults_test {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-
-constexpr double kStart = 20, kAnswer = 20, kEnd = 15;  // seconds: much more than it takes
+constexpr double kAnswer = 60, kEnd = 60;  // seconds, that end a hang
 
 struct Fault {
   std::string kind;
@@ -53,12 +35,6 @@ const Scene kScenes[] = {
     {"worker", "worker", {"--processes", "--lease", "2"}},
     {"processes-tcp", "worker", {"--processes", "--lease", "2", "--transport", "tcp"}},
 };
-
-std::string slurp(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 struct Answer {
   int status = 0;  // 0: the connection ended before an answer, or there was none
@@ -100,93 +76,50 @@ Answer ask(int port, const std::string& method, const std::string& path, const s
   return answer;
 }
 
-// A server in a session and a folder of its own.
-class Victim {
- public:
-  Victim(const Scene& scene, const Fault& fault, const std::string& list = "") {
-    fs::create_directories(dir_.path + "/tmp");
-    fs::create_directories(dir_.path + "/disk");
-    std::vector<std::string> words{
-        std::getenv("XPYD_BIN"), "serve", "--topology", "1P1D", "--port", "0", "--kv-bytes", "2MiB", "--threads", "1"};
-    words.insert(words.end(), scene.options.begin(), scene.options.end());
-    if (words.back() == "--disk-kv-dir") words.push_back(dir_.path + "/disk");
-    const fs::path here = fs::current_path();
-    auto absolute = [&](const char* path) { return (here / path).string(); };
-    words[0] = absolute(words[0].c_str());
-    std::map<std::string, std::string> more{{"LD_PRELOAD", absolute(std::getenv("XPYD_FAULTS"))},
-                                            {"TMPDIR", absolute((dir_.path + "/tmp").c_str())},
-                                            {"FAULT_IN", scene.in},
-                                            {"FAULT_KIND", fault.kind},
-                                            {"FAULT_AT", fault.at},
-                                            {"FAULT_SITE", fault.site},
-                                            {"FAULT_ONCE", absolute((dir_.path + "/once").c_str())}};
-    if (!list.empty()) more["FAULT_LIST"] = absolute(list.c_str());
-    std::vector<std::string> environment;
-    for (char** word = environ; *word; ++word)
-      if (!more.contains(std::string(*word).substr(0, std::string(*word).find('=')))) environment.push_back(*word);
-    for (const auto& [name, value] : more)
-      if (!value.empty()) environment.push_back(name + "=" + value);
-    std::vector<char*> argv, envp;
-    for (std::string& word : words) argv.push_back(word.data());
-    for (std::string& word : environment) envp.push_back(word.data());
-    argv.push_back(nullptr);
-    envp.push_back(nullptr);
-    log_ = dir_.path + "/log";
-    pid_ = fork();
-    if (pid_ == 0) {
-      setsid();
-      personality(ADDR_NO_RANDOMIZE);
-      dup2(open(log_.c_str(), O_CREAT | O_APPEND | O_WRONLY, 0600), 2);
-      dup2(open("/dev/null", O_WRONLY), 1);
-      execve(argv[0], argv.data(), envp.data());
-      _exit(127);
-    }
-  }
-  ~Victim() {
-    if (!ended()) kill(pid_, SIGKILL), waitpid(pid_, nullptr, 0);
-    for (pid_t pid : session()) kill(pid, SIGKILL);
-  }
+struct VictimFolder {
+  TempDir own;
+  std::string path(const char* name) const { return fs::absolute(own.path + name).string(); }
+};
 
-  bool ended() {
-    if (!over_ && waitpid(pid_, &status_, WNOHANG) == pid_) over_ = true;
-    return over_;
+// A server in a session and a folder of its own.
+class Victim : VictimFolder, public Program {
+ public:
+  Victim(const Scene& scene, const Fault& fault, const std::string& list = "")
+      : Program(words(scene, path("/disk")),
+                {.environment = {{"LD_PRELOAD", fs::absolute(std::getenv("XPYD_FAULTS")).string()},
+                                 {"FAULT_IN", scene.in},
+                                 {"FAULT_KIND", fault.kind},
+                                 {"FAULT_AT", fault.at},
+                                 {"FAULT_SITE", fault.site},
+                                 {"FAULT_LIST", list.empty() ? "" : fs::absolute(list).string()},
+                                 {"FAULT_ONCE", path("/once")}},
+                 .session = true}),
+        leader_(pid) {}
+  ~Victim() {
+    for (pid_t member : session()) kill(member, SIGKILL);
+  }
+  static Words words(const Scene& scene, const std::string& disk) {
+    fs::create_directories(disk);
+    Words words{"serve", "--topology", "1P1D", "--port", "0", "--kv-bytes", "2MiB", "--threads", "1"};
+    words.insert(words.end(), scene.options.begin(), scene.options.end());
+    if (words.back() == "--disk-kv-dir") words.push_back(disk);
+    return words;
   }
   bool ended_within(double seconds) {
     return until(seconds, [&] { return ended(); });
   }
-  // Its port; 0: it ended; -1: neither.
-  int port() {
-    int port = -1;
-    until(kStart, [&] {
-      const std::string text = log();
-      const size_t at = text.find("on http://127.0.0.1:");
-      if (at != text.npos && text.find('\n', at) != text.npos)
-        port = std::atoi(text.c_str() + at + 20);
-      else if (ended())
-        port = 0;
-      return port >= 0;
-    });
-    return port;
-  }
-  // "exit code 1", "signal 6"
-  std::string how() const {
-    return WIFEXITED(status_) ? "exit code " + std::to_string(WEXITSTATUS(status_))
-                              : "signal " + std::to_string(WTERMSIG(status_));
-  }
-  bool clean_exit() const { return WIFEXITED(status_) && WEXITSTATUS(status_) == 0; }
   // It said why: a line of its own after the fault's.
-  bool said_why() const {
+  bool said_why(int code) const {
     const std::string text = log();
     const size_t fault = text.find("fault: ");
     if (fault == text.npos) return false;
     // Of glibc alone: a thread's first object with a destructor, for which it has no other way out.
     if (text.find("Fatal glibc error: failed to register TLS destructor", fault) != text.npos) return true;
-    return text.find("\nxpyd", fault) != text.npos &&
-           (WIFEXITED(status_) && (WEXITSTATUS(status_) == 1 || WEXITSTATUS(status_) == 2));
+    return text.find("\nxpyd", fault) != text.npos && (code == 1 || code == 2);
   }
   // The call that failed was one upon the connection of this client.
   bool broke_connection(int client_port) const {
-    return client_port && log().find("fails, peer port " + std::to_string(client_port) + "\n") != std::string::npos;
+    return client_port && has(log(), "fails, peer port " + std::to_string(client_port) + "\n");
   }
   // What its descriptors are, and its workers': "socket:", "anon_inode:", "memfd", or a "file", whatever its name. Once
   // two readings agree: connections are closed a moment after their answers.
@@ -202,7 +135,7 @@ class Victim {
   std::multiset<std::string> read_descriptors() const {
     std::multiset<std::string> open;
     std::vector<pid_t> pids = session();
-    for (pids.push_back(pid_); !pids.empty(); pids.pop_back()) count_descriptors(pids.back(), open);
+    for (pids.push_back(leader_); !pids.empty(); pids.pop_back()) count_descriptors(pids.back(), open);
     return open;
   }
   static void count_descriptors(pid_t pid, std::multiset<std::string>& open) {
@@ -215,55 +148,37 @@ class Victim {
                                               : what.substr(0, what.find(':') + 1));
     }
   }
-  void terminate() {
-    if (!ended()) kill(pid_, SIGTERM);
-  }
-  std::string log() const { return slurp(log_); }
   // What of it is still there once it has ended.
   std::string left_behind() {
     std::string left;
-    until(5, [&] {
+    until(30, [&] {
       left.clear();
-      for (pid_t pid : session()) left += " process " + std::to_string(pid);
-      for (const char* folder : {"/tmp", "/disk"})
-        for (const auto& entry : fs::directory_iterator(dir_.path + folder))
-          left += " " + entry.path().filename().string();
+      for (pid_t member : session()) left += " process " + std::to_string(member);
+      for (const std::string& folder : {dir.path + "/tmp", path("/disk")})
+        for (const auto& entry : fs::directory_iterator(folder)) left += " " + entry.path().filename().string();
       return left.empty();
     });
     return left;
   }
 
  private:
-  template <class F>
-  static bool until(double seconds, F done) {
-    const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-    while (!done()) {
-      if (Clock::now() > end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return true;
-  }
   std::vector<pid_t> session() const {  // its processes, itself apart; zombies do not count
     std::vector<pid_t> pids;
     for (const auto& entry : fs::directory_iterator("/proc")) {
-      const pid_t pid = std::atoi(entry.path().filename().c_str());
-      if (pid <= 0 || pid == pid_) continue;
-      const std::string stat = slurp(entry.path().string() + "/stat");
+      const pid_t member = std::atoi(entry.path().filename().c_str());
+      if (member <= 0 || member == leader_) continue;
+      const std::string stat = read_all(entry.path().string() + "/stat");
       const size_t name = stat.rfind(')');
       if (name == stat.npos) continue;
       std::istringstream fields(stat.substr(name + 1));
       char state;
       int parent, group, session;
-      if (fields >> state >> parent >> group >> session && session == pid_ && state != 'Z') pids.push_back(pid);
+      if (fields >> state >> parent >> group >> session && session == leader_ && state != 'Z') pids.push_back(member);
     }
     return pids;
   }
 
-  TempDir dir_;
-  std::string log_;
-  pid_t pid_;
-  bool over_ = false;
-  int status_ = 0;
+  const pid_t leader_;
 };
 
 const std::string kCompletion =
@@ -336,7 +251,7 @@ std::string run(const Scene& scene, const Fault& fault, const Sound& sound) {
     return what + "\n" + log.substr(std::min(log.find("fault: "), log.size()));
   };
   const int port = victim.port();
-  if (port < 0) return said("start hangs");
+  if (port == 0 && !victim.ended()) return said("start hangs");
   if (port > 0) {
     const Answer first = ask(port, "POST", "/v1/completions", kCompletion);
     if (const std::string wrong = wrong_answer(first, victim); !wrong.empty()) return said(wrong);
@@ -344,24 +259,25 @@ std::string run(const Scene& scene, const Fault& fault, const Sound& sound) {
     // It failed once. From now on all is well, or the process has ended and says why; workers may
     // have to be started again.
     Answer second;
-    const auto end = Clock::now() + std::chrono::duration<double>(kStart);
-    while (!victim.ended()) {
+    std::string wrong;
+    until(kAnswer, [&] {
+      if (victim.ended()) return true;
       second = ask(port, "POST", "/v1/completions", kCompletion);
-      if (const std::string wrong = wrong_answer(second, victim); !wrong.empty()) return said(wrong);
-      if (second.status == 200 || Clock::now() > end) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
+      return !(wrong = wrong_answer(second, victim)).empty() || second.status == 200;
+    });
+    if (!wrong.empty()) return said(wrong);
     if (!victim.ended()) {
       if (text_of(second) != sound.text) return said("still " + std::to_string(second.status) + " " + second.text);
       const double held = blocks_held(port);
       if (held > 0) return said(std::to_string(int(held)) + " blocks are held by nobody");
       if (held < 0 && !victim.ended_within(kEnd)) return said("no metrics");
       if (const std::string left = leaked(victim, sound); !left.empty()) return said(left);
-      victim.terminate();
+      victim.signal(SIGTERM);
     }
   }
-  if (!victim.ended_within(kEnd)) return said("the end hangs");
-  if (!victim.clean_exit() && !victim.said_why()) return said("no clear end: " + victim.how());
+  const int code = victim.end();
+  if (code < 0) return said("the end hangs");
+  if (code != 0 && !victim.said_why(code)) return said("no clear end: exit code " + std::to_string(code));
   if (const std::string left = victim.left_behind(); !left.empty()) return said("left behind:" + left);
   return "";
 }
@@ -381,9 +297,7 @@ std::vector<Fault> all_faults(const Scene& scene, Sound* sound) {
     REQUIRE(blocks_held(port) == 0);
     sound->descriptors = victim.descriptors();
     REQUIRE(sound->descriptors.size() > 8);
-    victim.terminate();
-    REQUIRE(victim.ended_within(kEnd));
-    REQUIRE(victim.clean_exit());
+    REQUIRE(victim.end(SIGTERM) == 0);
     REQUIRE(victim.left_behind() == "");
   }
   std::vector<Fault> faults;
@@ -438,7 +352,7 @@ void run_faults(size_t at_most) {
 
 }  // namespace
 
-TEST_CASE("faults: a sample of calls that fail once", "[faults]") { run_faults(6); }
+TEST_CASE("faults: a sample of calls that fail once", "[.][slow][faults]") { run_faults(6); }
 TEST_CASE("issue: an allocation that failed before main() ended without a word", "[faults]") {
   if (!has_program()) SKIP_TEST(kMissing);
   for (const char* n : {"2", "3", "4"}) CHECK(run(kScenes[0], {"alloc", n, ""}, {}) == "");

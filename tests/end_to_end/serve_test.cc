@@ -1,157 +1,44 @@
-// The server as a user starts it: a process, a port, signals. XPYD_BIN names it; `make test` sets that.
-
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
+// The server as a user starts it: a process, a port, signals, and what it says on stderr, which is read or is not.
 #include <array>
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <sstream>
-#include <thread>
+#include <memory>
+#include <regex>
 
 #include "experiments/event_log/replay.h"
-#include "tests/catch.h"
 #include "tests/json.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::serve_test {
 namespace {
 
-// A dummy-weights model folder: enough for a server without ../shared.
-void write_dummy_model(const std::string& dir, int hidden = 64) {
-  std::ofstream(dir + "/config.json") << R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
-    "hidden_act":"silu","hidden_size":)"
-                                      << hidden << R"(,"intermediate_size":128,"num_hidden_layers":2,
-    "num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":4096,
-    "rms_norm_eps":1e-5,"rope_theta":10000.0,"tie_word_embeddings":false})";
-}
+namespace fs = std::filesystem;
 
-class Server {
- public:
-  Server(const std::string& dir, std::vector<std::string> words) : log_(dir + "/log") {
-    words.insert(words.begin(), {std::getenv("XPYD_BIN"), "serve", dir, "--load-format", "dummy"});
-    if (std::find(words.begin(), words.end(), "--kv-bytes") == words.end())
-      words.insert(words.end(), {"--kv-bytes", "8MiB"});
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    child_ = fork();
-    if (child_ == 0) {
-      dup2(open(log_.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-  }
-  ~Server() {
-    if (child_ > 0) {
-      kill(child_, SIGKILL);
-      waitpid(child_, nullptr, 0);
-    }
-  }
-  // The port that it says it listens on; 0 when it never does.
-  int port() {
-    for (int i = 0; i < 600; ++i) {
-      std::string text = log();
-      size_t at = text.find("on http://127.0.0.1:");
-      if (at != text.npos && text.find('\n', at) != text.npos) return std::atoi(text.c_str() + at + 20);
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-    return 0;
-  }
-  long resident_bytes() const {
-    std::ifstream statm("/proc/" + std::to_string(child_) + "/statm");
-    long total = 0, resident = 0;
-    statm >> total >> resident;
-    return resident * sysconf(_SC_PAGESIZE);
-  }
-  void signal(int number) { kill(child_, number); }
-  int wait() {
-    int status = 0;
-    waitpid(child_, &status, 0);
-    child_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  std::string log() const {
-    std::stringstream text;
-    text << std::ifstream(log_).rdbuf();
-    return text.str();
-  }
-
- private:
-  std::string log_;
-  pid_t child_;
-};
-
-int connect_to(int port) {
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(uint16_t(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
-  close(fd);
-  return -1;
-}
-
-void send_completion(int fd, int max_tokens, bool stream) {
-  std::string body = R"({"prompt":[1,2,3],"ignore_eos":true,"temperature":0,"max_tokens":)" +
-                     std::to_string(max_tokens) + (stream ? R"(,"stream":true})" : "}");
-  std::string request =
-      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-      "Connection: close\r\nContent-Length: " +
-      std::to_string(body.size()) + "\r\n\r\n" + body;
-  REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));
-}
-
-std::string read_until(int fd, const std::string& mark) {
-  std::string text;
-  char buffer[4096];
-  while (mark.empty() || text.find(mark) == text.npos) {
-    ssize_t n = read(fd, buffer, sizeof buffer);
-    if (n <= 0) break;
-    text.append(buffer, size_t(n));
-  }
-  return text;
-}
-
-size_t count(const std::string& text, const std::string& what) {
-  size_t n = 0;
-  for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
-  return n;
+std::string completion(int max_tokens, bool stream = false) {
+  return R"({"prompt":[1,2,3],"ignore_eos":true,"temperature":0,"max_tokens":)" + std::to_string(max_tokens) +
+         (stream ? R"(,"stream":true})" : "}");
 }
 
 TEST_CASE("serve: SIGTERM lets a stream finish, refuses new work and exits 0", "[serve]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  TempDir dir;
-  write_dummy_model(dir.path);
-  Server server(dir.path, {"--port", "0", "--topology", "1P1D"});
-  int port = server.port();
+  NEEDS_PROGRAM();
+  Server server({"--topology", "1P1D"});
+  const int port = server.port();
   REQUIRE(port > 0);
-  int fd = connect_to(port);
-  REQUIRE(fd >= 0);
-  send_completion(fd, 1500, true);
-  std::string text = read_until(fd, "data: ");
+  Client client(port);
+  client.send(request_text("POST", "/v1/completions", completion(500, true), "Connection: close\r\n"));
+  std::string text = client.read_some();
+  while (!has(text, "data: ")) text += client.read_some();
   server.signal(SIGTERM);
-  text += read_until(fd, "");
-  close(fd);
-  CHECK(text.find("data: [DONE]") != text.npos);
+  for (std::string more; !(more = client.read_some()).empty();) text += more;
+  CHECK(has(text, "data: [DONE]"));
   CHECK(count(text, "\"finish_reason\":\"length\"") == 1);
-  CHECK(server.wait() == 0);
-  CHECK(server.log().find("logits hash") != std::string::npos);
-  CHECK(connect_to(port) < 0);
+  CHECK(server.end() == 0);
+  CHECK(has(server.log(), "logits hash"));
+  CHECK_FALSE(Client::connects(port));
 }
 
 // Decisions in the logs of a run, by kind; none differs.
 std::map<std::string, int64_t> decisions(const std::string& folder) {
   std::vector<std::string> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path().string());
+  for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path().string());
   std::map<std::string, int64_t> all{{"files", int64_t(paths.size())}};
   const auto counts = replay(paths, {}, [](const std::string& line, const std::string& now) {
     INFO(line << " now " << now);
@@ -164,25 +51,17 @@ std::map<std::string, int64_t> decisions(const std::string& folder) {
 }
 
 TEST_CASE("serve: the event log, of workers as well, and of a server that is killed", "[serve][event_log]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
   for (const bool processes : {true, false}) {
     INFO((processes ? "processes" : "killed"));
-    TempDir dir, logs;
-    write_dummy_model(dir.path);
-    std::vector<std::string> words = {"--port", "0", "--topology", "1P1D", "--event-log", logs.path + "/log"};
+    TempDir logs;
+    Words words = {"--topology", "1P1D", "--event-log", fs::absolute(logs.path).string() + "/log"};
     if (processes) words.push_back("--processes");
-    Server server(dir.path, words);
+    Server server(words);
     const int port = server.port();
     REQUIRE(port > 0);
-    for (int i = 0; i < 20; ++i) {
-      const int fd = connect_to(port);
-      REQUIRE(fd >= 0);
-      send_completion(fd, 40, true);
-      CHECK(read_until(fd, "[DONE]").find("[DONE]") != std::string::npos);
-      close(fd);
-    }
-    server.signal(processes ? SIGTERM : SIGKILL);
-    CHECK(server.wait() == (processes ? 0 : 128 + SIGKILL));
+    for (int i = 0; i < 20; ++i) CHECK(post(port, "/v1/completions", completion(40)).status == 200);
+    CHECK(server.end(processes ? SIGTERM : SIGKILL) == (processes ? 0 : 128 + SIGKILL));
     const auto all = decisions(logs.path);
     CHECK(all.at("files") == (processes ? 3 : 1));
     CHECK(all.at("place") <= 20);
@@ -192,74 +71,32 @@ TEST_CASE("serve: the event log, of workers as well, and of a server that is kil
   }
 }
 
-TEST_CASE("serve: a port in use is named", "[serve]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  TempDir first_dir, second_dir;
-  write_dummy_model(first_dir.path);
-  write_dummy_model(second_dir.path);
-  Server first(first_dir.path, {"--port", "0"});
-  int port = first.port();
-  REQUIRE(port > 0);
-  Server second(second_dir.path, {"--port", std::to_string(port)});
-  CHECK(second.wait() != 0);
-  CHECK(second.log().find(std::to_string(port)) != std::string::npos);
-  CHECK(second.log().find("in use") != std::string::npos);
-}
-
-TEST_CASE("serve: what cannot work is said before anything listens", "[serve]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  struct Case {
-    std::vector<std::string> words;
-    const char* says;
-  } cases[] = {{{"--topology", "1P"}, "P and D need each other"},
-               {{"--topology", "x"}, "1P1D"},
-               {{"--kv-bytes", "100"}, "kv-bytes"},
-               {{"--max-model-len", "5000"}, "--max-model-len"},
-               {{"--pin", "on", "--topology", "9C", "--threads", "99"}, "--pin"},
-               {{"--gemm", "nonesuch"}, "--gemm"},
-               {{"--attention", "nonesuch"}, "--attention"}};
-  for (Case& c : cases) {
-    INFO(c.says);
-    TempDir dir;
-    write_dummy_model(dir.path);
-    c.words.insert(c.words.end(), {"--port", "0"});
-    Server server(dir.path, c.words);
-    CHECK(server.wait() == 2);
-    CHECK(server.log().find(c.says) != std::string::npos);
-  }
-}
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Of a 1P1D server with --allocator contiguous: weights once, and of each instance pool and scratch.
-long planned_bytes(const std::string& dir, const std::string& kv_bytes) {
-  std::string json = dir + "/info.json";
-  std::string command = std::getenv("XPYD_BIN") + (" info " + dir) + " --kv-bytes " + kv_bytes + " --json " + json +
-                        " >" + dir + "/info.txt 2>&1";
-  REQUIRE(std::system(command.c_str()) == 0);
-  auto info = parsed_file(json);
-  auto& scratch = info["scratch"][0];
-  REQUIRE(scratch["batching"] == "chunked");
-  long pool = 0;
-  for (auto& scheme : info["pools"])
-    if (scheme["scheme"] == "contiguous") pool = scheme["blocks"].get<long>() * scheme["block_bytes"].get<long>();
-  REQUIRE(pool > 0);
-  return info["weight_bytes"]["f32"].get<long>() +
-         2 * (pool + scratch["activation_bytes"].get<long>() + scratch["logits_bytes"].get<long>());
-}
-#endif
-
 TEST_CASE("serve: resident memory is what info adds up, from the first moment", "[serve]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   SKIP_TEST("a sanitizer's own memory hides the difference");
 #else
   for (const char* kv_bytes : {"32MiB", "96MiB"}) {
-    TempDir dir;
-    write_dummy_model(dir.path, 1024);
     // One block per sequence, so that the bookkeeping beside the pool does not count.
-    Server server(dir.path, {"--port", "0", "--allocator", "contiguous", "--kv-bytes", kv_bytes});
+    Server server({"--topology", "1P1D", "--allocator", "contiguous", "--kv-bytes", kv_bytes}, {}, 512);
     REQUIRE(server.port() > 0);
-    long resident = server.resident_bytes(), planned = planned_bytes(dir.path, kv_bytes);
+    long total = 0, resident = 0;
+    std::ifstream("/proc/" + std::to_string(server.pid) + "/statm") >> total >> resident;
+    resident *= sysconf(_SC_PAGESIZE);
+    // Weights once, and of each instance pool and scratch.
+    const std::string path = server.dir.path + "/info.json";
+    REQUIRE(run_program(
+                {"info", server.model(), "--kv-bytes", kv_bytes, "--json", path, "--max-batch", "4", "--threads", "1"})
+                .code == 0);
+    const json info = parsed_file(path);
+    const json& scratch = info["scratch"][0];
+    REQUIRE(scratch["batching"] == "chunked");
+    long pool = 0;
+    for (auto& scheme : info["pools"])
+      if (scheme["scheme"] == "contiguous") pool = scheme["blocks"].get<long>() * scheme["block_bytes"].get<long>();
+    REQUIRE(pool > 0);
+    const long planned = info["weight_bytes"]["f32"].get<long>() +
+                         2 * (pool + scratch["activation_bytes"].get<long>() + scratch["logits_bytes"].get<long>());
     INFO(resident << " bytes resident, " << planned << " planned");
     CHECK(resident > planned);
     CHECK(resident < planned + (14 << 20));  // the program itself, and what libcrypto relocates
@@ -268,26 +105,18 @@ TEST_CASE("serve: resident memory is what info adds up, from the first moment", 
 }
 
 json stats_of(int port) {
-  const int fd = connect_to(port);
-  const std::string request = "GET /stats HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-  REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));
-  const std::string text = read_until(fd, "");
-  close(fd);
-  REQUIRE(text.find("\r\n\r\n") != text.npos);
-  CHECK(text.find("204,205") == text.npos);  // of the prompt
-  CHECK(text.find("secret-folder") == text.npos);
-  return parsed(text.substr(text.find("\r\n\r\n") + 4));
+  const std::string body = get(port, "/stats").body;
+  CHECK(!has(body, "204,205"));  // of the prompt
+  CHECK(!has(body, "secret-folder"));
+  return parsed(body);
 }
 
 template <class F>
 json wait_for_stats(int port, F&& good) {
-  json stats = stats_of(port);
-  for (int i = 0; i < 600 && !good(stats); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    stats = stats_of(port);
-  }
+  json stats;
+  const bool came = until(60, [&] { return good(stats = stats_of(port)); });
   INFO(stats.dump());
-  REQUIRE(good(stats));
+  REQUIRE(came);
   return stats;
 }
 
@@ -302,40 +131,30 @@ std::array<int, 5> sums(const json& map) {
 }
 
 TEST_CASE("serve: /stats has the map of blocks, the last answers and the switches", "[serve][page]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
-  struct Case {
-    const char* topology;
-    bool processes;
-  };
-  for (const Case& c : {Case{"1P1D", false}, Case{"1C", false}, Case{"1P1D", true}}) {
-    INFO(c.topology << (c.processes ? " as processes" : " as threads"));
+  NEEDS_PROGRAM();
+  for (const auto& [topology, processes] : {std::pair("1P1D", false), {"1C", false}, {"1P1D", true}}) {
+    INFO(topology << (processes ? " as processes" : " as threads"));
     TempDir dir;
-    std::filesystem::create_directory(dir.path + "/secret-folder");
-    write_dummy_model(dir.path, 512);  // a token takes a while
-    std::vector<std::string> words = {
-        "--port", "0",          "--topology", c.topology,    "--block-tokens",
-        "2",      "--kv-bytes", "20MiB",      "--event-log", dir.path + "/secret-folder/log"};
-    if (c.processes) words.push_back("--processes");
-    Server server(dir.path, words);
+    fs::create_directory(dir.path + "/secret-folder");
+    Words words = {"--topology", topology, "--block-tokens", "2",
+                   "--kv-bytes", "20MiB",  "--event-log",    fs::absolute(dir.path).string() + "/secret-folder/log"};
+    if (processes) words.push_back("--processes");
+    Server server(words, {}, 512);  // a token takes a while
     const int port = server.port();
     REQUIRE(port > 0);
-    const size_t n = c.topology == std::string("1C") ? 1 : 2;
-
-    const int fd = connect_to(port);
-    const std::string body = R"({"prompt":[200,201,202,203,204,205,206],"ignore_eos":true,"max_tokens":4000,)"
-                             R"("temperature":0,"stream":true})";
-    const std::string request =
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
-        std::to_string(body.size()) + "\r\n\r\n" + body;
-    REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));
-    read_until(fd, "data: ");
+    const bool split = topology == std::string("1P1D");
+    Client client(port);
+    client.send(request_text("POST", "/v1/completions",
+                             R"({"prompt":[200,201,202,203,204,205,206],"ignore_eos":true,"max_tokens":4000,)"
+                             R"("temperature":0,"stream":true})"));
+    for (std::string text; !has(text, "data: ");) text += client.read_some();
     // While it runs: its blocks, all that are active there, and itself.
     json stats = wait_for_stats(port, [&](const json& s) {
-      if (!c.processes && !s["instances"][0].contains("map")) return false;
+      if (!processes && !s["instances"][0].contains("map")) return false;
       return std::any_of(s["instances"].begin(), s["instances"].end(), [&](const json& i) {
-        if (i["name"] != (n == 2 ? "D0" : "C0")) return false;
-        return c.processes ? i["blocks"]["active"] > 10
-                           : i.contains("map") && sums(i["map"])[2] > 10 && s["answers"][0]["output"] > 20;
+        if (i["name"] != (split ? "D0" : "C0")) return false;
+        return processes ? i["blocks"]["active"] > 10
+                         : i.contains("map") && sums(i["map"])[2] > 10 && s["answers"][0]["output"] > 20;
       });
     });
     const auto answer = [](const json& s) { return s["answers"][0]; };
@@ -345,8 +164,8 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
     const uint64_t id = answer(stats)["request"];
     for (const json& i : stats["instances"]) {
       CHECK(i["blocks"]["capacity"] == 2560);
-      REQUIRE(i.contains("map") == !c.processes);
-      if (c.processes) continue;
+      REQUIRE(i.contains("map") == !processes);
+      if (processes) continue;
       const auto all = sums(i["map"]);
       CHECK(i["map"]["per_cell"] == 3);
       CHECK(all[0] == 854);
@@ -358,73 +177,198 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
       }
       CHECK(holds == all[2]);
     }
-    close(fd);
+    client.close();
     stats = wait_for_stats(port, [&](const json& s) { return answer(s)["finish"] != ""; });
     CHECK_SAME(answer(stats)["finish"], "abort");
     CHECK(answer(stats)["request"] == id);
 
-    const int second = connect_to(port);
-    send_completion(second, 8, false);
-    read_until(second, "");
-    close(second);
+    CHECK(post(port, "/v1/completions", completion(8)).status == 200);
     stats = stats_of(port);
     const json a = answer(stats);
     REQUIRE(stats["answers"].size() == 2);
     CHECK(a["request"] > id);
     CHECK_SAME(a["finish"], "length");
-    CHECK_SAME(a["prefill"], n == 2 ? "P0" : "C0");
-    CHECK_SAME(a["decode"], n == 2 ? "D0" : "C0");
-    CHECK(a["prompt"] == 3);
-    CHECK(a["output"] == 8);
-    CHECK(a["attempts"] == 1);
+    CHECK_SAME(a["prefill"], split ? "P0" : "C0");
+    CHECK_SAME(a["decode"], split ? "D0" : "C0");
+    CHECK((a["prompt"] == 3 && a["output"] == 8 && a["attempts"] == 1));
     int64_t whole = 0;
-    for (const json& us : a["us"]) whole += us.get<int64_t>();
+    // On a busy machine the conductor may read of several phases at once: then one of them took no time.
+    for (const json& us : a["us"]) {
+      CHECK(us >= 0);
+      whole += us.get<int64_t>();
+    }
     CHECK(a["ttft_us"] > 0);
     CHECK(a["ttft_us"] <= whole);
     CHECK(whole <= a["age_us"].get<int64_t>() + 7);
-    // On a busy machine the conductor may read of several phases at once: then one of them took no time.
-    for (const json& us : a["us"]) CHECK(us >= 0);
-    if (n == 1) CHECK(a["us"]["transfer"] == 0);
+    if (!split) CHECK(a["us"]["transfer"] == 0);
     // At rest the map is what the counts say.
-    if (!c.processes)
+    if (!processes)
       wait_for_stats(port, [&](const json& s) {
         return std::all_of(s["instances"].begin(), s["instances"].end(), [](const json& i) {
           const json& b = i["blocks"];
           return i.contains("map") && sums(i["map"]) == std::array<int, 5>{854, b["free"], 0, b["cached"], 0};
         });
       });
-
     const json& switches = stats["switches"];
-    const auto has = [&](const char* expected) {
-      return std::find(switches.begin(), switches.end(), parsed(expected)) != switches.end();
-    };
-    CHECK(has((std::string(R"(["topology",")") + c.topology + R"(",true])").c_str()));
-    CHECK(has(R"(["event-log","given",true])"));
-    CHECK(has(R"(["allocator","paged",false])"));
-    CHECK(has(c.processes ? R"(["transport","shm",false])" : R"(["transport","local",false])"));
-    CHECK(has(R"(["api-key-file","",false])"));
+    for (const std::string& expected :
+         {std::string(R"(["topology",")") + topology + R"(",true])", std::string(R"(["event-log","given",true])"),
+          std::string(R"(["allocator","paged",false])"), std::string(R"(["api-key-file","",false])"),
+          std::string(processes ? R"(["transport","shm",false])" : R"(["transport","local",false])")}) {
+      INFO(expected);
+      CHECK(std::find(switches.begin(), switches.end(), parsed(expected)) != switches.end());
+    }
   }
 }
 
-TEST_CASE("serve: 500 silent connections do not disturb a client", "[serve]") {
-  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+// ---- what it says
+
+// A pipe that is read when the test wants it.
+struct Pipe {
+  int ends[2];
+  Pipe() { REQUIRE(pipe2(ends, O_CLOEXEC) == 0); }
+  ~Pipe() {
+    for (int end : ends) close(end);
+  }
+  // As if others had written to it, who have the same pipe.
+  void fill() const {
+    const std::string path = "/proc/self/fd/" + std::to_string(ends[1]);
+    const int mine = open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    REQUIRE(mine >= 0);
+    const std::string line(PIPE_BUF, '.');
+    while (write(mine, line.data(), line.size()) > 0) continue;
+    while (write(mine, line.data(), 1) > 0) continue;
+    close(mine);
+  }
+  std::string read_now() const {
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    std::string text;
+    char part[4096];
+    for (ssize_t n; (n = ::read(ends[0], part, sizeof part)) > 0;) text.append(part, size_t(n));
+    return text;
+  }
+};
+
+void check_stderr(const std::string& reader) {
+  Pipe pipe;
+  if (reader == "never") pipe.fill();
+  if (reader == "gone") close(pipe.ends[0]), pipe.ends[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int port = free_port();
+  Server server({"--topology", "1C", "--port", std::to_string(port)}, {.stderr_fd = pipe.ends[1]});
+  REQUIRE(until(60, [&] { return Client::connects(port) || server.ended(); }));
+  CHECK(post(port, "/v1/completions", completion(1)).status == 200);
+  if (reader == "later") {
+    pipe.fill();
+    for (int i = 0; i < 3; ++i) CHECK(post(port, "/v1/completions", completion(1)).status == 200);  // a line each
+    pipe.read_now();
+    CHECK(post(port, "/v1/completions", completion(1)).status == 200);
+    std::string text;
+    CHECK(until(60, [&] { return has(text += pipe.read_now(), "warning stderr was full: dropped_lines="); }));
+    pipe.fill();
+  }
+  CHECK(server.end(SIGTERM) == 0);
+}
+
+TEST_CASE("issue: a server whose stderr nobody has any more ended by SIGPIPE", "[issues][log]") {
+  NEEDS_PROGRAM();
+  check_stderr("gone");
+}
+
+// It gives each of its own lines a second.
+TEST_CASE("issue: a server whose stderr was full, or became so, hung", "[.][slow][log]") {
+  NEEDS_PROGRAM();
+  for (const char* reader : {"never", "later"}) check_stderr(reader);
+}
+
+bool matches(const std::string& text, const std::string& pattern) {
+  return std::regex_search(text, std::regex(pattern, std::regex::multiline));
+}
+
+TEST_CASE("issue: only the request log had a time and a level", "[issues][log]") {
+  NEEDS_PROGRAM();
+  const std::string stamp = R"(^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z )";
+  for (const bool quiet : {false, true}) {
+    Words words = {"--topology", "1C", "--processes"};
+    if (quiet) words.insert(words.end(), {"--log-level", "error"});
+    Server server(words);
+    CHECK(server.port() > 0);
+    CHECK(server.end(SIGTERM) == 0);
+    const std::string log = server.log();
+    INFO(log);
+    CHECK(matches(log, stamp) == !quiet);
+    CHECK(has(log, "draining") == !quiet);
+    if (quiet) continue;
+    CHECK(matches(log, stamp + "info xpyd worker: C0 \\(instance \\d+\\) serves, control "));
+    CHECK(matches(log, stamp + "info xpyd serve: draining; a second signal stops at once$"));
+    CHECK(matches(log, "^xpyd serve: .* on http://127.0.0.1:\\d+$"));  // for whoever starts it
+  }
+}
+
+TEST_CASE("issue: without stderr the log was written into the KV pool", "[issues][log]") {
+  NEEDS_PROGRAM();
+  Program server(
+      {"serve", "--topology", "1C", "--port", "0", "--kv-bytes", "1MiB", "--threads", "1", "--allocator", "vattention"},
+      {.shell = "exec <&- >&- 2>&-;"});
+  const std::string of = "/proc/" + std::to_string(server.pid) + "/fd";
+  const auto has_pool = [&] {
+    std::error_code none;
+    for (const auto& fd : fs::directory_iterator(of, none))
+      if (fs::read_symlink(fd.path(), none).string().starts_with("/memfd:")) return true;
+    return false;
+  };
+  CHECK(until(60, has_pool));
+  for (const char* fd : {"/0", "/1", "/2"}) CHECK(fs::read_symlink(of + fd) == "/dev/null");
+}
+
+TEST_CASE("issue: without memory at its start a server ended as if told to, by exit code 143", "[issues][attack]") {
+  NEEDS_PROGRAM();
+  const char* preloaded = std::getenv("XPYD_FAULTS");
+  if (!preloaded || !*preloaded) SKIP_TEST("XPYD_FAULTS is not set: make test sets it (release builds alone)");
+  for (const Words& words :
+       {Words{"serve", "--port", "0"}, Words{"serve", "--port", "0", "--processes"},
+        Words{"worker", "--role", "decode", "--join", "127.0.0.1:1"}, Words{"generate", "--prompt", "x"}})
+    for (const char* at : {"2500", "3000"}) {
+      Words all = words;
+      all.insert(all.end(), {"--kv-bytes", "2MiB", "--threads", "1"});
+      const Ran ran = run_program(all, {.environment = {{"LD_PRELOAD", fs::absolute(preloaded).string()},
+                                                        {"FAULT_IN", words[0]},
+                                                        {"FAULT_KIND", "alloc"},
+                                                        {"FAULT_AT", at}}});
+      INFO(words[0] << ", allocation " << at << ": " << ran.err);
+      CHECK(ran.code == 1);
+      CHECK(has(ran.err, "xpyd: no memory"));
+    }
+}
+
+TEST_CASE("issue: XPYD_CONFIG was read by the workers, too, and no server with processes began", "[issues][attack]") {
+  NEEDS_PROGRAM();
   TempDir dir;
-  write_dummy_model(dir.path);
-  Server server(dir.path, {"--port", "0", "--topology", "1C"});
-  int port = server.port();
-  REQUIRE(port > 0);
-  std::vector<int> silent;
-  for (int i = 0; i < 500; ++i) silent.push_back(connect_to(port));
-  int fd = connect_to(port);
-  REQUIRE(fd >= 0);
-  send_completion(fd, 20, false);
-  std::string answer = read_until(fd, "");
-  CHECK(answer.find("HTTP/1.1 200") == 0);
-  CHECK(answer.find("\"completion_tokens\":20") != answer.npos);
-  close(fd);
-  for (int s : silent) close(s);
-  server.signal(SIGTERM);
-  CHECK(server.wait() == 0);
+  const std::string config = fs::absolute(dir.path).string() + "/config";
+  std::ofstream(config) << "port = 0\nprocesses = on\nkv-bytes = 2MiB\nthreads = 1\n";
+  Program server({"serve"}, {.environment = {{"XPYD_CONFIG", config}, {"XPYD_REQUEST_TIMEOUT", "5"}}});
+  const int port = server.port();
+  INFO(server.log());
+  CHECK(port > 0);
+  CHECK(has(server.log(), "worker: D0"));
+  CHECK(server.end(SIGTERM) == 0);
+}
+
+// A server that takes the connection and says nothing: bench waits for it.
+TEST_CASE("issue: ps showed the API key", "[issues][access]") {
+  NEEDS_PROGRAM();
+  TestServer server;
+  server.service.hold(true);
+  for (const Words& key : {Words{"--api-key=hunter2"}, Words{"--api-key", "hunter2"}}) {
+    Words words = {"bench",        "--url", "http://127.0.0.1:" + std::to_string(server.port()), "--input-len", "16",
+                   "--output-len", "4"};
+    words.insert(words.end(), key.begin(), key.end());
+    const size_t before = server.service.seen().size();
+    Program bench(words);
+    REQUIRE(server.service.wait([&](auto& s) { return s.seen().size() > before; }));
+    const std::string line = read_all("/proc/" + std::to_string(bench.pid) + "/cmdline");
+    CHECK(has(line, "--api-key"));
+    CHECK(has(line, "*******"));
+    CHECK(!has(line, "hunter2"));
+  }
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ long resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-TEST_CASE("no growth over 2,000 requests", "[soak]") {
+TEST_CASE("no growth over 2,000 requests", "[.][slow][soak]") {
   for (const char* transport : {"local", "handoff"}) {
     TinySetup setup{.topology = "1P1D", .transport = transport};
     setup.pool_bytes = 256 * 256;

@@ -1,44 +1,14 @@
 // `xpyd tour`, the page to read first, as a user runs it. XPYD_BIN names the program; `make test` sets it.
-#include <sys/wait.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <map>
 #include <regex>
-#include <set>
-#include <sstream>
 
 #include "model/folder.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "server/vattention_tour.h"
-#include "tests/catch.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::tour_test {
 namespace {
-
-struct Ran {
-  int code = -1;
-  std::string text;  // stdout; stderr, too, where the command says so
-};
-
-Ran shell(const std::string& command) {
-  Ran ran;
-  FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  char buffer[4096];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) ran.text.append(buffer, n);
-  const int status = pclose(pipe);
-  ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return ran;
-}
-
-std::string program() {
-  const char* path = std::getenv("XPYD_BIN");
-  return path ? "'" + std::string(path) + "'" : "";
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -57,32 +27,33 @@ std::vector<std::string> last_match(const std::string& text, const std::string& 
 }
 
 TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpyd generate`", "[tour]") {
-  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
-  const Ran tour = shell(program() + " tour 2>&1");
-  INFO(tour.text);
+  NEEDS_PROGRAM();
+  const Ran tour = run_program({"tour"});
+  const std::string text = tour.out + tour.err;
+  INFO(text);
   REQUIRE(tour.code == 0);
-  const auto prompt = last_match(tour.text, "prompt, \\d+ tokens: \"(.*)\"");
-  const auto answer = last_match(tour.text, "D: \"(.*)\" and, beside it, \" .*\"");
-  const auto hash = last_match(tour.text, "logits hash ([0-9a-f]{16}) equals that of one engine alone");
+  const auto prompt = last_match(text, "prompt, \\d+ tokens: \"(.*)\"");
+  const auto answer = last_match(text, "D: \"(.*)\" and, beside it, \" .*\"");
+  const auto hash = last_match(text, "logits hash ([0-9a-f]{16}) equals that of one engine alone");
   REQUIRE((prompt.size() == 2 && answer.size() == 2 && hash.size() == 2));
   CHECK(answer[1] == " The key of box 17 is amber.");
 
   // 1P1D, and one instance that does both: threads, mailboxes and a conductor around the same steps.
   for (const char* topology : {"1P1D", "1C"}) {
-    const std::string generate = program() + " generate --topology " + topology + " --prompt '" + prompt[1] +
-                                 "' --kv-bytes 16MiB ";
-    CHECK(shell(generate + "2>/dev/null").text == answer[1]);
-    const auto its_hash = last_match(shell(generate + "2>&1").text, "logits hash ([0-9a-f]{16})");
+    const Ran generated = run_program(
+        {"generate", "--topology", topology, "--prompt", prompt[1], "--kv-bytes", "16MiB"});
+    CHECK(generated.out == answer[1]);
+    const auto its_hash = last_match(generated.err, ".*logits hash ([0-9a-f]{16}).*");
     REQUIRE(its_hash.size() == 2);
     CHECK(its_hash[1] == hash[1]);
   }
 }
 
 TEST_CASE("tour: every layer of every block crosses once, and no byte beside the layout's", "[tour]") {
-  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
-  const Ran tour = shell(program() + " tour 2>/dev/null");
-  INFO(tour.text);
-  const auto prompt = last_match(tour.text, "prompt, (\\d+) tokens: \"(.*)\"");
+  NEEDS_PROGRAM();
+  const std::string text = run_program({"tour"}).out;
+  INFO(text);
+  const auto prompt = last_match(text, "prompt, (\\d+) tokens: \"(.*)\"");
   REQUIRE(prompt.size() == 3);
   const ModelConfig config = load_model_config(kDemoModel).value();
   const int n_tokens = int(Tokenizer::load(kDemoModel).value()->encode(prompt[2]).size());
@@ -97,7 +68,7 @@ TEST_CASE("tour: every layer of every block crosses once, and no byte beside the
       "  tokens (\\d+) to (\\d+): block (\\d+) of P, layer (\\d+), (\\d+) KiB -> block (\\d+) of "
       "D");
   std::smatch match;
-  for (const std::string& line : lines_of(tour.text)) {
+  for (const std::string& line : lines_of(text)) {
     if (!std::regex_match(line, match, pattern)) continue;
     ++lines;
     std::vector<int> n;
@@ -116,7 +87,7 @@ TEST_CASE("tour: every layer of every block crosses once, and no byte beside the
   CHECK(lines == posts);
   CHECK(crossed.size() == posts);
   CHECK(kib * 1024 == bytes);
-  const auto said = last_match(tour.text, "D has (\\d+) bytes in (\\d+) posts; .* are (\\d+)");
+  const auto said = last_match(text, "D has (\\d+) bytes in (\\d+) posts; .* are (\\d+)");
   REQUIRE(said.size() == 4);
   CHECK(std::stoul(said[1]) == bytes);
   CHECK(std::stoul(said[2]) == posts);
@@ -129,19 +100,16 @@ std::string without_hash(const std::string& line) {
 }
 
 TEST_CASE("tour: README.md shows what it prints", "[tour]") {
-  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
-  std::ifstream file("README.md");
-  std::stringstream readme;
-  readme << file.rdbuf();
-  const std::string text = readme.str();
-  const size_t begin = text.find("\nprompt, ") + 1, end = text.find("\n```", begin);
-  REQUIRE((begin > 0 && end != text.npos));
-  std::vector<std::string> printed = lines_of(shell(program() + " tour 2>/dev/null").text);
+  NEEDS_PROGRAM();
+  const std::string readme = read_all("README.md");
+  const size_t begin = readme.find("\nprompt, ") + 1, end = readme.find("\n```", begin);
+  REQUIRE((begin > 0 && end != readme.npos));
+  std::vector<std::string> printed = lines_of(run_program({"tour"}).out);
   // The step that samples the end of the sequence adds no text.
   printed.erase(std::unique(printed.begin(), printed.end()), printed.end());
   size_t at = 0, shown = 0;
   bool gap = false;  // "…": lines are left out
-  for (const std::string& line : lines_of(text.substr(begin, end - begin))) {
+  for (const std::string& line : lines_of(readme.substr(begin, end - begin))) {
     if (line.ends_with("…")) {
       gap = true;
       continue;
@@ -181,11 +149,12 @@ TEST_CASE("tour: two sequences over vattention, which page groups appear and whi
 }
 
 TEST_CASE("tour: --allocator vattention draws it", "[tour][vattention]") {
-  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
-  const Ran tour = shell(program() + " tour --allocator vattention 2>&1");
-  INFO(tour.text);
+  NEEDS_PROGRAM();
+  const Ran tour = run_program({"tour", "--allocator", "vattention"});
+  const std::string text = tour.out + tour.err;
+  INFO(text);
   CHECK(tour.code == 0);
-  CHECK(last_match(tour.text, "A ends .* oo +B ## .*").size() == 1);
+  CHECK(last_match(text, "A ends .* oo +B ## .*").size() == 1);
 }
 
 }  // namespace xpyd::testing::tour_test

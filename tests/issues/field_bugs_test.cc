@@ -1,8 +1,11 @@
 // Bugs that others had in the field, replayed under their names (reference: the projects' issue trackers). Each is a
-// moment at which the other side's word, or the other side itself, does not come.
+// moment at which the other side's word, or the other side itself, does not come; or is a lie that is in range
+// (lies_test.cc has those that are not); or a request that ends whoever computes it.
 
+#include "base/json.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
+#include "tests/server/quiet_stdout.h"
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::field_bugs_test {
@@ -53,7 +56,7 @@ class Scene : public SimCluster {
   }
   InstanceId id(const std::string& name) { return find(name)->id; }
   // All ends; then a lease; then nothing is held, and every answer was right, or was aborted.
-  void settle(std::set<uint64_t> aborted = {}) {
+  void settle(std::set<uint64_t> aborted = {}, std::set<uint64_t> failed = {}) {
     for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) tick();
     CHECK(conductor().wait_idle(0));
     ticks(800);  // two leases
@@ -62,7 +65,9 @@ class Scene : public SimCluster {
       const Recorder::Choice choice = recorder->choice(id);
       INFO("request " << id << " " << choice.error);
       CHECK(choice.ends == 1);
-      if (aborted.contains(id)) {
+      if (failed.contains(id)) {
+        CHECK(choice.finish == FinishReason::error);
+      } else if (aborted.contains(id)) {
         CHECK(choice.finish == FinishReason::abort);
         REQUIRE(choice.tokens.size() <= tokens.size());
         CHECK(choice.tokens == Tokens(tokens.begin(), tokens.begin() + long(choice.tokens.size())));
@@ -72,6 +77,12 @@ class Scene : public SimCluster {
       }
     }
   }
+  void send(InstanceId from, InstanceId to, Message message) override {
+    const int times = meddle ? meddle(from, to, message) : 1;
+    for (int i = 0; i < times; ++i) SimCluster::send(from, to, message);
+  }
+  std::function<int(InstanceId, InstanceId, Message&)> meddle;  // how often it is sent, changed or not
+  int64_t refused() { return conductor().totals().failed_by[size_t(AttemptFailure::refused)]; }
   int held(const std::string& name) {
     const KvStats kv = find(name)->instance->memory().stats();
     return kv.capacity - kv.free - kv.cached;
@@ -328,6 +339,162 @@ TEST_CASE("dynamo's vLLM patch: a late write does not reach blocks that have gon
   for (uint64_t id = 2; id < 8; ++id) scene.ask(id, 100);
   scene.ticks(1500);
   scene.crash(stopped->id, false);  // it finds that it was given up
+  scene.settle();
+}
+
+// ---- what is in range, and of nobody's
+
+TEST_CASE("lies: work that is given or offered twice is done once", "[lies]") {
+  for (bool pull : {false, true}) {
+    Scene scene("2P1D", Scene::in("prefill_first", pull));
+    scene.meddle = [](InstanceId, InstanceId, const Message& m) {
+      return std::holds_alternative<StartRequest>(m) || std::holds_alternative<KvOffered>(m) ||
+                     std::holds_alternative<ReserveKv>(m) || std::holds_alternative<PrefillJob>(m)
+                 ? 2
+                 : 1;
+    };
+    scene.ask(1);
+    scene.settle();
+    CHECK(scene.conductor().totals().failed_attempts == 0);
+  }
+}
+
+// A delivery that does not fit its request, and a token beyond max_tokens.
+TEST_CASE("lies: what does not fit its request is a failed attempt", "[lies]") {
+  const std::function<bool(Message&)> changes[] = {
+      [](Message& m) { return std::get<KvDelivered>(m).choices[0].output.clear(), true; },
+      [](Message& m) { return std::get<KvDelivered>(m).choices[0].output.resize(5), true; },
+      [](Message& m) { return std::get<KvDelivered>(m).choices[0].choice = 3, true; },
+      [](Message& m) { return std::get<KvDelivered>(m).choices.clear(), true; },
+      [](Message& m) { return std::get<TokenOf>(m).event.finish = FinishReason::none, true; }};
+  for (const auto& change : changes) {
+    Scene scene("2P1D");
+    bool done = false;
+    scene.meddle = [&](InstanceId, InstanceId, Message& m) {
+      const auto* token = std::get_if<TokenOf>(&m);
+      const bool it = &change == &changes[4] ? token && token->event.finish != FinishReason::none
+                                             : std::holds_alternative<KvDelivered>(m);
+      if (it && !done) done = change(m);
+      return 1;
+    };
+    scene.ask(1);
+    scene.settle();
+    CHECK(scene.refused() == 1);
+  }
+}
+
+TEST_CASE("lies: a prefill job is what the conductor knows of it, and room is not given before it is asked for",
+          "[lies]") {
+  for (const bool early : {false, true}) {
+    Scene scene("1P1D", Scene::in("decode_first"));
+    int told = 0;
+    scene.meddle = [&](InstanceId from, InstanceId to, Message& m) {
+      if (auto* job = std::get_if<PrefillJob>(&m); job && to == kConductor && !early) {
+        auto other = std::make_shared<Request>(*job->request);
+        other->prompt = {1};
+        job->request = other;
+        job->decode = from + 1;
+        ++told;
+      }
+      const auto* start = std::get_if<StartRequest>(&m);
+      if (!start || !early || scene.id("P0") == to) return 1;
+      ++told;
+      const ReserveKv lie{start->attempt, start->request, start->state};
+      scene.SimCluster::send(from, to, m);
+      scene.SimCluster::send(scene.id("P0"), to, lie);
+      return 0;
+    };
+    scene.ask(1, 60, 6);
+    scene.settle();
+    CHECK(told == 1);
+    CHECK(scene.conductor().totals().failed_attempts == 0);
+  }
+}
+
+// ---- a request that ends whoever computes it
+
+class Deadly final : public Scene {
+ public:
+  // `at`: the token of request 1's attempts that ends whoever would say it, counted from 1; 0: what ends it is to be
+  // told.
+  explicit Deadly(const std::string& topology, int at = 1) : Scene(topology) {
+    meddle = [this, at](InstanceId from, InstanceId to, const Message& m) {
+      if (auto* start = std::get_if<StartRequest>(&m); start && start->request->id == 1 && from == kConductor) {
+        deadly_ = start->attempt, told_ = 0;
+        if (at == 0) dead_ = to;
+        if (at == 0) return 0;
+      }
+      if (auto* token = std::get_if<TokenOf>(&m); token && token->attempt == deadly_ && ++told_ == at) dead_ = from;
+      return dead_ == from && from != kConductor ? 0 : 1;
+    };
+  }
+  ~Deadly() override { close(); }
+  void run() {
+    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) {
+      tick();
+      if (dead_ < 0) continue;
+      const Role role = nodes.at(dead_)->role;
+      crash(std::exchange(dead_, -1), true);
+      ++crashes;
+      add(role);
+    }
+  }
+  int crashes = 0;
+
+ private:
+  int told_ = 0;
+  InstanceId dead_ = -1;
+  AttemptId deadly_ = 0;
+};
+
+TEST_CASE(
+    "a request that has ended two instances, or whoever had told a token, ends with an error, and its prompt's hash",
+    "[lies][conductor]") {
+  TempDir dir;
+  for (const char* topology : {"3C", "1P3D", "2P2D"})
+    for (int at : {0, 1, 2, 3}) {
+      INFO(topology << ", token " << at);
+      Deadly scene(topology, at);
+      scene.ask(1, 40, 40);
+      {
+        CaughtStdout log(dir.path + "/log", 2);
+        scene.run();
+      }
+      scene.settle({}, {1});
+      CHECK(scene.crashes == 2);
+      CHECK(scene.recorder->choice(1).error.find("instances ended while they computed it") != std::string::npos);
+      const std::string log = read_small_file(dir.path + "/log", 1 << 20).value();
+      CHECK(
+          log.find("request 1 is given up: 2 instances in a row ended while they computed it; its prompt has 40 tokens "
+                   "and the hash ") != std::string::npos);
+    }
+}
+
+TEST_CASE("a request that ends instances does not take those with it that were there by chance", "[lies][conductor]") {
+  Deadly scene("2C");
+  for (uint64_t id = 1; id <= 8; ++id) scene.ask(id, 40);
+  scene.run();
+  CHECK((scene.crashes >= 2 && scene.crashes <= 4));
+  scene.settle({}, {1});
+}
+
+TEST_CASE("a request whose instances end goes on as long as it gets on", "[lies][conductor]") {
+  Scene scene("2C");
+  scene.ask(2, 40, 100);
+  int crashes = 0;
+  for (int i = 0; i < 20000 && !scene.conductor().wait_idle(0); ++i) {
+    scene.tick();
+    const size_t n = scene.recorder->choice(2).tokens.size();
+    if (n < size_t(10 * (crashes + 1)) || n > 90) continue;
+    for (const auto& [id, node] : scene.nodes)
+      if (node->instance->stats().running > 0) {
+        scene.crash(id, true);
+        scene.add(Role::colocated);
+        ++crashes;
+        break;
+      }
+  }
+  CHECK(crashes >= 6);
   scene.settle();
 }
 

@@ -2,9 +2,6 @@
 // to abort every process that it came to, one after the other (a TokenOf with token 600 of 512: the
 // replay of its request aborted fifteen healthy workers).
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <thread>
 
 #include "base/json.h"
@@ -17,6 +14,7 @@
 #include "tests/disagg/control_end.h"
 #include "tests/disagg/full_messages.h"
 #include "tests/disagg/sim_cluster.h"
+#include "tests/server/quiet_stdout.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::lies_test {
@@ -249,25 +247,6 @@ void join(End& liar, Role role) {
   say(liar, Joined{info});
 }
 
-// What is said on stderr meanwhile goes to a file.
-class StderrInFile {
- public:
-  explicit StderrInFile(std::string path) : path_(std::move(path)), kept_(dup(2)) {
-    const int file = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
-    dup2(file, 2);
-    ::close(file);
-  }
-  ~StderrInFile() {
-    dup2(kept_, 2);
-    ::close(kept_);
-  }
-  std::string text() const { return read_small_file(path_, 1 << 20).value(); }
-
- private:
-  const std::string path_;
-  const int kept_;
-};
-
 // Each lie is in the log, in its order, with the name of the message.
 void check_log(const std::string& log, const std::vector<Lie>& said) {
   size_t at = 0;
@@ -328,7 +307,7 @@ TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
   const std::vector<Lie> all = lies(kToConductor, bed.limits());
   int n = 0;
   {
-    StderrInFile log(bed.folder() + "/log");
+    CaughtStdout caught(bed.folder() + "/log", 2);
     for (const Lie& lie : all) {
       End liar;
       REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::decode, "new"), 5, liar.on_open()).ok());
@@ -336,7 +315,7 @@ TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
       say(liar, lie.message);
       liar.wait_closed();
     }
-    check_log(log.text(), all);
+    check_log(read_small_file(bed.folder() + "/log", 1 << 20).value(), all);
   }
   bed.check_answers(1);
 }
@@ -350,14 +329,14 @@ TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks 
   ControlLoop loop(bed.stack().clock);
   const std::vector<Lie> all = lies(kBetweenInstances, bed.limits());
   {
-    StderrInFile log(bed.folder() + "/log");
+    CaughtStdout caught(bed.folder() + "/log", 2);
     for (const Lie& lie : all) {
       End liar;
       REQUIRE(loop.connect(bed.endpoint(door, NodeRole::decode, bed.member("i99").c_str()), 5, liar.on_open()).ok());
       say(liar, lie.message);
       liar.wait_closed();
     }
-    check_log(log.text(), all);
+    check_log(read_small_file(bed.folder() + "/log", 1 << 20).value(), all);
   }
   bed.check_answers(1);
 }
@@ -420,7 +399,7 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
       loop.listen(bed.endpoint("unix:" + bed.folder() + "/liar", NodeRole::conductor, "c"), conductor.on_open()).ok());
   int n = 0;
   {
-    StderrInFile log(bed.folder() + "/log");
+    CaughtStdout caught(bed.folder() + "/log", 2);
     bed.add_worker("unix:" + bed.folder() + "/liar");
     for (const Lie& lie : all) {
       conductor.wait([&] { return conductor.opens == n + 1; });
@@ -428,7 +407,7 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
       conductor.wait([&] { return conductor.closes == n + 1; });
       ++n;
     }
-    check_log(log.text(), all);
+    check_log(read_small_file(bed.folder() + "/log", 1 << 20).value(), all);
   }
   // And now an honest word.
   conductor.wait([&] { return conductor.opens == n + 1; });
@@ -438,266 +417,6 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
            std::ranges::any_of(conductor.frames, [](const auto& frame) { return frame.first == frame_type(Joined{}); });
   };
   conductor.wait(joined);
-}
-
-// ---- What is in range, and of nobody's.
-
-class Meddled : public SimCluster {
- public:
-  explicit Meddled(bool pull) {
-    SimOptions options;
-    options.conductor.disagg_options.pull = pull;
-    open(std::move(options));
-    add_all("2P1D");
-    tick();
-  }
-  void send(InstanceId from, InstanceId to, Message message) override {
-    Message again = message;
-    if (meddle) meddle(message);
-    SimCluster::send(from, to, std::move(message));
-    if (twice && twice(again)) SimCluster::send(from, to, std::move(again));
-  }
-  void check() {
-    Tokens prompt(60, 7);
-    auto request = tiny_request(1, prompt, 12);
-    request->ignore_eos = true;
-    REQUIRE(conductor().submit(request, recorder).ok());
-    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) tick();
-    ticks(800);
-    CHECK(check_memory(true) == "");
-    CHECK(recorder->choice(1).tokens == checksum_tokens(prompt, 12));
-    CHECK(recorder->choice(1).ends == 1);
-  }
-  std::function<void(Message&)> meddle;
-  std::function<bool(const Message&)> twice;
-  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
-};
-
-TEST_CASE("lies: work that is given or offered twice is done once", "[lies]") {
-  for (bool pull : {false, true}) {
-    Meddled sim(pull);
-    sim.twice = [](const Message& m) {
-      return std::holds_alternative<StartRequest>(m) || std::holds_alternative<KvOffered>(m) ||
-             std::holds_alternative<ReserveKv>(m) || std::holds_alternative<PrefillJob>(m);
-    };
-    sim.check();
-    CHECK(sim.conductor().totals().failed_attempts == 0);
-  }
-}
-
-TEST_CASE("lies: a delivery that does not fit its request is a failed attempt", "[lies]") {
-  using Change = void (*)(KvDelivered&);
-  for (Change change :
-       {Change([](KvDelivered& m) { m.choices[0].output.clear(); }),
-        Change([](KvDelivered& m) { m.choices[0].output.resize(5); }),
-        Change([](KvDelivered& m) { m.choices[0].choice = 3; }), Change([](KvDelivered& m) { m.choices.clear(); })}) {
-    Meddled sim(false);
-    sim.meddle = [&](Message& m) {
-      if (auto* delivered = std::get_if<KvDelivered>(&m); delivered && change)
-        std::exchange(change, nullptr)(*delivered);
-    };
-    sim.check();
-    CHECK(sim.conductor().totals().failed_by[size_t(AttemptFailure::refused)] == 1);
-  }
-}
-
-TEST_CASE("lies: a prefill job is what the conductor knows of it, not what D says", "[lies]") {
-  SimOptions options;
-  options.conductor.disagg = find_disagg_policy("decode_first");
-  class Jobs final : public SimCluster {
-   public:
-    void send(InstanceId from, InstanceId to, Message message) override {
-      if (auto* job = std::get_if<PrefillJob>(&message); job && to == kConductor) {
-        auto other = std::make_shared<Request>(*job->request);
-        other->prompt = {1};
-        job->request = other;
-        job->decode = from + 1;
-      }
-      SimCluster::send(from, to, std::move(message));
-    }
-  } sim;
-  sim.open(std::move(options));
-  sim.add_all("1P1D");
-  sim.tick();
-  auto recorder = std::make_shared<Recorder>();
-  const Tokens prompt(60, 9);
-  auto request = tiny_request(1, prompt, 6);
-  request->ignore_eos = true;
-  REQUIRE(sim.conductor().submit(request, recorder).ok());
-  for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
-  CHECK(recorder->choice(1).tokens == checksum_tokens(prompt, 6));
-  CHECK(sim.conductor().totals().failed_attempts == 0);
-}
-
-TEST_CASE("lies: room that a prefill instance asks for before it was offered is not given", "[lies]") {
-  SimOptions options;
-  options.conductor.disagg = find_disagg_policy("decode_first");
-  class Early final : public SimCluster {
-   public:
-    void send(InstanceId from, InstanceId to, Message message) override {
-      const auto* start = std::get_if<StartRequest>(&message);
-      const ReserveKv lie = start ? ReserveKv{start->attempt, start->request, start->state} : ReserveKv{};
-      SimCluster::send(from, to, std::move(message));
-      if (!lie.request || find("P0")->id == to) return;
-      ++told;
-      SimCluster::send(find("P0")->id, to, lie);
-    }
-    int told = 0;
-  } sim;
-  sim.open(std::move(options));
-  sim.add_all("1P1D");
-  sim.tick();
-  auto recorder = std::make_shared<Recorder>();
-  const Tokens prompt(60, 9);
-  auto request = tiny_request(1, prompt, 6);
-  request->ignore_eos = true;
-  REQUIRE(sim.conductor().submit(request, recorder).ok());
-  for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
-  CHECK(sim.told == 1);
-  CHECK(recorder->choice(1).tokens == checksum_tokens(prompt, 6));
-  CHECK(sim.conductor().totals().failed_attempts == 0);
-}
-
-TEST_CASE("lies: tokens beyond max_tokens are not taken", "[lies]") {
-  Meddled sim(false);
-  int n = 0;
-  sim.meddle = [&](Message& m) {
-    auto* token = std::get_if<TokenOf>(&m);
-    if (!token || token->event.finish == FinishReason::none || n++ > 0) return;
-    token->event.finish = FinishReason::none;
-  };
-  sim.check();
-  CHECK(sim.conductor().totals().failed_by[size_t(AttemptFailure::refused)] == 1);
-}
-
-// ---- A request that ends whoever computes it.
-
-class Deadly final : public SimCluster {
- public:
-  // `at`: the attempt's token that ends whoever would say it, counted from 1; 0: what ends it is
-  // to be told of the attempt.
-  explicit Deadly(int at = 1) : at_(at) { open({}); }
-  ~Deadly() override { close(); }
-  void ask(uint64_t id, int max_tokens = 12) {
-    prompts_[id] = Tokens(40, int32_t(id));
-    auto request = tiny_request(id, prompts_[id], max_tokens);
-    request->ignore_eos = true;
-    REQUIRE(conductor().submit(request, recorder).ok());
-  }
-  void send(InstanceId from, InstanceId to, Message message) override {
-    if (auto* start = std::get_if<StartRequest>(&message); start && start->request->id == 1 && from == kConductor) {
-      deadly_ = start->attempt;
-      told_ = 0;
-      if (at_ == 0) {
-        dead_ = to;
-        return;
-      }
-    }
-    if (auto* token = std::get_if<TokenOf>(&message); token && token->attempt == deadly_ && ++told_ == at_) {
-      dead_ = from;
-      return;
-    }
-    if (dead_ == from && from != kConductor) return;
-    SimCluster::send(from, to, std::move(message));
-  }
-  void run() {
-    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) {
-      tick();
-      if (dead_ >= 0) {
-        const Role role = nodes.at(dead_)->role;
-        crash(std::exchange(dead_, -1), true);
-        ++crashes;
-        add(role);
-      }
-    }
-  }
-  const Tokens& prompt(uint64_t id) { return prompts_[id]; }
-
-  int crashes = 0;
-  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
-
- private:
-  const int at_;
-  int told_ = 0;
-  InstanceId dead_ = -1;
-  AttemptId deadly_ = 0;
-  std::map<uint64_t, Tokens> prompts_;
-};
-
-TEST_CASE("a request that has ended two instances ends with an error, and its prompt's hash is told",
-          "[lies][conductor]") {
-  TempDir dir;
-  Deadly sim;
-  sim.add_all("3C");
-  sim.tick();
-  sim.ask(1);
-  std::string log;
-  {
-    StderrInFile file(dir.path + "/log");
-    sim.run();
-    log = file.text();
-  }
-  CHECK(sim.crashes == 2);
-  CHECK(sim.recorder->choice(1).finish == FinishReason::error);
-  CHECK(sim.recorder->choice(1).error.find("instances ended while they computed it") != std::string::npos);
-  CHECK(sim.recorder->choice(1).ends == 1);
-  INFO(log);
-  CHECK(log.find("request 1 is given up: 2 instances in a row ended while they computed it; its "
-                 "prompt has 40 tokens and the hash ") != std::string::npos);
-}
-
-TEST_CASE("a request that ended D, or whoever had told a token, went on to end sixteen of them", "[lies][conductor]") {
-  for (const char* topology : {"3C", "1P3D", "2P2D"})
-    for (int at : {0, 1, 2, 3}) {
-      INFO(topology << ", token " << at);
-      Deadly sim(at);
-      sim.add_all(topology);
-      sim.tick();
-      sim.ask(1, 40);
-      sim.run();
-      CHECK(sim.crashes == 2);
-      CHECK(sim.recorder->choice(1).finish == FinishReason::error);
-      CHECK(sim.recorder->choice(1).ends == 1);
-    }
-}
-
-TEST_CASE("a request that ends instances does not take those with it that were there by chance", "[lies][conductor]") {
-  Deadly sim;
-  sim.add_all("2C");
-  sim.tick();
-  for (uint64_t id = 1; id <= 8; ++id) sim.ask(id);
-  sim.run();
-  CHECK(sim.crashes >= 2);
-  CHECK(sim.crashes <= 4);
-  CHECK(sim.recorder->choice(1).finish == FinishReason::error);
-  for (uint64_t id = 2; id <= 8; ++id) {
-    INFO("request " << id << " " << sim.recorder->choice(id).error);
-    CHECK(sim.recorder->choice(id).tokens == checksum_tokens(sim.prompt(id), 12));
-  }
-  sim.ticks(800);
-  CHECK(sim.check_memory(true) == "");
-}
-
-TEST_CASE("a request whose instances end goes on as long as it gets on", "[lies][conductor]") {
-  Deadly sim;
-  sim.add_all("2C");
-  sim.tick();
-  sim.ask(2, 100);
-  int crashes = 0;
-  for (int i = 0; i < 20000 && !sim.conductor().wait_idle(0); ++i) {
-    sim.tick();
-    const size_t n = sim.recorder->choice(2).tokens.size();
-    if (n < size_t(10 * (crashes + 1)) || n > 90) continue;
-    for (const auto& [id, node] : sim.nodes)
-      if (node->instance->stats().running > 0) {
-        sim.crash(id, true);
-        sim.add(Role::colocated);
-        ++crashes;
-        break;
-      }
-  }
-  CHECK(crashes >= 6);
-  CHECK(sim.recorder->choice(2).tokens == checksum_tokens(sim.prompt(2), 100));
 }
 
 }  // namespace

@@ -115,42 +115,26 @@ void check_setup(const TinySetup& setup) {
   }
 }
 
-TEST_CASE("prompt logprobs are those of a direct computation", "[engine][prompt_logprobs]") {
-  for (const char* scheme : {"paged", "contiguous", "slots", "vattention", "token"})
-    for (int step_tokens : {16, 512}) {
-      TinySetup setup{.scheme = scheme, .share = KvShare::alias};
-      setup.step_tokens = step_tokens;
-      setup.max_batch = 5;
-      if (std::string(scheme) == "slots") setup.share = KvShare::takeover;
-      check_setup(setup);
-    }
-}
-
-TEST_CASE("prompt logprobs under every batching policy, with preemptions and on several ranks",
+TEST_CASE("prompt logprobs are those of a direct computation, whatever schedules, preempts, splits and moves",
           "[engine][prompt_logprobs]") {
-  for (const char* batching : {"chunked", "prefill_first", "static", "persistent"}) {
-    TinySetup setup{.batching = batching};
-    setup.pool_bytes = 12 * 16 * 256;
-    setup.max_batch = 3;
-    check_setup(setup);
-  }
+  for (const char* scheme : {"paged", "contiguous", "slots", "vattention", "token"})
+    for (int step_tokens : {16, 512})
+      check_setup({.scheme = scheme,
+                   .share = std::string(scheme) == "slots" ? KvShare::takeover : KvShare::alias,
+                   .step_tokens = step_tokens,
+                   .max_batch = 5});
+  for (const BatchPolicy& policy : batch_policies())
+    check_setup({.batching = policy.name, .max_batch = 3, .pool_bytes = 12 * 16 * 256});
   check_setup({.prefill_tp = 2, .prefill_pp = 2, .max_batch = 7});
-  TinySetup one{.topology = "1C"};
-  one.max_batch = 2;
-  one.step_tokens = 8;
-  check_setup(one);
-}
-
-TEST_CASE("prompt logprobs come from P, or from D where it is first, over every wire", "[engine][prompt_logprobs]") {
+  check_setup({.step_tokens = 8, .max_batch = 2});
   for (const char* wire : {"local", "handoff"})
     for (const char* disagg :
          {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost", "append_cost"})
       for (bool pull : {false, true}) {
-        TinySetup setup{.topology = "1P1D", .transport = wire, .disagg = disagg};
-        setup.disagg_options.pull = pull && std::string(wire) == "local";
+        if (pull && std::string(wire) == "handoff") continue;
+        TinySetup setup{.topology = "1P1D", .transport = wire, .disagg = disagg, .step_tokens = 32, .max_batch = 6};
+        setup.disagg_options.pull = pull;
         setup.disagg_options.max_local_prefill_tokens = 20;
-        setup.step_tokens = 32;
-        setup.max_batch = 6;
         check_setup(setup);
       }
 }
@@ -208,80 +192,47 @@ std::vector<TokenEvent> judged_hello(const Request& request, int choice) {
   return events;
 }
 
-struct JudgedServer : TestServer {
-  JudgedServer() { service.script = judged_hello; }
-  json ask(const std::string& body) {
-    Reply reply = post("/v1/completions", body);
-    INFO(reply.body);
-    REQUIRE(reply.status == 200);
-    return parsed(reply.body);
-  }
-};
-
-TEST_CASE("echo with logprobs: the prompt's tokens come first, the first without a logprob",
-          "[server][prompt_logprobs]") {
-  JudgedServer server;
-  json choice = server.ask(R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})")["choices"][1];
-  CHECK_SAME(choice["text"], "ébhe");
-  json lists = choice["logprobs"];
-  CHECK_SAME(lists["tokens"], parsed(R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"));
-  CHECK(lists["token_logprobs"][0].is_null());
-  CHECK(lists["top_logprobs"][0].is_null());
-  CHECK(lists["token_logprobs"][2].get<double>() == Approx(-9.8));
-  CHECK(lists["top_logprobs"][2]["b"].get<double>() == Approx(-9.8));
-  CHECK(lists["top_logprobs"][2]["!"].get<double>() == Approx(-0.5));
-  CHECK(lists["token_logprobs"][4].get<double>() == Approx(-10.1));
-  CHECK_SAME(lists["text_offset"], parsed("[0,0,1,2,3]"));
+TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs", "[server][prompt_logprobs]") {
+  TestServer server;
+  server.service.script = judged_hello;
+  check_answers(server, "/v1/completions",
+                // The prompt's tokens come first, the first without a logprob.
+                {{R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})",
+                  {{"/choices/1/text", R"("ébhe")"},
+                   {"/choices/1/logprobs/tokens", R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"},
+                   {"/choices/1/logprobs/token_logprobs/0", "null"},
+                   {"/choices/1/logprobs/top_logprobs/0", "null"},
+                   {"/choices/1/logprobs/token_logprobs/2", "-9.8"},
+                   {"/choices/1/logprobs/top_logprobs/2", R"({"b":-9.8,"!":-0.5})"},
+                   {"/choices/1/logprobs/token_logprobs/4", "-10.1"},
+                   {"/choices/1/logprobs/text_offset", "[0,0,1,2,3]"}}},
+                 // As lm-eval asks: ids, one token more, which it drops.
+                 {R"({"prompt":[[97,98,99]],"echo":true,"logprobs":1,"max_tokens":1})",
+                  {{"/choices/0/text", R"("abch")"}, {"/choices/0/logprobs/tokens", R"(["a","b","c","h"])"}}},
+                 {R"({"prompt":"ab","echo":true,"logprobs":0,"max_tokens":0,"return_token_ids":true})",
+                  {{"/choices/0/text", R"("ab")"},
+                   {"/choices/0/logprobs/tokens", R"(["a","b"])"},
+                   {"/choices/0/logprobs/text_offset", "[0,1]"},
+                   {"/choices/0/token_ids", "[]"},
+                   {"/usage/completion_tokens", "0"}}},
+                 // In a stream with the first event.
+                 {R"({"prompt":"ab","echo":true,"logprobs":1,"max_tokens":2,"stream":true})",
+                  {{"/0/choices/0/text", R"("abh")"},
+                   {"/0/choices/0/logprobs/tokens", R"(["a","b","h"])"},
+                   {"/0/choices/0/logprobs/text_offset", "[0,1,2]"},
+                   {"/1/choices/0/logprobs/text_offset", "[3]"}}},
+                 // By token id, with ranks.
+                 {R"({"prompt":"ab","prompt_logprobs":1,"max_tokens":1})",
+                  {{"/choices/0/text", R"("h")"},
+                   {"/choices/0/logprobs", "null"},
+                   {"/choices/0/prompt_logprobs",
+                    R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
+                    "33":{"logprob":-0.5,"rank":1,"decoded_token":"!"}}])"}}}});
   CHECK(server.service.seen()[0].prompt_logprobs == 1);
-  // As lm-eval asks: ids, one token more, which it drops.
-  json ids = server.ask(R"({"prompt":[[97,98,99]],"echo":true,"logprobs":1,"max_tokens":1})");
-  CHECK(ids["choices"][0]["logprobs"]["token_logprobs"].size() == 4);
-  CHECK(ids["choices"][0]["text"] == "abch");
-}
-
-TEST_CASE("echo of nothing more: max_tokens 0", "[server][prompt_logprobs]") {
-  JudgedServer server;
-  json answer = server.ask(R"({"prompt":"ab","echo":true,"logprobs":0,"max_tokens":0,"return_token_ids":true})");
-  CHECK_SAME(answer["choices"][0]["text"], "ab");
-  CHECK(answer["choices"][0]["logprobs"]["tokens"].size() == 2);
-  CHECK(answer["choices"][0]["logprobs"]["text_offset"].size() == 2);
-  CHECK(answer["choices"][0]["token_ids"].empty());
-  CHECK(answer["usage"]["completion_tokens"] == 0);
-  check_error(server.post("/v1/completions", R"({"prompt":"ab","max_tokens":0})"), 400, "invalid_request_error",
-              "max_tokens", nullptr);
-  check_error(server.post("/v1/completions", R"({"prompt":"ab","echo":true,"max_tokens":-1})"), 400,
-              "invalid_request_error", "max_tokens", nullptr);
-}
-
-TEST_CASE("echo with logprobs in a stream: with the first event", "[server][prompt_logprobs]") {
-  JudgedServer server;
-  auto events = chunks(
-      server.post("/v1/completions", R"({"prompt":"ab","echo":true,"logprobs":1,"max_tokens":2,"stream":true})"));
-  REQUIRE(events.size() == 2);
-  json first = events[0]["choices"][0], second = events[1]["choices"][0];
-  CHECK_SAME(first["text"], "abh");
-  CHECK_SAME(first["logprobs"]["tokens"], parsed(R"(["a","b","h"])"));
-  CHECK_SAME(first["logprobs"]["text_offset"], parsed("[0,1,2]"));
-  CHECK_SAME(second["logprobs"]["text_offset"], parsed("[3]"));
-}
-
-TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][prompt_logprobs]") {
-  JudgedServer server;
-  json choice = server.ask(R"({"prompt":"ab","prompt_logprobs":1,"max_tokens":1})")["choices"][0];
-  CHECK_SAME(choice["text"], "h");
-  CHECK(choice["logprobs"].is_null());
-  CHECK_SAME(choice["prompt_logprobs"], parsed(R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
-                                   "33":{"logprob":-0.5,"rank":1,"decoded_token":"!"}}])"));
-  Reply chat = server.post("/v1/chat/completions",
-                           R"({"messages":[{"role":"user","content":"a"}],"prompt_logprobs":0})");
+  const Reply chat = server.post("/v1/chat/completions",
+                                 R"({"messages":[{"role":"user","content":"a"}],"prompt_logprobs":0})");
   REQUIRE(chat.status == 200);
-  CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen()[1].prompt.size());
-  for (const char* body :
-       {R"({"prompt":"ab","prompt_logprobs":1,"stream":true})", R"({"prompt":"ab","prompt_logprobs":21})",
-        R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s","session_generation":"new"})"})
-    check_error(server.post("/v1/completions", body), 400, "invalid_request_error", "prompt_logprobs", nullptr);
-  check_error(server.post("/v1/completions", R"({"prompt":"a","echo":true,"logprobs":1,"session_id":"s"})"), 400,
-              "invalid_request_error", "echo", nullptr);
+  CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen().back().prompt.size());
 }
 
 TEST_CASE("logprobs of tokens with one text: a client's dictionary keeps the likeliest", "[server][prompt_logprobs]") {

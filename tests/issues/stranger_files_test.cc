@@ -1,10 +1,11 @@
-// What this program may take away, cut short or replace: nothing that is not its own.
+// What this program may take away, cut short, replace or leave behind: nothing that is not its own, and no secret.
 
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,10 +20,15 @@
 #include "base/peak.h"
 #include "disagg/net/address.h"
 #include "disagg/net/channel.h"
+#include "model/folder.h"
+#include "model/tokenizer.h"
+#include "server/commands.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::stranger_files_test {
 namespace {
+
+namespace fs = std::filesystem;
 
 void put(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
@@ -31,6 +37,27 @@ std::string text_of(const std::string& path) {
   text << std::ifstream(path).rdbuf();
   return text.str();
 }
+
+// A variable of the environment while this lives.
+struct Environment {
+  const std::string name;
+  const char* const before = std::getenv(name.c_str());
+  const std::string kept = before ? before : "";
+  Environment(const std::string& n, const std::string& value) : name(n) { setenv(name.c_str(), value.c_str(), 1); }
+  ~Environment() { before ? setenv(name.c_str(), kept.c_str(), 1) : unsetenv(name.c_str()); }
+};
+
+// No descriptor more can be opened while this lives.
+struct NoDescriptors {
+  rlimit before{};
+  NoDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before);
+    rlimit none = before;
+    none.rlim_cur = 3;
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before); }
+};
 
 Result<int> listen_unix(const std::string& path) {
   return listen_at(parse_control_address("unix:" + path).value(), nullptr);
@@ -48,10 +75,10 @@ TEST_CASE("files: a control address that names a file, a link, a pipe or a folde
   const std::string file = dir.path + "/f", link = dir.path + "/l", dangling = dir.path + "/d", pipe = dir.path + "/p",
                     folder = dir.path + "/o";
   put(file, "what is not ours");
-  std::filesystem::create_symlink("f", link);
-  std::filesystem::create_symlink("nowhere", dangling);
+  fs::create_symlink("f", link);
+  fs::create_symlink("nowhere", dangling);
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  std::filesystem::create_directory(folder);
+  fs::create_directory(folder);
   for (const std::string& path : {file, link, dangling, pipe, folder}) {
     INFO(path);
     Result<int> fd = listen_unix(path);
@@ -59,11 +86,11 @@ TEST_CASE("files: a control address that names a file, a link, a pipe or a folde
     if (fd) close(fd.value());
   }
   CHECK(text_of(file) == "what is not ours");
-  CHECK(std::filesystem::is_symlink(link));
-  CHECK(std::filesystem::is_symlink(dangling));
-  CHECK(std::filesystem::is_fifo(pipe));
-  CHECK(std::filesystem::is_directory(folder));
-  CHECK_FALSE(std::filesystem::exists(dir.path + "/nowhere"));
+  CHECK(fs::is_symlink(link));
+  CHECK(fs::is_symlink(dangling));
+  CHECK(fs::is_fifo(pipe));
+  CHECK(fs::is_directory(folder));
+  CHECK_FALSE(fs::exists(dir.path + "/nowhere"));
 }
 
 TEST_CASE("files: a socket whose process died is replaced, one that lives is not", "[issues][files]") {
@@ -86,7 +113,7 @@ TEST_CASE("files: a socket whose process died is replaced, one that lives is not
   REQUIRE(second.ok());
   CHECK(answers(path));
   close_listener(second.value(), "unix:" + path);
-  CHECK_FALSE(std::filesystem::exists(path));
+  CHECK_FALSE(fs::exists(path));
 }
 
 TEST_CASE("files: another user's socket stays, though nobody answers there", "[issues][files]") {
@@ -98,7 +125,7 @@ TEST_CASE("files: another user's socket stays, though nobody answers there", "[i
   close(first.value());
   REQUIRE(chown(path.c_str(), 12345, 12345) == 0);
   CHECK_FALSE(listen_unix(path).ok());
-  CHECK(std::filesystem::is_socket(path));
+  CHECK(fs::is_socket(path));
 }
 
 // One takes the dead socket away and listens; the other, who has found it dead too, must not take away the new one.
@@ -135,13 +162,13 @@ TEST_CASE("files: a control loop's socket goes with it, and what has its name si
   {
     ControlLoop loop(clock);
     REQUIRE(loop.listen({address, {}, self}, nobody).ok());
-    CHECK(std::filesystem::is_socket(path));
+    CHECK(fs::is_socket(path));
   }
-  CHECK_FALSE(std::filesystem::exists(path));
+  CHECK_FALSE(fs::exists(path));
   {
     ControlLoop loop(clock);
     REQUIRE(loop.listen({address, {}, self}, nobody).ok());
-    std::filesystem::remove(path);
+    fs::remove(path);
     put(path, "somebody else's");
   }
   CHECK(text_of(path) == "somebody else's");
@@ -161,31 +188,29 @@ TEST_CASE("files: a result takes the place of its file and of no other", "[issue
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);  // as root it could be /dev/null
   CHECK_FALSE(check_replaceable(pipe).ok());
   CHECK_FALSE(replace_file(pipe, "new").ok());
-  CHECK(std::filesystem::is_fifo(pipe));
+  CHECK(fs::is_fifo(pipe));
   CHECK_FALSE(replace_file(dir.path, "new").ok());
-  std::filesystem::create_symlink("r.json", link);  // to another's file: not written through
+  fs::create_symlink("r.json", link);  // to another's file: not written through
   CHECK(replace_file(link, "newer").ok());
   CHECK(text_of(path) == "new");
   CHECK(text_of(link) == "newer");
   CHECK_FALSE(check_replaceable(dir.path + "/nowhere/r.json").ok());
   size_t n = 0;
-  for ([[maybe_unused]] auto& entry : std::filesystem::directory_iterator(dir.path)) ++n;
+  for ([[maybe_unused]] auto& entry : fs::directory_iterator(dir.path)) ++n;
   CHECK(n == 4);
 }
 
-TEST_CASE("files: what is no measured peak of ours is not replaced by one", "[issues][files]") {
+// It measures this machine, twice.
+TEST_CASE("files: what is no measured peak of ours is not replaced by one", "[.][slow][peak]") {
   TempDir dir;
-  const char* kept = std::getenv("XDG_CACHE_HOME");
-  const std::string before = kept ? kept : "";
-  setenv("XDG_CACHE_HOME", std::filesystem::absolute(dir.path).c_str(), 1);
-  std::filesystem::create_directory(dir.path + "/xpyd");
+  const Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
+  fs::create_directory(dir.path + "/xpyd");
   const std::string path = peak_cache_path();
   put(path, "{\"a user's\": 1}");
   ThreadTeam team(1);
   CHECK(cached_peak(team).one.n_threads == 1);
   CHECK(cached_peak(team, true).one.n_threads == 1);
   CHECK(text_of(path) == "{\"a user's\": 1}");
-  kept ? setenv("XDG_CACHE_HOME", before.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
 }
 
 // Without a free descriptor the kernel says EMFILE before it looks whether the name is taken.
@@ -194,16 +219,143 @@ TEST_CASE("files: a disk tier out of descriptors removes no file of its name", "
   constexpr int kNames = 2000;  // more than this program has opened
   const std::string stem = dir.path + "/xpyd-kv-" + std::to_string(getpid()) + "-";
   for (int i = 0; i < kNames; ++i) put(stem + std::to_string(i), "");
-  rlimit limit;
-  REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  const rlimit none = {3, limit.rlim_max};
-  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
-  const bool opened = DiskFile::open(dir.path, 4096, 1).ok();
-  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const bool opened = [&] {
+    NoDescriptors none;
+    return DiskFile::open(dir.path, 4096, 1).ok();
+  }();
   CHECK_FALSE(opened);
   CHECK_FALSE(DiskFile::open(dir.path, 4096, 1).ok());  // EEXIST
   for (int i = 0; i < kNames; ++i)
-    if (!std::filesystem::exists(stem + std::to_string(i))) FAIL("removed: " << i);
+    if (!fs::exists(stem + std::to_string(i))) FAIL("removed: " << i);
+}
+
+TEST_CASE("issue: a conductor or worker that found no descriptor at its start aborted", "[control][attack]") {
+  RealClock clock;
+  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {NodeRole::conductor, "conductor"}};
+  std::unique_ptr<ControlLoop> loop;
+  {
+    NoDescriptors none;
+    loop = std::make_unique<ControlLoop>(clock);
+  }
+  const auto nobody = [](ChannelPtr) { return ChannelEvents{}; };
+  const Result<std::string> listening = loop->listen(here, nobody);
+  REQUIRE(!listening);
+  CHECK(listening.error().code == ErrorCode::unavailable);  // a worker tries again
+  CHECK(listening.error().message == "epoll: Too many open files");
+  const Result<ChannelPtr> channel = loop->connect(here, 1, nobody);
+  REQUIRE(!channel);
+  CHECK(channel.error().code == ErrorCode::unavailable);
+}
+
+TEST_CASE("issue: a server without descriptors at its end left its key behind", "[private_folder][attack]") {
+  std::string path;
+  {
+    auto folder = std::make_unique<PrivateFolder>();
+    path = folder->path();
+    REQUIRE(path != "");
+    std::ofstream(path + "/key") << "secret";
+    NoDescriptors none;
+    folder.reset();
+  }
+  CHECK(!fs::exists(path));
+  NoDescriptors none;
+  PrivateFolder folder;  // nor is one made that could not be removed
+  CHECK(errno == EMFILE);
+  CHECK(folder.path() == "");
+}
+
+TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for ever", "[issues][private_folder]") {
+  TempDir dir;
+  const std::string tmp = fs::absolute(dir.path).string();
+  const Environment of("TMPDIR", tmp);
+  const std::string mine = tmp + "/xpyd-models";  // a user's own of the same form
+  fs::create_directory(mine);
+  chmod(mine.c_str(), 0700);
+  std::ofstream(mine + "/key") << "mine";
+  fs::create_directory(tmp + "/other");
+  chmod((tmp + "/other").c_str(), 01700);
+  std::ofstream(tmp + "/other/key") << "mine";
+  fs::create_directory_symlink(tmp + "/other", tmp + "/xpyd-linked");
+  std::string lives;
+  {
+    PrivateFolder live;
+    lives = live.path();
+    std::ofstream(lives + "/key") << "secret";
+    const pid_t child = fork();  // which ends without its destructors
+    if (child == 0) {
+      PrivateFolder* killed = new PrivateFolder;
+      std::ofstream(killed->path() + "/key") << "secret";
+      _exit(fs::exists(killed->path() + "/key") ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(status == 0);
+    const auto all = [&] { return std::distance(fs::directory_iterator(tmp), {}); };
+    CHECK(all() == 5);  // three of others, the living one, the dead one
+    PrivateFolder next;
+    CHECK(all() == 5);
+    CHECK(fs::exists(next.path()));
+    CHECK(fs::exists(lives + "/key"));
+  }
+  CHECK(!fs::exists(lives));
+  CHECK(fs::exists(mine + "/key"));
+  CHECK(fs::exists(tmp + "/xpyd-linked/key"));
+  CHECK(std::distance(fs::directory_iterator(tmp), {}) == 3);
+}
+
+TEST_CASE("export: the demo model as a folder, and nobody's file is touched", "[export]") {
+  TempDir dir;
+  const std::string made = dir.path + "/demo";
+  REQUIRE(export_demo(made).ok());
+  CHECK(check_model_folder(made, true).ok());
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+    CHECK(text_of(made + "/" + name) == *embedded_file(std::string(kDemoModel) + "/" + name));
+  CHECK(Tokenizer::load(made).ok());
+  CHECK_FALSE(export_demo(made).ok());  // not empty any more
+  fs::create_directory(dir.path + "/other");
+  std::ofstream(dir.path + "/other/mine") << "x";
+  CHECK_FALSE(export_demo(dir.path + "/other").ok());
+  std::ofstream(dir.path + "/file") << "x";
+  CHECK_FALSE(export_demo(dir.path + "/file").ok());
+  CHECK(text_of(dir.path + "/file") == "x");
+  CHECK_FALSE(export_demo(dir.path + "/no/such/parent").ok());
+}
+
+TEST_CASE("the demo model's folder in the cache: written once, whole, and over nothing", "[export]") {
+  TempDir dir;
+  Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
+  Result<std::string> first = cached_demo();
+  INFO((first ? "" : first.error().message));
+  REQUIRE(first);
+  const std::string folder = first.value();
+  CHECK(fs::path(folder).parent_path() == fs::absolute(dir.path) / "xpyd");
+  struct stat of {};
+  REQUIRE(stat(fs::path(folder).parent_path().c_str(), &of) == 0);
+  CHECK((of.st_mode & 0777) == 0700);
+  const auto written = fs::last_write_time(folder + "/config.json");
+  CHECK(cached_demo().value() == folder);
+  CHECK(fs::last_write_time(folder + "/config.json") == written);
+  CHECK(std::distance(fs::directory_iterator(fs::path(folder).parent_path()), {}) == 1);  // no rest
+  // Another's content stays, and is said.
+  std::ofstream(folder + "/config.json") << "{}";
+  CHECK_FALSE(cached_demo());
+  CHECK(text_of(folder + "/config.json") == "{}");
+  // A link in its place, to somebody's file.
+  std::ofstream(dir.path + "/precious") << "precious";
+  fs::remove_all(folder);
+  fs::create_directory_symlink(fs::absolute(dir.path), folder);
+  CHECK_FALSE(cached_demo());
+  fs::remove(folder);
+  fs::create_directory(folder);
+  fs::permissions(folder, fs::perms::owner_all);
+  fs::create_symlink(fs::absolute(dir.path + "/precious"), folder + "/config.json");
+  CHECK_FALSE(cached_demo());
+  CHECK(text_of(dir.path + "/precious") == "precious");
+  // A cache folder that others can write to is not trusted.
+  fs::remove_all(folder);
+  fs::permissions(dir.path + "/xpyd", fs::perms(0777));
+  CHECK_FALSE(cached_demo());
+  CHECK_FALSE(fs::exists(folder));
 }
 
 }  // namespace

@@ -1,61 +1,14 @@
 // `xpyd info` refused the vAttention paper's own example (Yi-34B: 60 layers, 8 KV heads of 128, a context of 200,000
 // tokens, batch 500: 120 buffers of 100 GB): it counted twice the batch, and addresses in 2^32 rows of one head.
 #include <cstring>
-#include <fstream>
 
 #include "allocator/kv_memory.h"
 #include "allocator/kv_plan.h"
 #include "allocator/kv_pool.h"
-#include "base/json.h"
-#include "server/commands.h"
-#include "server/stack.h"
 #include "tests/catch.h"
-#include "tests/json.h"
-#include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::vattention_addresses_test {
 namespace {
-
-json vattention_of(const std::vector<std::string>& more) {
-  TempDir dir;
-  std::ofstream(dir.path + "/config.json") <<
-      R"({"model_type": "llama", "num_hidden_layers": 60, "hidden_size": 7168,
-          "intermediate_size": 20480, "num_attention_heads": 56, "num_key_value_heads": 8,
-          "vocab_size": 64000, "max_position_embeddings": 200000, "rms_norm_eps": 1e-5,
-          "rope_theta": 5000000.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-          "tie_word_embeddings": false})";
-  std::vector<std::string> words = {dir.path,     "--max-batch", "500",    "--kv-dtype",           "bf16",
-                                    "--kv-bytes", "512MiB",      "--json", dir.path + "/info.json"};
-  words.insert(words.end(), more.begin(), more.end());
-  auto options = Options::parse(option_table(), "info", words, 1);
-  INFO((options ? "" : options.error().message));
-  REQUIRE(options);
-  {
-    QuietStdout quiet;
-    REQUIRE(info_main(options.value()) == 0);
-  }
-  const json info = parsed(read_small_file(dir.path + "/info.json", 1 << 20).value());
-  for (const json& pool : info["pools"])
-    if (pool["scheme"] == "vattention") return pool;
-  return {};
-}
-
-TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattention]") {
-  const json one = vattention_of({});
-  INFO(as_text(one));
-  CHECK_FALSE(one.contains("error"));
-  CHECK(one["addresses"]["buffers"] == 120);
-  CHECK(one["addresses"]["token_bytes"] == 8 * 128 * 2);
-  CHECK(one["addresses"]["buffer_bytes"] == 500.0 * 200000 * 2048);
-  // The paper: two workers, 4 heads each, 100 GB a buffer, 12 TB a worker.
-  const json two = vattention_of({"--prefill-tp", "2"});
-  CHECK(two["addresses"]["buffers"] == 120);
-  CHECK(two["addresses"]["buffer_bytes"] == 102.4e9);
-  CHECK(two["addresses"]["bytes"] == 12.288e12);
-  CHECK(two["addresses"]["ranks"] == 2);
-  const json staged = vattention_of({"--prefill-pp", "7"});  // 9 layers on some stages, 8 on others
-  CHECK(staged["addresses"]["buffers"] == 18);
-}
 
 TEST_CASE("a card's kernels refused the paper's Yi-34B example, whose layers they count one by one",
           "[info][vattention]") {

@@ -14,6 +14,20 @@ std::vector<json> chunks(const Reply& reply) {
   return out;
 }
 
+void check_answers(TestServer& server, const std::string& path, const std::vector<Answer>& answers) {
+  for (const Answer& answer : answers) {
+    const Reply reply = server.post(path, answer.body);
+    INFO(answer.body << "\n" << reply.body);
+    REQUIRE(reply.status == 200);
+    const json whole = reply.body.starts_with("data: ") ? json(chunks(reply)) : parsed(reply.body);
+    for (const auto& [pointer, value] : answer.parts) {
+      INFO(pointer);
+      REQUIRE(whole.contains(json::json_pointer(pointer)));
+      CHECK_SAME(whole.at(json::json_pointer(pointer)), parsed(value));
+    }
+  }
+}
+
 bool is_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code) {
   json error = parsed(reply.body)["error"];
   return reply.status == status && error.size() == 4 && error["message"].is_string() && error["message"] != "" &&

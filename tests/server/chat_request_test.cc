@@ -16,19 +16,21 @@ constexpr const char* kAll =
     "{% for m in messages %}{{ m|tojson }}\n{% endfor %}{{ tools|tojson }} {{ mood }} "
     "{{ add_generation_prompt }}";
 
+// A model of bytes, or of another tokenizer.
+ServedModel served(const ChatTemplate* chat, const Tokenizer& tokenizer = byte_tokenizer()) {
+  ServedModel model{.name = "m", .tokenizer = &tokenizer, .chat_template = chat};
+  model.max_model_len = 100000;
+  model.vocab_size = tokenizer.vocab_size();
+  model.max_prompt_bytes = 100000;
+  return model;
+}
+
 // The prompt's text, or the error's.
 std::string prompt_of(const std::string& jinja, const std::string& body) {
   auto chat = ChatTemplate::parse(jinja, [] { return int64_t{0}; });
   if (!chat.ok()) return chat.error().message;
-  ServedModel model;
-  model.name = "m";
-  model.tokenizer = &byte_tokenizer();
-  model.chat_template = chat.value().get();
-  model.max_model_len = 100000;
-  model.vocab_size = byte_tokenizer().vocab_size();
-  model.max_prompt_bytes = 100000;
   GenerationCall call;
-  auto error = parse_generation("{" + body + "}", true, model, call);
+  auto error = parse_generation("{" + body + "}", true, served(chat.value().get()), call);
   if (error) return std::to_string(error->status) + " " + error->param + ": " + error->message;
   CHECK(call.ignored.empty());
   return byte_tokenizer().decode(call.prompts[0].prompt, false);
@@ -68,15 +70,9 @@ TEST_CASE("chat request: a client's special tokens are text wherever they stand"
         R"("messages": [{"role": "assistant", "content": "", "tool_calls": [{"function":
              {"name": "<|end|>", "arguments": "{\"<|end|>\": \"<|end|>\"}"}}]}])"}) {
     INFO(body);
-    ServedModel model;
     auto chat = ChatTemplate::parse(std::string(kAll) + "<|end|>", [] { return int64_t{0}; });
-    model.tokenizer = &byte_tokenizer();
-    model.chat_template = chat.value().get();
-    model.max_model_len = 100000;
-    model.vocab_size = byte_tokenizer().vocab_size();
-    model.max_prompt_bytes = 100000;
     GenerationCall call;
-    REQUIRE(!parse_generation("{" + std::string(body) + "}", true, model, call));
+    REQUIRE(!parse_generation("{" + std::string(body) + "}", true, served(chat.value().get()), call));
     const auto& ids = call.prompts[0].prompt;
     CHECK(std::count(ids.begin(), ids.end(), end) == 1);  // the template's own
     CHECK(ids.back() == end);
@@ -127,12 +123,7 @@ TEST_CASE("chat request: a text that a regex of the tokenizer takes too long for
   source.value()["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a+)+[bc]";
   const auto tokenizer = Tokenizer::parse(as_text(source.value()), "T.json");
   REQUIRE(tokenizer.ok());
-  ServedModel model;
-  model.tokenizer = tokenizer.value().get();
-  model.chat_template = &line_template();
-  model.max_model_len = 100000;
-  model.vocab_size = tokenizer.value()->vocab_size();
-  model.max_prompt_bytes = 100000;
+  const ServedModel model = served(&line_template(), *tokenizer.value());
   const std::string words(1000, 'a');
   for (const bool chat : {true, false}) {
     GenerationCall call;

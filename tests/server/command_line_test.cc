@@ -1,65 +1,38 @@
 // The program itself: exit codes and messages. XPYD_BIN names it; `make test` sets that.
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
 #include "base/cpu.h"
 #include "experiments/subcommands.h"
+#include "model/folder.h"
+#include "server/commands.h"
 #include "server/stack.h"
-#include "tests/catch.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::command_line_test {
 namespace {
 
-struct Ran {
-  int code;  // 128 + signal when killed
-  std::string out, err;
+namespace fs = std::filesystem;
+
+struct Case {
+  Words words;
+  const char* expected;
 };
 
-std::string read_all(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-Ran run(const std::string& program, std::vector<std::string> words, const std::string& work_dir = "") {
-  testing::TempDir dir;
-  std::string out = dir.path + "/out", err = dir.path + "/err";
-  words.insert(words.begin(), program);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    dup2(open(out.c_str(), O_CREAT | O_WRONLY, 0600), 1);
-    dup2(open(err.c_str(), O_CREAT | O_WRONLY, 0600), 2);
-    if (work_dir.empty() || chdir(work_dir.c_str()) == 0) execv(program.c_str(), argv.data());
-    _exit(127);
+// Each is exit code 2 and these words, and nothing on stdout.
+void check_misuse(const std::vector<Case>& cases, const Words& before = {}) {
+  for (const auto& [more, expected] : cases) {
+    Words words = before;
+    words.insert(words.end(), more.begin(), more.end());
+    const Ran ran = run_program(words);
+    INFO("xpyd " << (words.empty() ? "" : words[0]) << " … " << (words.empty() ? "" : words.back()) << "\n" << ran.err);
+    CHECK(ran.code == 2);
+    CHECK(ran.out.empty());
+    CHECK(has(ran.err, expected));
   }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return {code, read_all(out), read_all(err)};
-}
-
-std::string program() {
-  const char* path = std::getenv("XPYD_BIN");
-  return path ? path : "";
 }
 
 TEST_CASE("command line: --cpu-kernels limits every table, and what this CPU lacks is said", "[command_line][cpu]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
   for (const IsaRow& row : kIsas) {
-    const Ran ran = run(xpyd, {"info", "--cpu-kernels", row.name});
+    const Ran ran = run_program({"info", "--cpu-kernels", row.name});
     CAPTURE(row.name, ran.out, ran.err);
     if (*cpu_lacks(row.needs)) {
       CHECK(ran.code == 2);
@@ -79,8 +52,8 @@ TEST_CASE("command line: --cpu-kernels limits every table, and what this CPU lac
 }
 
 TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[command_line][quantised]") {
-  const auto of = [](const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"--join", "unix:/none"};
+  const auto of = [](const Words& more) {
+    Words words = {"--join", "unix:/none"};
     words.insert(words.end(), more.begin(), more.end());
     return server::fingerprint(
         *server::prepare_stack(Options::parse(server::all_options(), "worker", words, 0).value()).value());
@@ -95,20 +68,18 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
 }
 
 TEST_CASE("command line: --weight-dtype, --weight-group and --exact", "[command_line][quantised]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  const std::vector<std::string> prompt = {
-      "generate",  "--prompt", "The key of box", "--max-tokens", "8", "--temperature", "0",
-      "--threads", "1",        "--kv-bytes",     "16MiB"};
-  const auto with = [&](std::vector<std::string> words) {
+  NEEDS_PROGRAM();
+  const Words prompt = {"generate",  "--prompt", "The key of box", "--max-tokens", "8", "--temperature", "0",
+                        "--threads", "1",        "--kv-bytes",     "16MiB"};
+  const auto with = [&](Words words) {
     words.insert(words.begin(), prompt.begin(), prompt.end());
-    return run(xpyd, words);
+    return run_program(words);
   };
   const Ran plain = with({});
   REQUIRE(plain.code == 0);
   for (const char* dtype : {"f32", "bf16", "f16", "int8", "int4", "fp8"})
     for (bool exact : {false, true}) {
-      std::vector<std::string> words = {"--weight-dtype", dtype};
+      Words words = {"--weight-dtype", dtype};
       if (dtype[0] == 'i' || dtype == std::string("fp8")) words.insert(words.end(), {"--weight-group", "32"});
       if (exact) words.push_back("--exact");
       const Ran ran = with(words);
@@ -119,25 +90,21 @@ TEST_CASE("command line: --weight-dtype, --weight-group and --exact", "[command_
     }
   const Ran odd = with({"--weight-dtype", "int3"});
   CHECK(odd.code == 2);
-  CHECK(odd.err.find("int4") != std::string::npos);
+  CHECK(has(odd.err, "int4"));
   const Ran group = with({"--weight-dtype", "bf16", "--weight-group", "32"});
   CHECK(group.code == 2);
-  CHECK(group.err.find("--weight-group: --weight-dtype bf16 makes no groups") != std::string::npos);
+  CHECK(has(group.err, "--weight-group: --weight-dtype bf16 makes no groups"));
   const Ran both = with({"--gemm", "portable_dot", "--exact"});
   CHECK(both.code == 2);
-  CHECK(both.err.find("--exact: --gemm portable_dot rounds activations") != std::string::npos);
+  CHECK(has(both.err, "--exact: --gemm portable_dot rounds activations"));
 }
 
 TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  testing::TempDir dir;
+  NEEDS_PROGRAM();
+  TempDir dir;
   std::string ini = dir.path + "/bad.ini";
   std::ofstream(ini) << "topolgy = 1C\n";
-  struct {
-    std::vector<std::string> words;
-    const char* expected;
-  } cases[] = {
+  check_misuse({
       {{}, "usage: xpyd SUBCOMMAND"},
       {{"sevre"}, "unknown subcommand 'sevre'; nearest: 'serve'"},
       {{"--verbose"}, "unknown subcommand"},
@@ -173,22 +140,29 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"bench", "--endpoint", "v1/chat/completions"}, "--endpoint"},
       {{"info", "/no/such/folder"}, "there is no such folder"},
       {{"peak", "--threads", "1024"}, "usable cores"},
-  };
-  for (const auto& [words, expected] : cases) {
-    Ran ran = run(xpyd, words);
-    INFO("xpyd " << (words.empty() ? "" : words[0]) << " " << (words.size() > 1 ? words[1] : ""));
-    INFO(ran.err);
-    CHECK(ran.code == 2);
-    CHECK(ran.out.empty());
-    CHECK(ran.err.find(expected) != std::string::npos);
-  }
+      // What cannot work is said before anything listens.
+      {{"serve", "--topology", "1P"}, "P and D need each other"},
+      {{"serve", "--topology", "x"}, "1P1D"},
+      {{"serve", "--kv-bytes", "100"}, "kv-bytes"},
+      {{"serve", "--max-model-len", "5000"}, "--max-model-len"},
+      {{"serve", "--pin", "on", "--topology", "9C", "--threads", "99"}, "--pin"},
+      {{"serve", "--gemm", "nonesuch"}, "--gemm"},
+      {{"serve", "--attention", "nonesuch"}, "--attention"},
+      {{"generate", "--prompt", "x", "--kv-dtype", "int9"}, "int8"},
+      {{"generate", "--prompt", "x", "--kv-dtype", "fp8_e5m2", "--device", "cuda"},
+       "--kv-dtype fp8_e5m2: --device cuda has no kernels of it: expected f32"},
+  });
+  TestServer other;  // a port in use is named
+  const std::string port = std::to_string(other.port());
+  const Ran ran = run_program({"serve", "--port", port, "--topology", "1C", "--kv-bytes", "2MiB"});
+  CHECK(ran.code != 0);
+  CHECK((has(ran.err, port) && has(ran.err, "in use")));
 }
 
 TEST_CASE("command line: KV memory that cannot be had is a message, not the end of the process",
           "[command_line][tiers]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  testing::TempDir dir;
+  NEEDS_PROGRAM();
+  TempDir dir;
   const size_t twice = 2 * size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
   const std::string more = std::to_string(std::min(twice, size_t{900} << 30));
   struct {
@@ -212,99 +186,86 @@ TEST_CASE("command line: KV memory that cannot be had is a message, not the end 
       {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
   };
   for (const auto& [limit, words, code, expected] : cases) {
-    const Ran ran = run("/bin/sh", {"-c", limit + ("exec '" + xpyd) + "' generate --prompt x --max-tokens 2 " + words});
+    Words all = {"generate", "--prompt", "x", "--max-tokens", "2"};
+    std::istringstream options(words);
+    all.insert(all.end(), std::istream_iterator<std::string>(options), {});
+    const Ran ran = run_program(all, {.shell = limit});
     INFO(limit << words << ": " << ran.err);
     CHECK(ran.code == code);
-    CHECK(ran.err.find(expected) != std::string::npos);
-    if (code == 1) CHECK(ran.err.find("bytes of memory left") != std::string::npos);
+    CHECK(has(ran.err, expected));
+    if (code == 1) CHECK(has(ran.err, "bytes of memory left"));
   }
 }
 
 TEST_CASE("command line: random weights that do not fit under ulimit -v aborted the program", "[command_line]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   SKIP_TEST("a sanitizer needs all addresses");
 #endif
-  testing::TempDir dir;
+  TempDir dir;
   std::ofstream(dir.path + "/config.json") << R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1048576,
              "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8,
              "head_dim": 128, "vocab_size": 320, "max_position_embeddings": 256,
              "rms_norm_eps": 1e-5, "rope_theta": 10000, "bos_token_id": 1, "eos_token_id": 2,
              "tie_word_embeddings": false, "hidden_act": "silu"})";
-  const Ran ran = run("/bin/sh", {"-c", "ulimit -v 1000000; exec '" + xpyd + "' serve " + dir.path +
-                                            " --load-format dummy --topology 1C --port 0 "
-                                            "--kv-bytes 1MiB"});
+  const Ran ran = run_program({"serve", fs::absolute(dir.path).string(), "--load-format", "dummy", "--topology", "1C",
+                               "--port", "0", "--kv-bytes", "1MiB"},
+                              {.shell = "ulimit -v 1000000;"});
   INFO(ran.err);
   CHECK(ran.code == 1);
-  CHECK(ran.err.find("xpyd: no memory for 1342177280 bytes") != std::string::npos);
+  CHECK(has(ran.err, "xpyd: no memory for 1342177280 bytes"));
 }
 
 TEST_CASE(
     "command line: a server without requests printed a logits hash of zeros; --version of a "
     "subcommand",
     "[command_line]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  const Ran version = run(xpyd, {"serve", "--version"});
+  NEEDS_PROGRAM();
+  const Ran version = run_program({"serve", "--version"});
   CHECK(version.code == 0);
   CHECK(version.out.starts_with("xpyd "));
-  const Ran full = run("/bin/sh", {"-c", "'" + xpyd + "' --version >/dev/full"});
+  const Ran full = run_program({"--version"}, {.shell = "exec >/dev/full;"});
   CHECK(full.code == 1);
   CHECK(full.err == "xpyd: stdout: No space left on device\n");
-  testing::TempDir dir;
-  const std::string log = dir.path + "/log";
-  const Ran ran = run("/bin/sh", {"-c", "'" + xpyd + "' serve --port 0 --topology 1C 2>" + log +
-                                            " & for i in $(seq 300); do grep -q 'on http' " + log +
-                                            " && break; sleep 0.1; done; kill -TERM $!; wait $!"});
-  const std::string text = read_all(log);
-  INFO(text);
-  CHECK(ran.code == 0);
-  CHECK(text.find(" on http://127.0.0.1:") != std::string::npos);
-  CHECK(text.find("logits hash") == std::string::npos);
+  Program server({"serve", "--port", "0", "--topology", "1C", "--kv-bytes", "2MiB"});
+  CHECK(server.port() > 0);
+  CHECK(server.end(SIGTERM) == 0);
+  CHECK(!has(server.log(), "logits hash"));
 }
 
 TEST_CASE("command line: ranks that cannot be are exit code 2; those that can give the same text",
           "[command_line][shards]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  const std::vector<std::string> common = {"generate", "--prompt", "The night was", "--max-tokens", "12"};
-  auto with = [&](std::vector<std::string> more) {
+  NEEDS_PROGRAM();
+  const Words common = {"generate", "--prompt", "The night was", "--max-tokens", "12", "--threads", "1"};
+  auto with = [&](Words more) {
     more.insert(more.begin(), common.begin(), common.end());
-    return run(xpyd, more);
+    return run_program(more);
   };
   // The demo model has 4 layers, 4 heads and 2 kv heads.
-  struct {
-    std::vector<std::string> words;
-    const char* expected;
-  } cases[] = {
-      {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
-      {{"--prefill-tp", "0"}, "expected a whole number from 1"},
-      {{"--prefill-pp", "5"}, "--prefill-pp 5: more stages than the 4 layers"},
-      {{"--decode-tp", "2"}, "--topology 1C has no decode instance"},
-      {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
-      {{"--decode-pp", "2"}, "colocated instances take --prefill-pp"},
-      {{"--pipeline-window", "4", "--prefill-tp", "2"}, "--pipeline-window 4: no instance has several stages"},
-      {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
-       "one instance has tp 1, pp 1, another one tp 2, pp 1"},
-      {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
-       "expected equal ranks on one pool"},
-      {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2", "--allocator",
-        "vattention"},
-       "a group has one rank's bytes"},
-      {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--allocator", "vattention"},
-       "its page groups are mapped by one process"},
-      {{"--processes", "--topology", "1P1D", "--transport", "local"}, "stays within one process"},
-      {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
-      {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
-       "expected --kv-layout layer_major"},
-  };
-  for (const auto& [words, expected] : cases) {
-    const Ran ran = with(words);
-    INFO(words[0] << " " << words[1] << ": " << ran.err);
-    CHECK(ran.code == 2);
-    CHECK(ran.err.find(expected) != std::string::npos);
-  }
+  check_misuse(
+      {
+          {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
+          {{"--prefill-tp", "0"}, "expected a whole number from 1"},
+          {{"--prefill-pp", "5"}, "--prefill-pp 5: more stages than the 4 layers"},
+          {{"--decode-tp", "2"}, "--topology 1C has no decode instance"},
+          {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
+          {{"--decode-pp", "2"}, "colocated instances take --prefill-pp"},
+          {{"--pipeline-window", "4", "--prefill-tp", "2"}, "--pipeline-window 4: no instance has several stages"},
+          {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
+           "one instance has tp 1, pp 1, another one tp 2, pp 1"},
+          {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
+           "expected equal ranks on one pool"},
+          {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2", "--allocator",
+            "vattention"},
+           "a group has one rank's bytes"},
+          {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--allocator", "vattention"},
+           "its page groups are mapped by one process"},
+          {{"--processes", "--topology", "1P1D", "--transport", "local"}, "stays within one process"},
+          {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
+          {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
+           "expected --kv-layout layer_major"},
+      },
+      common);
   auto hash = [](const Ran& ran) {
     const size_t at = ran.err.find("logits hash");
     return at == std::string::npos ? std::string() : ran.err.substr(at, 32);
@@ -312,19 +273,12 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
   const Ran plain = with({});
   REQUIRE(plain.code == 0);
   REQUIRE(hash(plain).size() > 12);
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"--prefill-tp", "2"},
-           {"--prefill-pp", "4", "--prefill-tp", "4"},
-           {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
-           {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
-           {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"},
-           {"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--prefill-pp", "2", "--decode-tp",
-            "2", "--decode-pp", "2"},
-           {"--processes", "--topology", "1P1D", "--transport", "handoff"},
-           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--prefill-pp", "3",
-            "--decode-tp", "2", "--decode-pp", "3"},
-           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "4", "--decode-tp", "4",
-            "--allocator", "contiguous", "--kv-layout", "token_major"}}) {
+  for (const Words& words :
+       std::vector<Words>{{"--prefill-tp", "2"},
+                          {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
+                          {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"},
+                          {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "4",
+                           "--decode-tp", "4", "--allocator", "contiguous", "--kv-layout", "token_major"}}) {
     const Ran ran = with(words);
     INFO(words[0] << " " << words[1] << ": " << ran.err);
     CHECK(ran.code == 0);
@@ -334,73 +288,65 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
 }
 
 TEST_CASE("command line: stages that cannot be simulated, or that nobody would have, are named", "[command_line]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  testing::TempDir dir;
+  NEEDS_PROGRAM();
+  TempDir dir;
   const std::string trace = dir.path + "/trace.jsonl";
   std::ofstream(trace) << R"({"timestamp": 0, "input_length": 100, "output_length": 3, "hash_ids": [1]})";
-  const std::pair<std::vector<std::string>, const char*> cases[] = {
-      {{"--prefill-pp", "40"}, "--prefill-pp 40: "},
-      {{"--decode-pp", "40"}, "--decode-pp 40: "},
-      {{"--prefill-pp", "40", "--kv-tokens", "1e9"}, "--kv-tokens: "},
-      {{"--prefill-pp", "41"}, "--prefill-pp 41 does not divide the 80 layers"},
-      {{"--kv-tokens", "511"}, "--kv-tokens: expected one block at least"},
-      {{"--topology", "1C", "--decode-pp", "2"}, "--decode-pp 2: --topology 1C has no decode instance"},
-      {{"--pipeline-window", "4"}, "--pipeline-window 4: no instance has several stages"},
-  };
-  for (auto [words, expected] : cases) {
-    words.insert(words.begin(), {"simulate", trace});
-    const Ran ran = run(xpyd, words);
-    INFO(words[2] << " " << words[3] << ": " << ran.err);
-    CHECK(ran.code == 2);
-    CHECK(ran.err.find(expected) != std::string::npos);
-  }
-  CHECK(run(xpyd, {"simulate", trace, "--prefill-pp", "2", "--pipeline-window", "4"}).code == 0);
+  check_misuse(
+      {
+          {{"--prefill-pp", "40"}, "--prefill-pp 40: "},
+          {{"--decode-pp", "40"}, "--decode-pp 40: "},
+          {{"--prefill-pp", "40", "--kv-tokens", "1e9"}, "--kv-tokens: "},
+          {{"--prefill-pp", "41"}, "--prefill-pp 41 does not divide the 80 layers"},
+          {{"--kv-tokens", "511"}, "--kv-tokens: expected one block at least"},
+          {{"--topology", "1C", "--decode-pp", "2"}, "--decode-pp 2: --topology 1C has no decode instance"},
+          {{"--pipeline-window", "4"}, "--pipeline-window 4: no instance has several stages"},
+      },
+      {"simulate", trace});
+  CHECK(run_program({"simulate", trace, "--prefill-pp", "2", "--pipeline-window", "4"}).code == 0);
 }
 
 TEST_CASE("command line: peak of a card, or what is missing", "[command_line]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  Ran ran = run(xpyd, {"peak", "--device", "cuda"});
+  NEEDS_PROGRAM();
+  Ran ran = run_program({"peak", "--device", "cuda"});
   INFO(ran.out << ran.err);
   if (ran.code == 0) {
     CHECK(ran.out.find("TFLOP/s") != std::string::npos);
   } else {
     CHECK(ran.code == 1);
-    CHECK(ran.err.find("--device cuda: ") != std::string::npos);
+    CHECK(has(ran.err, "--device cuda: "));
   }
 }
 
 TEST_CASE("command line: help and version", "[command_line]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  Ran ran = run(xpyd, {"--version"});
+  NEEDS_PROGRAM();
+  Ran ran = run_program({"--version"});
   CHECK(ran.code == 0);
   CHECK(ran.out.rfind("xpyd 0.", 0) == 0);
   for (const char* word : {"help", "--help", "-h"}) {
-    ran = run(xpyd, {word});
+    ran = run_program({word});
     CHECK(ran.code == 0);
     for (const char* name : {"serve", "generate", "bench", "peak", "info"})
       CHECK(ran.out.find(std::string("  ") + name) != std::string::npos);
   }
   for (const char* name : {"serve", "generate", "bench", "peak", "info"}) {
-    ran = run(xpyd, {"help", name});
+    ran = run_program({"help", name});
     CHECK(ran.code == 0);
-    CHECK(ran.out == run(xpyd, {name, "--help"}).out);
+    CHECK(ran.out == run_program({name, "--help"}).out);
     CHECK(ran.out.find("  --config FILE") != std::string::npos);
   }
-  const std::string first = run(xpyd, {"help", "serve"}).out, all = run(xpyd, {"help", "serve", "--all"}).out;
-  CHECK(all == run(xpyd, {"serve", "--help", "--all"}).out);
-  CHECK(run(xpyd, {"help", "bench", "--all"}).out == run(xpyd, {"help", "bench"}).out);
+  const std::string first = run_program({"help", "serve"}).out, all = run_program({"help", "serve", "--all"}).out;
+  CHECK(all == run_program({"serve", "--help", "--all"}).out);
+  CHECK(run_program({"help", "bench", "--all"}).out == run_program({"help", "bench"}).out);
   const auto options_of = [](const std::string& text) {
-    std::vector<std::string> names;
+    Words names;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);)
       if (line.starts_with("  --")) names.push_back(line.substr(4, line.find(' ', 4) - 4));
     return names;
   };
   CHECK(options_of(first).size() == 10);
-  std::vector<std::string> rows;
+  Words rows;
   const auto parsed = Options::parse(all_options(), "serve", {}, 0);
   for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
   CHECK(options_of(all) == rows);
@@ -415,48 +361,43 @@ TEST_CASE("command line: help and version", "[command_line]") {
 }
 
 TEST_CASE("command line: serve begins with the options that are not as by default", "[command_line]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
   // It does not start: the model's folder is missing.
-  const Ran ran = run(xpyd, {"serve", "/no/such/folder", "--port", "0", "--topology", "1P1D", "--max-batch", "3"});
+  const Ran ran = run_program({"serve", "/no/such/folder", "--port", "0", "--topology", "1P1D", "--max-batch", "3"});
   INFO(ran.err);
   CHECK(ran.code == 2);
-  CHECK(ran.err.find("serve /no/such/folder\n--max-batch 3  # sequences\n--port 0\nxpyd") != std::string::npos);
+  CHECK(has(ran.err, "serve /no/such/folder\n--max-batch 3  # sequences\n--port 0\nxpyd"));
 }
 
-TEST_CASE("command line: peak leaves nothing in the working directory", "[command_line]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  testing::TempDir dir, home;
-  const std::string folder = std::filesystem::absolute(home.path).string();
-  const Ran ran = run("/bin/sh",
-                      {"-c", "unset XDG_CACHE_HOME; HOME=" + folder + " exec '" +
-                                 std::filesystem::absolute(xpyd).string() + "' peak --threads 1"},
-                      dir.path);
+TEST_CASE("command line: peak leaves nothing in the working directory", "[.][slow][peak]") {
+  NEEDS_PROGRAM();
+  TempDir dir, home;
+  const std::string folder = fs::absolute(home.path).string();
+  const Ran ran = run_program(
+      {"peak", "--threads", "1"},
+      {.environment = {{"HOME", folder}}, .folder = dir.path, .shell = "unset XDG_CACHE_HOME;"});
   INFO(ran.err);
   CHECK(ran.code == 0);
-  CHECK(std::filesystem::is_empty(dir.path));
-  CHECK(std::filesystem::exists(folder + "/.cache/xpyd/peak.json"));
+  CHECK(fs::is_empty(dir.path));
+  CHECK(fs::exists(folder + "/.cache/xpyd/peak.json"));
 }
 
 TEST_CASE("command line: a run begins with its table of options", "[command_line]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
   // No server there: the run itself fails, with exit code 1.
-  Ran ran = run(xpyd, {"bench", "--url", "http://127.0.0.1:1", "--api-key", "hunter2"});
+  Ran ran = run_program({"bench", "--url", "http://127.0.0.1:1", "--api-key", "hunter2"});
   CHECK(ran.code == 1);
-  CHECK(ran.err.find("--url http://127.0.0.1:1\n") != std::string::npos);
-  CHECK(ran.err.find("--input-len 512  # tokens\n") != std::string::npos);
-  CHECK(ran.err.find("Connection refused") != std::string::npos);
+  CHECK(has(ran.err, "--url http://127.0.0.1:1\n"));
+  CHECK(has(ran.err, "--input-len 512  # tokens\n"));
+  CHECK(has(ran.err, "Connection refused"));
   CHECK(ran.err.find("hunter2") == std::string::npos);
 }
 
 TEST_CASE("command line: the bare binary answers, wherever it stands", "[command_line]") {
-  std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  std::vector<std::string> words = {"generate", "--chat", "--prompt",
-                                    "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
-  Ran ran = run(std::filesystem::absolute(xpyd).string(), words, "/");
+  NEEDS_PROGRAM();
+  Words words = {"generate", "--chat", "--prompt",
+                 "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
+  const Ran ran = run_program(words, {.folder = "/"});
   INFO(ran.err);
   CHECK(ran.code == 0);
   CHECK(ran.out == "The key of box 3 is jade.");
@@ -476,8 +417,7 @@ TEST_CASE("command line: every row of the table is well formed", "[command_line]
 }
 
 TEST_CASE("command line: the demo model's answers survive every dtype of KV but e5m2", "[command_line]") {
-  const std::string xpyd = program();
-  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
   const std::string facts =
       "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. "
       "The "
@@ -488,18 +428,125 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV but 
     for (Dtype kv : kKvDtypes) {
       if (kv == Dtype::fp8_e5m2) continue;  // of 3 significant bits: it forgets the door
       const char* dtype = dtype_name(kv);
-      const Ran ran = run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens", "24",
-                                 "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
+      const Ran ran = run_program({"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens", "24",
+                                   "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
       INFO(dtype << " " << ran.err);
       CHECK(ran.code == 0);
       CHECK(ran.out.substr(0, std::string(answer).size()) == answer);
     }
-  const Ran ran = run(xpyd, {"generate", "--prompt", "x", "--kv-dtype", "int9"});
-  CHECK(ran.code == 2);
-  CHECK(ran.err.find("int8") != std::string::npos);
-  const Ran card = run(xpyd, {"generate", "--prompt", "x", "--kv-dtype", "fp8_e5m2", "--device", "cuda"});
-  CHECK(card.code == 2);
-  CHECK(card.err.find("--kv-dtype fp8_e5m2: --device cuda has no kernels of it: expected f32") != std::string::npos);
+}
+
+// ---- options, in this process
+
+std::string refusal(const std::string& group, const Words& words) {
+  auto options = Options::parse(all_options(), group, words, 1);
+  return options ? "" : options.error().message;
+}
+
+TEST_CASE("other servers' names of options were answered with '--transport' and the like", "[options]") {
+  const std::tuple<const char*, Words, const char*> cases[] = {
+      {"serve", {"--tensor-parallel-size", "2"}, "here it is '--prefill-tp', '--decode-tp'"},
+      {"serve", {"--max-num-seqs=8"}, "here it is '--max-batch'"},
+      {"serve", {"--gpu-memory-utilization", "0.9"}, "here it is '--kv-bytes'"},
+      {"serve", {"--max-num-batched-tokens", "9"}, "here it is '--chunk-tokens'"},
+      {"serve", {"-p", "9"}, "here it is '--port'"},
+      {"generate", {"-p", "x"}, "here it is '--prompt'"},
+      {"bench", {"--num-prompts", "9"}, "here it is '--requests'"},
+      {"serve", {"--speculative-config", "x"}, "unknown option"},
+      {"serve", {"--zzz", "x"}, "unknown option"},
+      {"serve", {"--quantization", "x"}, "unknown option"}};
+  for (const auto& [group, words, expected] : cases) {
+    const std::string message = refusal(group, words);
+    INFO(message);
+    CHECK(has(message, expected));
+    CHECK(!has(message, "nearest"));
+  }
+  for (const char* served : {"a,,b", "a\x1b[2Jb", "a\nb"}) {
+    auto options = Options::parse(all_options(), "serve", {"--served-model-name", served}, 1);
+    REQUIRE(options);
+    CHECK_FALSE(check_options(options.value(), "serve").ok());
+  }
+}
+
+struct Environment {
+  std::string name;
+  Environment(const std::string& n, const std::string& value) : name(n) { setenv(name.c_str(), value.c_str(), 1); }
+  ~Environment() { unsetenv(name.c_str()); }
+};
+
+TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
+  TempDir dir;
+  std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
+  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
+      flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
+  auto plain = Options::parse(all_options(), "serve", {}, 1);
+  REQUIRE(plain);
+  CHECK(plain.value().integer("max-batch") == 5);
+  CHECK(plain.value().given("max-batch"));
+  CHECK(plain.value().text("api-key") == "k");
+  CHECK(plain.value().flag("dev-endpoints"));
+  CHECK(plain.value().table().find("--api-key '***'") != std::string::npos);
+  auto all = Options::parse(all_options(), "serve", {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
+  REQUIRE(all);
+  CHECK(all.value().integer("max-batch") == 3);  // the command line first, then the file
+  CHECK(all.value().integer("max-connections") == 7);
+  Environment wrong("XPYD_PORT", "tcp://10.0.0.1:80");
+  CHECK(has(refusal("serve", {}), "XPYD_* in the environment: port: 'tcp://10.0.0.1:80' does not fit"));
+}
+
+TEST_CASE("a model in another form was 'not a folder' or lacked a file", "[serve]") {
+  TempDir dir;
+  const auto file = [&](const std::string& name) { std::ofstream(dir.path + "/" + name) << "x"; };
+  const auto refused = [&](const std::string& path, const std::string& what) {
+    const Status status = check_model_folder(path, true);
+    REQUIRE_FALSE(status.ok());
+    CHECK(has(status.error().message, what));
+  };
+  refused("meta-llama/Llama-3.1-8B", "hf download meta-llama/Llama-3.1-8B --local-dir");
+  refused("/no/such/folder", "there is no such folder");
+  refused("./no/folder", "there is no such folder");
+  file("m.gguf"), file("pytorch_model.bin"), file("m.safetensors"), file("notes.txt");
+  refused(dir.path + "/m.gguf", "is a GGUF file");
+  refused(dir.path + "/pytorch_model.bin", "is a pickle");
+  refused(dir.path + "/m.safetensors", "expected its folder");
+  refused(dir.path + "/notes.txt", "is not a folder");
+  fs::create_directory(dir.path + "/bin");
+  file("bin/pytorch_model.bin"), file("bin/config.json"), file("bin/tokenizer.json");
+  refused(dir.path + "/bin", "has its weights in pytorch_model.bin");
+  CHECK(check_model_folder(dir.path + "/bin", false).ok());  // --load-format dummy
+  fs::create_directory(dir.path + "/lora");
+  file("lora/adapter_config.json"), file("lora/adapter_model.safetensors");
+  refused(dir.path + "/lora", "LoRA adapter");
+  fs::create_directory(dir.path + "/spm");
+  file("spm/model.safetensors"), file("spm/config.json"), file("spm/tokenizer.model");
+  refused(dir.path + "/spm", "save_pretrained");
+  file("spm/tokenizer.json");
+  CHECK(check_model_folder(dir.path + "/spm", true).ok());
+}
+
+TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[issues][options]") {
+  const auto said = [](const char* group, const Words& words) {
+    const auto options = Options::parse(all_options(), group, words, 1);
+    REQUIRE(options);
+    return without_effect(options.value());
+  };
+  CHECK(said("serve", {"--cluster-key-file", "key", "--lease", "2"}) ==
+        Words{"--lease is for --processes alone", "--cluster-key-file is for --processes alone"});
+  CHECK(said("serve", {"--cluster-key-file", "key", "--processes"}).empty());
+  CHECK(said("worker", {"--cluster-key-file", "key", "--join", "127.0.0.1:1"}).empty());
+  CHECK(said("serve", {"--gpu-split", "off"}) == Words{"--gpu-split is for --device cuda alone"});
+  CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
+  CHECK(said("worker", {"--transport", "fault:rdma,drop=0.1", "--rdma-nics", "mlx5_0:1"}).empty());
+  CHECK(said("serve", {}).empty());
+  CHECK(said("serve", {"--replication", "heat", "--kv-load", "cost", "--fetch-threshold", "2"}) ==
+        Words{"--kv-load is for --host-kv-bytes alone", "--fetch-threshold is for --placement mooncake alone",
+              "--replication is for --kv-fetch alone"});
+  CHECK(said("serve", {"--replication", "heat", "--kv-fetch", "cost", "--kv-load", "cost", "--host-kv-bytes", "1MiB"})
+            .empty());
+  // What is a text needs one that is not empty: a stage was told that its --rank-group counts for nothing.
+  CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());
+  CHECK(said("worker", {"--join", "127.0.0.1:1", "--rank-group", "big"}) ==
+        Words{"--rank-group is for --registry alone"});
 }
 
 }  // namespace

@@ -1,16 +1,8 @@
 // --cpus: what it says, and that instances are where it says.
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
 #include "base/thread_team.h"
 #include "server/stack.h"
-#include "tests/catch.h"
 #include "tests/matchers.h"
-#include "tests/process_bed.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::cpus_test {
 namespace {
@@ -53,12 +45,7 @@ TEST_CASE("cpus: each instance's cores, by its name", "[cpus]") {
     std::vector<std::string> names;
     const char* said;
   };
-  for (const Case& c : {Case{"P0=" + first, {"P0", "D0"}, "no cores for D0"},
-                        Case{
-                            "X0=" + first,
-                            {"P0"},
-                            "`X0=",
-                        },
+  for (const Case& c : {Case{"P0=" + first, {"P0", "D0"}, "no cores for D0"}, Case{"X0=" + first, {"P0"}, "`X0="},
                         Case{first, {"P0"}, "names no instance: expected P0=CORES"},
                         Case{"P0=100000", {"P0"}, "`100000` is no core that this process may use"},
                         Case{"P0=x", {"P0"}, "`x` is no core"}, Case{"P0=" + first + "+" + first, {"P0"}, " twice"},
@@ -78,11 +65,11 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and nothin
   const auto before = allowed_of_threads("self");
   const auto stack = stack_of({"--topology", "1P1D", "--kv-bytes", "4MiB", "--cpus", "P0=" + p + ",D0=" + d});
   REQUIRE(stack->runtime->start().ok());
-  auto now = allowed_of_threads("self");
-  for (int turn = 0; turn < 1000 && (now[p] == 0 || now[d] == 0); ++turn) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::map<std::string, int> now;
+  until(60, [&] {
     now = allowed_of_threads("self");
-  }
+    return now[p] > 0 && now[d] > 0;
+  });
   CHECK(now[p] >= 1);
   CHECK(now[d] >= 1);
   CHECK(usable_cpus() == here);  // of the thread that made them
@@ -95,36 +82,24 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and nothin
 }
 
 TEST_CASE("cpus: a worker's process is on its cores, all threads that compute", "[cpus][processes]") {
-  const char* program = std::getenv("XPYD_BIN");
-  if (!program) SKIP_TEST("XPYD_BIN is not set");
+  NEEDS_PROGRAM();
   const std::string last = std::to_string(usable_cpus().back());
-  const pid_t server = fork();
-  REQUIRE(server >= 0);
-  if (server == 0) {
-    if (!std::freopen("/dev/null", "w", stderr)) _exit(126);
-    execl(program, program, "serve", "--topology", "1C", "--processes", "--kv-bytes", "4MiB", "--port", "0", "--cpus",
-          ("C0=" + last).c_str(), nullptr);
-    _exit(127);
-  }
+  Program server(
+      {"serve", "--topology", "1C", "--processes", "--kv-bytes", "4MiB", "--port", "0", "--cpus", "C0=" + last});
   // Its worker is its child, on one core when it has begun to compute.
   std::map<std::string, int> lists;
-  for (int turn = 0; turn < 1000 && lists[last] < 3; ++turn) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  until(60, [&] {
     lists.clear();
-    std::error_code gone;
-    for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(server) + "/task", gone)) {
-      std::ifstream children(task.path() / "children");
-      for (std::string pid; children >> pid;)
-        for (auto& [list, n] : allowed_of_threads(pid)) lists[list] += n;
-    }
-  }
+    for (pid_t worker : server.children())
+      for (auto& [list, n] : allowed_of_threads(std::to_string(worker))) lists[list] += n;
+    return lists[last] >= 3;
+  });
   CHECK(lists[last] >= 3);
   lists.erase(last);
   int others = 0;
   for (const auto& [list, n] : lists) others += n;
   CHECK(others <= 1);  // the thread that waits for signals
-  CHECK(kill(server, SIGTERM) == 0);
-  CHECK(waitpid(server, nullptr, 0) == server);
+  CHECK(server.end(SIGTERM) == 0);
 }
 
 }  // namespace xpyd::testing::cpus_test

@@ -1,9 +1,8 @@
-#include "server/local_workers.h"
-
 #include <condition_variable>
 #include <mutex>
 
 #include "server/http_client.h"
+#include "server/local_workers.h"
 #include "tests/json.h"
 #include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"
@@ -64,7 +63,7 @@ struct EtcdByHand {
   }
 };
 
-TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
+TEST_CASE("etcd: names come, change and go", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower all, workers;  // before the registries that call them
@@ -88,7 +87,7 @@ TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
   all.wait({{"worker/D0", "10.0.0.2:7"}});
 }
 
-TEST_CASE("etcd: what was done but not answered is found to be done", "[server][etcd]") {
+TEST_CASE("etcd: what was done but not answered is found to be done", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -106,7 +105,7 @@ TEST_CASE("etcd: what was done but not answered is found to be done", "[server][
   names.wait({{"P0", "x"}, {"P1", "whole"}});
 }
 
-TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
+TEST_CASE("etcd: a name of a dead process is waited for", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -128,7 +127,7 @@ TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
   names.wait({{"conductor", "new"}});
 }
 
-TEST_CASE("etcd: a restart loses nobody", "[server][etcd]") {
+TEST_CASE("etcd: a restart loses nobody", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -148,7 +147,7 @@ TEST_CASE("etcd: a restart loses nobody", "[server][etcd]") {
   CHECK(a->state().lost_leases == 0);
 }
 
-TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[server][etcd]") {
+TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -165,7 +164,7 @@ TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[ser
   names.wait(both);
 }
 
-TEST_CASE("etcd: on another host, behind a cable that is pulled", "[server][etcd][netns]") {
+TEST_CASE("etcd: on another host, behind a cable that is pulled", "[.][slow][etcd][netns]") {
   NEED_ETCD();
   if (geteuid() != 0) SKIP_TEST("network namespaces need root");
   TwoHosts hosts;

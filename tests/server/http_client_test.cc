@@ -8,9 +8,15 @@
 #include <fstream>
 #include <thread>
 
+#include "base/json.h"
+#include "base/utf8.h"
+#include "experiments/subcommands.h"
+#include "server/commands.h"
 #include "server/http.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
+#include "tests/server/quiet_stdout.h"
 #include "tests/server/server_fixture.h"
 
 namespace xpyd::testing::http_client_test {
@@ -53,9 +59,9 @@ TEST_CASE("http client: URLs", "[http_client]") {
   REQUIRE(url);
   CHECK(url.value().tls);
   CHECK(url.value().port == 443);
-  for (const char* bad : {"", "127.0.0.1:8000", "ftp://x", "https://", "http://", "http://:80", "http://x:", "http://x:0",
-                          "http://x:65536", "http://x:8a", "http://[::1", "http://[::1]8", "http://a b", "http://x/?q",
-                          "http://me@x", "http://x\r\nEvil: 1"}) {
+  for (const char* bad : {"", "127.0.0.1:8000", "ftp://x", "https://", "http://", "http://:80",
+                          "http://x:", "http://x:0", "http://x:65536", "http://x:8a", "http://[::1", "http://[::1]8",
+                          "http://a b", "http://x/?q", "http://me@x", "http://x\r\nEvil: 1"}) {
     INFO(bad);
     CHECK_FALSE(parse_http_url(bad));
   }
@@ -204,13 +210,15 @@ struct TlsServer {
   int port = free_port();
   pid_t pid = -1;
   TlsServer() {
-    const std::string make = "cd '" + dir.path + "' && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 "
+    const std::string make = "cd '" + dir.path +
+                             "' && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 "
                              "-nodes -keyout key -out certificate -days 2 -subj /CN=x -addext "
                              "subjectAltName=IP:127.0.0.1 >/dev/null 2>&1";
     REQUIRE(std::system(make.c_str()) == 0);
     std::ofstream(dir.path + "/ok") << "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}";
-    const std::string serve = "cd '" + dir.path + "' && exec openssl s_server -quiet -accept 127.0.0.1:" +
-                              std::to_string(port) + " -HTTP -key key -cert certificate >/dev/null 2>&1";
+    const std::string serve = "cd '" + dir.path +
+                              "' && exec openssl s_server -quiet -accept 127.0.0.1:" + std::to_string(port) +
+                              " -HTTP -key key -cert certificate >/dev/null 2>&1";
     pid = fork();
     if (pid == 0) {
       execl("/bin/sh", "sh", "-c", serve.c_str(), nullptr);
@@ -257,6 +265,38 @@ TEST_CASE("http client: nobody listens", "[http_client]") {
   CHECK(body.error().message.find("Connection refused") != std::string::npos);
   CHECK_FALSE(HttpClient::create(url, {{"A", "b\r\nEvil: 1"}}));
   CHECK_FALSE(HttpClient::create({"no.such.host.invalid", 1, ""}, {}));
+}
+
+TEST_CASE("bench showed a server's terminal escapes", "[bench]") {
+  CHECK(printable("a\x1b[2Jb\x07\xc2\x9b"
+                  "c\n\x7f\xff"
+                  "d\xc3\xa9") ==
+        "a?[2Jb??c??\xef\xbf\xbd"
+        "d\xc3\xa9");
+  FakeServer server([](int fd, const FakeRequest& request) {
+    if (request.target == "/v1/models")
+      return FakeServer::send_json(fd,
+                                   R"({"data":[{"id":"evil\u001b]0;title\u0007","max_model_len":99,"vocab_size":9}]})");
+    FakeServer::send_json(fd, R"({"error":{"message":"no \u001b[31mred\u009b"}})", "500 \x1b[1mBad");
+  });
+  TempDir dir;
+  const std::string log = dir.path + "/stderr";
+  auto options = Options::parse(all_options(), "bench",
+                                {"--url", server.url(), "--requests", "2", "--progress", "off", "--warmups", "0",
+                                 "--input-len", "3", "--output-len", "4"},
+                                0);
+  REQUIRE(options);
+  {
+    QuietStdout quiet;
+    CaughtStdout caught(log, 2);
+    bench_main(options.value());
+  }
+  const std::string text = read_small_file(log, 1 << 16).value();
+  INFO(printable(text));
+  CHECK(text.find("red") != std::string::npos);
+  CHECK(text.find('\x1b') == std::string::npos);
+  CHECK(text.find('\x07') == std::string::npos);
+  CHECK(text.find("\xc2\x9b") == std::string::npos);
 }
 
 }  // namespace

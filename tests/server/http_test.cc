@@ -6,8 +6,12 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <future>
 
+#include "base/os.h"
+#include "server/api.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
@@ -37,8 +41,51 @@ std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits lim
   return "waits";
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+using Clients = std::vector<std::unique_ptr<Client>>;
+
+// Connections that have sent so much, and have been answered where that is a request.
+Clients connections(const TestServer& server, size_t n, const std::string& sent = "", bool answered = false) {
+  Clients clients;
+  for (size_t i = 0; i < n; ++i) {
+    clients.push_back(std::make_unique<Client>(server.port()));
+    clients.back()->send(sent);
+    if (answered) REQUIRE(clients.back()->read().status == 200);
+  }
+  return clients;
+}
+
+// The head of a POST whose body of `bytes` is to come.
+std::string post_head(size_t bytes) {
+  return "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: " +
+         std::to_string(bytes) + "\r\n\r\n";
+}
+
+// This process may open one descriptor more, or none, while this lives: a client takes the last one, and there is none
+// for the server's side of it.
+struct FewDescriptors {
+  FewDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before);
+    rlimit low = before;
+    low.rlim_cur = 256;
+    setrlimit(RLIMIT_NOFILE, &low);
+  }
+  void leave_one() {
+    for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
+    ::close(taken.back());
+    taken.pop_back();
+  }
+  ~FewDescriptors() {
+    for (int fd : taken) ::close(fd);
+    setrlimit(RLIMIT_NOFILE, &before);
+  }
+  rlimit before{};
+  std::vector<int> taken;
+};
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
 }  // namespace
@@ -82,52 +129,51 @@ TEST_CASE("http parser: what two servers could read differently is refused", "[s
   auto post = [](const std::string& headers, const std::string& body = "hello") {
     return "POST / HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n" + body;
   };
-  struct {
-    std::string text, expected;
-  } const cases[] = {
-      {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"), "400"},
-      {post("Content-Length: 5\r\nContent-Length: 5\r\n"), "400"},
-      {post("Content-Length: 5\r\nContent-Length: 6\r\n"), "400"},
-      {post("Content-Length: 5, 5\r\n"), "400"},
-      {post("Content-Length: -1\r\n"), "400"},
-      {post("Content-Length: +5\r\n"), "400"},
-      {post("Content-Length: 0x10\r\n"), "400"},
-      {post("Content-Length: 5 5\r\n"), "400"},
-      {post("Content-Length:\r\n"), "400"},
-      {post("Content-Length: 99999999999999999999999\r\n"), "400"},
-      {post("Content-Length : 5\r\n"), "400"},
-      {post("Transfer-Encoding: gzip, chunked\r\n"), "501"},
-      {post("Transfer-Encoding: chunked, identity\r\n"), "501"},
-      {post("Transfer-Encoding: xchunked\r\n"), "501"},
-      {post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), "400"},
-      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400"},
-      {post("X: a\r\n folded\r\n"), "400"},
-      {post("X: a\r\n\tfolded\r\n"), "400"},
-      {"GET / HTTP/1.1\nHost: a\n\n", "400"},
-      {"GET / HTTP/1.1\r\nHost: a\n\r\n", "400"},
-      {"GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n", "400"},
-      {std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 34), "400"},
-      {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "400"},
-      {"GET / HTTP/1.1\r\n\r\n", "400"},
-      {"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
-      {"GET a HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
-      {"GET /\r\n\r\n", "400"},
-      {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "505"},
-      {"GET / HTTP/3.0\r\nHost: a\r\n\r\n", "505"},
-      {"\x16\x03\x01\x02", "400"},
-      {"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n\r\n", "417"},
-      {post("Transfer-Encoding: chunked\r\n", "zz\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "-1\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "3\r\nabcXYZ\r\n"), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "1;" + std::string(20000, 'x')), "400"},
-      {post("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\n"), "400"},
+  const std::pair<const char*, std::vector<std::string>> cases[] = {
+      {"400",
+       {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"),
+        post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"),
+        post("Content-Length: 5\r\nContent-Length: 5\r\n"),
+        post("Content-Length: 5\r\nContent-Length: 6\r\n"),
+        post("Content-Length: 5, 5\r\n"),
+        post("Content-Length: -1\r\n"),
+        post("Content-Length: +5\r\n"),
+        post("Content-Length: 0x10\r\n"),
+        post("Content-Length: 5 5\r\n"),
+        post("Content-Length:\r\n"),
+        post("Content-Length: 99999999999999999999999\r\n"),
+        post("Content-Length : 5\r\n"),
+        post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        post("X: a\r\n folded\r\n"),
+        post("X: a\r\n\tfolded\r\n"),
+        "GET / HTTP/1.1\nHost: a\n\n",
+        "GET / HTTP/1.1\r\nHost: a\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n",
+        std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 34),
+        "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET /a b HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET a HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /\r\n\r\n",
+        "\x16\x03\x01\x02",
+        post("Transfer-Encoding: chunked\r\n", "zz\r\n"),
+        post("Transfer-Encoding: chunked\r\n", "-1\r\n"),
+        post("Transfer-Encoding: chunked\r\n", "3\r\nabcXYZ\r\n"),
+        post("Transfer-Encoding: chunked\r\n", "1;" + std::string(20000, 'x')),
+        post("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\n")}},
+      {"501",
+       {post("Transfer-Encoding: gzip, chunked\r\n"), post("Transfer-Encoding: chunked, identity\r\n"),
+        post("Transfer-Encoding: xchunked\r\n")}},
+      {"505", {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/3.0\r\nHost: a\r\n\r\n"}},
+      {"417", {"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n\r\n"}},
   };
-  for (const auto& c : cases)
-    for (size_t step : {size_t{1}, size_t{5}, size_t{1} << 20}) {
-      INFO("step " << step << ": " << c.text.substr(0, 200));
-      CHECK(parse(c.text, step) == c.expected);
-    }
+  for (const auto& [expected, texts] : cases)
+    for (const std::string& text : texts)
+      for (size_t step : {size_t{1}, size_t{5}, size_t{1} << 20}) {
+        INFO("step " << step << ": " << text.substr(0, 200));
+        CHECK(parse(text, step) == expected);
+      }
 }
 
 TEST_CASE("http parser: limits", "[server][http]") {
@@ -193,26 +239,21 @@ TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close", 
   CHECK(old_kept.read().status == 200);
 }
 
-TEST_CASE("http: a pipelined request waits for a stream, and both are whole", "[server][http]") {
+TEST_CASE("http: a pipelined request waits for a stream, which ends an HTTP/1.0 connection", "[server][http]") {
   TestServer server;
-  Client client(server.port());
-  client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":40,"stream":true})") + kGet);
-  Reply stream = client.read();
+  const std::string body = R"({"prompt":"a","max_tokens":40,"stream":true})";
+  Client client(server.port()), old(server.port());
+  client.send(request_text("POST", "/v1/completions", body) + kGet);
+  const Reply stream = client.read();
   CHECK(stream.chunked);
   CHECK(stream.events().size() == 41);
   CHECK(client.read().body == "{\"status\":\"ok\"}");
-}
-
-TEST_CASE("http: a stream to an HTTP/1.0 client ends with the connection", "[server][http]") {
-  TestServer server;
-  Client client(server.port());
-  std::string body = R"({"prompt":"a","max_tokens":3,"stream":true})";
-  client.send("POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
-              std::to_string(body.size()) + "\r\n\r\n" + body);
-  Reply reply = client.read();
+  old.send("POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
+           std::to_string(body.size()) + "\r\n\r\n" + body);
+  const Reply reply = old.read();
   CHECK_FALSE(reply.chunked);
   CHECK(reply.header("connection") == "close");
-  REQUIRE(reply.events().size() == 4);
+  REQUIRE(reply.events().size() == 41);
   CHECK(reply.events().back() == "[DONE]");
 }
 
@@ -260,58 +301,33 @@ TEST_CASE("http: a refused request says why, then the connection closes", "[serv
   CHECK(server.get("/health").status == 200);
 }
 
-TEST_CASE("http: half a request, then silence", "[server][http]") {
-  TestServer server([](ServerOptions& o) {
-    o.header_timeout_s = 0.2;
-    o.body_timeout_s = 0.3;
-    o.idle_timeout_s = 0.2;
-  });
-  Client header(server.port()), body(server.port()), silent(server.port()), idle(server.port());
-  header.send("GET /health HT");
-  body.send(
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-      "Content-Length: 10\r\n\r\nabc");
+TEST_CASE(
+    "http: half a request, one that trickles in, one and no more, and 500 times nothing, all end at their deadline",
+    "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.header_timeout_s = o.body_timeout_s = 0.7, o.idle_timeout_s = 0.4; });
+  Client idle(server.port());
   idle.send(kGet);
   CHECK(idle.read().status == 200);
-  CHECK(header.read().status == 408);
-  CHECK(header.at_end());
-  CHECK(body.read().status == 408);
-  CHECK(body.at_end());
-  CHECK(silent.at_end());
-  CHECK(idle.at_end());
-}
-
-TEST_CASE("http: a header or body that trickles in is cut off at its deadline", "[server][http]") {
-  TestServer server([](ServerOptions& o) {
-    o.header_timeout_s = 0.3;
-    o.body_timeout_s = 0.3;
-  });
-  for (std::string start : {"GET /health HTTP/1.1\r\nX: ",
-                            "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-                            "Content-Length: 100000\r\n\r\n"}) {
-    Client client(server.port());
-    client.send(start);
-    std::atomic<bool> stop{false};
-    std::thread trickle([&] {
-      while (!stop) {
-        client.send("x");
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
-    });
-    CHECK(client.read().status == 408);
-    stop = true;
-    trickle.join();
-  }
-}
-
-TEST_CASE("http: 500 connections that say nothing", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.header_timeout_s = 1.5; });
-  std::vector<std::unique_ptr<Client>> silent;
-  for (int i = 0; i < 500; ++i) silent.push_back(std::make_unique<Client>(server.port()));
-  CHECK(server.get("/health").status == 200);
+  const Clients silent = connections(server, 500);
   CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":5})").status == 200);
+  const std::string head = "GET /health HTTP/1.1\r\nX: ", body = post_head(100000);
+  Client halves[] = {Client(server.port()), Client(server.port())};
+  Client trickling[] = {Client(server.port()), Client(server.port())};
+  for (Client* clients : {halves, trickling}) clients[0].send(head), clients[1].send(body);
+  std::atomic<bool> stop{false};
+  std::thread trickle([&] {
+    while (!stop) {
+      for (Client& client : trickling) client.send("x");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  for (Client* clients : {halves, trickling})
+    for (int i = 0; i < 2; ++i) CHECK(clients[i].read().status == 408);
+  stop = true;
+  trickle.join();
+  for (Client& client : halves) CHECK(client.at_end());
   for (auto& client : silent) REQUIRE(client->at_end());
-  CHECK(server.get("/health").status == 200);
+  CHECK(idle.at_end());
 }
 
 TEST_CASE("http: connections beyond the cap wait and are served later", "[server][http]") {
@@ -330,29 +346,20 @@ TEST_CASE("http: connections beyond the cap wait and are served later", "[server
 
 TEST_CASE("http: without file descriptors the server waits, and does not spin", "[server][http]") {
   TestServer server;
-  CHECK(server.get("/health").status == 200);
   Client later(server.port());  // its descriptor exists; the server's side of it will not
-  std::vector<int> taken;
-  rlimit before{};
-  getrlimit(RLIMIT_NOFILE, &before);
-  rlimit low = before;
-  low.rlim_cur = 256;
-  setrlimit(RLIMIT_NOFILE, &low);
-  // Of two clients that connect now, the second or both find no descriptor on the server's side.
-  std::vector<std::unique_ptr<Client>> clients;
-  clients.push_back(std::make_unique<Client>(server.port()));
-  for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
-  ::close(taken.back());
-  taken.pop_back();
-  clients.push_back(std::make_unique<Client>(server.port()));
-  timespec cpu_before{}, cpu_after{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_before);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_after);
-  for (int fd : taken) ::close(fd);
-  setrlimit(RLIMIT_NOFILE, &before);
-  double busy = double(cpu_after.tv_sec - cpu_before.tv_sec) + 1e-9 * double(cpu_after.tv_nsec - cpu_before.tv_nsec);
-  CHECK(busy < 0.5);  // CPU seconds: a spinning accept loop burns the whole second
+  Clients clients;
+  double busy;
+  {
+    FewDescriptors few;
+    // Of two clients that connect now, the second or both find no descriptor on the server's side.
+    clients.push_back(std::make_unique<Client>(server.port()));
+    few.leave_one();
+    clients.push_back(std::make_unique<Client>(server.port()));
+    const double before = cpu_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    busy = cpu_seconds() - before;
+  }
+  CHECK(busy < 0.25);  // CPU seconds: a spinning accept loop burns all of it
   for (auto& client : clients) {
     client->send(kGet);
     CHECK(client->read().status == 200);
@@ -363,37 +370,52 @@ TEST_CASE("http: without file descriptors the server waits, and does not spin", 
 TEST_CASE("http: where descriptors ran out before --max-connections, idle connections locked everybody out",
           "[server][http]") {
   TestServer server([](ServerOptions& o) { o.place_s = 0.1; });
-  std::vector<std::unique_ptr<Client>> idle;
-  for (int i = 0; i < 8; ++i) {
-    idle.push_back(std::make_unique<Client>(server.port()));
-    idle.back()->send(kGet);
-    REQUIRE(idle.back()->read().status == 200);
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  rlimit before{};
-  getrlimit(RLIMIT_NOFILE, &before);
-  rlimit low = before;
-  low.rlim_cur = 256;
-  setrlimit(RLIMIT_NOFILE, &low);
-  // The client's socket has the last descriptor of this process: there is none for the server's side.
-  std::vector<int> taken;
-  for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
-  ::close(taken.back());
-  taken.pop_back();
-  const auto start = std::chrono::steady_clock::now();
+  const Clients idle = connections(server, 8, kGet, true);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // from now on others may have their places
+  FewDescriptors few;
+  few.leave_one();
   Client late(server.port());
   late.send(kGet);
-  const int status = late.read().status;
-  const double waited_s = seconds_since(start);
-  for (int fd : taken) ::close(fd);
-  setrlimit(RLIMIT_NOFILE, &before);
-  CHECK(status == 200);
-  CHECK(waited_s < 5);
-  int closed = 0;
+  CHECK(late.read().status == 200);
+  size_t closed = 0;
   for (auto& client : idle) closed += !client->quiet();
-  CHECK(closed >= 1);
-  CHECK(closed < 8);
+  CHECK((closed >= 1 && closed < 8));
   CHECK_FALSE(idle[0]->quiet());  // the idlest first
+}
+
+TEST_CASE("issue: keep-alive connections starved /health and everybody else", "[server][limits]") {
+  TestServer server([](ServerOptions& o) { o.max_connections = 32, o.place_s = 0.1; });
+  const Clients idle = connections(server, 32, kGet, true);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(idle[0]->quiet());  // nobody else has come
+  for (int i = 0; i < 20; ++i) REQUIRE(server.get("/health").status == 200);
+  CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1})").status == 200);
+  CHECK(idle[0]->at_end());  // without a request for longest
+  idle[31]->send(kGet);
+  CHECK(idle[31]->read().status == 200);
+}
+
+// Each that left had all that waited look at all connections: 70 ms for one that came and went, and
+// /health was silent for 20 s.
+TEST_CASE("issue: one address that came and went kept everybody else waiting", "[.][slow][limits]") {
+  raise_descriptor_limit();
+  const std::string request = request_text("POST", "/v1/completions", R"({"prompt":"x","max_tokens":1})");
+  const auto cost = [&](size_t n) {  // CPU seconds of 150 that leave and come, beside so many
+    TestServer server;
+    const Clients active = connections(server, n, request.substr(0, request.size() - 3));
+    Clients waiting = connections(server, n + 56, request);
+    REQUIRE(server.get("/health").status == 200);
+    const double before = cpu_seconds();
+    for (int i = 0; i < 150; ++i) {
+      waiting.erase(waiting.begin());
+      waiting.push_back(std::move(connections(server, 1, request)[0]));
+      REQUIRE(server.get("/health").status == 200);
+    }
+    return cpu_seconds() - before;
+  };
+  const double few = cost(16), many = cost(1024);
+  INFO(few << " " << many);
+  CHECK(many < 15 * few);  // it was 70 times as much
 }
 
 TEST_CASE("http: the bound of connections knows how many descriptors there are", "[server][http]") {
@@ -424,40 +446,28 @@ TEST_CASE("http: a port in use is an error that names it", "[server][http]") {
 }
 
 TEST_CASE("http: a client that goes away, or does not read, aborts its request", "[server][http]") {
-  SECTION("while it waits for a whole answer") {
+  const auto aborts = [](const TestServer& server, size_t n) {
+    return server.service.wait([&](auto& s) { return s.aborted().size() == n && s.in_flight() == 0; });
+  };
+  for (const char* when : {"whole answer", "first event", "middle"}) {
+    INFO(when);
     TestServer server;
-    server.service.hold(true);
+    const bool stream = *when != 'w', middle = *when == 'm';
+    server.service.hold(!middle);
+    server.service.step_delay_s = middle ? 0.01 : 0;
     Client client(server.port());
-    client.send(request_text("POST", "/v1/completions", R"({"prompt":["a","b"],"n":2})"));
-    REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 2; }));
-    client.close();
-    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 2 && s.in_flight() == 0; }));
-  }
-  SECTION("while it waits for a stream's first event") {
-    TestServer server;
-    server.service.hold(true);
-    Client client(server.port());
-    client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","stream":true})"));
-    CHECK(client.read_some().starts_with("HTTP/1.1 200 OK\r\n"));
-    client.close();
-    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1 && s.in_flight() == 0; }));
-  }
-  SECTION("in the middle of a stream") {
-    TestServer server;
-    server.service.step_delay_s = 0.01;
-    Client client(server.port());
-    client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":200,"stream":true})"));
-    std::string seen;
-    while (seen.find("data: ") == std::string::npos) {
+    client.send(request_text("POST", "/v1/completions",
+                             std::string(R"({"max_tokens":200,)") +
+                                 (stream ? R"("prompt":"a","stream":true})" : R"("prompt":["a","b"],"n":2})")));
+    if (!stream) REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 2; }));
+    for (std::string seen; stream && seen.find(middle ? "data: " : "HTTP/1.1 200 OK\r\n") == seen.npos;) {
       const std::string more = client.read_some();
       REQUIRE_FALSE(more.empty());
       seen += more;
     }
     client.close();
-    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
-    CHECK(server.service.wait([](auto& s) { return s.in_flight() == 0; }));
-    Reply metrics = server.get("/metrics");
-    CHECK(metrics.body.find("finished_reason=\"abort\"} 1\n") != std::string::npos);
+    CHECK(aborts(server, stream ? 1 : 2));
+    if (middle) CHECK(server.get("/metrics").body.find("finished_reason=\"abort\"} 1\n") != std::string::npos);
   }
   SECTION("when its stream has filled the bounded buffer") {
     TestServer server([](ServerOptions& o) { o.max_stream_buffer_bytes = 100000; });
@@ -476,77 +486,162 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
     server.service.script = [](const Request&, int) {
       return std::vector{FakeService::token('x', std::string(32 << 20, 'x'), FinishReason::length)};
     };
+    const auto descriptors = [] {
+      return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+    };
+    const auto before = descriptors();
     Client client(server.port(), 4096);
     client.send(request_text("POST", "/v1/completions", R"({"prompt":"a"})"));
-    while (client.quiet()) {
-    }
-    // The server has begun to send; it gives up with most of it unsent.
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    while (client.quiet()) continue;
+    // The server has begun to send; it gives up with most of it unsent, and its side of the connection is gone.
+    CHECK(server.service.wait([&](auto&) { return descriptors() <= before + 1; }));
     CHECK_FALSE(client.read().complete);
   }
 }
 
-TEST_CASE("http: bodies in all are bounded", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 300000; });
-  std::vector<std::unique_ptr<Client>> clients;
-  int refused = 0;
-  for (int i = 0; i < 4; ++i) {
-    clients.push_back(std::make_unique<Client>(server.port()));
-    clients.back()->send(
-        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        "Content-Length: 200000\r\n\r\n" +
-        std::string(100000, 'x'));
-    CHECK(server.get("/health").status == 200);  // the bytes above have arrived
-  }
-  // The fourth, at the latest, made it too much; it was told so.
-  for (auto& client : clients) {
-    client->half_close();
-    Reply reply = client->read();
-    if (reply.status == 503) {
-      ++refused;
-      CHECK(reply.header("retry-after") == "1");
-    }
-  }
-  CHECK(refused >= 1);
+TEST_CASE("issue: keyless clients held all memory for bodies", "[server][limits]") {
+  const bool with_key = GENERATE(true, false);
+  TestServer server([&](ServerOptions& o) {
+    o.max_body_bytes_in_all = 4 << 20;
+    if (with_key) o.api_keys = {"key"};
+  });
+  // 256 KiB each, one byte less than announced.
+  const Clients held = connections(server, 16, post_head(256 << 10) + std::string((256 << 10) - 1, 'x'));
   CHECK(server.get("/health").status == 200);
+  const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
+  CHECK(server.post("/v1/completions", body, "Authorization: Bearer key\r\n").status == 200);
+  if (with_key) return;
+  const Reply first = held[0]->read();  // the one that has been coming for longest gave way
+  CHECK(first.status == 503);
+  CHECK(first.header("retry-after") == "1");
+  held[15]->send("x");
+  CHECK(held[15]->read().status == 400);
 }
 
-TEST_CASE("http: a drain refuses new work, finishes what runs, and ends", "[server][http]") {
+TEST_CASE("http: a body that is parsed counts no more while its answer goes on", "[server][limits]") {
+  TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 1 << 20; });
+  server.service.hold(true);
+  const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(std::make_unique<Client>(server.port()));
+    clients.back()->send(request_text("POST", "/v1/completions", body));
+    REQUIRE(server.service.wait([&](auto& s) { return s.in_flight() == i + 1; }));
+  }
+  server.service.hold(false);
+  for (auto& client : clients) CHECK(client->read().status == 200);
+}
+
+TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
+  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for ever.
+  static std::promise<void> gate;
+  static std::shared_future<void> go_on = gate.get_future().share();
+  static std::atomic<int> stopped{0};
+  static std::atomic<bool> only_large{false};
+  auto chat = ChatTemplate::parse("{{ messages[-1].content }}", [] {
+    if (only_large) {
+      ++stopped;
+      go_on.wait();
+    }
+    return int64_t{0};
+  });
+  RealClock clock;
+  FakeService service;
+  ServerOptions options;
+  options.port = 0;
+  options.max_model_len = 1 << 20;
+  options.vocab_size = 257;
+  options.log = [](const std::string&) {};
+  auto server = HttpServer::listen(options, service, &byte_tokenizer(), chat.value().get(), clock).value();
+  only_large = true;
+  std::thread thread([&] { server->run(); });
+  auto message = [](size_t bytes, const std::string& more) {
+    std::string text = request_text(
+        "POST", "/v1/chat/completions",
+        R"({"max_tokens":1,"messages":[{"role":"user","content":")" + std::string(bytes, 'x') + R"("}])" + more + "}");
+    return text;
+  };
+  std::vector<std::unique_ptr<Client>> large;
+  for (int i = 0; i < 14; ++i) {
+    large.push_back(std::make_unique<Client>(server->port()));
+    large.back()->send(message(300000, ""));
+  }
+  while (stopped == 0) std::this_thread::yield();
+  only_large = false;
+  for (int i = 0; i < 3; ++i) {
+    Client small(server->port());
+    small.send(message(100, R"(,"session_id":"s)" + std::to_string(i) + R"(","session_generation":"new")"));
+    CHECK(small.read().status == 200);
+  }
+  gate.set_value();
+  for (auto& client : large) CHECK(client->read().status == 200);
+  server->stop();
+  thread.join();
+}
+
+TEST_CASE("issue: a post whose client had closed its sending side got no answer", "[server][http]") {
   TestServer server;
   server.service.hold(true);
-  Client idle(server.port()), streaming(server.port()), half(server.port());
-  idle.send(kGet);
-  CHECK(idle.read().status == 200);
-  std::string call = request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})");
+  const bool stream = GENERATE(false, true);
+  Client client(server.port());
+  client.send(request_text("POST", "/v1/completions",
+                           std::string(R"({"prompt":"a","max_tokens":3,"stream":)") + (stream ? "true}" : "false}")));
+  client.half_close();
+  REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(server.service.aborted().empty());
+  server.service.hold(false);
+  const Reply reply = client.read();
+  CHECK(reply.status == 200);
+  CHECK(reply.complete);
+  // Asked whether it is there still; of a stream whose head is out, in a comment.
+  CHECK((client.continues == 1 || (stream && reply.body.find(": waiting\n\n") != std::string::npos)));
+  CHECK(client.at_end());
+  CHECK(server.get("/metrics").body.find("finished_reason=\"abort\"} 0\n") != std::string::npos);
+}
+
+TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes what runs, and ends", "[server][http]") {
+  TestServer server;
+  server.service.hold(true);
+  const int port = server.port();
+  const Clients idle = connections(server, 1, kGet, true);
+  const std::string call = request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})");
+  Client streaming(port), half(port), silent(port);
   half.send(call.substr(0, 30));
   CHECK(server.get("/health").status == 200);
   streaming.send(call);
   REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
-  int port = server.port();
   server.server->begin_drain();
-  CHECK(idle.at_end());
+  CHECK(idle[0]->at_end());
   half.send(call.substr(30));
-  Reply refused = half.read();
-  CHECK(refused.status == 503);
-  CHECK(refused.header("connection") == "close");
-  CHECK(refused.header("retry-after") == "1");
-  CHECK(half.at_end());
-  half.close();
+  Client newcomer(port);
+  newcomer.send(call);
+  for (Client* late : {&half, &newcomer}) {
+    const Reply refused = late->read();
+    CHECK(refused.status == 503);
+    CHECK(refused.header("connection") == "close");
+    CHECK(refused.header("retry-after") == "1");
+    CHECK(late->at_end());
+  }
+  for (const char* path : {"/health", "/ready", "/health/ready"}) {
+    const Reply reply = server.get(path);
+    CHECK(reply.status == 503);
+    CHECK(reply.body.find("\"reason\":\"draining\"") != std::string::npos);
+  }
   server.service.hold(false);
-  Reply whole = streaming.read();
+  const Reply whole = streaming.read();
   CHECK(whole.complete);
   CHECK(whole.events().size() == 21);
   CHECK(streaming.at_end());
-  streaming.close();
-  server.join();  // run() has returned by itself
+  for (Client* client : {&half, &newcomer, &streaming}) client->close();
+  server.join();  // run() has returned by itself; it does not wait for the silent one
+  CHECK(server.service.seen().size() == 1);
   ServerOptions options;
-  options.port = port;
-  options.max_model_len = 16;
+  options.port = port, options.max_model_len = 16;
   CHECK(HttpServer::listen(options, server.service, nullptr, nullptr, server.clock).ok());
 }
 
 TEST_CASE("http: stop drops every connection", "[server][http]") {
-  auto start = std::chrono::steady_clock::now();
   TestServer server;
   server.service.hold(true);
   Client client(server.port());
@@ -557,7 +652,6 @@ TEST_CASE("http: stop drops every connection", "[server][http]") {
   server.server.reset();
   CHECK(client.at_end());
   CHECK(server.service.aborted().size() == 1);
-  CHECK(seconds_since(start) < 20);
 }
 
 }  // namespace xpyd::testing::http_test

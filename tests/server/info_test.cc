@@ -146,8 +146,8 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       ThreadTeam team(1);
       Info info;
       for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-        info = run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4", "--dtype",
-                                         dtype_name(dtype)});
+        info = run_info(model.dir.path,
+                        {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4", "--dtype", dtype_name(dtype)});
         REQUIRE(info.code == 0);
         auto weights = load_weights(model.dir.path, parsed.value(), {.dtype = dtype, .dummy = true}, team);
         REQUIRE(weights);
@@ -250,6 +250,31 @@ TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
   testing::QuietStdout quiet;
   CHECK(info_main(options.value()) == 0);
   CHECK(run_info(kDemoModel, {}).out["model"] == "xpyd-demo");
+}
+
+TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattention]") {
+  ModelDir model(R"({"model_type": "llama", "num_hidden_layers": 60, "hidden_size": 7168,
+      "intermediate_size": 20480, "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 64000,
+      "max_position_embeddings": 200000, "rms_norm_eps": 1e-5, "rope_theta": 5000000.0, "bos_token_id": 1,
+      "eos_token_id": 2, "hidden_act": "silu", "tie_word_embeddings": false})");
+  const auto addresses = [&](std::vector<std::string> words) {
+    words.insert(words.end(), {"--max-batch", "500", "--kv-dtype", "bf16", "--kv-bytes", "512MiB", "--threads", "1"});
+    const Info info = run_info(model.dir.path, words);
+    REQUIRE(info.code == 0);
+    for (const json& pool : info.out["pools"])
+      if (pool["scheme"] == "vattention") {
+        CHECK_FALSE(pool.contains("error"));
+        return pool["addresses"];
+      }
+    return json();
+  };
+  const json one = addresses({}), two = addresses({"--prefill-tp", "2"});
+  CHECK((one["buffers"] == 120 && one["token_bytes"] == 8 * 128 * 2));
+  CHECK(one["buffer_bytes"] == 500.0 * 200000 * 2048);
+  // The paper: two workers, 4 heads each, 100 GB a buffer, 12 TB a worker.
+  CHECK((two["buffers"] == 120 && two["ranks"] == 2));
+  CHECK((two["buffer_bytes"] == 102.4e9 && two["bytes"] == 12.288e12));
+  CHECK(addresses({"--prefill-pp", "7"})["buffers"] == 18);  // 9 layers on some stages, 8 on others
 }
 
 }  // namespace

@@ -8,23 +8,23 @@
 
 namespace xpyd::testing {
 
-// What is printed goes to a file.
+// What is printed, or said on stderr (2), goes to a file.
 class CaughtStdout {
  public:
-  explicit CaughtStdout(const std::string& path) : kept_(dup(1)) {
-    std::fflush(stdout);
+  explicit CaughtStdout(const std::string& path, int of = 1) : of_(of), kept_(dup(of)) {
+    std::fflush(nullptr);
     const int file = open(path.c_str(), O_WRONLY | O_CREAT, 0600);
-    dup2(file, 1);
+    dup2(file, of);
     close(file);
   }
   ~CaughtStdout() {
-    std::fflush(stdout);
-    dup2(kept_, 1);
+    std::fflush(nullptr);
+    dup2(kept_, of_);
     close(kept_);
   }
 
  private:
-  int kept_;
+  int of_, kept_;
 };
 
 // Keeps the result tables out of the tests' output.

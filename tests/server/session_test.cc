@@ -1,4 +1,4 @@
-// Conversations that the server keeps (session_id), over real sockets.
+// Conversations that the server keeps (session_id), over real sockets; and the store alone.
 #include "server/sessions.h"
 #include "tests/server/api_fixture.h"
 
@@ -9,28 +9,40 @@ namespace {
 std::string prompt_of(const TestServer& server, size_t request) {
   return byte_tokenizer().decode(server.service.seen().at(request).prompt);
 }
+std::string last_prompt(const TestServer& server) { return prompt_of(server, server.service.seen().size() - 1); }
 
 // One client of one session, which returns the generation of its last answer.
 struct Talker {
   TestServer& server;
-  std::string name = R"("session_id":"s")", generation = "new";
+  std::string name = R"("session_id":"s")", generation = "new", headers = "";
   std::string body(const std::string& fields) const {
     return "{" + name + R"(,"session_generation":")" + generation + "\"," + fields + "}";
   }
   // A turn that is answered.
-  json turn(const std::string& fields, const std::string& path = "/v1/completions") {
-    const Reply reply = server.post(path, body(fields));
+  json turn(const std::string& fields = R"("prompt":"x","max_tokens":1)", const std::string& path = "/v1/completions") {
+    const Reply reply = server.post(path, body(fields), headers);
     INFO(reply.body);
     REQUIRE(reply.status == 200);
     const json answer = reply.body.starts_with("data: ") ? chunks(reply)[0] : parsed(reply.body);
     generation = answer["session_generation"];
+    CHECK(generation != "");
     return answer;
   }
   // Of one that may be refused.
-  Reply post(const std::string& fields, const std::string& path = "/v1/completions") const {
-    return server.post(path, body(fields));
+  Reply post(const std::string& fields = R"("prompt":"x","max_tokens":1)") const {
+    return server.post("/v1/completions", body(fields), headers);
   }
+  // Of one that says another generation.
+  Reply says(const std::string& other) const { return Talker{server, name, other, headers}.post(); }
 };
+
+void refused(const Reply& reply, int status, const std::string& param, const json& code) {
+  check_error(reply, status, status == 503 ? "overloaded_error" : "invalid_request_error", param, code);
+}
+void expired(const Reply& reply) { refused(reply, 410, "session_id", "session_expired"); }
+void stale(const Reply& reply) { refused(reply, 409, "session_generation", "session_stale"); }
+
+Status full(const Request&) { return Error{ErrorCode::unavailable, "the queue is full"}; }
 
 }  // namespace
 
@@ -69,103 +81,76 @@ TEST_CASE("session: a chat's messages and replies stand before the new ones", "[
   turn("end", false);
   CHECK(prompt_of(server, 2) == "user: hi\nassistant: hell\nuser: and\nassistant: hell\nuser: end\nassistant: ");
   // The other endpoint keeps tokens, not messages.
-  check_error(talker.post(R"("prompt":"x")"), 400, "invalid_request_error", "session_id", nullptr);
+  refused(talker.post(), 400, "session_id", nullptr);
 }
 
 TEST_CASE("session: the token that ends a reply is no part of it", "[server][session]") {
   TestServer server;
   server.service.script = [](const Request&, int) {
-    return std::vector{FakeService::token('o', "o"), FakeService::token('k', "k"),
-                       FakeService::token(256, "", FinishReason::stop)};
+    return std::vector{FakeService::token('o', "o"), FakeService::token(256, "", FinishReason::stop)};
   };
   Talker s{server};
-  s.turn(R"("prompt":"a")");
-  s.turn(R"("prompt":"b")");
-  CHECK(prompt_of(server, 1) == "aokb");
+  for (const char* prompt : {"a", "b"}) s.turn(R"("prompt":")" + std::string(prompt) + '"');
+  CHECK(last_prompt(server) == "aob");
 }
 
-TEST_CASE("session: a turn that is refused or ends early leaves no trace", "[server][session]") {
+TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, nor does one that was to be the last",
+          "[server][session]") {
+  const std::string last = GENERATE("", R"(,"session_end":true)");
   TestServer server;
   Talker s{server};
   s.turn(R"("prompt":"a","max_tokens":1)");
   SECTION("bad input") {
-    CHECK(s.post(R"("prompt":[999])").status == 400);
-    CHECK(s.post(R"("prompt":"")").status == 400);
+    CHECK(s.post(R"("prompt":[999])" + last).status == 400);
+    CHECK(s.post(R"("prompt":"")" + last).status == 400);
   }
   SECTION("refused by the cluster") {
-    server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "full"}); };
-    CHECK(s.post(R"("prompt":"x")").status == 503);
+    server.service.admit = full;
+    CHECK(s.post(R"("prompt":"x")" + last).status == 503);
     server.service.admit = {};
   }
-  SECTION("failed") {
-    server.service.script = [](const Request&, int) {
-      TokenEvent end = FakeService::token(-1, "", FinishReason::error);
-      end.error = "broken";
-      return std::vector{FakeService::token('o', "o"), end};
-    };
-    CHECK(s.post(R"("prompt":"x")").status == 500);
+  SECTION("failed, and too late") {
+    for (const auto& [how, status] : {std::pair(FinishReason::error, 500), {FinishReason::timeout, 504}}) {
+      server.service.script = [how](const Request&, int) {
+        return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", how)};
+      };
+      CHECK(s.post(R"("prompt":"x")" + last).status == status);
+      CHECK(s.post(R"("prompt":"x","stream":true)" + last).status == 200);
+    }
     server.service.script = {};
   }
   SECTION("the client left in mid-stream") {
     server.service.step_delay_s = 0.02;
     {
       Client client(server.port());
-      client.send(request_text("POST", "/v1/completions", s.body(R"("prompt":"x","max_tokens":200,"stream":true)")));
+      const std::string body = s.body(R"("prompt":"x","max_tokens":200,"stream":true)" + last);
+      client.send(request_text("POST", "/v1/completions", body));
       CHECK_FALSE(client.read_some().empty());
     }
     REQUIRE(server.service.wait([](const FakeService& fake) { return !fake.aborted().empty(); }));
     server.service.step_delay_s = 0;
   }
   s.turn(R"("prompt":"b","max_tokens":1)");
-  CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
+  CHECK(last_prompt(server) == "ahb");
 }
 
-TEST_CASE("session: one turn at a time", "[server][session]") {
+TEST_CASE("session: one turn at a time, and the last drops it", "[server][session]") {
   TestServer server;
   server.service.hold(true);
   Client first(server.port());
-  Talker talker{server};
-  first.send(request_text("POST", "/v1/completions", talker.body(R"("prompt":"a")")));
-  REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 1; }));
-  check_error(talker.post(R"("prompt":"b")"), 409, "invalid_request_error", "session_id", "session_busy");
+  Talker s{server};
+  first.send(request_text("POST", "/v1/completions", s.body(R"("prompt":"a","max_tokens":1)")));
+  REQUIRE(server.service.wait([](const FakeService& fake) { return fake.in_flight() == 1; }));
+  refused(s.post(R"("prompt":"b")"), 409, "session_id", "session_busy");
   server.service.hold(false);
   const Reply answer = first.read();
   CHECK(answer.status == 200);
-  talker.generation = parsed(answer.body)["session_generation"];
-  talker.turn(R"("prompt":"b")");
-}
-
-TEST_CASE("session: session_end drops it after the turn", "[server][session]") {
-  TestServer server;
-  Talker s{server};
-  s.turn(R"("prompt":"a","max_tokens":1)");
+  s.generation = parsed(answer.body)["session_generation"];
   s.turn(R"("prompt":"b","max_tokens":1,"session_end":true)");
+  CHECK(last_prompt(server) == "ahb");
   CHECK(s.post(R"("prompt":"c","max_tokens":1)").status == 410);
   Talker{server}.turn(R"("prompt":"c","max_tokens":1)");
-  CHECK(prompt_of(server, 1) == "ahb");
-  CHECK(prompt_of(server, 2) == "c");
-}
-
-TEST_CASE("session: a last turn that is refused or late leaves the session as it was", "[server][session]") {
-  TestServer server;
-  Talker s{server};
-  s.turn(R"("prompt":"a","max_tokens":1)");
-  const std::string last = R"("prompt":"x","session_end":true)";
-  SECTION("the queue is full") {
-    server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "the queue is full"}); };
-    CHECK(s.post(last).status == 503);
-    server.service.admit = {};
-  }
-  SECTION("too late") {
-    server.service.script = [](const Request&, int) {
-      return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", FinishReason::timeout)};
-    };
-    CHECK(s.post(last).status == 504);
-    CHECK(s.post(last + R"(,"stream":true)").status == 200);
-    server.service.script = {};
-  }
-  s.turn(R"("prompt":"b","max_tokens":1)");
-  CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
+  CHECK(last_prompt(server) == "c");
 }
 
 TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][session]") {
@@ -173,13 +158,13 @@ TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][s
   Talker s{server}, other{server, R"("session_id":"other")"};
   s.turn(R"("prompt":"a","max_tokens":1)");
   CHECK(other.post(R"("prompt":[999])").status == 400);
-  server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "the queue is full"}); };
-  CHECK(other.post(R"("prompt":"x")").status == 503);
+  server.service.admit = full;
+  CHECK(other.post().status == 503);
   server.service.admit = {};
   s.turn(R"("prompt":"b","max_tokens":1)");
-  CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
-  other.turn(R"("prompt":"c","max_tokens":1)");
-  CHECK(s.post(R"("prompt":"x")").status == 410);
+  CHECK(last_prompt(server) == "ahb");
+  other.turn();
+  expired(s.post());
 }
 
 TEST_CASE("session: a matched stop token is kept only where the client sees it", "[server][session]") {
@@ -194,7 +179,7 @@ TEST_CASE("session: a matched stop token is kept only where the client sees it",
     s.turn(R"("prompt":"a",)" + fields);
     server.service.script = {};
     s.turn(R"("prompt":"b","max_tokens":1,"session_end":true)");
-    return byte_tokenizer().decode(server.service.seen().back().prompt);
+    return last_prompt(server);
   };
   const std::string stop = R"("stop_token_ids":[120])";
   CHECK(reply(stop, [](TokenEvent& end) { end.stop_token = 'x'; }) == "aob");
@@ -212,7 +197,7 @@ TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[serve
       d{server, R"("session_id":"d")"};
   const std::string x = R"("prompt":"x","max_tokens":1)";
   for (Talker* talker : {&a, &b, &a, &c}) talker->turn(x);
-  check_error(b.post(x), 410, "invalid_request_error", "session_id", "session_expired");
+  expired(b.post());
   a.turn(x);
   c.turn(x);
   server.service.hold(true);
@@ -222,20 +207,67 @@ TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[serve
     busy.back()->send(request_text("POST", "/v1/completions", talker->body(R"("prompt":"y")")));
   }
   REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 2; }));
-  check_error(d.post(x), 503, "overloaded_error", "session_id", "sessions_full");
+  refused(d.post(), 503, "session_id", "sessions_full");
   server.service.hold(false);
   for (auto& client : busy) CHECK(client->read().status == 200);
 }
 
-TEST_CASE("session: an overflow names the session", "[server][session]") {
-  TestServer server;  // max_model_len 256
-  const std::string text(200, 'x');
-  Talker talker{server, R"("session_id":"long")"};
-  talker.turn(R"("prompt":")" + text + R"(","max_tokens":10)");
-  Reply reply = talker.post(R"("prompt":")" + text + '"');
-  check_error(reply, 400, "invalid_request_error", "prompt", "context_length_exceeded");
-  CHECK(reply.body.find("session `long`") != std::string::npos);
-  talker.turn(R"("prompt":"y","max_tokens":1)");  // still there
+TEST_CASE("session: a client that returns its generation is never answered without its history", "[server][session]") {
+  std::string second;
+  {
+    TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
+    Talker s{server}, other{server, R"("session_id":"other")"};
+    s.turn();
+    const std::string first = s.generation;
+    s.turn();
+    second = s.generation;
+    CHECK(last_prompt(server) == "xhx");
+    CHECK(second != first);
+    // A turn whose answer was lost, and a beginning where there is something already.
+    stale(s.says(first));
+    stale(s.says("new"));
+    expired(s.says("0123456789abcdef-1"));
+    expired(s.says("nonsense"));
+    other.turn();  // "s" makes room
+    expired(s.post());
+    // Somebody begins under its name: to it that is no history either, however often they answer each other.
+    Talker stranger{server};
+    for (const char* prompt : {"x", "xhx", "xhxhx"}) {
+      stranger.turn();
+      CHECK(last_prompt(server) == prompt);
+      stale(s.says("new"));
+      expired(s.post());
+    }
+  }
+  TestServer restarted;
+  expired(Talker{restarted, R"("session_id":"s")", second}.post());
+}
+
+TEST_CASE("session: a stream carries the generation", "[server][session]") {
+  TestServer server;
+  Talker s{server};
+  s.turn(R"("prompt":"x","max_tokens":1,"stream":true)");
+  s.turn();
+  CHECK(last_prompt(server) == "xhx");
+}
+
+TEST_CASE("session: the sessions of one key push out nobody else's, and meet nobody else's", "[server][session]") {
+  TestServer server([](ServerOptions& o) {
+    o.api_keys = {"one", "two"};
+    o.max_sessions = 4;
+  });
+  const auto of = [&](const std::string& key, const std::string& id = "s") {
+    return Talker{server, R"("session_id":")" + id + '"', "new", "Authorization: Bearer " + key + "\r\n"};
+  };
+  Talker one = of("one"), two = of("two");
+  one.turn(), two.turn();
+  CHECK(last_prompt(server) == "x");
+  const auto seen = server.service.seen();
+  CHECK(seen[0].cache_salt != seen[1].cache_salt);
+  for (int i = 0; i < 20; ++i) of("two", "many" + std::to_string(i)).turn();
+  one.turn();
+  CHECK(last_prompt(server) == "xhx");
+  expired(two.post());
 }
 
 TEST_CASE("session: a name is what its JSON text means, however it is escaped", "[server][session]") {
@@ -243,7 +275,7 @@ TEST_CASE("session: a name is what its JSON text means, however it is escaped", 
   auto turn = [&](Talker& talker, const std::string& name, const std::string& prompt) {
     talker.name = name;
     talker.turn(R"("prompt":")" + prompt + R"(","max_tokens":1)");
-    return prompt_of(server, server.service.seen().size() - 1);
+    return last_prompt(server);
   };
   Talker a{server}, face{server}, ab{server}, ac{server}, nul{server}, salted{server}, both{server};
   CHECK(turn(a, R"("session_id":"a")", "1") == "1");
@@ -260,6 +292,11 @@ TEST_CASE("session: a name is what its JSON text means, however it is escaped", 
   // Nor is it where a name ends and a salt begins.
   CHECK(turn(salted, R"("session_id":"a","cache_salt":"b\u0000")", "x") == "x");
   CHECK(turn(both, R"("session_id":"a\u0000b","cache_salt":"\u0000")", "y") == "y");
+  // … nor does a salt meet the KV of a session.
+  CHECK(server.post("/v1/completions", R"({"prompt":"x","cache_salt":"session s\u0000"})").status == 200);
+  CHECK(server.service.seen().back().cache_salt != server.service.seen().front().cache_salt);
+  CHECK(session_key("a", "b") != session_key("ab", ""));
+  CHECK(session_key("1", "1:a") != session_key("11:a", ""));
   // Half a pair is no text.
   for (const char* half : {R"("\ud83d")", R"("\ude00a")"}) {
     CHECK(Talker{server, std::string(R"("session_id":)") + half}.post(R"("prompt":"x")").status == 400);
@@ -268,24 +305,32 @@ TEST_CASE("session: a name is what its JSON text means, however it is escaped", 
 
 TEST_CASE("session: what a session_id may not be, and may not come with", "[server][session]") {
   TestServer server;
-  auto refused = [&](const std::string& fields, const char* param) {
+  const std::string s = R"("session_id":"s")", begun = s + R"(,"session_generation":"new")";
+  for (const auto& [fields, param] : {std::pair(std::string(R"("session_id":"")"), "session_id"),
+                                      {R"("session_id":7)", "session_id"},
+                                      {R"("session_id":{"a":1})", "session_id"},
+                                      {R"("session_id":")" + std::string(257, 'x') + '"', "session_id"},
+                                      {s + R"(,"n":2)", "n"},
+                                      {s + R"(,"session_end":1)", "session_end"},
+                                      {R"("session_end":true)", "session_end"},
+                                      {R"("session_generation":"new")", "session_generation"},
+                                      {s, "session_generation"},
+                                      {begun + R"(,"prompt_logprobs":1)", "prompt_logprobs"}}) {
     INFO(fields);
-    check_error(server.post("/v1/completions", R"({"prompt":"a",)" + fields + "}"), 400, "invalid_request_error", param,
-                nullptr);
-  };
-  refused(R"("session_id":"")", "session_id");
-  refused(R"("session_id":7)", "session_id");
-  refused(R"("session_id":{"a":1})", "session_id");
-  refused(R"("session_id":")" + std::string(257, 'x') + '"', "session_id");
-  refused(R"("session_id":"s","n":2)", "n");
-  refused(R"("session_id":"s","session_end":1)", "session_end");
-  refused(R"("session_end":true)", "session_end");
-  refused(R"("session_generation":"new")", "session_generation");
-  refused(R"("session_id":"s")", "session_generation");
-  check_error(Talker{server}.post(R"("prompt":["a","b"])"), 400, "invalid_request_error", "prompt", nullptr);
+    refused(server.post("/v1/completions", R"({"prompt":"a",)" + fields + "}"), 400, param, nullptr);
+  }
+  refused(Talker{server}.post(R"("prompt":["a","b"])"), 400, "prompt", nullptr);
   CHECK(server.service.seen().empty());
-  Talker{server, R"("session_id":")" + std::string(256, 'x') + '"'}.turn(R"("prompt":"a")");
+  Talker{server, R"("session_id":")" + std::string(256, 'x') + '"'}.turn();
   CHECK(server.post("/v1/completions", R"({"session_id":null,"prompt":"a"})").status == 200);
+  // An overflow names the session, which is still there.
+  const std::string text(200, 'x');  // max_model_len is 256
+  Talker talker{server, R"("session_id":"long")"};
+  talker.turn(R"("prompt":")" + text + R"(","max_tokens":10)");
+  const Reply reply = talker.post(R"("prompt":")" + text + '"');
+  refused(reply, 400, "prompt", "context_length_exceeded");
+  CHECK(reply.body.find("session `long`") != std::string::npos);
+  talker.turn();
 }
 
 namespace {
@@ -324,10 +369,17 @@ TEST_CASE("sessions: one that is too large alone pushes nobody out", "[server][s
 
 TEST_CASE("sessions: one that was dropped is known as such however many followed it", "[server][session]") {
   std::map<std::string, std::string> generations;
-  auto sessions = store_of(1, 1000, {"a", "b", "c", "d", "e", "f"}, generations);
-  for (const char* key : {"a", "b", "c", "d", "e"}) {
+  auto sessions = store_of(1, 1 << 20, {"a", "b", "c", "d", "e", "f"}, generations);
+  const auto known = generations;
+  for (int i = 0; i < 270000; ++i) {  // after so many a turn was answered without its history
     Sessions::Turn turn;
-    CHECK(sessions->begin(key, turn, generations[key]) == Sessions::State::dropped);
+    REQUIRE(sessions->begin(session_key("foreign " + std::to_string(i), ""), turn, Sessions::kNew) ==
+            Sessions::State::taken);
+    turn.commit({.tokens = {1}, .messages = {}});
+  }
+  for (const auto& [key, generation] : known) {
+    Sessions::Turn turn;
+    CHECK(sessions->begin(key, turn, generation) == Sessions::State::dropped);
   }
 }
 

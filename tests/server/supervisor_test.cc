@@ -1,10 +1,9 @@
 // When children are started, started again and killed: the policy alone, on a clock of the test.
-#include "server/local_workers.h"
-
 #include <algorithm>
 #include <vector>
 
 #include "base/random.h"
+#include "server/local_workers.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::supervisor_test {

@@ -1,17 +1,96 @@
-// tools/lint-sass over small disassemblies: each fault that it looks for, planted, and the sound ones beside it.
-#include <sys/wait.h>
+// Tools: tools/check over stages of its own (what fails is not lost, what is left out is named), and
+// tools/lint-sass over small disassemblies (each fault that it looks for, planted, and the sound ones beside it).
+#include "tests/program.h"
 
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
-#include "tests/catch.h"
-
-namespace xpyd::testing::lint_sass_test {
+namespace xpyd::testing::tools_test {
 namespace {
+
+struct Outcome {
+  int code = -1;
+  std::string output;
+  bool says(const std::string& part) const { return has(output, part); }
+  std::string last_line() const {
+    const size_t end = output.find_last_not_of('\n'), begin = output.rfind('\n', end);
+    return output.substr(begin + 1, end - begin);
+  }
+};
+
+// A row of a table is `name | minutes | needs | command`.
+Outcome check(const TempDir& dir, const std::string& table, const std::string& arguments) {
+  const std::string stages = dir.path + "/stages";
+  {
+    std::ofstream file(stages);
+    std::istringstream rows(table);
+    for (std::string name, minutes, needs, command; std::getline(rows, name, '|') && std::getline(rows, minutes, '|') &&
+                                                    std::getline(rows, needs, '|') && std::getline(rows, command);)
+      file << "check-" << name.substr(0, name.find(' ')) << ": ##" << minutes << "|" << needs << "| a stage\n\t@"
+           << command << "\n";
+  }
+  const Ran ran = shell("CHECK_STAGES=" + stages + " CHECK_MAKE='make -f " + stages + "' CHECK_LOGS=" + dir.path +
+                        "/logs tools/check " + arguments + " 2>&1");
+  return {ran.code, ran.out};
+}
+
+TEST_CASE("make check: counts tests of stages, and fails when one of them fails", "[issues][check]") {
+  TempDir dir;
+  const std::string good =
+      "suite | 1 | - | echo 5 passed, 0 failed, 2 skipped\n"
+      "plain | 1 | - | true | cat\n";
+  Outcome all = check(dir, good, "");
+  CHECK(all.code == 0);
+  CHECK(all.last_line() == "6 passed, 0 failed, 2 skipped");
+  Outcome one = check(dir, good, "plain");
+  CHECK(one.code == 0);
+  CHECK(one.last_line() == "1 passed, 0 failed, 0 skipped");
+  CHECK(check(dir, good, "nowhere").code == 2);
+
+  // By its exit code alone, by its own count alone (an exit code that a pipe has lost), by neither's middle.
+  Outcome code = check(dir, "a | 1 | - | echo the reason; exit 3\n" + good, "");
+  CHECK(code.code == 1);
+  CHECK(code.says("the reason"));
+  CHECK(code.says("a FAILED with exit code 2"));
+  CHECK(code.last_line() == "6 passed, 1 failed, 2 skipped");
+  Outcome words = check(dir, "a | 1 | - | echo 3 passed, 2 failed, 1 skipped; echo 'make: *** Error 1'; exit 2\n", "");
+  CHECK(words.code == 1);
+  CHECK(words.last_line() == "3 passed, 2 failed, 1 skipped");
+  Outcome twice = check(dir, "a | 1 | - | for i in 1 2; do echo 3 passed, 0 failed, 1 skipped; done; echo bye\n", "");
+  CHECK(twice.code == 0);
+  CHECK(twice.last_line() == "6 passed, 0 failed, 2 skipped");
+  Outcome count = check(dir, "a | 1 | - | echo 3 passed, 2 failed, 0 skipped\n", "");
+  CHECK(count.code == 1);
+  CHECK(count.last_line() == "3 passed, 2 failed, 0 skipped");
+}
+
+TEST_CASE("make check: a stage that cannot end in time, or at all here, is left out by name", "[issues][check]") {
+  TempDir dir;
+  // The test row says one minute and takes a second: the machine counts as twice as quick, not more.
+  const std::string table =
+      "test   | 1 | -     | echo 1 passed, 0 failed, 0 skipped\n"
+      "long   | 6 | -     | echo must not run; false\n"
+      "absent | 1 | false | echo must not run; false\n"
+      "short  | 3 | -     | echo 2 passed, 0 failed, 0 skipped\n";
+  Outcome bounded = check(dir, table, "--test --minutes 2");
+  CHECK(bounded.code == 0);
+  CHECK_FALSE(bounded.says("must not run"));
+  CHECK(bounded.says("left out: long: expected to take 3.0 min, and 0.0 of 2 are gone"));
+  CHECK(bounded.says("left out: absent: it needs: false"));
+  CHECK(bounded.last_line() == "3 passed, 0 failed, 2 skipped");
+  Outcome named = check(dir, table, "--minutes 9 short");
+  CHECK(named.code == 0);
+  CHECK(named.says("left out: long: not asked for"));
+  CHECK(named.last_line() == "2 passed, 0 failed, 2 skipped");
+  // Without a bound everything that can run is run, and `make test` is not part of it.
+  Outcome free = check(dir, table, "");
+  CHECK(free.code == 1);
+  CHECK(free.says("must not run"));
+  CHECK(free.last_line() == "2 passed, 1 failed, 1 skipped");
+  // Where the tests fail, that is all.
+  Outcome failing = check(dir, "test | 1 | - | false\n" + table.substr(table.find('\n') + 1), "--test");
+  CHECK(failing.code == 1);
+  CHECK(failing.last_line() == "0 passed, 1 failed, 0 skipped");
+}
+
+// ---- lint-sass
 
 // A kernel with these instructions, as nvdisasm writes it; lines that end in a colon are labels.
 void write_sass(const std::string& path, const std::string& kernel, const std::vector<std::string>& lines) {
@@ -31,28 +110,23 @@ void write_sass(const std::string& path, const std::string& kernel, const std::v
 
 // What lint-sass says, which fails where it names a problem.
 std::string run_lint(const std::string& arguments, const std::string& environment = "") {
-  FILE* pipe = popen((environment + " python3 tools/lint-sass " + arguments + " 2>&1").c_str(), "r");
-  REQUIRE(pipe);
-  std::string output;
-  char part[4096];
-  for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) output.append(part, n);
-  const int code = WEXITSTATUS(pclose(pipe));
-  INFO(output);
-  CHECK(code == (output.find("1 kernels, 0 problems") == output.npos));
-  return output;
+  const Ran ran = shell(environment + " python3 tools/lint-sass " + arguments + " 2>&1");
+  INFO(ran.out);
+  CHECK(ran.code == !has(ran.out, "1 kernels, 0 problems"));
+  return ran.out;
 }
 std::string lint(const std::string& kernel, const std::vector<std::string>& lines) {
   TempDir dir;
   write_sass(dir.path + "/sass", kernel, lines);
   return run_lint("--text " + dir.path + "/sass");
 }
-bool sound(const std::string& output) { return output.find(", 0 problems") != output.npos; }
+bool sound(const std::string& output) { return has(output, ", 0 problems"); }
 
 const std::string kProduct = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR20], R24, gsb0";  // R24 .. R55
 const std::string kWait = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
 
 TEST_CASE("lint-sass: accumulators and weights of a product that is not waited for", "[issues][lint-sass]") {
-  if (std::system("python3 --version >/dev/null 2>&1") != 0) SKIP_TEST("no python3");
+  if (shell("python3 --version >/dev/null 2>&1").code != 0) SKIP_TEST("no python3");
   CHECK(sound(lint("k", {kProduct, "MOV R2, R56", kWait, "FADD R24, R24, R55", "EXIT"})));
   for (std::string touch : {"FADD R2, R3, R55", "MOV R24, R2", "STS.128 [R2], R52"}) {
     INFO(touch);
@@ -75,7 +149,7 @@ TEST_CASE("lint-sass: accumulators and weights of a product that is not waited f
 }
 
 TEST_CASE("lint-sass: registers beyond a role's, spills, and loops that have grown", "[issues][lint-sass]") {
-  if (std::system("python3 --version >/dev/null 2>&1") != 0) SKIP_TEST("no python3");
+  if (shell("python3 --version >/dev/null 2>&1").code != 0) SKIP_TEST("no python3");
   const std::string few = "USETMAXREG.DEALLOC.CTAPOOL 0x28";  // 40
   CHECK(sound(lint("k", {"MOV R100, R2", few, "MOV R39, R2", "EXIT"})));
   CHECK(lint("k", {few, "MOV R40, R2", "EXIT"}).find("`MOV R40, R2` is beyond its role's") != std::string::npos);
@@ -96,7 +170,7 @@ TEST_CASE("lint-sass: registers beyond a role's, spills, and loops that have gro
 }
 
 TEST_CASE("issue: lint-sass said nothing of a bound that bounded no loop", "[issues][lint-sass]") {
-  if (std::system("python3 --version >/dev/null 2>&1") != 0) SKIP_TEST("no python3");
+  if (shell("python3 --version >/dev/null 2>&1").code != 0) SKIP_TEST("no python3");
   // The kernel is there, and its loop is not recognised.
   CHECK(lint("_Z16split_mma_kernelI4bf16Li128EEvv", {"FADD R2, R2, R3", "EXIT"})
             .find("split_mma_kernel<bf16; 128>: no loop") != std::string::npos);
@@ -118,4 +192,4 @@ TEST_CASE("issue: lint-sass said nothing of a bound that bounded no loop", "[iss
 }
 
 }  // namespace
-}  // namespace xpyd::testing::lint_sass_test
+}  // namespace xpyd::testing::tools_test

@@ -1,0 +1,284 @@
+// `xpyd serve --processes` under faults of its workers and of its own start, as a user meets them. The policy alone, on
+// a clock of the test, is in tests/server/supervisor_test.cc; what waits for leases and silence here is run by `make
+// check`.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <memory>
+#include <optional>
+
+#include "tests/program.h"
+
+namespace xpyd::testing::supervision_test {
+namespace {
+
+namespace fs = std::filesystem;
+
+Words of_processes(Words more) {
+  more.push_back("--processes");
+  return more;
+}
+
+// On a free port of loopback, or at a path.
+struct Listener {
+  int fd, port = 0;
+  explicit Listener(const std::string& path = "") : fd(socket(path.empty() ? AF_INET : AF_UNIX, SOCK_STREAM, 0)) {
+    sockaddr_in at{};
+    sockaddr_un name{};
+    at.sin_family = AF_INET, at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    name.sun_family = AF_UNIX;
+    std::copy(path.begin(), path.end(), name.sun_path);
+    socklen_t bytes = path.empty() ? sizeof at : sizeof name;
+    auto* address = path.empty() ? reinterpret_cast<sockaddr*>(&at) : reinterpret_cast<sockaddr*>(&name);
+    REQUIRE(bind(fd, address, bytes) == 0);
+    REQUIRE(listen(fd, 1) == 0);
+    if (path.empty()) REQUIRE(getsockname(fd, address, &bytes) == 0);
+    port = ntohs(at.sin_port);
+  }
+  ~Listener() { close(fd); }
+};
+
+TEST_CASE("serve: a bad or busy --cluster-bind is one line and exit code 2, and leaves nothing", "[supervision]") {
+  NEEDS_PROGRAM();
+  TempDir dir;
+  const std::string file = fs::absolute(dir.path + "/f").string(), live = fs::absolute(dir.path + "/live").string();
+  std::ofstream(file) << "x\n";
+  const Listener tcp, local(dir.path + "/live");
+  for (const std::string& address : Words{"nonsense", ":7000", "127.0.0.1:99999", "::1:7000", "192.0.2.1:7000",
+                                          "unix:", "unix:/" + std::string(200, 'x'), "unix:/nowhere/at/all",
+                                          "unix:" + fs::absolute(dir.path).string(), "unix:" + file, "unix:" + live,
+                                          "127.0.0.1:" + std::to_string(tcp.port)}) {
+    INFO(address);
+    Server server(of_processes({"--topology", "1C", "--cluster-bind", address}));
+    CHECK(server.end() == 2);
+    const std::string log = server.log();
+    INFO(log);
+    CHECK(count(log, "xpyd serve: --cluster-bind: ") == 1);
+    CHECK(log.find('\n', log.find("xpyd serve: --cluster-bind: ")) == log.size() - 1);
+    CHECK(server.files_left() == 0);
+  }
+  CHECK(read_all(file) == "x\n");
+  CHECK(fs::is_socket(live));
+}
+
+std::set<std::string> sockets_of(pid_t pid) {
+  std::set<std::string> all;
+  std::error_code gone;
+  for (auto& fd : fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone))
+    if (const std::string what = fs::read_symlink(fd.path(), gone); what.starts_with("socket:")) all.insert(what);
+  return all;
+}
+
+TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free when it is killed", "[supervision]") {
+  NEEDS_PROGRAM();
+  Server server(of_processes({"--topology", "1P1D"}));
+  const int port = server.port();
+  REQUIRE(port > 0);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 20; ++i) {
+    clients.push_back(std::make_unique<Client>(port));
+    clients.back()->send(request_text("GET", "/version", ""));
+    CHECK(clients.back()->read().status == 200);
+  }
+  const pid_t before = server.worker("prefill");
+  kill(before, SIGKILL);  // the next one is started while clients are connected
+  REQUIRE(until(60, [&] {
+    const pid_t now = server.worker("prefill");
+    return now > 0 && now != before && get(port, "/ready").status == 200;
+  }));
+  const std::set<std::string> own = sockets_of(server.pid);
+  CHECK(own.size() > 20);
+  const std::set<pid_t> workers = server.children();
+  REQUIRE(workers.size() == 2);
+  for (pid_t worker : workers) {
+    for (const std::string& held : sockets_of(worker)) CHECK(own.count(held) == 0);
+    for (const char* fd : {"/fd/0", "/fd/1"})  // else `serve | tee` waits for it
+      CHECK(fs::read_symlink("/proc/" + std::to_string(worker) + fd) == "/dev/null");
+  }
+  // What a child would inherit if nothing closed it for it: this process's own three.
+  for (auto& fd : fs::directory_iterator("/proc/" + std::to_string(server.pid) + "/fdinfo")) {
+    const std::string info = read_all(fd.path());
+    const size_t flags = info.find("flags:");
+    if (flags == std::string::npos || std::stoi(fd.path().filename()) <= 2) continue;  // or closed
+    INFO(fd.path() << "\n" << info);
+    CHECK((std::stoi(info.substr(flags + 6), nullptr, 8) & O_CLOEXEC) != 0);
+  }
+  for (pid_t worker : workers) kill(worker, SIGSTOP);  // so that they stay
+  server.end(SIGKILL);
+  Server next({"--topology", "1C", "--port", std::to_string(port)});
+  CHECK(next.port() == port);
+  for (auto& client : clients) CHECK(client->at_end());
+  for (pid_t worker : workers) kill(worker, SIGKILL);
+}
+
+TEST_CASE("serve: workers that fail at start end it at once, with their message", "[supervision]") {
+  NEEDS_PROGRAM();
+  struct Case {
+    Words words;
+    rlim_t address_space;
+    const char* says;
+  };
+  for (const Case& c : {Case{{"--host-kv-bytes", "1MiB", "--disk-kv-dir", "/nowhere/at/all"},
+                             RLIM_INFINITY,
+                             " ended: exit code 2, before all workers served: "
+                             "xpyd worker: --disk-kv-dir /nowhere/at/all: No such file"},
+                        {{"--kv-bytes", "8GiB"}, rlim_t(2) << 30, "xpyd worker: "}}) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    if (c.address_space != RLIM_INFINITY) continue;  // its shadow alone is larger than the limit
+#endif
+    Words words = of_processes({"--topology", "1P1D"});
+    words.insert(words.end(), c.words.begin(), c.words.end());
+    Server server(words, {.address_space = c.address_space});
+    CHECK(server.end() == 1);
+    const std::string log = server.log();
+    INFO(log);
+    CHECK((has(log, c.says) && has(log, "\nxpyd serve: worker ")));
+    CHECK(count(log, "before all workers served") == 1);
+    CHECK(!has(log, "is started again"));
+    CHECK(server.files_left() == 0);
+  }
+}
+
+TEST_CASE("serve: a worker that somebody else told to end stayed away; one that was retired does", "[supervision]") {
+  NEEDS_PROGRAM();
+  Server server(of_processes({"--topology", "1P1D", "--dev-endpoints"}));
+  const int port = server.port();
+  REQUIRE(port > 0);
+  for (const char* role : {"prefill", "decode"}) {
+    const pid_t told = server.worker(role);
+    kill(told, SIGTERM);
+    CHECK(until(60, [&] {
+      const pid_t now = server.worker(role);
+      return now > 0 && now != told && get(port, "/ready").status == 200;
+    }));
+  }
+  CHECK(count(server.log(), "ended: exit code 0; it is started again") == 2);
+  CHECK(post(port, "/retire_instance", R"({"name":"P0"})").status == 200);
+  CHECK(server.said("ended: exit code 0\n"));
+  CHECK(server.worker("prefill") == -1);
+  CHECK(server.end(SIGTERM) == 0);
+  CHECK(server.files_left() == 0);
+}
+
+TEST_CASE("serve: SIGTERM ends a start at once, from its first instruction", "[supervision]") {
+  NEEDS_PROGRAM();
+  for (const Words& words : {Words{"--topology", "1P1D"}, of_processes({"--topology", "1P1D"})}) {
+    Server server(words);
+    CHECK(server.end(SIGTERM) == 128 + SIGTERM);
+    CHECK(server.files_left() == 0);
+  }
+}
+
+TEST_CASE("worker: an address that cannot be one ends it, with exit code 2", "[supervision]") {
+  NEEDS_PROGRAM();
+  CHECK(run_program({"worker", "--join", "nonsense", "--kv-bytes", "1MiB"}).code == 2);
+}
+
+TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", "[.][slow][supervision]") {
+  NEEDS_PROGRAM();
+  for (int signal : {SIGTERM, SIGINT}) {
+    std::optional<Server> held;
+    std::set<pid_t> workers;
+    for (int tries = 0; tries < 50; ++tries) {  // workers may be quicker than this test
+      held.emplace(of_processes({"--topology", "1P1D", "--kv-bytes", "1GiB"}));  // touching it takes a while
+      // Each its own program by now: one that is stopped before its exec() holds up posix_spawn().
+      REQUIRE(until(60, [&] {
+        workers = {held->worker("prefill"), held->worker("decode")};
+        return workers.size() == 2 && !workers.count(-1);
+      }));
+      for (pid_t worker : workers) kill(worker, SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for words on their way
+      if (!has(held->log(), "on http://")) break;
+      held.reset();
+    }
+    REQUIRE(held);
+    CHECK(held->end(signal) == 128 + signal);
+    for (pid_t worker : workers) CHECK(kill(worker, 0) != 0);
+    CHECK(held->files_left() == 0);
+  }
+  TempDir cache;  // in which no peak is known: it measures this machine, and has made nothing yet
+  Server server(of_processes({"--topology", "1P1D", "--disagg", "conditional_cost"}),
+                {.environment = {{"XDG_CACHE_HOME", fs::absolute(cache.path).string()}}});
+  REQUIRE(server.said("--disagg"));
+  CHECK(server.end(SIGTERM) == 128 + SIGTERM);
+  CHECK(server.files_left() == 0);
+}
+
+TEST_CASE("serve: a model folder that is gone for seconds takes no worker away for ever", "[.][slow][supervision]") {
+  NEEDS_PROGRAM();
+  Server server(of_processes({"--topology", "1P1D"}));
+  const int port = server.port();
+  REQUIRE(port > 0);
+  CHECK(get(port, "/health").status == 200);
+  fs::rename(server.model(), server.model() + "-away");
+  kill(server.worker("prefill"), SIGKILL);
+  REQUIRE(until(60, [&] { return count(server.log(), "exit code 2") >= 4; }));
+  const Reply health = get(port, "/health"), ready = get(port, "/ready");
+  CHECK(health.status == 503);
+  CHECK(health.body == R"({"status":"unhealthy","reason":"no instance is there for prefill"})");
+  CHECK(ready.status == 503);
+  CHECK(has(ready.body, R"("reason":"no instance is there for prefill")"));
+  fs::rename(server.model() + "-away", server.model());
+  CHECK(until(60, [&] { return get(port, "/ready").status == 200; }));
+  CHECK(get(port, "/health").status == 200);
+  const std::string log = server.log();
+  INFO(log);
+  for (const char* wait : {"0.1", "0.2", "0.4", "0.8"}) CHECK(count(log, std::string("again in ") + wait + " s") >= 1);
+  // However often P came anew, its series in /metrics is one.
+  const std::string metrics = get(port, "/metrics").body;
+  CHECK(has(metrics, "engine=\"P0\""));
+  CHECK(!has(metrics, "engine=\"P1\""));
+}
+
+TEST_CASE("serve: a worker that is stopped, serving or as it starts, is killed and replaced",
+          "[.][slow][supervision]") {
+  NEEDS_PROGRAM();
+  for (const bool as_it_starts : {false, true}) {
+    INFO((as_it_starts ? "as it starts" : "serving"));
+    Server server(of_processes({"--topology", "1P1D", "--lease", "1"}));
+    const int port = server.port();
+    REQUIRE(port > 0);
+    pid_t stopped = server.worker("prefill");
+    const pid_t first = stopped, decode = server.worker("decode");
+    if (as_it_starts) {  // it was left for --worker-start-timeout
+      kill(first, SIGKILL);
+      REQUIRE(until(60, [&] { return (stopped = server.worker("prefill")) > 0 && stopped != first; }));
+    }
+    REQUIRE(kill(stopped, SIGSTOP) == 0);
+    if (!as_it_starts) {
+      CHECK(until(60, [&] { return get(port, "/health").status == 503; }));
+      CHECK(has(get(port, "/health").body, "no instance is there for prefill"));
+    }
+    CHECK(until(60, [&] { return get(port, "/health").status == 200; }));
+    CHECK(kill(stopped, 0) != 0);
+    CHECK(server.worker("prefill") != stopped);
+    CHECK(server.worker("decode") == decode);
+    CHECK(count(server.log(), "does not answer: it is killed") == 1);
+    CHECK(post(port, "/v1/completions", R"({"prompt":[1,2,3],"ignore_eos":true,"max_tokens":5})").status == 200);
+    CHECK(server.end(SIGTERM) == 0);
+    CHECK(server.files_left() == 0);
+  }
+}
+
+TEST_CASE("serve: a worker that ends while the conductor has no descriptor left is started when it has",
+          "[.][slow][supervision]") {
+  NEEDS_PROGRAM();
+#if defined(__SANITIZE_ADDRESS__)
+  SKIP_TEST("UBSan looks at memory through a pipe, and takes none for an error");
+#endif
+  Server server(of_processes({"--topology", "1P1D"}));
+  const int port = server.port();
+  REQUIRE(port > 0);
+  rlimit before{};
+  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, nullptr, &before) == 0);
+  const rlimit few = {3, before.rlim_max};
+  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
+  kill(server.worker("prefill"), SIGKILL);
+  CHECK(until(60, [&] { return count(server.log(), "it cannot be started: Too many open files") >= 3; }));
+  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &before, nullptr) == 0);
+  CHECK(until(60, [&] { return get(port, "/ready").status == 200; }));
+}
+
+}  // namespace
+}  // namespace xpyd::testing::supervision_test
