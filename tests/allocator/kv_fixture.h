@@ -10,6 +10,7 @@
 
 #include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
+#include "allocator/row_pool.h"
 
 namespace xpyd::testing {
 
@@ -67,6 +68,18 @@ inline KvOptions tiny_options(int block_tokens, int n_blocks, bool prefix_cache 
   options.pool_bytes = size_t(n_blocks) * size_t(block_tokens) * kTinyShape.token_bytes();
   options.prefix_cache = prefix_cache;
   return options;
+}
+
+// A page is 256 tokens of one plane, or 64 of all.
+inline KvOptions vattention_options(int n_rows, int max_sequences, int max_tokens, KvShare share = KvShare::off,
+                                    KvOrder order = KvOrder::layer_major) {
+  KvOptions o;
+  o.shape = kTinyShape;
+  o.order = order;
+  o.vattention = {.page_group_bytes = 4096, .max_sequences = max_sequences, .map_ahead = false, .share = share};
+  o.max_sequence_tokens = max_tokens;
+  o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
+  return o;
 }
 
 struct Memory {
