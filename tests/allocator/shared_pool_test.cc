@@ -1,5 +1,6 @@
 // Pools of several "processes" over one ledger, each with its own metadata.
 #include <deque>
+#include <functional>
 
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -18,17 +19,11 @@ struct Member {
   std::unique_ptr<KvMemory> kv;
 };
 
-Tokens counted(int n, int first = 0) {
-  Tokens tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back(first + i);
-  return tokens;
-}
-
 TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay", "[allocator][ledger]") {
   const KvOptions options = tiny_options(4, 16);
   SharedBlocks blocks(16, options.pool_bytes);
   Member p(blocks, options, 2), d(blocks, options, 2);
-  const Tokens prompt = counted(10);
+  const Tokens prompt = counting(10, 0);
   const KvHandle source = fill(*p.kv, prompt, 0).handle;
   const KvHandover handover = p.kv->handoff().hand_over(source);
   REQUIRE(handover.between_processes());
@@ -37,24 +32,22 @@ TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay
   CHECK(d.kv->stats().capacity == 13);
   const KvHandle here = d.kv->handoff().adopt(handover, prompt, 0);
   REQUIRE(here != kNoKv);
-  CHECK(wrong_rows(d.kv->view(here), prompt, 0) == 0);
+  CHECK(wrong_rows(*d.kv, here, prompt, 0) == 0);
   CHECK(d.kv->stats().active == 3);
   p.kv->handoff().discard(handover);
   // Both have the full blocks, and may read them; the last one is the taker's.
   CHECK(p.kv->stats().cached == 2);
   CHECK(p.kv->stats().elsewhere == 1);
   CHECK(p.kv->probe(prompt, 0) == 8);
-  REQUIRE(d.kv->append(here, 1));
-  const Tokens more = counted(11);
-  write_rows(d.kv->view(here), more, 0, 10);
-  d.kv->written(here, std::span(more).subspan(10));
+  const Tokens more = counting(11, 0);
+  extend(*d.kv, here, more, 0);
   const KvHandle again = fill(*p.kv, prompt, 0).handle;  // a hit of two blocks, one computed
-  CHECK(wrong_rows(p.kv->view(again), prompt, 0) == 0);
-  CHECK(wrong_rows(d.kv->view(here), more, 0) == 0);
+  CHECK(wrong_rows(*p.kv, again, prompt, 0) == 0);
+  CHECK(wrong_rows(*d.kv, here, more, 0) == 0);
   p.kv->free(again);
   p.kv->clear_prefix_cache();
   CHECK(p.kv->stats().capacity == 13);
-  CHECK(wrong_rows(d.kv->view(here), more, 0) == 0);
+  CHECK(wrong_rows(*d.kv, here, more, 0) == 0);
   d.kv->free(here);
   d.kv->clear_prefix_cache();
   CHECK(p.kv->stats().free == 16);
@@ -66,32 +59,34 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   const KvOptions options = tiny_options(4, 8);
   SharedBlocks blocks(8, options.pool_bytes);
   Member p(blocks, options, 2), d(blocks, options, 2);
-  const Tokens prompt = counted(10);
+  const Tokens prompt = counting(10, 0);
   const KvHandover late = p.kv->handoff().hand_over(fill(*p.kv, prompt, 0).handle);
   p.kv->handoff().discard(late);  // the last block is free now, the others are cached
   CHECK(d.kv->handoff().adopt(late, prompt, 0) == kNoKv);
   CHECK(d.kv->stats().active + d.kv->stats().cached == 0);
   // The same blocks with another content.
-  const Tokens other = counted(30, 100);
+  const Tokens other = counting(30, 100);
   const KvHandle taken = fill(*p.kv, other, 0).handle;
   CHECK(d.kv->handoff().adopt(late, prompt, 0) == kNoKv);
   const KvHandover good = p.kv->handoff().hand_over(taken);
-  auto refused = [&](auto change) {
+  const std::function<void(KvHandover&)> changes[] = {
+      [](auto& h) { h.generations.pop_back(); },
+      [](auto& h) { h.blocks.pop_back(); },
+      [](auto& h) { h.generations.back() += 1; },
+      [](auto& h) { h.blocks.back() = -1; },
+      [](auto& h) { h.blocks[0] = 8; },
+      [](auto& h) { h.tokens = -3; },
+      [](auto& h) { h.tokens = 3; },
+      [](auto& h) { h.giver = -1; },
+      [](auto& h) { h.giver = 32; },
+      [&](auto& h) { h.giver = d.pool->source().member(); },
+  };
+  for (const auto& change : changes) {
     KvHandover bad = good;
     change(bad);
     CHECK(d.kv->handoff().adopt(bad, other, 0) == kNoKv);
     d.kv->check_invariants(true);
-  };
-  refused([](KvHandover& h) { h.generations.pop_back(); });
-  refused([](KvHandover& h) { h.blocks.pop_back(); });
-  refused([](KvHandover& h) { h.generations.back() += 1; });
-  refused([](KvHandover& h) { h.blocks.back() = -1; });
-  refused([](KvHandover& h) { h.blocks[0] = 8; });
-  refused([](KvHandover& h) { h.tokens = -3; });
-  refused([](KvHandover& h) { h.tokens = 3; });
-  refused([](KvHandover& h) { h.giver = -1; });
-  refused([](KvHandover& h) { h.giver = 32; });
-  refused([&](KvHandover& h) { h.giver = d.pool->source().member(); });
+  }
   CHECK(d.kv->stats().active + d.kv->stats().cached == 0);
   CHECK(d.kv->handoff().adopt(good, other, 0) != kNoKv);
   p.kv->handoff().discard(good);
@@ -103,19 +98,19 @@ TEST_CASE("shared pool: cached blocks beyond a process's share leave the others 
   const KvOptions options = tiny_options(4, 16);
   SharedBlocks blocks(16, options.pool_bytes);
   Member a(blocks, options, 2), b(blocks, options, 2);
-  for (int i = 0; i < 4; ++i) a.kv->free(fill(*a.kv, counted(16, 100 * i), 0).handle);
+  for (int i = 0; i < 4; ++i) a.kv->free(fill(*a.kv, counting(16, 100 * i), 0).handle);
   CHECK(a.kv->stats().cached == 8);  // its share, of the last ones
-  CHECK(a.kv->probe(counted(17, 300), 0) == 16);
-  CHECK(a.kv->probe(counted(17, 0), 0) == 0);
-  const KvHandle whole = fill(*b.kv, counted(32), 0).handle;  // all of b's share
-  CHECK(b.kv->reserve(counted(1), 0).ok());
+  CHECK(a.kv->probe(counting(17, 300), 0) == 16);
+  CHECK(a.kv->probe(counting(17, 0), 0) == 0);
+  const KvHandle whole = fill(*b.kv, counting(32, 0), 0).handle;  // all of b's share
+  CHECK(b.kv->reserve(counting(1, 0), 0).ok());
   CHECK(b.kv->stats().free == 0);
-  const KvHandle none = b.kv->reserve(counted(1, 7), 0).value().handle;
+  const KvHandle none = b.kv->reserve(counting(1, 7), 0).value().handle;
   CHECK_FALSE(b.kv->append(none, 1));
   // What nobody else wants, one may have all of: its own cached ones go first.
   b.kv->free(whole);
   b.kv->clear_prefix_cache();
-  const KvHandle all = fill(*a.kv, counted(64, 1000), 0).handle;
+  const KvHandle all = fill(*a.kv, counting(64, 1000), 0).handle;
   CHECK(a.kv->stats().active == 16);
   CHECK(a.kv->stats().cached == 0);
   a.kv->free(all);
@@ -152,24 +147,21 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
         case 0:
         case 1:
         case 2: {  // a prompt, of few, so that prefixes hit
-          Tokens tokens = counted(1 + int(random.below(20)), int(random.below(3)));
-          KvReservation r = kv.reserve(tokens, 0).value();
-          if (!kv.append(r.handle, int(tokens.size()) - r.cached_tokens)) {
-            kv.free(r.handle);
-            break;
+          Tokens tokens = counting(1 + int(random.below(20)), int(random.below(3)));
+          const KvHandle handle = kv.reserve(tokens, 0).value().handle;
+          if (kv.append(handle, int(tokens.size()) - kv.written_tokens(handle))) {
+            extend(kv, handle, tokens, 0);
+            p.live.push_back({handle, tokens});
+          } else {
+            kv.free(handle);
           }
-          write_rows(kv.view(r.handle), tokens, 0, r.cached_tokens);
-          kv.written(r.handle, std::span(tokens).subspan(size_t(r.cached_tokens)));
-          p.live.push_back({r.handle, tokens});
           break;
         }
         case 3:
         case 4: {  // one token more
           if (p.live.empty() || !kv.append(p.live[which].handle, 1)) break;
-          Live& one = p.live[which];
-          one.tokens.push_back(int32_t(random.below(3)));
-          write_rows(kv.view(one.handle), one.tokens, 0, int(one.tokens.size()) - 1);
-          kv.written(one.handle, std::span(one.tokens).last(1));
+          p.live[which].tokens.push_back(int32_t(random.below(3)));
+          extend(kv, p.live[which].handle, p.live[which].tokens, 0);
           break;
         }
         case 5:
