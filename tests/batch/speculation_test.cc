@@ -91,71 +91,50 @@ RaggedRun plain_run(const TinySetup& setup) {
 }
 
 TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
-  int ran = 0;
+  struct Way {
+    const char *topology, *transport, *disagg;
+  };
+  const Way ways[] = {{"1C", "local", "prefill_first"},
+                      {"1P1D", "local", "prefill_first"},
+                      {"1P1D", "handoff", "prefill_first"},
+                      {"2P1D", "local", "decode_first"}};
+  int ran = 0, seen = 0;  // every third of all
   for (Dtype kv_dtype : kKvDtypes) {
     known().clear();
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
-    int64_t drafted = 0, accepted = 0;
+    int64_t drafted[3] = {}, accepted[3] = {};
     for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
       for (const auto& [batching, step] :
            {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
-        for (const char* topology : {"1C", "1P1D"})
-          for (const char* transport : {"local", "handoff"}) {
-            if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
-            TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
-            setup.kv_dtype = kv_dtype;
-            setup.step_tokens = step;
-            setup.block_tokens = ran % 3 ? 16 : 3;
-            if (setup.scheme == "vattention") setup.block_tokens = 64;
-            setup.threads = 1 + ran % 2;
-            setup.max_batch = 16 + ran % 5;
-            setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 3 << 20 : 1 << 19;
-            setup.speculation = ran % 4 == 3 ? SpeculationOptions{find_drafter("ngram"), 3, 1, 3} : told(1 + ran % 5);
-            INFO(setup.describe());
-            const RaggedRun run = run_ragged(setup);
-            REQUIRE(run.tokens == plain.tokens);
-            REQUIRE(run.hash == plain.hash);
-            drafted += run.draft_tokens, accepted += run.accepted_tokens;
-            ++ran;
-          }
-    CAPTURE(dtype_name(kv_dtype), drafted, accepted);
-    CHECK(accepted > drafted / 8);
-    CHECK(drafted - accepted > drafted / 8);
-  }
-}
-
-TEST_CASE("speculate: one hash with a multi-token head", "[speculate][parity]") {
-  int ran = 0, seen = 0;  // every fifth of all
-  for (Dtype kv_dtype : kKvDtypes) {
-    const RaggedRun plain = run_ragged({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
-    int64_t drafted = 0, accepted = 0;
-    for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
-      for (const auto& [batching, step] :
-           {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
-        for (const char* topology : {"1C", "1P1D", "2P1D"})
-          for (const char* transport : {"local", "handoff"}) {
-            if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
-            if (++seen % 5 != 0) continue;
-            TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
-            setup.disagg = std::string(topology) == "2P1D" ? "decode_first" : "prefill_first";
-            setup.kv_dtype = kv_dtype;
-            setup.stream_kv = ran % 2 ? StreamKv::layer : StreamKv::request;
-            setup.step_tokens = step;
-            setup.block_tokens = ran % 3 ? 16 : 3;
-            if (setup.scheme == "vattention") setup.block_tokens = 64;
-            setup.threads = 1 + ran % 2;
-            setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
-            setup.speculation = {find_drafter("mtp"), ran % 5};
-            if (ran % 4 == 0 && std::string(transport) == "local") setup.prefill_tp = setup.decode_tp = 2;
-            INFO(setup.describe());
-            const RaggedRun run = run_ragged(setup);
-            REQUIRE(run.tokens == plain.tokens);
-            REQUIRE(run.hash == plain.hash);
-            drafted += run.draft_tokens, accepted += run.accepted_tokens;
-            ++ran;
-          }
-    CAPTURE(dtype_name(kv_dtype), drafted, accepted);
-    CHECK(drafted > 80);
+        for (const Way& way : ways) {
+          if (++seen % 3 != 0) continue;
+          const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told, n-grams, a multi-token head
+          const bool slots = scheme == std::string("contiguous") || scheme == std::string("slots");
+          TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching, .transport = way.transport};
+          setup.disagg = way.disagg;
+          setup.kv_dtype = kv_dtype;
+          if (ran % 3 == 0) setup.stream_kv = StreamKv::request;
+          setup.step_tokens = step;
+          setup.block_tokens = scheme == std::string("vattention") ? 64 : ran % 3 ? 16 : 3;
+          setup.threads = 1 + ran % 2;
+          setup.max_batch = 16 + ran % 5;
+          setup.pool_bytes = (slots ? 3 << 20 : 1 << 19) * (kind == 2 ? 2 : 1);
+          const SpeculationOptions drafters[] = {
+              told(1 + ran % 5), {find_drafter("ngram"), 3, 1, 3}, {find_drafter("mtp"), ran % 4}};
+          setup.speculation = drafters[kind];
+          if (ran % 4 == 0 && kind == 2 && way.transport == std::string("local"))
+            setup.prefill_tp = setup.decode_tp = 2;
+          INFO(setup.describe());
+          const RaggedRun run = run_ragged(setup);
+          REQUIRE(run.tokens == plain.tokens);
+          REQUIRE(run.hash == plain.hash);
+          drafted[kind] += run.draft_tokens, accepted[kind] += run.accepted_tokens;
+          ++ran;
+        }
+    CAPTURE(dtype_name(kv_dtype), drafted[0], accepted[0], drafted[1], drafted[2]);
+    CHECK(accepted[0] > drafted[0] / 8);
+    CHECK(drafted[0] - accepted[0] > drafted[0] / 8);
+    for (int64_t n : drafted) CHECK(n > 80);
   }
 }
 
@@ -322,8 +301,8 @@ TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do 
 }
 
 TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
-  // vllm#54360: a drafter that looks at the token behind gives up a block of every hit. Here a conversation of L tokens is
-  // found to floor((L - 1) / u) u of them, as without drafts.
+  // vllm#54360: a drafter that looks at the token behind gives up a block of every hit. Here a conversation of L tokens
+  // is found to floor((L - 1) / u) u of them, as without drafts.
   for (int block : {4, 16})
     for (const char* drafter : {"off", "ngram"}) {
       TinySetup setup{.topology = "1C", .block_tokens = block};
