@@ -6,7 +6,7 @@
 namespace xpyd::attention {
 void attention_avx512_emulated(const AttentionArgs& args, ThreadTeam& team);
 void attention_avx512_vnni_emulated(const AttentionArgs& args, ThreadTeam& team);
-}
+}  // namespace xpyd::attention
 #endif
 
 namespace xpyd::testing::attention_bits_test {
