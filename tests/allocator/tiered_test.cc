@@ -32,7 +32,6 @@ struct Setup {
   std::string host_eviction = "lru";
   KvTiers::Seams seams;
   Device* device = &cpu_device();  // of the copies
-  Clock* clock = nullptr;          // null: the machine's
 };
 
 KvOptions kv_options(const Setup& s) {
@@ -60,7 +59,7 @@ class Tiered {
     auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
     if (!tiers) FAIL(tiers.error().message);
     kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options), std::move(tiers).value(),
-                                        *s.device, s.clock ? *s.clock : clock);
+                                        *s.device, clock);
   }
   // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
   int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
@@ -219,141 +218,18 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
     CHECK((t.stats().disk_hit_tokens - hit) == (reads - before) * kBlock);
     t.kv->drain();
     t.kv->check_invariants(true);
-  }
-}
-
-TEST_CASE("tiers: a sequence that is given up while its KV comes keeps its memory until then", "[tiers]") {
-  for (const char* scheme : kSchemes) {
-    INFO(scheme);
-    LateCopies device;
-    Tiered t({.scheme = scheme, .pool_tokens = 256, .host_blocks = 64, .device = &device});
-    const auto tokens = tokens_of(1, 22), others = tokens_of(2, 22);
-    t.run(tokens);
-    t.kv->drain();
-    const int idle = t.kv->stats().active;
-    device.late = true;
-    const KvReservation r = t.kv->reserve(tokens, 0).value();
-    REQUIRE(r.loading);
-    const int held = t.kv->stats().active + t.kv->stats().in_transfer - idle;
-    CHECK(held > 0);
-    // Others come, compute and go meanwhile.
-    const KvReservation other = fill(*t.kv, others, 0);
-    CHECK(!t.kv->ready(r.handle));
-    t.kv->free(r.handle);
-    t.kv->check_invariants(true);
-    for (int i = 0; i < 10; ++i) t.kv->poll();
-    CHECK(wrong_rows(*t.kv, other.handle, others, 0) == 0);
-    t.kv->free(other.handle);
-    CHECK(t.kv->stats().active + t.kv->stats().in_transfer - idle >= held);
-    device.late = false;
-    t.kv->drain();
-    const KvStats s = t.kv->stats();
-    CHECK(s.free + s.cached == s.capacity);
-    CHECK(s.tiers.host_hit_tokens == 0);  // nobody went on from it
-    CHECK(t.run(tokens) == 20);
-    CHECK(t.stats().host_hit_tokens == 20);
-    CHECK(t.run(others) == 20);
-    // Nor does the end of the memory come before the copies' end.
+    // The end of the memory does not come before the copies' end.
     device.late = true;
     CHECK(t.kv->reserve(tokens, 0).value().loading);
     t.kv.reset();
   }
 }
 
-// Sleeping brings one more copy.
-struct CopyingClock final : Clock {
-  explicit CopyingClock(LateCopies& copies) : device(copies) {}
-  double now() override { return seconds; }
-  void sleep(double) override { ++seconds, ++device.first; }
-  LateCopies& device;
-  double seconds = 0;
-};
-
-int wrong_rows_of(int layer, const KvView& view, std::span<const int32_t> tokens, uint64_t salt) {
-  int wrong = 0, row_index = 0;
-  each_row(view, tokens, salt, 0, [&](std::byte* row, uint64_t pattern) {
-    const bool its = row_index++ / (2 * kTinyShape.n_kv_heads) % kTinyShape.n_layers == layer;
-    wrong += its && std::memcmp(row, &pattern, sizeof pattern) != 0;
-  });
-  return wrong;
-}
-
-TEST_CASE("tiers: who has the first layer of its KV can begin, and waits for the others", "[tiers][tier_layers]") {
-  for (const char* scheme : kSchemes)
-    for (const KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
-      for (const int disk : {0, 64})
-        for (const bool gives_up : {false, true}) {
-          INFO(scheme << " order " << int(order) << " disk " << disk << " gives up " << gives_up);
-          LateCopies device;
-          CopyingClock clock(device);
-          Tiered t({.scheme = scheme,
-                    .order = order,
-                    .pool_tokens = 256,
-                    .host_blocks = disk ? 20 : 40,
-                    .disk_blocks = disk,
-                    .device = &device,
-                    .clock = &clock});
-          t.kv->load_by_layer();
-          const auto tokens = tokens_of(1, 22);
-          const auto known = std::span(tokens).first(20);
-          t.run_families(1, disk ? 8 : 2);
-          device.late = true, device.first = 0;
-          const int64_t before = t.stats().bytes_in;
-          const KvReservation r = t.kv->reserve(tokens, 0).value();
-          REQUIRE(r.loading);
-          // What the disk has delivered meanwhile has begun to come whole: nothing has been copied yet.
-          while (t.stats().bytes_in - before < int64_t(5 * kBlockBytes)) REQUIRE(!t.kv->ready(r.handle));
-          each_row(t.kv->view(r.handle), known, 0, 0, [](std::byte* row, uint64_t) { std::memset(row, 0, 8); });
-          CHECK(t.kv->arrival(r.handle) == nullptr);
-          std::shared_ptr<KvArrival> arrival;
-          for (int copies = 1; !arrival; ++copies) {  // without a disk, the first one is the first layer's
-            REQUIRE((disk || copies == 1));
-            device.first = 1;
-            REQUIRE(!t.kv->ready(r.handle));
-            arrival = t.kv->arrival(r.handle);
-          }
-          CHECK(t.kv->written_tokens(r.handle) == 0);
-          const double began = clock.seconds;
-          CHECK(arrival->wait(0));
-          CHECK(clock.seconds == began);
-          CHECK(wrong_rows_of(0, t.kv->view(r.handle), known, 0) == 0);
-          CHECK(wrong_rows_of(1, t.kv->view(r.handle), known, 0) > 0);
-          REQUIRE(t.kv->append(r.handle, 22));
-          t.kv->check_invariants(true);
-          if (gives_up) {
-            t.kv->free(r.handle);
-            t.kv->check_invariants(true);
-            CHECK(t.kv->stats().active + t.kv->stats().in_transfer > 0);
-            clock.sleep(0);
-            t.kv->poll();
-            CHECK_FALSE(arrival->is_whole());
-            CHECK(t.stats().host_hit_tokens + t.stats().disk_hit_tokens == 0);
-          } else {
-            write_rows(t.kv->view(r.handle), tokens, 0, 20);
-            CHECK(arrival->wait(1));
-            CHECK(clock.seconds == began + 1);
-            CHECK(wrong_rows(*t.kv, r.handle, tokens, 0) == 0);
-            CHECK(arrival->is_whole());
-            CHECK(t.kv->ready(r.handle));
-            CHECK(t.kv->written_tokens(r.handle) == 20);
-            t.kv->written(r.handle, std::span(tokens).subspan(20));
-            CHECK(t.stats().host_hit_tokens + t.stats().disk_hit_tokens == 20);
-            t.kv->free(r.handle);
-          }
-          arrival.reset();
-          device.late = false;
-          t.kv->drain();
-          const KvStats s = t.kv->stats();
-          CHECK(s.free + s.cached == s.capacity);
-          CHECK(t.run(tokens) == 20);
-          t.kv->check_invariants(true);
-        }
-}
-
-TEST_CASE("tiers: a disk that fails costs computing, not tokens", "[tiers]") {
+TEST_CASE("tiers: a disk that fails, or a kernel that takes no operations, costs computing, not tokens", "[tiers]") {
   struct Case {
     const char* what;
     std::function<int(bool, std::span<std::byte>, int)> fault;
+    int refusals = 0;  // of the kernel
   };
   const Case cases[] = {
       {"full", [](bool write, std::span<std::byte>, int r) { return write ? -ENOSPC : r; }},
@@ -364,21 +240,26 @@ TEST_CASE("tiers: a disk that fails costs computing, not tokens", "[tiers]") {
          if (!write) data[7] ^= std::byte{0x10};
          return r;
        }},
+      {"refused", {}, 8},
+      {"refused for ever", {}, 1 << 30},
   };
   for (const Case& c : cases) {
     INFO(c.what);
     Setup setup{.host_blocks = 20, .disk_blocks = 64};
     setup.seams.disk_fault = c.fault;
+    auto left = std::make_shared<std::atomic<int>>(c.refusals);
+    if (c.refusals > 0) setup.seams.disk_refusal = [left] { return left->fetch_sub(1) > 0 ? -ENOMEM : 0; };
     Tiered t(setup);
     int cached = 0;
     for (int round = 0; round < 4; ++round) cached += t.run_families(0, 6);
     const KvTierStats s = t.stats();
-    if (c.what == std::string("full")) CHECK((s.failed_writes > 0 && s.disk_blocks == 0));
-    if (c.what == std::string("gone")) CHECK((s.failed_reads >= 3 && s.failed_reads < 20));
-    if (c.what == std::string("short")) CHECK((s.failed_reads >= 3 && s.failed_reads < 20));
-    if (c.what == std::string("changed")) CHECK(s.corrupt_reads > 3);
-    CHECK(s.disk_hit_tokens == 0);
-    CHECK(cached == s.host_hit_tokens);
+    const std::string what = c.what;
+    CHECK((s.failed_writes > 0) == (what == "full" || what == "refused for ever"));
+    if (s.failed_writes > 0) CHECK(s.disk_blocks == 0);
+    if (what == "gone" || what == "short") CHECK((s.failed_reads >= 3 && s.failed_reads < 20));
+    if (what == "changed") CHECK(s.corrupt_reads > 3);
+    CHECK((s.disk_hit_tokens > 0) == (what == "refused"));
+    CHECK(cached == s.host_hit_tokens + s.disk_hit_tokens);
   }
 }
 
@@ -424,20 +305,6 @@ TEST_CASE("disk file: operations that the kernel does not take are tried again, 
   while (done.size() < 64) disk.take(done);
   for (const DiskFile::Done& d : done) CHECK(d.outcome == DiskFile::Outcome::done);
   for (int i = 0; i < 64; ++i) CHECK(memory.get()[size_t(63 - i) * DiskFile::kSector + 17] == std::byte(i + 1));
-}
-
-TEST_CASE("tiers: a kernel that takes no operations costs the disk tier, not tokens", "[tiers]") {
-  for (int refusals : {8, 1 << 30}) {
-    CAPTURE(refusals);
-    Setup setup{.host_blocks = 20, .disk_blocks = 64};
-    auto left = std::make_shared<std::atomic<int>>(refusals);
-    setup.seams.disk_refusal = [left] { return left->fetch_sub(1) > 0 ? -ENOMEM : 0; };
-    Tiered t(setup);
-    for (int round = 0; round < 2; ++round) t.run_families(0, 6);
-    const KvTierStats s = t.stats();
-    if (refusals == 8) CHECK((s.failed_writes == 0 && s.disk_hit_tokens > 0));
-    if (refusals > 8) CHECK((s.failed_writes > 0 && s.disk_blocks == 0));
-  }
 }
 
 TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {

@@ -200,7 +200,7 @@ TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
 // have left is found.
 struct Answers {
   std::vector<Recorder::Choice> choices;
-  int64_t hits = 0, accepted = 0, drafted = 0;
+  int64_t hits = 0, accepted = 0, drafted = 0, preemptions = 0;
   KvStats kv;
 };
 Answers answers(const TinySetup& setup) {
@@ -221,7 +221,10 @@ Answers answers(const TinySetup& setup) {
   }
   Answers all;
   for (uint64_t i = 0; i < id; ++i)
-    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) all.choices.push_back(tiny.recorder->choice(i, c));
+    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) {
+      all.choices.push_back(tiny.recorder->choice(i, c));
+      all.preemptions += all.choices.back().preemptions;
+    }
   for (const auto& instance : tiny.cluster->instances()) {
     instance->memory().check_invariants();
     all.hits += instance->memory().stats().prefix_hit_tokens;
@@ -242,42 +245,43 @@ void check_equal(const Answers& got, const Answers& want) {
   }
 }
 
-TEST_CASE("speculate: who drafts samples, too, and short memory takes drafts from it alone", "[speculate]") {
-  for (const char* topology : {"1C", "1P1D"}) {
-    TinySetup setup{.topology = topology};
+TEST_CASE("speculate: sampling, penalties, choices, stops, a prefix cache and short memory do not see it",
+          "[speculate]") {
+  const SpeculationOptions head{find_drafter("mtp"), 4}, ngrams{find_drafter("ngram"), 4, 1, 3};
+  struct {
+    const char *topology, *scheme;
+    const SpeculationOptions& drafts;
+    int block_tokens = 16, n_blocks = 0;  // 0: enough for all
+  } const cases[] = {
+      {"1C", "paged", head},
+      {"1P1D", "paged", head},
+      {"1C", "paged", head, 4, 150},
+      {"1P1D", "paged", head, 4, 150},
+      {"1C", "paged", ngrams},
+      {"1P1D", "paged", ngrams},
+      {"1C", "vattention", ngrams, 64},
+      {"1P1D", "vattention", ngrams, 64},
+      {"1C", "paged", ngrams, 4, 110},
+  };
+  for (const auto& c : cases) {
+    TinySetup setup{.topology = c.topology, .scheme = c.scheme, .block_tokens = c.block_tokens};
     setup.max_batch = 64;
-    setup.pool_bytes = 2 << 20;
+    setup.share = setup.scheme == "vattention" ? KvShare::copy : KvShare::off;
+    setup.pool_bytes = c.n_blocks == 0
+                           ? 2 << 20
+                           : size_t(c.n_blocks * c.block_tokens) * kv_shape(tiny_config(), Dtype::f32).token_bytes();
     const Answers plain = answers(setup);
-    setup.speculation = {find_drafter("mtp"), 4};
+    setup.speculation = c.drafts;
     INFO(setup.describe());
     const Answers drafted = answers(setup);
     check_equal(drafted, plain);
-    CHECK(drafted.hits == plain.hits);
+    CHECK(plain.drafted == 0);
     CHECK(drafted.drafted > 100);
-
-    setup.block_tokens = 4;
-    setup.pool_bytes = size_t{150} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
-    check_equal(answers(setup), plain);
+    CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
+    if (&c.drafts == &ngrams) CHECK(drafted.accepted > 20);
+    if (c.n_blocks == 0) CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
+    if (c.n_blocks == 110) CHECK(drafted.preemptions > 0);
   }
-}
-
-TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do not see it", "[speculate]") {
-  for (const char* topology : {"1C", "1P1D"})
-    for (const char* scheme : {"paged", "vattention"}) {
-      TinySetup setup{.topology = topology, .scheme = scheme};
-      setup.max_batch = 64;
-      setup.pool_bytes = 2 << 20;
-      if (std::string(scheme) == "vattention") setup.share = KvShare::copy, setup.block_tokens = 64;
-      const Answers plain = answers(setup);
-      setup.speculation = {find_drafter("ngram"), 4, 1, 3};
-      INFO(setup.describe());
-      const Answers drafted = answers(setup);
-      check_equal(drafted, plain);
-      CHECK(drafted.accepted > 20);
-      CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
-      CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
-      CHECK(plain.drafted == 0);
-    }
 }
 
 TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
@@ -321,21 +325,6 @@ TEST_CASE("speculate: a request says how much is drafted", "[speculate]") {
   CHECK(drafted(0) == 0);
   CHECK(drafted(1) > 0);
   CHECK(drafted(1) < drafted(-1));
-}
-
-TEST_CASE("speculate: memory that is short", "[speculate]") {
-  TinySetup setup{.topology = "1C"};
-  setup.max_batch = 64;
-  setup.block_tokens = 4;
-  setup.pool_bytes = size_t{110} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
-  const Answers plain = answers(setup);
-  setup.speculation = {find_drafter("ngram"), 6, 1, 3};
-  const Answers drafted = answers(setup);
-  check_equal(drafted, plain);
-  int preemptions = 0;
-  for (const Recorder::Choice& c : drafted.choices) preemptions += c.preemptions;
-  CHECK(preemptions > 0);
-  CHECK(drafted.accepted > 0);
 }
 
 TEST_CASE("speculate: a draft is accepted with its probability, and else another is drawn in proportion",
