@@ -79,6 +79,15 @@ class Picture final : public CacheListener {
   int64_t told_[kTiers] = {};
 };
 
+// Where copies are late, sleeping brings one more.
+struct CopyingClock final : Clock {
+  explicit CopyingClock(LateCopies& copies) : device(copies) {}
+  double now() override { return real.now(); }
+  void sleep(double seconds) override { device.late ? void(++device.first) : real.sleep(seconds); }
+  LateCopies& device;
+  RealClock real;
+};
+
 class Trial {
  public:
   Trial(const Row& row, Counts& counts)
@@ -316,6 +325,7 @@ class Trial {
       }
     }
     live_.push_back(std::move(s));
+    if (live_.back().arrival && random_.below(2)) begin(live_.back());  // at once, before the other layers are there
   }
 
   void take(Live& s, int n) {
@@ -361,11 +371,13 @@ class Trial {
     if (!kv.append(s.handle, s.promised - kv.written_tokens(s.handle) + int(n))) return;
     const std::span<const int32_t> all = std::span(s.prompt).first(size_t(s.promised) + n);
     write(s, all, s.promised);
+    device_.late = true, device_.slow = false;  // each layer comes when it is waited for, and no sooner
     for (int layer = 0; layer < o_.shape.n_layers; ++layer) {
       REQUIRE(s.arrival->wait(layer));
       REQUIRE(wrong(s, all, layer) == 0);
     }
     REQUIRE(s.arrival->is_whole());
+    device_.late = false, device_.slow = true;
     REQUIRE(kv.written_tokens(s.handle) == s.promised);
     kv.written(s.handle, all.subspan(size_t(s.promised)));
     take(s, int(all.size()));
@@ -588,7 +600,7 @@ class Trial {
   const std::shared_ptr<Picture> picture_ = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
   TempDir dir_;
   LateCopies device_;
-  RealClock clock_;
+  CopyingClock clock_{device_};
   std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   TieredMemory* tiered_ = nullptr;  // the first of them
