@@ -4,11 +4,13 @@
 
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <vector>
 
 #include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
+#include "allocator/row_pool.h"
 
 namespace xpyd::testing {
 
@@ -68,6 +70,18 @@ inline KvOptions tiny_options(int block_tokens, int n_blocks, bool prefix_cache 
   return options;
 }
 
+// A page is 256 tokens of one plane, or 64 of all.
+inline KvOptions vattention_options(int n_rows, int max_sequences, int max_tokens, KvShare share = KvShare::off,
+                                    KvOrder order = KvOrder::layer_major) {
+  KvOptions o;
+  o.shape = kTinyShape;
+  o.order = order;
+  o.vattention = {.page_group_bytes = 4096, .max_sequences = max_sequences, .map_ahead = false, .share = share};
+  o.max_sequence_tokens = max_tokens;
+  o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
+  return o;
+}
+
 struct Memory {
   explicit Memory(const KvOptions& o, const char* scheme = "paged")
       : options(o), pool(make_block_pool(scheme, o).value()), kv(find_kv_scheme(scheme)->make(pool, o)) {}
@@ -76,14 +90,31 @@ struct Memory {
   std::unique_ptr<KvMemory> kv;
 };
 
-// What an engine does with a prompt: reserve, append, compute (write_rows), written.
+// What an engine does with a sequence that is to have these tokens: append, compute (write_rows), written.
+inline void extend(KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
+  const int there = kv.written_tokens(handle);
+  XPYD_CHECK(kv.append(handle, int(tokens.size()) - there));
+  write_rows(kv.view(handle), tokens, salt, there);
+  kv.written(handle, tokens.subspan(size_t(there)));
+}
+// … and with a prompt.
 inline KvReservation fill(KvMemory& kv, std::span<const int32_t> tokens, uint64_t salt) {
-  KvReservation r = kv.reserve(tokens, salt).value();
-  std::span<const int32_t> rest = tokens.subspan(size_t(r.cached_tokens));
-  XPYD_CHECK(kv.append(r.handle, int(rest.size())));
-  write_rows(kv.view(r.handle), tokens, salt, r.cached_tokens);
-  kv.written(r.handle, rest);
+  const KvReservation r = kv.reserve(tokens, salt).value();
+  extend(kv, r.handle, tokens, salt);
   return r;
+}
+inline int wrong_rows(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
+  return wrong_rows(kv.view(handle), tokens, salt);
+}
+
+inline std::vector<int32_t> counting(int n, int32_t from = 100) {
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  std::iota(tokens.begin(), tokens.end(), from);
+  return tokens;
+}
+inline std::vector<int32_t> joined(std::vector<int32_t> a, std::span<const int32_t> b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
 }
 
 }  // namespace xpyd::testing

@@ -1,10 +1,15 @@
 #include "allocator/kv_layout.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "allocator/kv_copy.h"
 #include "allocator/kv_plan.h"
+#include "base/device.h"
+#include "base/random.h"
+#include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::kv_layout_test {
@@ -51,20 +56,6 @@ TEST_CASE("KvLayout: offsets are a bijection onto the pool, in both orders", "[a
         }
 }
 
-TEST_CASE("KvView: a table and a slot name the same rows", "[allocator]") {
-  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
-    KvLayout l{kSmall, order, 4, 6};
-    std::vector<std::byte> pool(l.pool_bytes());
-    int32_t table[] = {5, 0, 3};
-    KvView paged{pool.data(), &l, table, 0};
-    CHECK_FALSE(paged.contiguous());
-    for (int t = 0; t < 12; ++t) REQUIRE(paged.row(1, 1, t, 2) == pool.data() + l.offset(table[t / 4], 1, 1, t % 4, 2));
-    KvView slot{pool.data(), &l, nullptr, 3};
-    CHECK(slot.contiguous());
-    for (int t = 0; t < 4; ++t) REQUIRE(slot.row(0, 1, t, 1) == paged.row(0, 1, 8 + t, 1));
-  }
-}
-
 TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocator]") {
   KvOptions o{.shape = kSmall, .pool_bytes = 10'000, .block_tokens = 16, .max_sequence_tokens = 40};
   Result<KvLayout> paged = plan_pool("paged", o);
@@ -75,40 +66,95 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
 
   CHECK(plan_pool("paged", {.shape = kSmall, .pool_bytes = 1536}).value().n_blocks == 1);
 
-  // Matchers have other names in Catch2 v3: a plain search.
-  auto check = [&](const char* scheme, auto change, const char* part) {
-    KvOptions changed = o;
-    change(changed);
-    Result<KvLayout> plan = plan_pool(scheme, changed);
-    REQUIRE_FALSE(plan.ok());
-    CHECK(plan.error().code == ErrorCode::invalid_argument);
-    INFO(plan.error().message << " should say " << part);
-    CHECK(plan.error().message.find(part) != std::string::npos);
+  const KvOptions rows = vattention_options(8, 4, 2048);
+  CHECK(plan_pool("vattention", rows).ok());
+  struct {
+    const char* scheme;
+    std::function<void(KvOptions&)> change;
+    const char* part;  // of what is said; "": it is good
+  } const cases[] = {
+      {"slabs", [](auto&) {}, "\"slabs\""},
+      {"slabs", [](auto&) {}, "contiguous, paged"},
+      {"paged", [](auto& c) { c.pool_bytes = 1535; }, "is 1535"},
+      {"paged", [](auto& c) { c.pool_bytes = 1535; }, "16 tokens need 1536 bytes"},
+      {"contiguous", [](auto& c) { c.pool_bytes = 0; }, "slot"},
+      {"paged", [](auto& c) { c.block_tokens = 0; }, "tokens per block is 0"},
+      {"contiguous", [](auto& c) { c.max_sequence_tokens = -1; }, "tokens per slot is -1"},
+      {"paged", [](auto& c) { c.shape.n_kv_heads = 0; }, "kv heads is 0"},
+      {"paged", [](auto& c) { c.shape.dtype = Dtype::f16; }, "f16"},
+      {"paged", [](auto& c) { c.shape.n_layers = c.shape.head_dim = c.block_tokens = INT32_MAX; }, "64-bit"},
+      {"paged", [](auto& c) { c.pool_bytes = size_t(1) << 60; }, "2^31"},
+      {"slots", [](auto& c) { c.prefix_cache = false, c.slot_chunk = 1; },
+       "--slot-prealloc: it needs --prefix-cache blocks"},
+      {"vattention", [](auto& c) { c.vattention.page_group_bytes = 5000; }, "multiple of the page"},
+      {"vattention", [](auto& c) { c.pool_bytes = 4096; }, "too small for one row of page groups"},
+      {"vattention", [](auto& c) { c.vattention.max_sequences = 100000, c.pool_bytes = size_t(1) << 31; },
+       "vm.max_map_count"},
+      // Eight instances of what one may have.
+      {"vattention", [](auto& c) { c.vattention.max_sequences = 2500, c.pool_bytes = 2500 * vattention_row_bytes(c); },
+       ""},
+      {"vattention",
+       [](auto& c) {
+         c.vattention.max_sequences = 2500, c.pool_bytes = 2500 * vattention_row_bytes(c), c.n_memories = 8;
+       },
+       "8 instances of 2500 sequences"},
+      // Addresses suffice; on a card they are counted, and its mappings are none of the host's.
+      {"vattention", [](auto& c) { c.max_sequence_tokens = 1 << 24, c.vattention.max_sequences = 64; }, ""},
+      {"vattention",
+       [](auto& c) { c.max_sequence_tokens = 1 << 24, c.vattention.max_sequences = 64, c.vattention.on_card = true; },
+       "fewer than 4294967296"},
+      {"vattention", [](auto& c) { c.max_sequence_tokens = c.vattention.max_sequences = 1 << 24; },
+       "a process has 2^47"},
+      {"vattention",
+       [](auto& c) {
+         c.vattention.max_sequences = 100000, c.pool_bytes = size_t(1) << 31, c.vattention.on_card = true,
+         c.max_sequence_tokens = 64;
+       },
+       ""},
+      {"vattention", [](auto& c) { c.shape.n_kv_heads = 1024; }, "less than one token"},
   };
-  auto as_is = [](KvOptions&) {};
-  check("slabs", as_is, "\"slabs\"");
-  check("slabs", as_is, "contiguous, paged");
-  check(
-      "paged", [](auto& c) { c.pool_bytes = 1535; }, "is 1535");
-  check(
-      "paged", [](auto& c) { c.pool_bytes = 1535; }, "16 tokens need 1536 bytes");
-  check(
-      "contiguous", [](auto& c) { c.pool_bytes = 0; }, "slot");
-  check(
-      "paged", [](auto& c) { c.block_tokens = 0; }, "tokens per block is 0");
-  check(
-      "contiguous", [](auto& c) { c.max_sequence_tokens = -1; }, "tokens per slot is -1");
-  check(
-      "paged", [](auto& c) { c.shape.n_kv_heads = 0; }, "kv heads is 0");
-  check(
-      "paged", [](auto& c) { c.shape.dtype = Dtype::f16; }, "f16");
-  check(
-      "paged", [](auto& c) { c.shape.n_layers = c.shape.head_dim = c.block_tokens = INT32_MAX; }, "64-bit");
-  check(
-      "paged", [](auto& c) { c.pool_bytes = size_t(1) << 60; }, "2^31");
+  for (const auto& [scheme, change, part] : cases) {
+    KvOptions changed = scheme == std::string("vattention") ? rows : o;
+    change(changed);
+    const Result<KvLayout> plan = plan_pool(scheme, changed);
+    INFO(scheme << " should say " << part << ": " << (plan ? "" : plan.error().message));
+    REQUIRE(plan.ok() == (*part == 0));
+    if (plan) continue;
+    CHECK(plan.error().code == ErrorCode::invalid_argument);
+    CHECK(plan.error().message.find(part) != std::string::npos);
+  }
 }
 
-TEST_CASE("KvRows: the rows of KvView, for every block size, order and head", "[allocator]") {
+TEST_CASE("plan_ranks: what cannot be is refused before anything is allocated", "[shards][allocator]") {
+  KvOptions paged{
+      .shape = {.n_layers = 3, .n_kv_heads = 2, .head_dim = 2}, .block_tokens = 4, .max_sequence_tokens = 40};
+  paged.pool_bytes = 4 * paged.shape.token_bytes();  // one block, but not with its copies of heads
+  KvOptions small = paged, rows = paged;
+  small.pool_bytes = 10;
+  rows.order = KvOrder::token_major, rows.max_sequence_tokens = 600, rows.pool_bytes = 80 * 4096;
+  rows.vattention = {.page_group_bytes = 4096, .max_sequences = 8};
+  struct {
+    const char* scheme;
+    const KvOptions& options;
+    int tp, pp;
+    const char* part;
+  } const cases[] = {
+      // Stages of 1 and 2 layers: a page group holds twice as many tokens of one as of the other.
+      {"vattention", rows, 1, 2, "expected --kv-layout layer_major"},
+      {"vattention", rows, 1, 3, ""},
+      {"paged", paged, 2, 1, ""},
+      {"paged", paged, 4, 1, "too small for 4 ranks: a block of 4 tokens needs"},
+      {"paged", small, 2, 1, "too small for one block"},
+  };
+  for (const auto& [scheme, options, tp, pp, part] : cases) {
+    const Result<PoolPlan> plan = plan_ranks(scheme, options, {.n_layers = 3, .n_kv_heads = 2, .tp = tp, .pp = pp});
+    INFO(scheme << " should say " << part << ": " << (plan ? "" : plan.error().message));
+    CHECK(plan.ok() == (*part == 0));
+    if (!plan) CHECK(plan.error().message.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("KvView and KvRows: the rows of the layout, for every block size, order and head", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
     for (int block_tokens : {1, 2, 3, 16, 24, 64}) {
       KvLayout l{{3, 2, 5, Dtype::bf16}, order, block_tokens, 6};
@@ -122,11 +168,115 @@ TEST_CASE("KvRows: the rows of KvView, for every block size, order and head", "[
             auto row = [&](const KvView& view, int t) {
               return size_t(view.row(layer, kv, t, head) - pool.data()) / l.shape.row_bytes();
             };
-            for (int t = 0; t < 3 * block_tokens; ++t) REQUIRE(blocks.row(table, kv, t, head) == row(paged, t));
-            for (int t = 0; t < block_tokens; ++t) REQUIRE(whole.row(slot, kv, t, head) == row(contiguous, t));
+            for (int t = 0; t < 3 * block_tokens; ++t) {
+              REQUIRE(blocks.row(table, kv, t, head) == row(paged, t));
+              REQUIRE(paged.row(layer, kv, t, head) ==
+                      pool.data() + l.offset(table[t / block_tokens], layer, kv, t % block_tokens, head));
+            }
+            for (int t = 0; t < block_tokens; ++t) {
+              REQUIRE(whole.row(slot, kv, t, head) == row(contiguous, t));
+              REQUIRE(contiguous.row(layer, kv, t, head) == pool.data() + l.offset(slot[0], layer, kv, t, head));
+            }
           }
       }
     }
+}
+
+// A sequence of `tokens` tokens somewhere in a pool of this shape.
+struct CopySide {
+  CopySide(KvShape shape, KvOrder order, int block_tokens, int tokens, bool contiguous, Random& random) {
+    const int n_blocks = contiguous ? 1 : (tokens + block_tokens - 1) / block_tokens;
+    layout = {shape, order, contiguous ? tokens + 3 : block_tokens, n_blocks + 3};
+    pool.resize(layout.pool_bytes());
+    for (std::byte& b : pool) b = std::byte(random.next());
+    for (int i = 0; i < layout.n_blocks; ++i) table.push_back(i);
+    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.below(i)]);
+    is_contiguous = contiguous;
+  }
+  KvView view() { return {pool.data(), &layout, is_contiguous ? nullptr : table.data(), table[0]}; }
+  KvLayout layout;
+  std::vector<std::byte> pool;
+  std::vector<int32_t> table;
+  bool is_contiguous;
+};
+
+TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row by row", "[allocator]") {
+  Random random(3);
+  constexpr int kTokens = 23;
+  auto below = [&](int n) { return int(random.below(uint64_t(n))); };
+  for (int round = 0; round < 3000; ++round) {
+    const Dtype dtype = kKvDtypes[random.below(std::size(kKvDtypes))];
+    auto side = [&] {
+      return CopySide({1 + below(4), 1 + below(4), 4, dtype}, below(2) ? KvOrder::layer_major : KvOrder::token_major,
+                      std::vector{1, 4, 7, 16}[random.below(4)], kTokens, below(3) == 0, random);
+    };
+    CopySide from = side(), to = side();
+    const int layers = 1 + below(std::min(from.layout.shape.n_layers, to.layout.shape.n_layers));
+    const int heads = 1 + below(std::min(from.layout.shape.n_kv_heads, to.layout.shape.n_kv_heads));
+    KvRegion region;
+    region.token_begin = below(kTokens + 1);
+    region.token_end = region.token_begin + below(kTokens + 1 - region.token_begin);
+    region.layer_begin = below(from.layout.shape.n_layers - layers + 1);
+    region.layer_end = region.layer_begin + layers;
+    region.head_begin = below(from.layout.shape.n_kv_heads - heads + 1);
+    region.head_end = region.head_begin + heads;
+    region.to_layer = below(to.layout.shape.n_layers - layers + 1);
+    region.to_head = below(to.layout.shape.n_kv_heads - heads + 1);
+
+    CopySide expected = to;
+    expected.table = to.table;
+    size_t bytes = 0;
+    for (int token = region.token_begin; token < region.token_end; ++token)
+      for (int l = 0; l < layers; ++l)
+        for (int kv = 0; kv < 2; ++kv)
+          for (int h = 0; h < heads; ++h) {
+            const std::byte* row = from.view().row(region.layer_begin + l, kv, token, region.head_begin + h);
+            std::copy_n(row, from.layout.shape.row_bytes(),
+                        expected.view().row(region.to_layer + l, kv, token, region.to_head + h));
+            bytes += from.layout.shape.row_bytes();
+          }
+    std::vector<Copy> copies;
+    INFO("round " << round);
+    REQUIRE(add_copies(from.view(), to.view(), region, copies) == bytes);
+    size_t planned = 0;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      planned += copies[i].bytes;
+      if (i > 0)  // neighbours are joined
+        REQUIRE_FALSE((copies[i - 1].source + copies[i - 1].bytes == copies[i].source &&
+                       copies[i - 1].destination + copies[i - 1].bytes == copies[i].destination));
+    }
+    REQUIRE(planned == bytes);
+    cpu_queue().copy(copies, true);
+    REQUIRE(to.pool == expected.pool);
+  }
+}
+
+TEST_CASE("add_copies: pieces of a block, by orders and by what is whole", "[allocator]") {
+  constexpr int kBlock = 8, kLayers = 3;
+  struct {
+    KvOrder from, to;
+    int layers, heads;
+    size_t pieces;
+  } const cases[] = {
+      {KvOrder::layer_major, KvOrder::layer_major, 3, 4, 6},
+      {KvOrder::layer_major, KvOrder::layer_major, 2, 4, 4},
+      {KvOrder::layer_major, KvOrder::layer_major, 3, 2, 6 * kBlock},
+      {KvOrder::token_major, KvOrder::token_major, 3, 4, 1},
+      {KvOrder::token_major, KvOrder::token_major, 2, 4, kBlock},
+      {KvOrder::token_major, KvOrder::token_major, 3, 1, 6 * kBlock},
+      {KvOrder::token_major, KvOrder::layer_major, 3, 4, 6 * kBlock},
+  };
+  for (const auto& c : cases) {
+    const KvShape shape{kLayers, 4, 2, Dtype::f32};
+    const KvLayout from{shape, c.from, kBlock, 4}, to{shape, c.to, kBlock, 4};
+    std::vector<std::byte> a(from.pool_bytes()), b(to.pool_bytes());
+    const int32_t blocks_a[] = {0, 2}, blocks_b[] = {3, 1};
+    std::vector<Copy> copies;
+    add_copies({a.data(), &from, blocks_a, 0}, {b.data(), &to, blocks_b, 0},
+               {.token_end = 2 * kBlock, .layer_end = c.layers, .head_end = c.heads}, copies);
+    INFO(int(c.from) << " -> " << int(c.to) << ", layers " << c.layers << ", heads " << c.heads);
+    CHECK(copies.size() == 2 * c.pieces);
+  }
 }
 
 }  // namespace xpyd::testing::kv_layout_test

@@ -17,7 +17,8 @@ namespace {
 
 struct TestIndex : std::vector<PrefixIndex::Node>, PrefixIndex {
   TestIndex(int n_blocks, int block_tokens, uint64_t hash_mask)
-      : std::vector<Node>(size_t(n_blocks)), PrefixIndex(n_blocks, block_tokens, hash_mask, block_tokens, data(), sizeof(Node)) {}
+      : std::vector<Node>(size_t(n_blocks)),
+        PrefixIndex(n_blocks, block_tokens, hash_mask, block_tokens, data(), sizeof(Node)) {}
   using PrefixIndex::insert, PrefixIndex::erase, PrefixIndex::size;
 };
 

@@ -198,17 +198,6 @@ class TreeTrial {
   int hits_ = 0, within_ = 0, lost_ = 0, deep_ = 0, refused_ = 0;
 };
 
-Tokens counting(int n, int32_t from = 1) {
-  Tokens tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back(from + i);
-  return tokens;
-}
-
-Tokens joined(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 KvOptions radix_options(int block_tokens, int n_blocks) {
   KvOptions o = tiny_options(block_tokens, n_blocks);
   o.radix = true;
@@ -226,10 +215,12 @@ TEST_CASE("RadixTree: random sequences and erased blocks against a plain model",
 }
 
 TEST_CASE("radix: a hit ends at the token where prompts part, and its rows are copied", "[allocator][radix]") {
-  for (const char* scheme : {"paged", "token"})
+  for (auto [scheme, radix] : {std::pair{"paged", true}, {"token", true}, {"token", false}})
     for (int common : {1, 7, 8, 9, 15, 20}) {
-      CAPTURE(scheme, common);
-      Memory m(radix_options(8, scheme == std::string("token") ? 320 : 40), scheme);
+      CAPTURE(scheme, radix, common);
+      KvOptions o = radix_options(8, scheme == std::string("token") ? 320 : 40);
+      o.radix = radix;
+      Memory m(o, scheme);
       const Tokens a = counting(21), b = joined(counting(common), counting(12, 500));
       const KvHandle first = fill(*m.kv, a, 0).handle;  // runs on: what it has written is found at once
       CHECK(m.kv->probe(b, 0) == common);
@@ -238,9 +229,9 @@ TEST_CASE("radix: a hit ends at the token where prompts part, and its rows are c
       CHECK(r.cached_tokens == common);
       CHECK(m.kv->stats().cow_copies == (m.kv->layout().block_tokens > 1 && common % 8 != 0));
       CHECK_FALSE(m.kv->tail_shared(r.handle));
-      CHECK(wrong_rows(m.kv->view(r.handle), b, 0) == 0);
-      CHECK(wrong_rows(m.kv->view(first), a, 0) == 0);
-      CHECK(m.kv->probe(joined(b, {7}), 0) == int(b.size()));
+      CHECK(wrong_rows(*m.kv, r.handle, b, 0) == 0);
+      CHECK(wrong_rows(*m.kv, first, a, 0) == 0);
+      CHECK(m.kv->probe(joined(b, Tokens{7}), 0) == int(b.size()));
       m.kv->check_invariants();
     }
 }
@@ -258,63 +249,46 @@ TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on fr
   CHECK(m.kv->blocks(r.handle).back() != m.kv->blocks(s.handle).back());
   m.kv->free(s.handle);  // nothing of its own: that copy is free, and all is found as before
   CHECK((m.kv->stats().cached == 0 && m.kv->probe(next, 0) == 21));
-  REQUIRE(m.kv->append(r.handle, 9));
-  write_rows(m.kv->view(r.handle), next, 0, 21);
-  m.kv->written(r.handle, std::span(next).subspan(21));
+  extend(*m.kv, r.handle, next, 0);
   m.kv->check_invariants();
-  CHECK(m.kv->probe(joined(turn, {800}), 0) == 21);
+  CHECK(m.kv->probe(joined(turn, Tokens{800}), 0) == 21);
   // Speculation: tokens that are refused are not written, and never found.
   REQUIRE(m.kv->append(r.handle, 4));
   m.kv->trim(r.handle);
-  CHECK(m.kv->probe(joined(next, {1, 2, 3}), 0) == 30);
+  CHECK(m.kv->probe(joined(next, Tokens{1, 2, 3}), 0) == 30);
   m.kv->keep_private(r.handle);
-  REQUIRE(m.kv->append(r.handle, 1));
-  write_rows(m.kv->view(r.handle), joined(next, {1}), 0, 30);
-  m.kv->written(r.handle, Tokens{1});
-  CHECK(m.kv->probe(joined(next, {1, 2}), 0) == 30);
+  extend(*m.kv, r.handle, joined(next, Tokens{1}), 0);
+  CHECK(m.kv->probe(joined(next, Tokens{1, 2}), 0) == 30);
   m.kv->free(r.handle);
   m.kv->check_invariants();
   // That block holds one more than is known: it is not gone on in.
-  const KvReservation t = m.kv->reserve(joined(next, {5}), 0).value();
+  const KvReservation t = m.kv->reserve(joined(next, Tokens{5}), 0).value();
   CHECK((t.cached_tokens == 30 && m.kv->stats().cow_copies == 2));
-  CHECK(wrong_rows(m.kv->view(t.handle), next, 0) == 0);
+  CHECK(wrong_rows(*m.kv, t.handle, next, 0) == 0);
 }
 
 TEST_CASE("radix: a block under whose lease a peer may still write is not gone on with", "[allocator][radix]") {
-  KvOptions options = tiny_options(8, 20);
-  options.radix = true;
-  const auto kv = find_kv_scheme("paged")->make(make_block_pool("paged", options).value(), options);
-  Tokens turn(21), late, next;
-  std::iota(turn.begin(), turn.end(), 1);
-  late = next = turn;
-  for (int i = 0; i < 9; ++i) late.push_back(700 + i), next.push_back(800 + i);
-  const auto room = [&](const Tokens& tokens) {
-    const KvReservation reserved = kv->reserve(tokens, 0).value();
-    REQUIRE(kv->append(reserved.handle, int(tokens.size()) - reserved.cached_tokens));
-    return reserved;
-  };
-  const KvReservation before = room(turn);
-  write_rows(kv->view(before.handle), turn, 0, 0);
-  kv->written(before.handle, turn);
-  kv->free(before.handle);
+  Memory m(radix_options(8, 20));
+  KvMemory& kv = *m.kv;
+  const Tokens turn = counting(21), late = joined(turn, counting(9, 700)), next = joined(turn, counting(9, 800));
+  kv.free(fill(kv, turn, 0).handle);
 
   // A handover that is given up while its peer's posts are under way: the lease stays.
-  const KvReservation given_up = room(late);
+  const KvReservation given_up = kv.reserve(late, 0).value();
   CHECK(given_up.cached_tokens == 21);
-  const KvLease lease = kv->pin(given_up.handle);
-  KvView place = kv->view(given_up.handle);
-  const std::vector<int32_t> table(kv->blocks(given_up.handle).begin(), kv->blocks(given_up.handle).end());
+  REQUIRE(kv.append(given_up.handle, 9));
+  const KvLease lease = kv.pin(given_up.handle);
+  KvView place = kv.view(given_up.handle);
+  const std::vector<int32_t> table(kv.blocks(given_up.handle).begin(), kv.blocks(given_up.handle).end());
   place.block_table = table.data();
-  kv->free(given_up.handle);
+  kv.free(given_up.handle);
 
-  const KvReservation owner = room(next);
+  const KvReservation owner = fill(kv, next, 0);
   CHECK(owner.cached_tokens == 21);
-  write_rows(kv->view(owner.handle), next, 0, 21);
-  kv->written(owner.handle, std::span(next).subspan(21));
   write_rows(place, late, 0, 21);
-  CHECK(wrong_rows(kv->view(owner.handle), next, 0) == 0);
-  kv->unpin(lease);
-  kv->free(owner.handle);
+  CHECK(wrong_rows(kv, owner.handle, next, 0) == 0);
+  kv.unpin(lease);
+  kv.free(owner.handle);
 }
 
 TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing that is in use", "[allocator][radix]") {
@@ -325,7 +299,7 @@ TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing t
   const KvHandle running = fill(*m.kv, c, 0).handle;  // 2 blocks
   m.kv->free(fill(*m.kv, b, 0).handle);               // 2 of its own: its second has 2 rows of head, copied
   CHECK((m.kv->stats().cached == 5 && m.kv->stats().free == 5));
-  const auto found = [&](const Tokens& t) { return m.kv->probe(joined(t, {9}), 0); };
+  const auto found = [&](const Tokens& t) { return m.kv->probe(joined(t, Tokens{9}), 0); };
   std::vector<KvHandle> wants;
   const auto want = [&](int blocks) {
     const Tokens other = counting(4 * blocks, 1000 * int32_t(1 + wants.size()));
@@ -340,7 +314,8 @@ TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing t
   CHECK((found(a) == 8 && found(b) == 12 && found(c) == 8));
   want(1);  // and its middle: the rows of head in it are in b's block, too
   CHECK((found(a) == 6 && found(b) == 12 && found(c) == 8));
-  m.kv->free(m.kv->reserve(joined(Tokens(b.begin(), b.begin() + 7), {9}), 0).value().handle);  // uses b's first two
+  m.kv->free(
+      m.kv->reserve(joined(Tokens(b.begin(), b.begin() + 7), Tokens{9}), 0).value().handle);  // uses b's first two
   want(1);
   CHECK((found(a) == 6 && found(b) == 8 && found(c) == 8));
   want(1);  // with the last block that has rows 4 and 5 of head these go

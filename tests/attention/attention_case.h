@@ -2,6 +2,7 @@
 // dim), so that any layout, chunking and batch can hold the same numbers, and steps over it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -127,6 +128,37 @@ struct Step {
   }
   Step(const Step&) = delete;
 };
+
+struct Heads {
+  int n_heads, n_kv_heads, head_dim;
+};
+
+inline std::vector<int> lengths_of(const std::vector<Part>& parts) {
+  std::vector<int> lengths;
+  for (const Part& part : parts) lengths.push_back(part.kv_length);
+  return lengths;
+}
+
+// What the cache has there.
+inline double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
+  const KvView& view = args.views[size_t(s)];
+  const KvShape& shape = view.layout->shape;
+  return double(kv_element(shape.dtype, shape.head_dim, view.row(args.layer, kv, t, h), d));
+}
+
+// f(sequence, head of KV, tokens [begin, end) that it sees, where its row of q and out begins) for each query and head.
+template <class F>
+void each_query(const AttentionArgs& args, F&& f) {
+  for (int s = 0; s < int(args.views.size()); ++s) {
+    const KvShape& shape = args.views[size_t(s)].layout->shape;
+    for (int i = args.q_offsets[size_t(s)]; i < args.q_offsets[size_t(s) + 1]; ++i) {
+      const int end = args.kv_lengths[size_t(s)] - args.q_offsets[size_t(s) + 1] + i + 1;
+      const int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0;
+      for (int h = 0; h < args.n_heads; ++h)
+        f(s, h / (args.n_heads / shape.n_kv_heads), begin, end, size_t((i * args.n_heads + h) * shape.head_dim));
+    }
+  }
+}
 
 inline bool same_bits(const float* a, const float* b, size_t n) { return std::memcmp(a, b, n * sizeof(float)) == 0; }
 

@@ -1,11 +1,15 @@
 // Append and every row of cuda_attention_variants(), every element against double precision, and bit for bit across
 // memories, batches and chunks. Host views over a host pool hold the truth; the device gets a copy.
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <set>
 
 #include "attention/attention_cuda.h"
 #include "attention/attention_mma.h"
 #include "attention/attention_reference.h"
+#include "base/cuda_vmm.h"
+#include "base/device_cuda.h"
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
@@ -139,12 +143,6 @@ const cuda::Card& card() {
 
 bool needs_mma(const Variant& variant) { return std::string(variant.name).find("mma") != std::string::npos; }
 
-double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
-  const KvView& view = args.views[size_t(s)];
-  const KvShape& shape = view.layout->shape;
-  return double(kv_element(shape.dtype, shape.head_dim, view.row(args.layer, kv, t, h), d));
-}
-
 // The truth of a step, and how far from it each element may be. With u = 2^-24 and n tokens: a
 // score is a chain of head_dim products, |e| <= (head_dim + 4) 2u sum |q k| scale (twice u, for
 // tensor cores truncate); an exponential adds 2^-22 and the rounding of its argument, which is in
@@ -187,27 +185,19 @@ struct Truth {
     std::copy(sums.begin(), sums.end(), weighted.begin());
     const AttentionArgs& args = step.args;
     const double u = 0x1p-24;
-    for (size_t s = 0; s < args.views.size(); ++s) {
-      const KvShape& shape = args.views[s].layout->shape;
-      int dim = shape.head_dim, group = args.n_heads / shape.n_kv_heads;
-      for (int i = args.q_offsets[s]; i < args.q_offsets[s + 1]; ++i) {
-        int end = args.kv_lengths[s] - args.q_offsets[s + 1] + i + 1;
-        int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0, n = end - begin;
-        for (int h = 0; h < args.n_heads; ++h) {
-          size_t row = (size_t(i) * size_t(args.n_heads) + size_t(h)) * size_t(dim);
-          double magnitude = 0;
-          for (int t = begin; t < end; ++t) {
-            double sum = 0;
-            for (int d = 0; d < dim; ++d)
-              sum += std::abs(double(args.q[row + size_t(d)])) * size(int(s), 0, t, h / group, d);
-            magnitude = std::max(magnitude, sum * double(args.scale));
-          }
-          double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
-          for (int d = 0; d < dim; ++d)
-            chain[row + size_t(d)] = 2 * weight + 4 * (n + 8) * u, magnitudes[row + size_t(d)] = magnitude;
-        }
+    const int dim = args.views[0].layout->shape.head_dim;
+    each_query(args, [&](int s, int head, int begin, int end, size_t row) {
+      const int n = end - begin;
+      double magnitude = 0;
+      for (int t = begin; t < end; ++t) {
+        double sum = 0;
+        for (int d = 0; d < dim; ++d) sum += std::abs(double(args.q[row + size_t(d)])) * size(s, 0, t, head, d);
+        magnitude = std::max(magnitude, sum * double(args.scale));
       }
-    }
+      const double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
+      for (size_t at = row; at < row + size_t(dim); ++at)
+        chain[at] = 2 * weight + 4 * (n + 8) * u, magnitudes[at] = magnitude;
+    });
   }
 
   // "" or the first element that is off. undone: `got` is over elements rounded to bf16.
@@ -229,10 +219,6 @@ struct Dtypes {
 };
 constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},   {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16},
                               {Dtype::bf16, Dtype::int8}, {Dtype::bf16, Dtype::int4}, {Dtype::f32, Dtype::int4}};
-
-struct Heads {
-  int n_heads, n_kv_heads, head_dim;
-};
 
 // How many rows of the table take these.
 int n_rows(const Heads& heads, const Dtypes& dtypes, Variant::Phase phase) {
@@ -259,12 +245,6 @@ void fill_visible(Cache& cache, const std::vector<Part>& parts, int window) {
       cache.fill(part.seq, window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0, part.kv_length);
 }
 
-std::vector<int> lengths_of(const std::vector<Part>& parts) {
-  std::vector<int> lengths;
-  for (const Part& part : parts) lengths.push_back(part.kv_length);
-  return lengths;
-}
-
 bool only_decodes(const std::vector<Part>& parts) {
   return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.n_q <= 1; });
 }
@@ -277,7 +257,8 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
   fill_visible(cache, parts, window);
   Step step(cache, parts, heads.n_heads, layer, window);
   round_q(step, dtypes.q);
-  const Truth truth(step), rounded(step, true), coded(step, false, shape.quantised());
+  const Truth truth(step);
+  std::optional<Truth> rounded, coded;  // where they are asked for
   int ran = 0;
   for (const Variant& variant : cuda_attention_variants()) {
     if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
@@ -287,8 +268,10 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
     const bool mma_codes = needs_mma(variant) && shape.quantised(),
                undone = mma_codes && variant.phase == Variant::prefill;
     const std::vector<float> got = call.result();
-    std::string off = (mma_codes && !undone ? coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
-    if (undone && off.empty()) off = rounded.compare(got, true, dtypes.q);
+    if (mma_codes && !undone && !coded) coded.emplace(step, false, true);
+    if (undone && !rounded) rounded.emplace(step, true);
+    std::string off = (mma_codes && !undone ? *coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
+    if (undone && off.empty()) off = rounded->compare(got, true, dtypes.q);
     INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ") << memory.name << ", q "
                       << dtype_name(dtypes.q) << ", kv " << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"
                       << heads.n_kv_heads << ", dim " << heads.head_dim << ", window " << window);
@@ -334,13 +317,15 @@ TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[c
 }
 
 TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precision", "[cuda][attention][numeric]") {
-  std::vector<Part> parts = {{0, 1, 1},  {1, 15, 15},   {2, 17, 17},  {3, 64, 64}, {4, 65, 65},
-                             {5, 0, 30}, {6, 66, 130}, {7, 20, 300}, {8, 1, 129}, {9, 0, 0}};
+  std::vector<Part> parts = {{0, 1, 1},  {1, 15, 15},  {2, 17, 17},  {3, 64, 64}, {4, 65, 65},
+                             {5, 0, 30}, {6, 66, 130}, {7, 20, 300}, {8, 1, 129}, {9, 0, 0}},
+                    some = {{0, 1, 1}, {1, 17, 17}, {2, 65, 65}, {3, 0, 30}, {4, 20, 150}};
+  int turn = 0;  // every fifth pair of heads and dtypes meets all edges
   for (const Heads& heads : {Heads{2, 2, 8}, {2, 1, 64}, {2, 2, 128}, {8, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
       const int n = n_rows(heads, dtypes, Variant::prefill);
       if (heads.n_heads == 8 && dtypes.kv != Dtype::bf16) continue;
-      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n);
+      CHECK(check_variants(heads, dtypes, kPaged16, turn++ % 5 ? some : parts, 0) == n);
     }
   // At most 64 query tokens: the narrow kernel.
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
@@ -350,13 +335,13 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
 }
 
 TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
+  int turn = 0;
   for (int window : {1, 2, 16, 17, 63, 64, 65, 100, 512, 4000}) {
     std::vector<Part> decodes = {{0, 1, 50}, {1, 1, 300}, {2, 1, 600}};
-    for (const Dtypes& dtypes : {kDtypes[1], kDtypes[3]}) {
-      CHECK(check_variants({4, 1, 64}, dtypes, kPaged16, decodes, window) == n_rows({4, 1, 64}, dtypes));
-      CHECK(check_variants({1, 1, 64}, dtypes, kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
-            n_rows({1, 1, 64}, dtypes, Variant::prefill));
-    }
+    const Dtypes& dtypes = kDtypes[turn++ % 2 ? 3 : 1];
+    CHECK(check_variants({4, 1, 64}, dtypes, kPaged16, decodes, window) == n_rows({4, 1, 64}, dtypes));
+    CHECK(check_variants({1, 1, 64}, dtypes, kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
+          n_rows({1, 1, 64}, dtypes, Variant::prefill));
     CHECK(check_variants({2, 1, 8}, kDtypes[0], kPaged16, decodes, window) == 3);
   }
 }
@@ -364,69 +349,69 @@ TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda]
 TEST_CASE("cuda attention: every memory, block size and order gives the same bits", "[cuda][attention]") {
   const std::vector<Part> decodes = {{0, 1, 1}, {1, 1, 77}, {2, 0, 30}, {3, 1, 530}};
   const std::vector<Part> prefills = {{0, 1, 1}, {1, 77, 77}, {2, 0, 30}, {3, 30, 161}};
+  int turn = 0;
   for (const Variant& variant : cuda_attention_variants())
     for (const Dtypes& dtypes : kDtypes) {
       const std::vector<Part>& parts = variant.phase == Variant::decode ? decodes : prefills;
-      for (int window : {0, 40}) {
-        std::vector<float> first;
-        for (const testing::CaseMemory& memory : kMemories) {
-          Cache cache({2, 2, 64, dtypes.kv}, memory, lengths_of(parts));
-          fill_visible(cache, parts, window);
-          Step step(cache, parts, 4, 1, window);
-          DeviceCall call(cache, parts, step, dtypes.q);
-          if (variant.refuses(call.args, card())) continue;
-          std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
-          if (first.empty()) {
-            first = got;
-            const bool decode = variant.phase == Variant::decode;
-            const Truth truth(step, needs_mma(variant) && !decode,
-                              needs_mma(variant) && decode && cache.layout.shape.quantised());
-            CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
-          }
-          INFO(variant.name << ", " << memory.name << ", window " << window);
-          CHECK(same_bits(got.data(), first.data(), first.size()));
+      const int window = turn++ % 2 ? 40 : 0;
+      std::vector<float> first;
+      for (const testing::CaseMemory& memory : kMemories) {
+        Cache cache({2, 2, 64, dtypes.kv}, memory, lengths_of(parts));
+        fill_visible(cache, parts, window);
+        Step step(cache, parts, 4, 1, window);
+        if (variant.refuses(DeviceCall(cache, parts, step, dtypes.q).args, card())) continue;
+        std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
+        if (first.empty()) {
+          first = got;
+          const bool decode = variant.phase == Variant::decode;
+          const Truth truth(step, needs_mma(variant) && !decode,
+                            needs_mma(variant) && decode && cache.layout.shape.quantised());
+          CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
         }
+        INFO(variant.name << ", " << memory.name << ", window " << window);
+        CHECK(same_bits(got.data(), first.data(), first.size()));
       }
     }
 }
 
 TEST_CASE("cuda attention: bits depend on the query and what it sees alone", "[cuda][attention]") {
   const int dim = 64, n_heads = 4, n = 140;
+  int turn = 0;
   for (const Variant& variant : cuda_attention_variants())
-    for (const Dtypes& dtypes : kDtypes)
-      for (int window : {0, 50}) {
-        // The same sequence in batches of others; decodes: alone, then between two; prefills:
-        // whole, in chunks.
-        Cache cache({1, 1, dim, dtypes.kv}, kPaged16, {n, 33, 700});
-        for (int s = 0; s < 3; ++s) cache.fill(s, 0, std::vector<int>{n, 33, 700}[size_t(s)]);
-        size_t row = size_t(n_heads) * dim;
-        auto bits = [&](const std::vector<Part>& parts, size_t skip, size_t tokens) {
-          Step step(cache, parts, n_heads, 0, window);
-          std::vector<float> out = run(variant, cache, parts, step, dtypes.q);
-          return std::vector<float>(out.begin() + long(skip * row), out.begin() + long((skip + tokens) * row));
-        };
-        Step probe(cache, {{0, 1, n}}, n_heads, 0, window);
-        if (variant.refuses(DeviceCall(cache, {{0, 1, n}}, probe, dtypes.q).args, card())) continue;
-        INFO(variant.name << ", q " << dtype_name(dtypes.q) << ", window " << window);
-        if (variant.phase == Variant::decode) {
-          std::vector<float> alone = bits({{0, 1, n}}, 0, 1);
-          CHECK(bits({{1, 1, 33}, {0, 1, n}, {2, 1, 700}}, 1, 1) == alone);
-          CHECK(bits({{2, 0, 700}, {0, 1, n}}, 0, 1) == alone);
-          continue;
-        }
-        std::vector<float> whole = bits({{0, n, n}}, 0, n);
-        for (int chunk : {1, 13, 64, 100}) {
-          if (chunk == 1 && dtypes.q == Dtype::f32) continue;
-          std::vector<float> pieces;
-          for (int end = 0; end < n;) {
-            int take = chunk == 1 && end == 0 ? n - 3 : std::min(chunk, n - end);
-            end += take;
-            std::vector<float> piece = bits({{1, 20, 33}, {0, take, end}}, 20, size_t(take));
-            pieces.insert(pieces.end(), piece.begin(), piece.end());
-          }
-          CHECK(same_bits(pieces.data(), whole.data(), whole.size()));
-        }
+    for (const Dtypes& dtypes : kDtypes) {
+      const int window = turn++ % 2 ? 50 : 0;
+      // The same sequence in batches of others; decodes: alone, then between two; prefills:
+      // whole, in chunks.
+      Cache cache({1, 1, dim, dtypes.kv}, kPaged16, {n, 33, 700});
+      for (int s = 0; s < 3; ++s) cache.fill(s, 0, std::vector<int>{n, 33, 700}[size_t(s)]);
+      size_t row = size_t(n_heads) * dim;
+      auto bits = [&](const std::vector<Part>& parts, size_t skip, size_t tokens) {
+        Step step(cache, parts, n_heads, 0, window);
+        std::vector<float> out = run(variant, cache, parts, step, dtypes.q);
+        return std::vector<float>(out.begin() + long(skip * row), out.begin() + long((skip + tokens) * row));
+      };
+      Step probe(cache, {{0, 1, n}}, n_heads, 0, window);
+      if (variant.refuses(DeviceCall(cache, {{0, 1, n}}, probe, dtypes.q).args, card())) continue;
+      INFO(variant.name << ", q " << dtype_name(dtypes.q) << ", window " << window);
+      if (variant.phase == Variant::decode) {
+        std::vector<float> alone = bits({{0, 1, n}}, 0, 1);
+        CHECK(bits({{1, 1, 33}, {0, 1, n}, {2, 1, 700}}, 1, 1) == alone);
+        CHECK(bits({{2, 0, 700}, {0, 1, n}}, 0, 1) == alone);
+        continue;
       }
+      std::vector<float> whole = bits({{0, n, n}}, 0, n);
+      for (int chunk : {1, 13, 64, 100}) {
+        if (chunk == 1 && dtypes.q == Dtype::f32) continue;
+        std::vector<float> pieces;
+        for (int end = 0; end < n;) {
+          int take = chunk == 1 && end == 0 ? n - 3 : std::min(chunk, n - end);
+          end += take;
+          std::vector<float> piece = bits({{1, 20, 33}, {0, take, end}}, 20, size_t(take));
+          pieces.insert(pieces.end(), piece.begin(), piece.end());
+        }
+        CHECK(same_bits(pieces.data(), whole.data(), whole.size()));
+      }
+    }
 }
 
 TEST_CASE("cuda attention: a captured step runs with other lengths under its bounds", "[cuda][attention]") {
@@ -510,7 +495,8 @@ TEST_CASE("cuda attention: tiles in shared memory have no bank conflicts", "[cud
   check_banks<128>();
 }
 
-TEST_CASE("cuda attention: the default is the newest row that takes the arguments, and refusals say why", "[cuda][attention]") {
+TEST_CASE("cuda attention: the default is the newest row that takes the arguments, and refusals say why",
+          "[cuda][attention]") {
   CudaAttentionArgs args;
   args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
   args.layout.block_tokens = 16;
@@ -529,34 +515,37 @@ TEST_CASE("cuda attention: the default is the newest row that takes the argument
   CHECK(chosen(Variant::decode, wide, hopper) == "split_kv");
   exact.dtype = exact.layout.shape.dtype = Dtype::f32;
   for (auto phase : {Variant::prefill, Variant::decode}) CHECK(chosen(phase, exact, hopper) == "naive");
+  struct {
+    std::function<void(CudaAttentionArgs&)> change;
+    const cuda::Card& on;
+    const char *wgmma, *mma;  // what is said
+  } const cases[] = {
+      {[](auto&) {}, hopper, "", ""},
+      {[](auto&) {}, ampere, "needs sm_90", ""},
+      {[](auto& a) { a.dtype = Dtype::f32; }, hopper, "needs bf16 queries", "needs bf16 queries"},
+      {[](auto& a) { a.layout.shape.dtype = Dtype::f32; }, hopper, "needs bf16, int8 or int4 KV",
+       "needs bf16, int8 or int4 KV"},
+      {[](auto& a) { a.layout.shape.dtype = Dtype::int8; }, hopper, "needs bf16 KV", ""},
+      {[](auto& a) { a.layout.shape.dtype = Dtype::int4; }, hopper, "needs bf16 KV", ""},
+      {[](auto& a) { a.layout.shape.head_dim = 96; }, hopper, "needs head_dim 64 or 128", "needs head_dim 64 or 128"},
+  };
   for (const Variant& variant : cuda_attention_variants()) {
     if (!needs_mma(variant)) continue;
     auto why = [&](const CudaAttentionArgs& a, const cuda::Card& on) {
       const char* reason = variant.refuses(a, on);
       return std::string(reason ? reason : "");
     };
-    bool wgmma = std::string(variant.name) == "flash_wgmma";
-    CHECK(why(args, hopper) == "");
-    CHECK(why(args, ampere) == (wgmma ? "needs sm_90" : ""));
-    CudaAttentionArgs other = args;
-    other.dtype = Dtype::f32;
-    CHECK(why(other, hopper) == "needs bf16 queries");
-    other = args;
-    other.layout.shape.dtype = Dtype::f32;
-    CHECK(why(other, hopper) == "needs bf16, int8 or int4 KV");
-    for (Dtype codes : {Dtype::int8, Dtype::int4}) {
-      other.layout.shape.dtype = codes;
-      CHECK(why(other, hopper) == (wgmma ? "needs bf16 KV" : ""));
+    const bool is_wgmma = std::string(variant.name) == "flash_wgmma";
+    for (const auto& [change, on, wgmma, mma] : cases) {
+      CudaAttentionArgs other = args;
+      change(other);
+      CHECK(why(other, on) == (is_wgmma ? wgmma : mma));
     }
-    other = args;
-    other.layout.shape.head_dim = 96;
-    CHECK(why(other, hopper) == "needs head_dim 64 or 128");
-    const char* blocks = "needs blocks of 8, 16, 32, 64 or a multiple of 128 tokens";
-    for (auto [block, taken] :
-         {std::pair{1, false}, {4, false}, {8, true}, {24, false}, {64, true}, {192, false}, {256, true}}) {
-      other = args;
+    for (int block : {1, 4, 8, 24, 64, 192, 256}) {
+      const bool taken = !is_wgmma || block == 8 || block == 64 || block == 256;
+      CudaAttentionArgs other = args;
       other.layout.block_tokens = block;
-      CHECK(why(other, hopper) == (taken || !wgmma ? "" : blocks));
+      CHECK(why(other, hopper) == (taken ? "" : "needs blocks of 8, 16, 32, 64 or a multiple of 128 tokens"));
       other.step.contiguous = true;
       CHECK(why(other, hopper) == "");
     }
@@ -598,6 +587,89 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
       at += got.size();
     }
   }
+}
+
+// Addresses that have memory only where the sequences have tokens: every kernel gives the bits that it gives over whole
+// memory, and touches nothing else. The last n_q tokens of each ask; `room`: tokens of a slot there; 0: as many.
+// Returns how many variants take it.
+int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 0) {
+  constexpr int kRoom = 384;  // tokens of a slot: its planes are whole groups
+  const size_t group = cuda::vmm::granularity();
+  // A group holds 128 tokens of one layer's K or V; of all, 32: a tile has more than one.
+  const KvShape shape{2, int(group / (128 * 2 * size_t(dim))), dim, Dtype::bf16};
+  std::vector<Part> parts;
+  for (int length : {128, 257, 135, 40}) parts.push_back({int(parts.size()), n_q, length});
+  Cache cache(shape, {"", order, 0}, {128, 257, 135, kRoom});
+  Random random(5);
+  std::vector<bf16> some(100'003);  // again and again
+  for (bf16& x : some) x = to_bf16(float(random.below(2001)) / 1000 - 1);
+  for (size_t at = 0, n; at < cache.pool.size(); at += n)
+    std::memcpy(&cache.pool[at], some.data(), n = std::min(2 * some.size(), cache.pool.size() - at));
+  const bool by_layer = order == KvOrder::layer_major;
+  const int planes = by_layer ? 2 * shape.n_layers : 1;
+  const size_t token = by_layer ? cache.layout.token_stride() : shape.token_bytes();
+  KvLayout apart = cache.layout;
+  if (room) apart.block_tokens = room, apart.n_blocks = 4;
+  auto groups_of = [&](int length) { return (size_t(length) * token + group - 1) / group; };
+  size_t n_groups = 0;
+  for (const Part& part : parts) n_groups += size_t(planes) * groups_of(part.kv_length);
+  auto groups = make_cuda_device()->make_page_groups({.group_bytes = group, .n_groups = int(n_groups)}).value();
+  auto range = groups->reserve(apart.pool_bytes()).value();
+  Step step(cache, parts, 2 * shape.n_kv_heads, shape.n_layers - 1, window);
+  DeviceCall call(cache, parts, step, Dtype::bf16), over(cache, parts, step, Dtype::bf16);
+  over.args.pool = range->data(), over.args.layout = apart;
+  std::vector<int32_t> slots = {0, 1, 2, 3};
+  if (!room)
+    for (size_t s = 0; s < slots.size(); ++s) slots[s] = cache.tables[s][0];
+  const cuda::Memory table = upload(slots, over.stream);
+  over.args.step.block_tables = table.as<int32_t>();
+  for (const Part& part : parts)
+    for (int plane = 0; plane < planes; ++plane) {
+      const size_t from = cache.layout.offset(cache.tables[size_t(part.seq)][0], plane / 2, plane % 2, 0, 0),
+                   at = apart.offset(slots[size_t(part.seq)], plane / 2, plane % 2, 0, 0),
+                   m = groups_of(part.kv_length);
+      n_groups -= m;  // the last ones first: neighbours in memory are not neighbours here
+      for (size_t i = 0; i < m; ++i) REQUIRE(range->map(at + i * group, int(n_groups + m - 1 - i), 1));
+      cuda::copy(range->data() + at, call.pool.data() + from, size_t(part.kv_length) * token, over.stream);
+    }
+  int ran = 0;
+  for (const Variant& variant : cuda_attention_variants()) {
+    if (variant.phase == Variant::decode && n_q > 1) continue;
+    if (variant.refuses(call.args, card())) continue;
+    variant.run(call.args, call.stream);
+    variant.run(over.args, over.stream);
+    const std::vector<float> expected = call.result(), got = over.result();
+    INFO(variant.name << ", dim " << dim << (by_layer ? ", layer" : ", token") << "_major, " << n_q
+                      << " tokens ask, window " << window);
+    CHECK(std::none_of(expected.begin(), expected.end(), [](float x) { return std::isnan(x); }));
+    CHECK(same_bits(got.data(), expected.data(), expected.size()));
+    ++ran;
+  }
+  return ran;
+}
+
+TEST_CASE("cuda attention: over page groups the same bits, and nothing beyond the last token",
+          "[cuda][attention][vattention]") {
+  int ran = 0;
+  for (int dim : {64, 128})
+    for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+      for (auto [n_q, window] : {std::pair{1, 0}, {1, 50}, {3, 0}, {40, 140}})
+        if (n_q != 40 || (dim == 128 && order == KvOrder::token_major))
+          ran += compare_over_groups(dim, order, n_q, window);
+  CHECK(ran > 40);
+}
+
+TEST_CASE(
+    "issue: kernels counted the rows of all layers in 32 bits, and Yi-34B with batch 500 was "
+    "refused",
+    "[cuda][attention][vattention]") {
+  const int n_kv_heads = int(cuda::vmm::granularity() / (128 * 2 * 128));
+  // Tokens of a slot: nearly 2^32 rows in a layer of four slots.
+  const int room = int((size_t(1) << 32) / (2 * 4 * size_t(n_kv_heads))) / 128 * 128 - 128;
+  REQUIRE(size_t(2 * 2 * 4) * size_t(n_kv_heads) * size_t(room) > size_t(1) << 32);
+  int ran = 0;
+  for (int n_q : {1, 3}) ran += compare_over_groups(128, KvOrder::layer_major, n_q, 0, room);
+  CHECK(ran > 5);
 }
 
 }  // namespace xpyd::testing

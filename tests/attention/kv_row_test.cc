@@ -1,11 +1,11 @@
-// Rows of few bits: what is stored, how far it is from what was given, and what attention over it makes of that.
+// Rows of KV: what is stored, how far it is from what was given; and append_kv, which moves exactly the step's rows, to
+// exactly their places.
 #include "attention/kv_row.h"
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "attention/attention_reference.h"
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
@@ -216,61 +216,75 @@ TEST_CASE("kv row: one element that is not finite makes all of them NaN", "[atte
         }
 }
 
-TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' scales allow", "[attention]") {
-  // With |K' - K| <= e_K and |V' - V| <= e_V per row, scores move by at most D = max_t scale
-  // sum_d |q_d| e_K(t), each weight by a factor within exp(+-2 D), so an output by at most
-  // exp(2 D) sum_t w_t e_V(t) + (exp(2 D) - 1) sum_t w_t |V_t|; 1e-5 more is the arithmetic in f32.
-  const int n_heads = 4, n_kv_heads = 2, dim = 64, length = 300;
-  ThreadTeam team(2);
-  Cache plain({1, n_kv_heads, dim, Dtype::f32}, kMemories[2], {length});
-  plain.fill(0, 0, length);
-  for (Dtype dtype : kQuantised)
-    for (int n_q : {1, 40}) {
-      Cache rows({1, n_kv_heads, dim, dtype}, kMemories[3], {length});
-      rows.fill(0, 0, length);
-      Step exact(plain, {{0, n_q, length}}, n_heads, 0, 0);
-      attention_reference(exact.args);
-      auto half_scale = [&](int kv, int t, int h) {
-        const std::byte* row = rows.views[0].row(0, kv, t, h);
-        const double u = 0x1p-24;
-        return kv_scale(row + rows.layout.shape.element_bytes()).scale * (0.5 + 4 * levels(dtype) * u) + u;
-      };
-      // The weighted sums that the bound needs: e_V, and |V|, in the place of V.
-      Step error(plain, {{0, n_q, length}}, n_heads, 0, 0);
-      Step size(plain, {{0, n_q, length}}, n_heads, 0, 0);
-      attention_reference_over(error.args, [&](int, int kv, int t, int h, int d) {
-        return kv ? half_scale(1, t, h) : double(k_number(0, 0, t, h, d));
-      });
-      attention_reference_over(size.args, [&](int, int kv, int t, int h, int d) {
-        return kv ? std::abs(double(v_number(0, 0, t, h, d))) : double(k_number(0, 0, t, h, d));
-      });
-      std::vector<double> bound(exact.out.size());
-      for (size_t row = 0; row < bound.size() / dim; ++row) {
-        double q = 0, most = 0;
-        for (int d = 0; d < dim; ++d) q += std::abs(double(exact.q[row * dim + size_t(d)]));
-        const int head = int(row) % n_heads / (n_heads / n_kv_heads);
-        for (int t = 0; t < length; ++t) most = std::max(most, half_scale(0, t, head));
-        const double factor = std::exp(2 * q * most * double(exact.args.scale));
-        for (size_t i = row * dim; i < (row + 1) * dim; ++i)
-          bound[i] = factor * double(error.out[i]) + (factor - 1) * double(size.out[i]) + 1e-5;
-      }
-      for (const AttentionVariant& variant : attention_variants()) {
-        if (!variant.available()) continue;
-        Step got(rows, {{0, n_q, length}}, n_heads, 0, 0);
-        variant.run(got.args, team);
-        double worst = 0, largest = 0, total = 0;
-        for (size_t i = 0; i < bound.size(); ++i) {
-          const double off = std::abs(double(got.out[i]) - double(exact.out[i]));
-          worst = std::max(worst, off / bound[i]), largest = std::max(largest, off);
-          total += std::abs(double(exact.out[i]));
+TEST_CASE("append: every row lands in its place and nothing else changes", "[attention]") {
+  std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};
+  for (const CaseMemory& memory : kMemories)
+    for (Dtype dtype : kKvDtypes)
+      for (int threads : {1, 2, 3})
+        for (int dim : {4, 5, 64}) {
+          if (dtype == Dtype::int4 && dim % 2 != 0) continue;
+          KvShape shape = {2, 3, dim, dtype};
+          Cache got(shape, memory, {30, 17, 12, 75}), want(shape, memory, {30, 17, 12, 75});
+          // K and V as a fused projection leaves them: V behind K, rows longer than needed.
+          int width = 3 * dim, stride = 2 * width + 7;
+          std::vector<float> fused(size_t(58 * stride), std::nanf(""));
+          std::vector<int32_t> q_offsets = {0}, kv_lengths;
+          std::vector<KvView> views;
+          for (const Part& part : parts) {
+            for (int i = 0; i < part.n_q; ++i) {
+              int position = part.kv_length - part.n_q + i;
+              float* row = fused.data() + size_t((q_offsets.back() + i) * stride);
+              for (int h = 0; h < 3; ++h)
+                for (int kv = 0; kv < 2; ++kv) {
+                  float* x = row + kv * width + h * dim;
+                  for (int d = 0; d < dim; ++d) x[d] = number(kv + 1, part.seq, 1, position, h, d);
+                  want.put_row(part.seq, 1, kv, position, h, x);
+                }
+            }
+            q_offsets.push_back(q_offsets.back() + part.n_q);
+            kv_lengths.push_back(part.kv_length);
+            views.push_back(got.views[size_t(part.seq)]);
+          }
+          ThreadTeam team(threads);
+          append_kv({.k = fused.data(),
+                     .v = fused.data() + width,
+                     .stride = stride,
+                     .q_offsets = q_offsets,
+                     .kv_lengths = kv_lengths,
+                     .views = views,
+                     .layer = 1},
+                    team);
+          INFO(memory.name << " " << dtype_name(dtype) << " threads " << threads << " dim " << dim);
+          CHECK((got.pool == want.pool));  // in brackets: not a megabyte of text when it fails
         }
-        INFO(variant.name << " " << dtype_name(dtype) << " n_q " << n_q << ": largest " << largest
-                          << " of a mean |out| of " << total / double(bound.size()));
-        CHECK(worst <= 1);
-        CHECK(largest > 0);  // it is quantised
-        CHECK(largest < (dtype == Dtype::int8 ? 0.01 : 0.2));
-      }
+}
+
+TEST_CASE("append: bf16 rounds to nearest, ties to even, and keeps NaN and infinity", "[attention]") {
+  // 1 + 2^-8 lies half way between bf16 1 and 1 + 2^-7; 1 + 3 2^-8 between 1 + 2^-7 and 1 + 2^-6.
+  float in[16] = {1.0f, 1.00390625f, 1.01171875f, 1.0039063692f, -1.00390625f, 3.4e38f, INFINITY, -INFINITY,
+                  NAN,  0.0f,        -0.0f,       1e-40f,        65504.0f,     0.1f,    1e-45f,   -3.0f};
+  uint16_t out[16] = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf80, 0x7f80, 0x7f80, 0xff80,
+                      0x7fc0, 0x0000, 0x8000, 0x0001, 0x4780, 0x3dcd, 0x0000, 0xc040};
+  KvShape shape = {1, 1, 16, Dtype::bf16};
+  Cache cache(shape, kMemories[0], {1});
+  std::vector<int32_t> q_offsets = {0, 1}, kv_lengths = {1};
+  ThreadTeam team(1);
+  append_kv({.k = in,
+             .v = in,
+             .stride = 16,
+             .q_offsets = q_offsets,
+             .kv_lengths = kv_lengths,
+             .views = cache.views,
+             .layer = 0},
+            team);
+  for (int kv = 0; kv < 2; ++kv) {
+    uint16_t got[16];
+    std::memcpy(got, cache.views[0].row(0, kv, 0, 0), sizeof got);
+    for (int d = 0; d < 16; ++d) {
+      INFO("element " << d);
+      CHECK(got[d] == out[d]);
     }
+  }
 }
 
 }  // namespace xpyd::testing::kv_row_test

@@ -1,11 +1,62 @@
-// Which row of a table a processor takes, and what --cpu-kernels makes of that.
+// Which row of a table a processor takes, and what --cpu-kernels makes of that; and the rows that copy.
 #include "base/cpu.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "base/copy.h"
+#include "base/random.h"
 #include "tests/catch.h"
 
+#if defined(__x86_64__)
+namespace xpyd {
+void copy_streaming_avx512_emulated(const Copy* copies, size_t n);
+}
+#endif
+
 namespace xpyd::testing::cpu_test {
+
+TEST_CASE("copy_streaming: every row, every alignment and length", "[base][copy]") {
+  std::vector<CopyVariant> rows(copy_variants().begin(), copy_variants().end());
+#if defined(__x86_64__)
+  rows.push_back({"avx512, emulated", copy_streaming_avx512_emulated, Isa::avx2});
+#endif
+  std::vector<std::byte> src(1 << 13), before(1 << 13);
+  Random random(2);
+  for (std::byte& b : src) b = std::byte(random.next());
+  for (std::byte& b : before) b = std::byte(random.next());
+  for (size_t bytes : {0, 1, 31, 32, 33, 127, 128, 129, 255, 256, 1000, 4096})
+    for (size_t to = 0; to < 70; to += 3)
+      for (size_t from : {0, 1, 16, 33, 64}) {
+        std::vector<std::byte> dst = before, expected = before;
+        std::copy_n(src.begin() + ptrdiff_t(from), bytes, expected.begin() + ptrdiff_t(to));
+        Copy copy{src.data() + from, dst.data() + to, bytes};
+        for (const CopyVariant& row : rows) {
+          if (!cpu_has(row.needs)) continue;
+          dst = before;
+          row.run(&copy, 1);
+          if (dst != expected) FAIL(row.name << ": " << bytes << " bytes from " << from << " to " << to);
+        }
+      }
+  std::vector<std::byte> dst = before, expected = before;
+  std::vector<Copy> pieces;
+  for (size_t i = 0; i < 20; ++i) {
+    Copy piece{src.data() + (19 - i) * 350, dst.data() + i * 300, 17 * i};
+    std::copy_n(piece.source, piece.bytes, expected.begin() + ptrdiff_t(i * 300));
+    pieces.push_back(piece);
+  }
+  for (const CopyVariant& row : rows) {
+    if (!cpu_has(row.needs)) continue;
+    INFO(row.name);
+    dst = before;
+    row.run(pieces.data(), pieces.size());
+    CHECK(dst == expected);
+  }
+  dst = before;
+  copy_streaming(pieces);
+  CHECK(dst == expected);
+}
 
 TEST_CASE("cpu: the row that needs most of those that run here, the first of several, none above the limit",
           "[base][cpu]") {

@@ -115,39 +115,6 @@ TEST_CASE("mma and ldmatrix give the matrix product, every element", "[cuda]") {
   }
 }
 
-__global__ void load_four(const bf16* in, uint32_t* out, bool transposed) {
-  cuda::Carver carver;
-  auto tile = carver.take<bf16>(4 * 64 + 8);
-  int lane = threadIdx.x;
-  for (int i = lane; i < 4 * 64 + 8; i += 32) tile[i] = in[i];
-  __syncthreads();
-  uint32_t r[4];
-  if (transposed)
-    cuda::ldmatrix_x4_trans(r, tile, 8 + 8 * lane);
-  else
-    cuda::ldmatrix_x4(r, tile.at(8, 4 * 64), 8 * lane);
-  for (int j = 0; j < 4; ++j) out[lane * 4 + j] = r[j];
-}
-
-TEST_CASE("ldmatrix hands every element to its lane", "[cuda]") {
-  cuda::Stream stream;
-  Buffer<bf16> in(4 * 64 + 8);
-  Buffer<uint32_t> out(128);
-  for (size_t i = 0; i < in.n; ++i) in[i].bits = uint16_t(1000 + i);
-  for (bool transposed : {false, true}) {
-    cuda::launch(load_four, "load_four", {.grid = 1, .block = 32, .shared_bytes = cuda::shared_bytes<bf16>(in.n)},
-                 stream, in.upload(stream), out.device.as<uint32_t>(), transposed);
-    out.download(stream);
-    for (uint32_t lane = 0; lane < 32; ++lane)
-      for (uint32_t j = 0; j < 4; ++j)
-        for (uint32_t half = 0; half < 2; ++half) {
-          uint32_t row = lane / 4, column = lane % 4 * 2 + half;
-          if (transposed) std::swap(row, column);
-          REQUIRE((out[lane * 4 + j] >> (16 * half) & 0xffff) == 1008 + j * 64 + row * 8 + column);
-        }
-  }
-}
-
 // --- Warps.
 
 __global__ void shuffle_all(int* out, int argument, int width) {
@@ -321,27 +288,6 @@ TEST_CASE("cp.async in a pipeline of two stages", "[cuda]") {
                  stream, in.upload(stream), out.upload(stream), n);
     out.download(stream);
     REQUIRE(out[0] == want);
-  }
-}
-
-__global__ void reverse_16(const uint4* in, uint4* out, int n) {
-  cuda::Carver carver;
-  auto tile = carver.take<bf16>(8 * n);
-  cuda::store_16(tile, 8 * int(threadIdx.x), in[threadIdx.x]);
-  __syncthreads();
-  out[threadIdx.x] = cuda::load_16(tile, 8 * (n - 1 - int(threadIdx.x)));
-}
-
-TEST_CASE("16 bytes at once through shared memory", "[cuda]") {
-  cuda::Stream stream;
-  Buffer<uint4> in(64), out(64);
-  for (unsigned i = 0; i < 64; ++i) in[i] = make_uint4(i, i + 100, i + 200, i + 300);
-  cuda::launch(reverse_16, "reverse_16", {.grid = 1, .block = 64, .shared_bytes = 1024}, stream, in.upload(stream),
-               out.upload(stream), 64);
-  out.download(stream);
-  for (unsigned i = 0; i < 64; ++i) {
-    CHECK(out[i].x == 63 - i);
-    CHECK(out[i].w == 363 - i);
   }
 }
 

@@ -104,35 +104,36 @@ TEST_CASE("options: each kind, and each way of writing it", "[options]") {
   CHECK(good({"-"}).positional() == std::vector<std::string>{"-"});
 }
 
-TEST_CASE("options: a bad value names the option and what was expected", "[options]") {
-  for (const char* bad : {"abc", "", "65536", "-1", "1.5", "0x10", "1 ", "99999999999999999999"}) {
-    std::string message = error({"--port", bad});
-    contains(message, "--port");
-    contains(message, "from 0 to 65535");
-  }
+TEST_CASE("options: what is wrong is named, with what was expected or is nearest", "[options]") {
+  for (const char* bad : {"abc", "", "65536", "-1", "1.5", "0x10", "1 ", "99999999999999999999"})
+    contains(error({"--port", bad}),
+             "--port: '" + std::string(bad) + "' does not fit: expected a whole number from 0 to 65535");
   for (const char* bad : {"nan", "x", "0.4", "-inf", ""})
     contains(error({"--rate", bad}), "expected a number at least 0.5 1/s");
   for (const char* bad : {"inf", "1.01", "-0.1"}) contains(error({"--top-p", bad}), "expected a number from 0 to 1");
-  contains(error({"--kv-bytes", "12XB"}), "unknown unit");
-  contains(error({"--kv-bytes", "2GiB"}), "from 1 to 1073741824 bytes");
-  contains(error({"--allocator", "pagd"}), "expected contiguous|paged; nearest: 'paged'");
-  contains(error({"--chat=maybe"}), "expected on|off");
-  contains(error({"--port"}), "--port: expected a value");
-  contains(error({"--name", "--port", "3"}), "--name: expected a value");
-  contains(error({"a", "b"}), "unexpected argument 'b'");
-  std::string secret = error({"--key", "hunter2", "--port", "x"});
+  const struct {
+    std::vector<std::string> words;
+    const char* says;
+  } cases[] = {
+      {{"--kv-bytes", "12XB"}, "unknown unit"},
+      {{"--kv-bytes", "2GiB"}, "from 1 to 1073741824 bytes"},
+      {{"--allocator", "pagd"}, "expected contiguous|paged; nearest: 'paged'"},
+      {{"--chat=maybe"}, "expected on|off"},
+      {{"--port"}, "--port: expected a value"},
+      {{"--name", "--port", "3"}, "--name: expected a value"},
+      {{"a", "b"}, "unexpected argument 'b'"},
+      {{"--prot", "3"}, "unknown option '--prot'; nearest: '--port'"},
+      {{"--prot=3"}, "unknown option '--prot'; nearest: '--port'"},
+      {{"--kv_bytes", "3"}, "nearest: '--kv-bytes'"},
+      {{"--alloc", "paged"}, "nearest: '--allocator'"},  // no guessing of beginnings
+      {{"-p", "3"}, "nearest: '--port'"},
+      {{"---port", "3"}, "nearest: '--port'"},
+      {{"--=3"}, "unknown option"},
+      {{"--no\nsense"}, "unknown option"},
+  };
+  for (const auto& [words, says] : cases) contains(error(words), says);
+  const std::string secret = error({"--key", "hunter2", "--port", "x"});
   CHECK(secret.find("hunter2") == secret.npos);
-}
-
-TEST_CASE("options: an unknown name is answered with the nearest one", "[options]") {
-  contains(error({"--prot", "3"}), "unknown option '--prot'; nearest: '--port'");
-  contains(error({"--prot=3"}), "unknown option '--prot'; nearest: '--port'");
-  contains(error({"--kv_bytes", "3"}), "nearest: '--kv-bytes'");
-  contains(error({"--alloc", "paged"}), "nearest: '--allocator'");  // no guessing of beginnings
-  contains(error({"-p", "3"}), "nearest: '--port'");
-  contains(error({"---port", "3"}), "nearest: '--port'");
-  contains(error({"--=3"}), "unknown option");
-  contains(error({"--no\nsense"}), "unknown option");
   auto bench = Options::parse(kRows, "bench", {"--port", "3"}, 0);
   REQUIRE_FALSE(bench);
   contains(bench.error().message, "unknown option '--port' of bench (it is one of: serve)");

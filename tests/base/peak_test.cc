@@ -133,16 +133,19 @@ TEST_CASE("the kept peak is used on this machine and replaced when it is another
   ScopedVariable cache("XDG_CACHE_HOME", folder);
   REQUIRE(peak_cache_path() == folder + "/xpyd/peak.json");
   ThreadTeam team(1);
-  Peak measured = cached_peak(team);
+  Peak others = example();
+  others.machine = "another machine", others.all.n_threads = 1;
+  std::filesystem::create_directories(folder + "/xpyd");
+  std::ofstream(peak_cache_path()) << to_json(others);
+  const Peak measured = cached_peak(team);
+  REQUIRE(measured.machine != others.machine);
   REQUIRE(measured.one.fma_gflops > 0);
+  REQUIRE(measured.one.fma_gflops != others.one.fma_gflops);
   // A file changed in one figure comes back with it: nothing was measured again.
   Peak changed = measured;
   changed.one.copy_gbps = 123456;
   std::ofstream(peak_cache_path()) << to_json(changed);
   REQUIRE(cached_peak(team).one.copy_gbps == 123456);
-  changed.machine = "another machine";
-  std::ofstream(peak_cache_path()) << to_json(changed);
-  REQUIRE(cached_peak(team).one.copy_gbps != 123456);
 }
 
 }  // namespace xpyd::testing::peak_test

@@ -192,7 +192,7 @@ TEST_CASE("with known lengths peak_tokens and longest never preempt, and prompt 
   for (const char* scheme : {"paged", "token", "contiguous"})
     for (const char* policy : {"chunked", "persistent", "prefill_first", "static"})
       for (int step : {48, 160, 2048})
-        for (uint64_t seed = 0; seed < 4; ++seed) {
+        for (uint64_t seed = 0; seed < 2; ++seed) {
           INFO(scheme << " " << policy << " step " << step << " seed " << seed);
           const Outcome peak = serve(scheme, policy, "peak_tokens", step, seed);
           const Outcome longest = serve(scheme, policy, "longest", step, seed);
@@ -202,7 +202,7 @@ TEST_CASE("with known lengths peak_tokens and longest never preempt, and prompt 
           peak_steps += peak.steps;
           longest_steps += longest.steps;
         }
-  CHECK(with_prompt > 100);
+  CHECK(with_prompt > 50);
   CHECK(peak_steps < longest_steps);
 }
 

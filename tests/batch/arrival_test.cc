@@ -42,13 +42,18 @@ struct Stand {
     return c;
   }
   static KvShape shape() { return kv_shape(config(), Dtype::f32); }
-  void submit(uint64_t id, int first, int tokens, int output = 1) {
+  SequencePtr sequence(uint64_t id, int first, int tokens, int output = 1, const ChoiceState& state = {},
+                       uint64_t salt = 0) {
     std::vector<int32_t> prompt;
     for (int i = 0; i < tokens; ++i) prompt.push_back((first + i) % 96);
     auto request = tiny_request(id, prompt, output);
     request->ignore_eos = true;
     request->arrival_s = clock.seconds;
-    engine->submit(make_sequence(request, {}, recorder, nullptr, nullptr));
+    request->cache_salt = salt;
+    return make_sequence(request, state, recorder, nullptr, nullptr);
+  }
+  void submit(uint64_t id, int first, int tokens, int output = 1) {
+    engine->submit(sequence(id, first, tokens, output));
   }
   // Seconds until it has ended.
   double run(uint64_t id) {
@@ -153,13 +158,8 @@ TEST_CASE("arrival: a layer that does not come is computed, and no token of it w
   Stand stand(1e-3, 1e-3, true);
   stand.submit(1, 0, kPrefix + 1, 2);
   stand.run(1);
-  std::vector<int32_t> prompt;
-  for (int i = 0; i <= kPrefix; ++i) prompt.push_back(i % 96);
-  auto request = tiny_request(2, prompt, 2);
-  request->ignore_eos = true;
-  request->cache_salt = 7;  // no tier has it
-  SequencePtr sequence = make_sequence(request, {}, stand.recorder, nullptr, nullptr);
-  sequence->kv = stand.memory->reserve(prompt, sequence->salt()).value().handle;
+  SequencePtr sequence = stand.sequence(2, 0, kPrefix + 1, 2, {}, 7);  // no tier has it
+  sequence->kv = stand.memory->reserve(sequence->tokens, sequence->salt()).value().handle;
   REQUIRE(stand.memory->append(sequence->kv, kPrefix));
   sequence->computed = kPrefix;
   sequence->early = sequence->probed = true;
@@ -192,13 +192,7 @@ TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that stil
   stand.submit(1, 0, kPrefix + 1);
   stand.run(1);
   stand.settle();
-  std::vector<int32_t> prompt;
-  for (int i = 0; i <= kPrefix; ++i) prompt.push_back(i % 96);
-  auto request = tiny_request(2, prompt, 4);
-  request->ignore_eos = true;
-  SequencePtr sequence = make_sequence(request, {.output = {7}}, stand.recorder, nullptr,
-                                       nullptr);  // one of four is out
-  stand.engine->submit(std::move(sequence));
+  stand.engine->submit(stand.sequence(2, 0, kPrefix + 1, 4, {.output = {7}}));  // one of four is out
   bool came_late = false;
   while (stand.recorder->choice(2).ends == 0) {
     const int before = drafter->asked;

@@ -94,45 +94,54 @@ void compare(const Results& all, const Results& others, Counts& counts) {
   }
 }
 
-// `waves`: of a pipeline; 0: a model that chooses, of which two steps are under way.
-void compare_with_plain(int waves, uint64_t seeds) {
+// On a model that computes as late as it may, against one that is waited for.
+TEST_CASE("planning ahead of the model, waves and chunk policies change no token, end or hash",
+          "[engine][waves][chunks]") {
+  struct Late {
+    int waves;  // of a pipeline; 0: a model that chooses, of which two steps are under way; -1: any
+    const char* policy;
+    long begun = 0, overlapped = 0;
+  };
+  std::vector<Late> all = {{0, "fixed"}, {2, "fixed"}, {3, "fixed"}, {8, "fixed"}};
+  for (const ChunkPolicy& policy : chunk_policies()) all.push_back({-1, policy.name});
   ThreadTeam team(1);
-  const long begun = LateModel::begun, overlapped = LateModel::overlapped;
   Counts counts;
-  for (uint64_t seed = 0; seed < seeds; ++seed) {
-    const Load load = make_load(seed);
+  constexpr int kSeeds = 56;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    const Load load = make_load(uint64_t(seed));
     for (const char* topology : {"1C", "1P1D"}) {
       TinySetup setup{.topology = topology,
-                      .batching = std::array{"chunked", "prefill_first", "static"}[seed % 3],
+                      .batching = std::array{"chunked", "persistent", "prefill_first", "static"}[size_t(seed) % 4],
                       .transport = seed % 2 ? "handoff" : "local",
-                      .stream_kv = seed % 4 < 2 ? StreamKv::chunk : StreamKv::request};
-      if (waves > 0 && seed % 4 == 1) setup.stream_kv = StreamKv::layer;
-      setup.step_tokens = 16 + int(seed % 5) * 16;
-      setup.max_batch = 3 + int(seed % 7);
+                      .stream_kv = std::array{StreamKv::chunk, StreamKv::layer, StreamKv::request}[size_t(seed) % 3]};
+      setup.step_tokens = 16 + seed % 5 * 16;
+      setup.block_tokens = seed % 3 ? 16 : 4;
+      setup.max_batch = 3 + seed % 7;
       setup.pool_bytes = (seed / 3 % 2 ? 12 : 128) * 16 * 256;  // 12 blocks: preemptions
-      INFO("seed " << seed << " waves " << waves << " " << setup.describe());
-      Results results[2];
-      setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
+      const auto plain = [&](const TinySetup& s, DeviceQueue&) {
         return Result<std::unique_ptr<Model>>(
             make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch));
       };
-      results[0] = run(load, setup);
-      setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
-        return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(plain(s, queue).value(), waves));
-      };
-      results[1] = run(load, setup);
-      compare(results[0], results[1], counts);
+      setup.make_model = plain;
+      const Results expected = run(load, setup);
+      setup.chunks.request_tokens = seed % 3 == 1 ? 12 : 0;
+      for (Late& late : all) {
+        const int waves = late.waves >= 0 ? late.waves : seed % 3 == 0 ? 0 : 2 + seed % 7;
+        setup.chunk_policy = late.policy;
+        setup.make_model = [&](const TinySetup& s, DeviceQueue& queue) {
+          return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(plain(s, queue).value(), waves));
+        };
+        INFO("seed " << seed << " waves " << waves << " " << setup.describe());
+        const long begun = LateModel::begun, overlapped = LateModel::overlapped;
+        compare(expected, run(load, setup), counts);
+        late.begun += LateModel::begun - begun, late.overlapped += LateModel::overlapped - overlapped;
+      }
     }
   }
-  CHECK(counts.compared > int(16 * seeds));
-  CHECK(counts.aborted > int(seeds / 3));
-  CHECK(counts.stopped > int(seeds));
-  CHECK(LateModel::overlapped - overlapped > (LateModel::begun - begun) / 2);
-}
-
-TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]") { compare_with_plain(0, 60); }
-TEST_CASE("waves change no token, end or hash", "[engine][waves]") {
-  for (int waves : {2, 3, 8}) compare_with_plain(waves, 60);
+  for (const Late& late : all) CHECK(late.overlapped > late.begun / 2);
+  CHECK(counts.compared > 16 * kSeeds * int(all.size()));
+  CHECK(counts.aborted > kSeeds * int(all.size()) / 3);
+  CHECK(counts.stopped > kSeeds * int(all.size()));
 }
 
 // Once: one ran, others waited with all the other blocks, which they shared, so that each needed one more;
@@ -148,66 +157,85 @@ TEST_CASE("who waits with KV gives it up where nothing can move otherwise", "[en
   }
 }
 
-TEST_CASE("a chunk policy changes no token, end or hash, also ahead of the model", "[engine][chunks]") {
-  ThreadTeam team(1);
-  Counts counts;
-  uint64_t seed = 1000;
-  for (const ChunkPolicy& policy : chunk_policies())
-    for (int turn = 0; turn < 56; ++turn) {
-      const Load load = make_load(++seed);
-      TinySetup setup{.topology = turn % 2 ? "1C" : "1P1D",
-                      .batching = std::array{"chunked", "persistent", "prefill_first", "static"}[size_t(turn) / 14],
-                      .stream_kv = turn % 4 < 2 ? StreamKv::chunk : StreamKv::request};
-      setup.step_tokens = 16 + turn % 5 * 16;
-      setup.block_tokens = turn % 3 ? 16 : 4;
-      setup.max_batch = 3 + turn % 7;
-      setup.pool_bytes = (turn / 3 % 2 ? 12 : 128) * 16 * 256;
-      setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
-        return Result<std::unique_ptr<Model>>(
-            make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch));
-      };
-      const Results fixed = run(load, setup);
-      setup.chunk_policy = policy.name;
-      setup.chunks.request_tokens = turn % 3 == 1 ? 12 : 0;
-      setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
-        return Result<std::unique_ptr<Model>>(
-            std::make_unique<LateModel>(plain(s, queue).value(), turn % 3 == 0 ? 0 : 2 + turn % 7));
-      };
-      INFO("seed " << seed << " " << setup.describe());
-      compare(fixed, run(load, setup), counts);
+// An engine by itself, over so many blocks of 16 tokens.
+struct Alone {
+  explicit Alone(int n_blocks, const char* chunk_policy = "fixed")
+      : kv{.shape = kv_shape(tiny_config(), Dtype::f32),
+           .pool_bytes = size_t(n_blocks * 16) * kv.shape.token_bytes(),
+           .max_sequence_tokens = 160},
+        memory(find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv)),
+        engine(*model, *memory,
+               {.policy = find_batch_policy("chunked"),
+                .max_batch = 4,
+                .step_tokens = 64,
+                .chunks = {.policy = find_chunk_policy(chunk_policy)}},
+               clock, nullptr) {}
+  // One whose first `held` tokens have KV.
+  SequencePtr holding(uint64_t id, int tokens, int held, const ChoiceState& state) {
+    const auto request = tiny_request(id, std::vector<int32_t>(size_t(tokens), int32_t(id)), 3);
+    auto sequence = make_sequence(request, state, recorder, nullptr, nullptr);
+    sequence->kv = memory->reserve(request->prompt, 0).value().handle;
+    REQUIRE(memory->append(sequence->kv, held));
+    memory->written(sequence->kv, std::span(request->prompt).first(size_t(held)));
+    sequence->computed = held;
+    return sequence;
+  }
+  void run() {
+    for (int step = 0; step < 100 && !engine.idle(); ++step) {
+      engine.step();
+      engine.check_invariants();
     }
-  CHECK(counts.compared > 1000);
-  CHECK(counts.stopped > 100);
-}
+    memory->check_invariants();
+  }
+  ThreadTeam team{1};
+  RealClock clock;
+  KvOptions kv;
+  std::unique_ptr<KvMemory> memory;
+  std::unique_ptr<Model> model = make_llama(tiny_weights(), team, 64, 4);
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+  Engine engine;
+};
 
 // Once: it was done anew in each turn.
 TEST_CASE("what a chunk policy has searched for a prompt is kept while it waits for memory", "[engine][chunks]") {
-  ThreadTeam team(1);
-  RealClock clock;
-  const KvOptions kv{
-      .shape = kv_shape(tiny_config(), Dtype::f32), .pool_bytes = 12 * 16 * 256, .max_sequence_tokens = 256};
-  const auto memory = find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv);
-  const auto model = make_llama(tiny_weights(), team, 64, 4);
-  Engine engine(*model, *memory,
-                {.policy = find_batch_policy("chunked"),
-                 .max_batch = 4,
-                 .step_tokens = 64,
-                 .chunks = {.policy = find_chunk_policy("equal_time")}},
-                clock, nullptr);
+  Alone alone(12, "equal_time");
   std::vector<ChunkState> before;
-  engine.watch_chunks([&](const ChunkView&, const ChunkState& b, const ChunkChoice&) { before.push_back(b); });
-  const std::vector<int32_t> others(100, 5);
-  const KvHandle held = memory->reserve(others, 0).value().handle;
-  REQUIRE(memory->append(held, 100));
-  engine.submit(make_sequence(tiny_request(1, std::vector<int32_t>(90, 7), 3), {}, std::make_shared<Recorder>(),
-                              nullptr, nullptr));
-  for (int turn = 0; turn < 3; ++turn) CHECK_FALSE(engine.step());
+  alone.engine.watch_chunks([&](const ChunkView&, const ChunkState& b, const ChunkChoice&) { before.push_back(b); });
+  const KvHandle held = alone.memory->reserve(std::vector<int32_t>(100, 5), 0).value().handle;
+  REQUIRE(alone.memory->append(held, 100));
+  alone.engine.submit(
+      make_sequence(tiny_request(1, std::vector<int32_t>(90, 7), 3), {}, alone.recorder, nullptr, nullptr));
+  for (int turn = 0; turn < 3; ++turn) CHECK_FALSE(alone.engine.step());
   CHECK(before.empty());
-  memory->free(held);
-  while (engine.step()) continue;
+  alone.memory->free(held);
+  alone.run();
   REQUIRE(before.size() > 0);
   CHECK(before[0].head == 1);
   CHECK(before[0].wave_s > 0);
+}
+
+// Engine::adopt() promised to take any sequence whose KV is in place, and took the prompt of one
+// that was not marked as started for one of its own: it counted it, and said it was cached.
+TEST_CASE("engine: a prompt computed elsewhere was counted as this engine's, and as cached", "[engine]") {
+  Alone alone(64);
+  alone.engine.adopt(alone.holding(1, 40, 40, {.output = {5}}));
+  alone.run();
+  CHECK(alone.recorder->choice(1).finish == FinishReason::length);
+  CHECK(alone.recorder->choice(1).tokens.size() == 2);  // the first of three came with it
+  CHECK(alone.recorder->choice(1).cached_tokens == 0);
+  CHECK(alone.engine.stats().prompt_tokens == 0);
+}
+
+// One that held memory before its turn stood before one that was adopted with its KV. It gave that memory up and did
+// not fit any more, and the adopted one behind it was never asked for its own: both waited for ever.
+TEST_CASE("engine: one adopted behind one that holds memory early runs before it", "[engine]") {
+  Alone alone(10);
+  auto early = alone.holding(1, 130, 16, {});  // wants 9 blocks of 10, and has one
+  early->early = early->probed = true;
+  alone.engine.submit(std::move(early));
+  alone.engine.adopt(alone.holding(2, 40, 40, {.output = {5}}));
+  alone.run();
+  for (uint64_t id : {1, 2}) CHECK(alone.recorder->choice(id).finish == FinishReason::length);
 }
 
 }  // namespace

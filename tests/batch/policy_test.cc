@@ -19,119 +19,123 @@ struct Scene {
   }
 };
 
-SequenceView decoding(int tokens) {
-  return {.n_tokens = tokens, .n_computed = tokens - 1, .n_limit = tokens + 50, .n_blocks = (tokens + 14) / 16};
+// n_output: 2: it has decoded; 1: its first token is of its prompt's step.
+SequenceView decoding(int tokens, int n_output = 2) {
+  return {.n_tokens = tokens,
+          .n_computed = tokens - 1,
+          .n_limit = tokens + 50,
+          .n_blocks = (tokens + 14) / 16,
+          .n_output = n_output};
 }
-SequenceView prompt(int tokens, int computed = 0) {
-  return {.n_tokens = tokens, .n_computed = computed, .n_limit = tokens + 50, .n_blocks = (computed + 15) / 16};
+SequenceView prompt(int tokens, int computed = 0, int held = 0, int choices = 1) {
+  return {.n_tokens = tokens,
+          .n_computed = computed,
+          .n_limit = tokens + 50,
+          .n_blocks = (computed + 15) / 16,
+          .choices = choices,
+          .n_held = held};
 }
-
-TEST_CASE("chunked: decodes first, then pieces of prompts", "[batch]") {
-  Scene scene{.running = {decoding(20), prompt(100, 40), decoding(33)}, .waiting = {prompt(30), prompt(5)}};
-  BatchPlan plan = scene.plan("chunked");
-  REQUIRE(plan.preempts.empty());
-  REQUIRE(plan.runs.size() == 3);
-  CHECK(plan.runs[0].n_tokens == 1);
-  CHECK(plan.runs[1].n_tokens == 60);
-  CHECK(plan.runs[2].n_tokens == 1);
-  REQUIRE(plan.admits.size() == 1);  // two tokens of the step are left
-  CHECK(plan.admits[0].n_tokens == 2);
-}
-
-TEST_CASE("what the chunk policy holds back is left for another step, and nobody overtakes it", "[batch]") {
-  for (const BatchPolicy& policy : batch_policies()) {
-    INFO(policy.name);
-    Scene scene{.running = {prompt(100, 40), prompt(90, 32)}, .waiting = {prompt(30), prompt(5), prompt(5)}};
-    scene.running[0].n_held = 44, scene.running[1].n_held = 58;
-    scene.waiting[0].n_held = 10, scene.waiting[1].n_held = 5;
-    const BatchPlan plan = scene.plan(policy.name);
-    CHECK(plan.runs == std::vector<ScheduledRun>{{0, 16}});
-    CHECK(plan.admits == std::vector<ScheduledRun>{{0, 20}});
-  }
+// … whose next token needs a block.
+SequenceView at_edge(int tokens) {
+  SequenceView s = decoding(tokens);
+  s.n_blocks = (tokens - 1) / 16;
+  return s;
 }
 
-TEST_CASE("prefill_first: prompts alone, then decodes alone", "[batch]") {
-  Scene scene{.running = {decoding(20), decoding(33)}, .waiting = {prompt(30)}};
-  BatchPlan plan = scene.plan("prefill_first");
-  CHECK(plan.runs.empty());
-  REQUIRE(plan.admits.size() == 1);
-  CHECK(plan.admits[0].n_tokens == 30);
-  scene.waiting.clear();
-  plan = scene.plan("prefill_first");
-  CHECK(plan.runs.size() == 2);
-}
-
-TEST_CASE("static: nobody joins a running batch, and memory is held for the longest output", "[batch]") {
-  Scene scene{.running = {decoding(20)}, .waiting = {prompt(30), prompt(30), prompt(30)}};
-  scene.running[0].n_output = 2;
-  CHECK(scene.plan("static").admits.empty());
-  scene.running.clear();
-  CHECK(scene.plan("static").admits.size() == 3);
-  scene.available = 11;  // 80 tokens are 5 blocks: two fit
-  CHECK(scene.plan("static").admits.size() == 2);
-}
-
-TEST_CASE("static: a batch forms over several steps, until it decodes", "[batch]") {
-  Scene scene{.running = {prompt(100, 64)}, .waiting = {prompt(30), prompt(30)}};
-  BatchPlan plan = scene.plan("static");
-  REQUIRE(plan.runs.size() == 1);
-  CHECK(plan.runs[0].n_tokens == 36);
-  REQUIRE(plan.admits.size() == 1);  // the rest of the step
-  CHECK(plan.admits[0].n_tokens == 28);
-  scene.running = {decoding(101)};
-  scene.running[0].n_output = 1;  // of the prompt's step: nobody has decoded
-  CHECK(scene.plan("static").runs.empty());
-  CHECK(scene.plan("static").admits.size() == 2);
-  scene.running[0].n_output = 2;
-  CHECK(scene.plan("static").runs.size() == 1);
-  CHECK(scene.plan("static").admits.empty());
-}
-
-TEST_CASE("persistent: whole prompts join the decodes, unless no step could hold them", "[batch]") {
-  Scene scene{.running = {decoding(20), decoding(33)}, .waiting = {prompt(40), prompt(50)}};
-  BatchPlan plan = scene.plan("persistent");
-  CHECK(plan.runs.size() == 2);
-  REQUIRE(plan.admits.size() == 1);
-  CHECK(plan.admits[0].n_tokens == 40);
-  scene.waiting = {prompt(200)};
-  plan = scene.plan("persistent");
-  REQUIRE(plan.admits.size() == 1);
-  CHECK(plan.admits[0].n_tokens == 62);
-}
-
-TEST_CASE("every policy asks the rule that it is given", "[batch]") {
-  for (const BatchPolicy& policy : batch_policies()) {
-    Scene scene{.waiting = {prompt(30), prompt(30), prompt(30)}, .available = 11};
-    INFO(policy.name);
-    scene.rule = find_admission_rule("longest");  // 80 tokens each
-    CHECK(scene.plan(policy.name).admits.size() == 2);
-    scene.rule = find_admission_rule("prompt");
-    CHECK(scene.plan(policy.name).admits.size() == (std::string(policy.name) == "persistent" ? 2 : 3));
-  }
-}
-
-TEST_CASE("a full batch and a missing block stop admission in order", "[batch]") {
-  Scene scene{.waiting = {prompt(30), prompt(200), prompt(5)}, .max_batch = 3, .step = 512};
-  CHECK(scene.plan("chunked").admits.size() == 3);
-  scene.max_batch = 2;
-  CHECK(scene.plan("chunked").admits.size() == 2);
-  scene.max_batch = 3;
-  scene.available = 10;  // the second prompt does not fit, so the third does not overtake it
-  CHECK(scene.plan("chunked").admits.size() == 1);
-  scene.waiting[0].choices = 4;  // counts for four sequences
-  CHECK(scene.plan("chunked").admits.empty());
-}
-
-TEST_CASE("the youngest is preempted when blocks run out, and what it had is counted again", "[batch]") {
-  Scene scene{.running = {decoding(33), decoding(17), decoding(49)}, .available = 0};
-  for (SequenceView& s : scene.running) s.n_blocks = (s.n_tokens - 1) / 16;  // each needs a block now
-  BatchPlan plan = scene.plan("chunked");
-  REQUIRE(plan.preempts == std::vector<int>{2});
-  REQUIRE(plan.runs.size() == 2);
-  scene.running.resize(1);
-  plan = scene.plan("chunked");
-  CHECK(plan.preempts == std::vector<int>{0});
-  CHECK(plan.runs.empty());
+TEST_CASE("policies: plans by hand", "[batch]") {
+  using Runs = std::vector<ScheduledRun>;
+  const SequenceView p5 = prompt(5), p30 = prompt(30);
+  const AdmissionRule* const longest = find_admission_rule("longest");  // 30 tokens: 80, 5 blocks
+  const AdmissionRule* const only_prompt = find_admission_rule("prompt");
+  struct {
+    const char *what, *policy;  // "": each of them
+    Scene scene;
+    Runs runs, admits;
+    std::vector<int> preempts = {};
+  } const cases[] = {
+      {"decodes first, then pieces of prompts",
+       "chunked",
+       {.running = {decoding(20), prompt(100, 40), decoding(33)}, .waiting = {p30, p5}},
+       {{0, 1}, {1, 60}, {2, 1}},
+       {{0, 2}}},
+      {"what the chunk policy holds back is left for another step, and nobody overtakes it",
+       "",
+       {.running = {prompt(100, 40, 44), prompt(90, 32, 58)}, .waiting = {prompt(30, 0, 10), prompt(5, 0, 5), p5}},
+       {{0, 16}},
+       {{0, 20}}},
+      {"prompts alone", "prefill_first", {.running = {decoding(20), decoding(33)}, .waiting = {p30}}, {}, {{0, 30}}},
+      {"then decodes alone", "prefill_first", {.running = {decoding(20), decoding(33)}}, {{0, 1}, {1, 1}}, {}},
+      {"nobody joins a running batch", "static", {.running = {decoding(20)}, .waiting = {p30, p30}}, {{0, 1}}, {}},
+      {"a batch begins", "static", {.waiting = {p30, p30, p30}}, {}, {{0, 30}, {1, 30}, {2, 4}}},
+      {"memory is held for the longest output",
+       "static",
+       {.waiting = {p30, p30, p30}, .available = 11},
+       {},
+       {{0, 30}, {1, 30}}},
+      {"a batch forms over several steps",
+       "static",
+       {.running = {prompt(100, 64)}, .waiting = {p30, p30}},
+       {{0, 36}},
+       {{0, 28}}},
+      {"… as long as nobody has decoded",
+       "static",
+       {.running = {decoding(101, 1)}, .waiting = {p30, p30}},
+       {},
+       {{0, 30}, {1, 30}}},
+      {"… until it decodes", "static", {.running = {decoding(101)}, .waiting = {p30, p30}}, {{0, 1}}, {}},
+      {"whole prompts join the decodes",
+       "persistent",
+       {.running = {decoding(20), decoding(33)}, .waiting = {prompt(40), prompt(50)}},
+       {{0, 1}, {1, 1}},
+       {{0, 40}}},
+      {"… unless no step could hold them",
+       "persistent",
+       {.running = {decoding(20), decoding(33)}, .waiting = {prompt(200)}},
+       {{0, 1}, {1, 1}},
+       {{0, 62}}},
+      {"it asks the rule that it is given",
+       "",
+       {.waiting = {p30, p30}, .available = 9, .rule = longest},
+       {},
+       {{0, 30}}},
+      {"… whichever", "", {.waiting = {p30, p30}, .available = 9, .rule = only_prompt}, {}, {{0, 30}, {1, 30}}},
+      {"there is room for all",
+       "chunked",
+       {.waiting = {p30, prompt(200), p5}, .max_batch = 3, .step = 512},
+       {},
+       {{0, 30}, {1, 200}, {2, 5}}},
+      {"a full batch",
+       "chunked",
+       {.waiting = {p30, prompt(200), p5}, .max_batch = 2, .step = 512},
+       {},
+       {{0, 30}, {1, 200}}},
+      {"the second does not fit, and the third does not overtake it",
+       "chunked",
+       {.waiting = {p30, prompt(200), p5}, .available = 10, .max_batch = 3, .step = 512},
+       {},
+       {{0, 30}}},
+      {"one counts for four sequences",
+       "chunked",
+       {.waiting = {prompt(30, 0, 0, 4), p5}, .max_batch = 3, .step = 512},
+       {},
+       {}},
+      {"the youngest is preempted, and what it had is counted again",
+       "chunked",
+       {.running = {at_edge(33), at_edge(17), at_edge(49)}, .available = 0},
+       {{0, 1}, {1, 1}},
+       {},
+       {2}},
+      {"nobody is left", "chunked", {.running = {at_edge(33)}, .available = 0}, {}, {}, {0}},
+  };
+  for (const auto& c : cases)
+    for (const BatchPolicy& policy : batch_policies()) {
+      if (*c.policy != 0 && c.policy != std::string(policy.name)) continue;
+      INFO(policy.name << ": " << c.what);
+      const BatchPlan plan = c.scene.plan(policy.name);
+      CHECK(plan.runs == c.runs);
+      CHECK(plan.admits == c.admits);
+      CHECK(plan.preempts == c.preempts);
+    }
 }
 
 // Whatever the scene, a plan keeps its promises.

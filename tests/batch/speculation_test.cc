@@ -90,72 +90,52 @@ RaggedRun plain_run(const TinySetup& setup) {
   return run;
 }
 
-TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity]") {
-  int ran = 0;
+TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity][shards]") {
+  struct Way {
+    const char *topology, *transport, *disagg;
+    int tp = 1, pp = 1, window = 0;
+  };
+  const Way ways[] = {{"1C", "local", "prefill_first"},          {"1P1D", "local", "prefill_first"},
+                      {"1P1D", "handoff", "prefill_first"},      {"2P1D", "local", "decode_first"},
+                      {"1C", "local", "prefill_first", 2, 1},    {"1P1D", "local", "prefill_first", 1, 2, 3},
+                      {"1C", "local", "prefill_first", 2, 2, 1}, {"1P1D", "local", "prefill_first", 2}};
+  int ran = 0, seen = 0;  // every fifth of all
   for (Dtype kv_dtype : kKvDtypes) {
     known().clear();
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
-    int64_t drafted = 0, accepted = 0;
+    int64_t drafted[3] = {}, accepted[3] = {};
     for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
       for (const auto& [batching, step] :
            {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
-        for (const char* topology : {"1C", "1P1D"})
-          for (const char* transport : {"local", "handoff"}) {
-            if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
-            TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
-            setup.kv_dtype = kv_dtype;
-            setup.step_tokens = step;
-            setup.block_tokens = ran % 3 ? 16 : 3;
-            if (setup.scheme == "vattention") setup.block_tokens = 64;
-            setup.threads = 1 + ran % 2;
-            setup.max_batch = 16 + ran % 5;
-            setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 3 << 20 : 1 << 19;
-            setup.speculation = ran % 4 == 3 ? SpeculationOptions{find_drafter("ngram"), 3, 1, 3} : told(1 + ran % 5);
-            INFO(setup.describe());
-            const RaggedRun run = run_ragged(setup);
-            REQUIRE(run.tokens == plain.tokens);
-            REQUIRE(run.hash == plain.hash);
-            drafted += run.draft_tokens, accepted += run.accepted_tokens;
-            ++ran;
-          }
-    CAPTURE(dtype_name(kv_dtype), drafted, accepted);
-    CHECK(accepted > drafted / 8);
-    CHECK(drafted - accepted > drafted / 8);
-  }
-}
-
-TEST_CASE("speculate: one hash with a multi-token head", "[speculate][parity]") {
-  int ran = 0, seen = 0;  // every fifth of all
-  for (Dtype kv_dtype : kKvDtypes) {
-    const RaggedRun plain = run_ragged({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
-    int64_t drafted = 0, accepted = 0;
-    for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
-      for (const auto& [batching, step] :
-           {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}})
-        for (const char* topology : {"1C", "1P1D", "2P1D"})
-          for (const char* transport : {"local", "handoff"}) {
-            if (std::string(topology) == "1C" && std::string(transport) == "handoff") continue;
-            if (++seen % 5 != 0) continue;
-            TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
-            setup.disagg = std::string(topology) == "2P1D" ? "decode_first" : "prefill_first";
-            setup.kv_dtype = kv_dtype;
-            setup.stream_kv = ran % 2 ? StreamKv::layer : StreamKv::request;
-            setup.step_tokens = step;
-            setup.block_tokens = ran % 3 ? 16 : 3;
-            if (setup.scheme == "vattention") setup.block_tokens = 64;
-            setup.threads = 1 + ran % 2;
-            setup.pool_bytes = setup.scheme == "contiguous" || setup.scheme == "slots" ? 5 << 20 : 1 << 20;
-            setup.speculation = {find_drafter("mtp"), ran % 5};
-            if (ran % 4 == 0 && std::string(transport) == "local") setup.prefill_tp = setup.decode_tp = 2;
-            INFO(setup.describe());
-            const RaggedRun run = run_ragged(setup);
-            REQUIRE(run.tokens == plain.tokens);
-            REQUIRE(run.hash == plain.hash);
-            drafted += run.draft_tokens, accepted += run.accepted_tokens;
-            ++ran;
-          }
-    CAPTURE(dtype_name(kv_dtype), drafted, accepted);
-    CHECK(drafted > 80);
+        for (const Way& way : ways) {
+          if (++seen % 5 != 0) continue;
+          const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told, n-grams, a multi-token head
+          const bool slots = scheme == std::string("contiguous") || scheme == std::string("slots");
+          TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching, .transport = way.transport};
+          setup.disagg = way.disagg;
+          setup.kv_dtype = kv_dtype;
+          if (ran % 3 == 0) setup.stream_kv = StreamKv::request;
+          setup.step_tokens = step;
+          setup.block_tokens = scheme == std::string("vattention") ? 64 : ran % 3 ? 16 : 3;
+          setup.threads = 1 + ran % 2;
+          setup.max_batch = 16 + ran % 5;
+          setup.pool_bytes = (slots ? 3 << 20 : 1 << 19) * (kind == 2 ? 2 : 1);
+          const SpeculationOptions drafters[] = {
+              told(1 + ran % 5), {find_drafter("ngram"), 3, 1, 3}, {find_drafter("mtp"), ran % 4}};
+          setup.speculation = drafters[kind];
+          if (ran % 4 == 0 && kind == 2 && way.transport == std::string("local"))
+            setup.prefill_tp = setup.decode_tp = 2;
+          INFO(setup.describe());
+          const RaggedRun run = run_ragged(setup);
+          REQUIRE(run.tokens == plain.tokens);
+          REQUIRE(run.hash == plain.hash);
+          drafted[kind] += run.draft_tokens, accepted[kind] += run.accepted_tokens;
+          ++ran;
+        }
+    CAPTURE(dtype_name(kv_dtype), drafted[0], accepted[0], drafted[1], drafted[2]);
+    CHECK(accepted[0] > drafted[0] / 8);
+    CHECK(drafted[0] - accepted[0] > drafted[0] / 8);
+    for (int64_t n : drafted) CHECK(n > 80);
   }
 }
 
@@ -216,32 +196,11 @@ TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
   CHECK(run.hash == plain.hash);
 }
 
-TEST_CASE("speculate: one hash on tensor ranks and pipeline stages", "[speculate][parity][shards]") {
-  known().clear();
-  const RaggedRun plain = plain_run({.topology = "1C"});
-  int ran = 0;
-  for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {2, 2}})
-    for (const char* scheme : {"paged", "vattention", "slots"})
-      for (int window : {0, 1, 3}) {
-        TinySetup setup{.topology = ran % 2 ? "1C" : "1P1D", .scheme = scheme};
-        setup.prefill_tp = setup.decode_tp = tp, setup.prefill_pp = setup.decode_pp = pp;
-        setup.window = window;
-        setup.pool_bytes = 4 << 20;
-        setup.speculation = told(1 + ran++ % 4);
-        INFO(setup.describe());
-        const RaggedRun run = run_ragged(setup);
-        REQUIRE(run.tokens == plain.tokens);
-        REQUIRE(run.hash == plain.hash);
-        CHECK(run.accepted_tokens > 0);
-        CHECK(run.accepted_tokens < run.draft_tokens);
-      }
-}
-
 // Sampling with penalties, several choices, stops and logprobs; prompts that come twice, so that what the first ones
 // have left is found.
 struct Answers {
   std::vector<Recorder::Choice> choices;
-  int64_t hits = 0, accepted = 0, drafted = 0;
+  int64_t hits = 0, accepted = 0, drafted = 0, preemptions = 0;
   KvStats kv;
 };
 Answers answers(const TinySetup& setup) {
@@ -262,7 +221,10 @@ Answers answers(const TinySetup& setup) {
   }
   Answers all;
   for (uint64_t i = 0; i < id; ++i)
-    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) all.choices.push_back(tiny.recorder->choice(i, c));
+    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) {
+      all.choices.push_back(tiny.recorder->choice(i, c));
+      all.preemptions += all.choices.back().preemptions;
+    }
   for (const auto& instance : tiny.cluster->instances()) {
     instance->memory().check_invariants();
     all.hits += instance->memory().stats().prefix_hit_tokens;
@@ -283,47 +245,48 @@ void check_equal(const Answers& got, const Answers& want) {
   }
 }
 
-TEST_CASE("speculate: who drafts samples, too, and short memory takes drafts from it alone", "[speculate]") {
-  for (const char* topology : {"1C", "1P1D"}) {
-    TinySetup setup{.topology = topology};
+TEST_CASE("speculate: sampling, penalties, choices, stops, a prefix cache and short memory do not see it",
+          "[speculate]") {
+  const SpeculationOptions head{find_drafter("mtp"), 4}, ngrams{find_drafter("ngram"), 4, 1, 3};
+  struct {
+    const char *topology, *scheme;
+    const SpeculationOptions& drafts;
+    int block_tokens = 16, n_blocks = 0;  // 0: enough for all
+  } const cases[] = {
+      {"1C", "paged", head},
+      {"1P1D", "paged", head},
+      {"1C", "paged", head, 4, 150},
+      {"1P1D", "paged", head, 4, 150},
+      {"1C", "paged", ngrams},
+      {"1P1D", "paged", ngrams},
+      {"1C", "vattention", ngrams, 64},
+      {"1P1D", "vattention", ngrams, 64},
+      {"1C", "paged", ngrams, 4, 110},
+  };
+  for (const auto& c : cases) {
+    TinySetup setup{.topology = c.topology, .scheme = c.scheme, .block_tokens = c.block_tokens};
     setup.max_batch = 64;
-    setup.pool_bytes = 2 << 20;
+    setup.share = setup.scheme == "vattention" ? KvShare::copy : KvShare::off;
+    setup.pool_bytes = c.n_blocks == 0
+                           ? 2 << 20
+                           : size_t(c.n_blocks * c.block_tokens) * kv_shape(tiny_config(), Dtype::f32).token_bytes();
     const Answers plain = answers(setup);
-    setup.speculation = {find_drafter("mtp"), 4};
+    setup.speculation = c.drafts;
     INFO(setup.describe());
     const Answers drafted = answers(setup);
     check_equal(drafted, plain);
-    CHECK(drafted.hits == plain.hits);
+    CHECK(plain.drafted == 0);
     CHECK(drafted.drafted > 100);
-
-    setup.block_tokens = 4;
-    setup.pool_bytes = size_t{150} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
-    check_equal(answers(setup), plain);
+    CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
+    if (&c.drafts == &ngrams) CHECK(drafted.accepted > 20);
+    if (c.n_blocks == 0) CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
+    if (c.n_blocks == 110) CHECK(drafted.preemptions > 0);
   }
 }
 
-TEST_CASE("speculate: sampling, penalties, choices, stops and a prefix cache do not see it", "[speculate]") {
-  for (const char* topology : {"1C", "1P1D"})
-    for (const char* scheme : {"paged", "vattention"}) {
-      TinySetup setup{.topology = topology, .scheme = scheme};
-      setup.max_batch = 64;
-      setup.pool_bytes = 2 << 20;
-      if (std::string(scheme) == "vattention") setup.share = KvShare::copy, setup.block_tokens = 64;
-      const Answers plain = answers(setup);
-      setup.speculation = {find_drafter("ngram"), 4, 1, 3};
-      INFO(setup.describe());
-      const Answers drafted = answers(setup);
-      check_equal(drafted, plain);
-      CHECK(drafted.accepted > 20);
-      CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
-      CHECK(drafted.kv.free + drafted.kv.cached == drafted.kv.capacity);
-      CHECK(plain.drafted == 0);
-    }
-}
-
 TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
-  // vllm#54360: a drafter that looks at the token behind gives up a block of every hit. Here a conversation of L tokens is
-  // found to floor((L - 1) / u) u of them, as without drafts.
+  // vllm#54360: a drafter that looks at the token behind gives up a block of every hit. Here a conversation of L tokens
+  // is found to floor((L - 1) / u) u of them, as without drafts.
   for (int block : {4, 16})
     for (const char* drafter : {"off", "ngram"}) {
       TinySetup setup{.topology = "1C", .block_tokens = block};
@@ -373,21 +336,6 @@ TEST_CASE("speculate: the room of rejected drafts is free after their step", "[s
   REQUIRE(tiny.submit(tiny_request(1, {5, 6, 7}, 9)).ok());
   while (tiny.cluster->turn()) CHECK(instance->memory().stats().internal_bytes == 0);
   CHECK(instance->stats().draft_tokens > instance->stats().accepted_tokens);
-}
-
-TEST_CASE("speculate: memory that is short", "[speculate]") {
-  TinySetup setup{.topology = "1C"};
-  setup.max_batch = 64;
-  setup.block_tokens = 4;
-  setup.pool_bytes = size_t{110} * 4 * kv_shape(tiny_config(), Dtype::f32).token_bytes();
-  const Answers plain = answers(setup);
-  setup.speculation = {find_drafter("ngram"), 6, 1, 3};
-  const Answers drafted = answers(setup);
-  check_equal(drafted, plain);
-  int preemptions = 0;
-  for (const Recorder::Choice& c : drafted.choices) preemptions += c.preemptions;
-  CHECK(preemptions > 0);
-  CHECK(drafted.accepted > 0);
 }
 
 TEST_CASE("speculate: a draft is accepted with its probability, and else another is drawn in proportion",
