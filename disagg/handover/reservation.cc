@@ -20,6 +20,7 @@ bool Reservations::tick() {
   bool alone = computing == 0 && sender_.sending() == 0;
   for (Waiting& w : waiting_) {
     if (is_over(w)) continue;
+    w.whole = w.sequence->kv != kNoKv && parts_.memory.ready(w.sequence->kv);
     const AttemptId attempt = w.sequence->attempt;
     const bool asks = w.order == DisaggOrder::push && !parts_.wire.zero_copy();
     int64_t& to_come = to_come_.try_emplace(w.decode, computing).first->second;
@@ -33,9 +34,8 @@ bool Reservations::tick() {
     if (!asks || sender_.granted(attempt)) engine_.submit(std::move(w.sequence));
   }
   // Nobody holds all that he needs, and nothing is on its way to an end: the last one gives up what was read for him.
-  const auto has = [this](const Waiting& w) {
-    return w.sequence && w.sequence->kv != kNoKv && parts_.memory.ready(w.sequence->kv);
-  };
+  // What came since this call began is not given up: its prompt has not asked for the rest yet.
+  const auto has = [](const Waiting& w) { return w.sequence && w.sequence->kv != kNoKv && w.whole; };
   if (const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), has); alone && last != waiting_.rend())
     let_go(*last->sequence);
   return std::erase_if(waiting_, [](const Waiting& w) { return !w.sequence; }) > 0;

@@ -48,7 +48,8 @@ class Reservations {
     SequencePtr sequence;  // null: it has gone
     DisaggOrder order;
     InstanceId decode;
-    bool held = false;  // here
+    bool held = false;   // here
+    bool whole = false;  // what it holds had come when tick() began
   };
 
   bool is_over(Waiting& waiting);

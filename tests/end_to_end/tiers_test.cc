@@ -201,9 +201,7 @@ TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, 
         setup.scheme = m.scheme, setup.share = m.share, setup.topology = topology, setup.transport = transport;
         setup.order = turn % 3 ? KvOrder::layer_major : KvOrder::token_major;
         setup.stream_kv = turn % 5 ? StreamKv::request : StreamKv::layer;
-        // Where copies end only when they are looked at, a cluster with escrow stands still: it has plain copies.
         setup.escrow = topology == std::string("2P1D");
-        if (setup.escrow) setup.device = &cpu_device(), setup.make_model = nullptr;
         ++turn;
         // Too small for all: blocks are evicted, sequences preempted.
         setup.pool_bytes = (one_slot_each ? 5 * 512 : 18 * 16) * shape.token_bytes();
