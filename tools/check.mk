@@ -20,8 +20,11 @@ check-storm: build  ## 20 | - | storms of requests against servers with little m
 check-parity: build  ## 3 | - | one logits hash over stages, waves, chunk policies, wires and memories (SEEDS=2000 drawn setups)
 	@$(TESTS_OF) SEEDS=$(SEEDS) $(BUILD)/xpyd_tests '[all-waves]'
 
-check-slow: build  ## 10 | - | tests that wait: supervision, kept services, soak, experiments' points
-	@$(TESTS_OF) $(BUILD)/xpyd_tests '[slow]'
+check-points: build  ## 3 | - | every point of every experiment, small; the runner, result files and claims
+	@$(TESTS_OF) $(BUILD)/xpyd_tests '[experiments][slow]'
+
+check-slow: build  ## 10 | - | tests that wait: supervision, kept services, killed workers, soak, measured peaks
+	@$(TESTS_OF) $(BUILD)/xpyd_tests '[slow]~[experiments]'
 
 check-emulated: build  ## 5 | - | kernels for AVX-512, emulated
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[emulated]'
