@@ -433,7 +433,8 @@ class Trial {
     if (!exact()) return;
     KvMemory& kv = of(s);
     const KvStats before = kv.stats();
-    const int n = int(random_.below(uint64_t(std::min(4 * block_tokens(), most_ - int(s.tokens.size()) + 1)))),
+    const int n = int(random_.below(
+                  uint64_t(std::min<int64_t>(4 * block_tokens(), int64_t{most_} - int64_t(s.tokens.size()) + 1)))),
               held = kv.escrowed(s.handle);
     const int need = std::max(0, blocks_for(s.tokens.size() + size_t(n)) - int(kv.blocks(s.handle).size())) +
                      int(n > 0 && kv.tail_shared(s.handle));
