@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
   }
   code = session.run();
   std::sort(summary.seconds.rbegin(), summary.seconds.rend());
-  for (size_t i = 0; i < 10 && i < summary.seconds.size() && summary.seconds.size() > 10; ++i)
+  for (size_t i = 0; summary.seconds.size() > 10 && i < 10; ++i)
     std::printf("slow: %6.2f s %s\n", summary.seconds[i].first, summary.seconds[i].second.c_str());
   std::map<std::string, std::vector<std::string>> skipped_by_reason;
   for (auto& [name, why] : summary.skipped) skipped_by_reason[why].push_back(name);

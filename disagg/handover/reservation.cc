@@ -18,9 +18,11 @@ bool Reservations::tick() {
   to_come_.clear();
   bool room = true;  // nobody before this one waits for memory
   bool alone = computing == 0 && sender_.sending() == 0;
+  Waiting* last = nullptr;  // of those that hold some KV, and not all that they need
   for (Waiting& w : waiting_) {
     if (is_over(w)) continue;
-    w.whole = w.sequence->kv != kNoKv && parts_.memory.ready(w.sequence->kv);
+    // KV that comes while this call looks at it does not count: its prompt has not asked for the rest yet.
+    const bool had_come = w.sequence->kv != kNoKv && parts_.memory.ready(w.sequence->kv);
     const AttemptId attempt = w.sequence->attempt;
     const bool asks = w.order == DisaggOrder::push && !parts_.wire.zero_copy();
     int64_t& to_come = to_come_.try_emplace(w.decode, computing).first->second;
@@ -29,15 +31,15 @@ bool Reservations::tick() {
       if (w.held && asks) sender_.ask(*w.sequence);
     }
     alone &= !w.held;
-    if (!w.held) continue;
+    if (!w.held) {
+      if (had_come && w.sequence->kv != kNoKv) last = &w;
+      continue;
+    }
     to_come += w.sequence->pending();
     if (!asks || sender_.granted(attempt)) engine_.submit(std::move(w.sequence));
   }
-  // Nobody holds all that he needs, and nothing is on its way to an end: the last one gives up what was read for him.
-  // What came since this call began is not given up: its prompt has not asked for the rest yet.
-  const auto has = [](const Waiting& w) { return w.sequence && w.sequence->kv != kNoKv && w.whole; };
-  if (const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), has); alone && last != waiting_.rend())
-    let_go(*last->sequence);
+  // No prompt holds all that it needs, and nothing is on its way to an end: the last one gives up what was read for it.
+  if (alone && last) let_go(*last->sequence);
   return std::erase_if(waiting_, [](const Waiting& w) { return !w.sequence; }) > 0;
 }
 

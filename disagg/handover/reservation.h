@@ -48,8 +48,7 @@ class Reservations {
     SequencePtr sequence;  // null: it has gone
     DisaggOrder order;
     InstanceId decode;
-    bool held = false;   // here
-    bool whole = false;  // what it holds had come when tick() began
+    bool held = false;  // here
   };
 
   bool is_over(Waiting& waiting);

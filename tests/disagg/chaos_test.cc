@@ -3,10 +3,10 @@
 // zombies, join, drain and leave, partitions, transfers that fail, arrive short or are changed, clients that go away.
 // The model's KV is checksums (checksum_model.h), so a token from foreign or stale KV is a wrong token.
 //
-//   make check STAGE=chaos SEEDS=2000          seeds 1..2000
-//   make check STAGE=chaos SEED=77             that one alone, telling what happens
-//   TRANSCRIPTS=1 make check STAGE=chaos       a hash of each seed's messages and events: two builds that should do
-//                                  the same are compared so
+//   make check STAGE=chaos SEEDS=2000      seeds 1..2000
+//   make check STAGE=chaos SEED=77         that one alone, telling what happens
+//   TRANSCRIPTS=1 make check STAGE=chaos   a hash of each seed's messages and events: two builds that should do
+//                                          the same are compared so
 
 #include <algorithm>
 #include <cmath>

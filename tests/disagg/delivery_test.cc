@@ -96,6 +96,23 @@ TEST_CASE("delivery: a client that goes does not wait for posts", "[disagg][deli
   scene.rest();
 }
 
+TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token", "[disagg][delivery]") {
+  for (bool noticed : {true, false}) {
+    Scene scene("2P1D");
+    scene.deliver_and_hold();
+    for (const char* name : {"P0", "P1"})
+      if (scene.stats(name).queue_prefill_sending == 1) {
+        scene.crash(scene.find(name)->id, noticed);
+        break;
+      }
+    scene.hand.holds = false;
+    scene.settle();
+    CHECK(scene.stats("D2").kv_refused == 1);  // what was delivered is D's to finish
+    // The conductor may hear of the end before D has said that it goes on.
+    CHECK(scene.conductor().totals().failed_attempts == noticed);
+  }
+}
+
 // What the two say to each other comes from another process: a place that cannot be is a failed
 // attempt, placed anew, and nobody reads beyond a list.
 class Misled final : public Scene {

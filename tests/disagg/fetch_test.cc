@@ -145,5 +145,53 @@ TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[dis
   CHECK(scene.stats("C1").fetch.failed == 1);
 }
 
+TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disagg][fetch]") {
+  {
+    Scene scene("2C", fetching("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    CHECK(scene.n_tokens(2) == 0);
+    scene.crash(scene.find("C0")->id, true);
+    scene.hand.let_go(true);
+    scene.ticks(60);
+    CHECK(scene.n_tokens(2) == 4);
+    scene.settle();
+    CHECK(scene.stats("C1").fetch.failed == 1);
+  }
+  {
+    Scene scene("2C", fetching("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.due = [&](InstanceId, InstanceId, const Message& m) {
+      if (auto* lent = std::get_if<KvLent>(const_cast<Message*>(&m)); lent && !lent->source.checksums.empty())
+        ++lent->source.checksums[0];
+      return scene.clock.seconds;
+    };
+    scene.ask(2, 60, 4, 1);
+    scene.settle();
+    CHECK(scene.stats("C1").fetch.failed == 1);
+    CHECK(scene.cached(2) == 0);
+    scene.due = nullptr;
+  }
+  {
+    Scene scene("2C", fetching("always"));
+    scene.ask(1, 60, 4, 1);
+    scene.settle();
+    scene.hand.holds = true;
+    scene.ask(2, 60, 4, 1);
+    scene.ticks(5);
+    scene.due = [&](InstanceId from, InstanceId, const Message& m) {  // the holder hears nothing of it
+      return from != kConductor && std::holds_alternative<KvRenewed>(m) ? -1 : scene.clock.seconds;
+    };
+    scene.ticks(500);
+    CHECK(scene.stats("C0").fetch.expired == 1);
+    scene.hand.let_go();
+    scene.settle();
+  }
+}
+
 }  // namespace
 }  // namespace xpyd::testing::fetch_test

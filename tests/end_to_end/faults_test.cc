@@ -2,8 +2,8 @@
 // is the right text or a clear error, the process does not hang or crash, and nothing stays behind.
 // tests/faults/preload.cc makes the calls fail; XPYD_FAULTS names it, XPYD_BIN the program.
 //
-//   make check STAGE=faults               every call (FAULTS='processes worker' narrows, EVERY=20: a 20th)
-//   make check                a sample of them, other ones each day
+//   make check STAGE=faults   every call (FAULTS='processes worker' narrows, EVERY=20: a 20th)
+//   make check STAGE=slow     a sample of them, other ones each day
 
 #include <arpa/inet.h>
 #include <sys/socket.h>

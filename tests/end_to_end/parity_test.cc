@@ -280,7 +280,7 @@ TEST_CASE("parity: one hash, whatever three switches say together", "[parity]") 
               ran, rows.size());
 }
 
-// `make check` draws them from all of the table.
+// `make check STAGE=parity` draws them from all of the table.
 TEST_CASE("parity: two thousand of all that there are", "[.][all-waves]") {
   const char* seeds = std::getenv("SEEDS");
   for (uint64_t seed = 0; seed < (seeds ? std::strtoull(seeds, nullptr, 10) : 2000); ++seed) {

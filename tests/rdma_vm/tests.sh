@@ -1,7 +1,7 @@
 # In the virtual machine: a request whose KV crosses by rdma; our wire beside the programs of perftest,
 # in turn, so that what slows one down slows the other (medians of rounds; only the ratios mean
 # anything under emulation); then the tests that need an RDMA device.
-rounds=${RDMA_VM_ROUNDS:-5}
+rounds=${RDMA_VM_ROUNDS:-1}
 failed() { echo "FAILED: $*"; exit 1; }
 
 # What a request says, and its logits, where they are in this process, are those without a wire.
