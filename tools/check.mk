@@ -23,10 +23,10 @@ check-parity: build  ## 3 | - | one logits hash over SEEDS=2000 setups drawn fro
 check-points: build  ## 1 | - | every point of every experiment, small; the runner, result files and claims
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[experiments][slow]'
 
-check-slow: build  ## 10 | - | tests that wait: supervision, kept services, killed workers, soak, measured peaks
+check-slow: build  ## 3 | - | tests that wait: supervision, kept services, killed workers, soak, measured peaks
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[slow]~[experiments]'
 
-check-emulated: build  ## 5 | - | kernels for AVX-512, emulated
+check-emulated: build  ## 1 | - | kernels for AVX-512, emulated
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[emulated]'
 
 check-process-chaos: build  ## 8 | - | kill -9 and SIGSTOP of random worker processes under load (CHAOS_SECONDS=100, each wire; rdma's is in the stage rdma)

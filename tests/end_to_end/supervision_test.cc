@@ -246,10 +246,8 @@ TEST_CASE("serve: a worker that is stopped, serving or as it starts, is killed a
       REQUIRE(until(60, [&] { return (stopped = server.worker("prefill")) > 0 && stopped != first; }));
     }
     REQUIRE(kill(stopped, SIGSTOP) == 0);
-    if (!as_it_starts) {
-      CHECK(until(60, [&] { return get(port, "/health").status == 503; }));
-      CHECK(has(get(port, "/health").body, "no instance is there for prefill"));
-    }
+    CHECK(until(60, [&] { return get(port, "/health").status == 503; }));
+    CHECK(has(get(port, "/health").body, "no instance is there for prefill"));
     CHECK(until(60, [&] { return get(port, "/health").status == 200; }));
     CHECK(kill(stopped, 0) != 0);
     CHECK(server.worker("prefill") != stopped);
