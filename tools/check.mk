@@ -1,6 +1,6 @@
 # The stages of `make check`, in the order in which they run (CI runs some of them: .ci/run).
 # `make check STAGE=asan` runs one and shows it, `make check STAGE='asan tsan'` several. One target each, check-NAME, and behind its ##:
-# minutes | needs | what it does. minutes: expected from nothing built, on two cores on which `make test` takes what its row says;
+# minutes | needs | what it does. minutes: expected behind `make test`, on two cores on which that takes what its row says;
 # tools/check scales them. needs: a shell command that succeeds where the stage can run at all ("-": nothing); elsewhere it is left out, by name.
 # Lines `N passed, N failed, N skipped` that a command prints are its count; one that prints none counts as one.
 TESTS_OF = $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN) $(FAULTS_LIB) && XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB)
