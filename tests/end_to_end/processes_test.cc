@@ -262,9 +262,13 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
     Bed bed(words, kLongLease, "2P1D");
     for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
     REQUIRE(bed.cluster().wait_members(3, 60));
+    size_t blocks = 0;  // of the first prompts of each family: only the second go to the worker that has none of them
     for (int i = 0; i < 24; ++i) {
-      bed.ask(40 + 37 * (i % 6), i % 3, 6, 1 + i % 2);
+      const int prompt = 40 + 37 * (i % 6);
+      bed.ask(prompt, i % 3, 6, 1 + i % 2);
+      if (i < 3) blocks += size_t(prompt / 16);
       if (i % 3 == 2) bed.check_answers();
+      if (i == 2) REQUIRE(until(60, [&] { return known(bed, Role::prefill) >= blocks; }));
     }
     bed.check_memory();
     CHECK(until(60, [&] { return fetched(bed).lent > 0 && fetched(bed).fetches > 0; }));
