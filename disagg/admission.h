@@ -52,16 +52,6 @@ struct ClusterAdmission {
   double random = 0;      // [0, 1)
 };
 
-// Why it is refused, and with which prediction; none: it is not.
-struct Refusal {
-  enum Why : uint8_t { none, ttft, tbt, room, load };
-  Why why = none;
-  double predicted = 0, objective = 0;  // seconds; of room: tokens; of load: a probability
-  double retry_s = 0;                   // when it may be otherwise
-  explicit operator bool() const { return why != none; }
-};
-
-inline constexpr int kRefusals = int(Refusal::load) + 1;
 const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room", "load"
 
 struct AdmissionPolicy {  // null: whoever comes is taken

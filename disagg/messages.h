@@ -17,16 +17,35 @@
 #include "allocator/kv_memory.h"
 #include "allocator/kv_shards.h"
 #include "batch/sequence.h"
-#include "disagg/order.h"
-#include "disagg/placement.h"
 #include "disagg/service.h"
-#include "disagg/transfer_plan.h"
+#include "disagg/transport/transport.h"
 
 namespace xpyd::disagg {
 
 using InstanceId = PeerId;  // never reused, so it names an incarnation
 inline constexpr InstanceId kConductor = -1;
 using AttemptId = uint64_t;
+
+// How P and D share one attempt.
+enum class DisaggOrder : uint8_t {
+  local,         // one instance does both
+  push,          // P first; D reserves when P starts, P writes while it computes
+  pull,          // P first; D reserves when P is done, and reads
+  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
+};
+
+// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.
+enum class StreamKv : uint8_t { layer, chunk, request };
+
+// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
+// there: in the same blocks of every rank's memory.
+struct KvPlace {
+  WindowKey window;
+  std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
+  int32_t slot = 0;
+  int cached_tokens = 0;            // there already: not sent again
+  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
+};
 
 // What the others must know of an instance.
 struct InstanceInfo {

@@ -6,20 +6,11 @@
 #include <span>
 #include <string_view>
 
+#include "disagg/messages.h"
+
 namespace xpyd::disagg {
 
 struct ClusterView;
-
-// How P and D share one attempt.
-enum class DisaggOrder : uint8_t {
-  local,         // one instance does both
-  push,          // P first; D reserves when P starts, P writes while it computes
-  pull,          // P first; D reserves when P is done, and reads
-  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
-};
-
-// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.
-enum class StreamKv : uint8_t { layer, chunk, request };
 
 struct DisaggOptions {
   bool pull = false;                      // prefill_first: D reads

@@ -10,9 +10,9 @@
 #include <string>
 #include <string_view>
 
-namespace xpyd::disagg {
+#include "disagg/service.h"
 
-enum class Role : uint8_t { prefill, decode, colocated };
+namespace xpyd::disagg {
 
 // One instance as a policy sees it.
 struct InstanceView {

@@ -10,13 +10,24 @@
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
-#include "disagg/admission.h"
 #include "disagg/block_map.h"
 #include "disagg/life.h"
-#include "disagg/placement.h"
 #include "model/step_cost.h"
 
 namespace xpyd::disagg {
+
+enum class Role : uint8_t { prefill, decode, colocated };
+
+// Why admission (--admission) refuses a request, and with which prediction; none: it does not.
+struct Refusal {
+  enum Why : uint8_t { none, ttft, tbt, room, load };
+  Why why = none;
+  double predicted = 0, objective = 0;  // seconds; of room: tokens; of load: a probability
+  double retry_s = 0;                   // when it may be otherwise
+  explicit operator bool() const { return why != none; }
+};
+
+inline constexpr int kRefusals = int(Refusal::load) + 1;
 
 // A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;

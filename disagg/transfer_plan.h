@@ -21,6 +21,7 @@
 #include "allocator/kv_copy.h"
 #include "allocator/kv_memory.h"
 #include "allocator/kv_shards.h"
+#include "disagg/messages.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::disagg {
@@ -46,15 +47,6 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination);
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
                            const KvRegion& region, TransferPlan& plan);
 
-// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
-// there: in the same blocks of every rank's memory.
-struct KvPlace {
-  WindowKey window;
-  std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
-  int32_t slot = 0;
-  int cached_tokens = 0;            // there already: not sent again
-  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
-};
 // The blocks, or the slot, that lie behind the window.
 KvPlace place_of(const KvMemory& memory, KvHandle kv, const WindowKey& window, int cached_tokens);
 // The bytes of tokens [token_begin, token_end), all layers, of every rank, in as few pieces as the

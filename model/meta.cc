@@ -36,13 +36,6 @@ bool meta_reorders(std::string_view name) {
   return name.ends_with(".self_attn.q_proj.weight") || name.ends_with(".self_attn.k_proj.weight");
 }
 
-std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer) {
-  std::vector<int> tokens;
-  for (const char* name : {"</s>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"})
-    if (const int32_t token = tokenizer.token_id(name); token >= 0) tokens.push_back(token);
-  return tokens;
-}
-
 // What params.json does not say is what Meta's code assumes. The width of the MLP is its formula.
 Result<std::string> config_of_params(const std::string& json_text, const std::string& file_name) try {
   const nlohmann::json root = need(parse_json(json_text, file_name));

@@ -12,10 +12,8 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/status.h"
-#include "model/tokenizer.h"
 
 namespace xpyd::model {
 
@@ -31,8 +29,5 @@ constexpr int meta_row(int row, int head_dim) {
   const int d = row % head_dim, half = head_dim / 2;
   return row - d + 2 * (d % half) + d / half;
 }
-
-// Meta's folders name no tokens that end a text; its code takes those that its tokenizers have for that.
-std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer);
 
 }  // namespace xpyd::model

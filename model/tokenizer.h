@@ -85,4 +85,7 @@ class Detokenizer {
   std::string pending_;  // byte level: at most 3 bytes; byte fallback: the run of byte tokens
 };
 
+// Meta's folders name no tokens that end a text; its code takes those that its tokenizers have for that.
+std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer);
+
 }  // namespace xpyd::model

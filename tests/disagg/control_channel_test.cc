@@ -92,7 +92,7 @@ struct Stranger {
   ~Stranger() { close(fd); }
   void say(std::string_view bytes) {
     while (!bytes.empty()) {
-      ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      ssize_t n = TEMP_FAILURE_RETRY(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL));
       if (n <= 0) return;
       bytes.remove_prefix(size_t(n));
     }
@@ -101,7 +101,7 @@ struct Stranger {
   std::string hear() {
     std::string all;
     char buffer[4096];
-    for (ssize_t n; (n = recv(fd, buffer, sizeof buffer, 0)) > 0;) all.append(buffer, size_t(n));
+    for (ssize_t n; (n = TEMP_FAILURE_RETRY(recv(fd, buffer, sizeof buffer, 0))) > 0;) all.append(buffer, size_t(n));
     return all;
   }
 };

@@ -65,7 +65,7 @@ Answer ask(int port, const std::string& method, const std::string& path, const s
     if (send(fd, request.data(), request.size(), MSG_NOSIGNAL) == ssize_t(request.size())) {
       char part[4096];
       ssize_t n;
-      while ((n = recv(fd, part, sizeof part, 0)) > 0) got.append(part, size_t(n));
+      while ((n = TEMP_FAILURE_RETRY(recv(fd, part, sizeof part, 0))) > 0) got.append(part, size_t(n));
       answer.timed_out = n < 0 && errno == EAGAIN;
     }
   }

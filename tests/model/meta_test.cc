@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "model/tokenizer.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing::meta_test {

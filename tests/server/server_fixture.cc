@@ -276,7 +276,7 @@ void Client::half_close() { ::shutdown(fd_, SHUT_WR); }
 void Client::send(const std::string& bytes) {
   size_t at = 0;
   while (at < bytes.size()) {
-    ssize_t n = ::send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
+    ssize_t n = TEMP_FAILURE_RETRY(::send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL));
     if (n <= 0) return;
     at += static_cast<size_t>(n);
   }
@@ -284,7 +284,7 @@ void Client::send(const std::string& bytes) {
 
 bool Client::fill() {
   char chunk[16384];
-  ssize_t n = ::recv(fd_, chunk, sizeof chunk, 0);
+  ssize_t n = TEMP_FAILURE_RETRY(::recv(fd_, chunk, sizeof chunk, 0));  // (a stop of the process ends one with a time limit)
   if (n <= 0) return false;
   buffer_.append(chunk, static_cast<size_t>(n));
   return true;
@@ -299,7 +299,7 @@ bool Client::at_end() { return buffer_.empty() && !fill() && errno != EAGAIN; }
 
 bool Client::quiet() {
   pollfd one{fd_, POLLIN, 0};
-  return buffer_.empty() && ::poll(&one, 1, 50) == 0;
+  return buffer_.empty() && TEMP_FAILURE_RETRY(::poll(&one, 1, 50)) == 0;
 }
 
 Reply Client::read(bool head_request) {
