@@ -31,7 +31,7 @@ deps:  ## install the Debian/Ubuntu packages that are missing
 build: deps  ## build build/release/xpyd
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BIN)
 
-tour: build  ## one prompt through prefill and decode, a step at a time, in one thread: server/tour.cc
+tour: build  ## one prompt through prefill and decode, a step at a time, in one thread: server/cli/tour.cc
 	@$(BIN) tour
 
 serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT=, ARGS=)
@@ -112,7 +112,7 @@ uninstall:  ## remove what `make install` put there (PREFIX=, DESTDIR=)
 	rm -f $(DESTDIR)$(PREFIX)/bin/xpyd $(INSTALL_DOC:%=$(DESTDIR)$(PREFIX)/share/doc/xpyd/%)
 	[ ! -d $(DESTDIR)$(PREFIX)/share/doc/xpyd ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/share/doc/xpyd
 
-layers:  ## check that no room includes a room above it, and that no two types have one name
+layers:  ## check that no folder includes one below it in tools/layers, and that no two types have one name
 	@tools/check-layers
 
 house:  ## what the rooms weigh: lines, files, edits for one more of a kind (ARGS='COMMIT .': side by side)

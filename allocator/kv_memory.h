@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/kv/kv_layout.h"
+#include "allocator/kv/kv_shards.h"
 #include "allocator/kv_capabilities.h"
-#include "allocator/kv_layout.h"
-#include "allocator/kv_shards.h"
 #include "allocator/kv_tier_options.h"
 #include "base/status.h"
 

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <span>
 
-#include "allocator/kv_layout.h"
+#include "allocator/kv/kv_layout.h"
 #include "base/cpu.h"
 #include "base/thread_team.h"
 #include "base/work.h"

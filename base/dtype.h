@@ -16,8 +16,8 @@
 namespace xpyd {
 
 // int8 and int4 are unsigned codes with a scale and a zero: of a row of KV (kv_layout.h), of a group of weights
-// (model/quantised.h). fp8_e4m3 and fp8_e5m2 are numbers of 8 bits as they stand, of KV only; fp8 is e4m3 with a scale,
-// of weights only.
+// (model/gemm/quantised.h). fp8_e4m3 and fp8_e5m2 are numbers of 8 bits as they stand, of KV only; fp8 is e4m3 with a
+// scale, of weights only.
 enum class Dtype : uint8_t { f32, bf16, f16, int8, int4, fp8_e4m3, fp8_e5m2, fp8 };
 inline constexpr Dtype kLastKvDtype = Dtype::fp8_e5m2, kLastDtype = Dtype::fp8;
 

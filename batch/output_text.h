@@ -5,7 +5,7 @@
 #include <string>
 
 #include "batch/request.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 namespace xpyd::batch {
 

@@ -52,7 +52,8 @@ struct Sequence {
   bool leaves = false;   // its KV goes to another instance when the given tokens are computed
   int given = 0;         // tokens that this instance was given: the prompt, and what was put out before
 
-  // Prompt, then output; below 0: being chosen (batch/engine.cc). While a step computes drafts they are the last ones.
+  // Prompt, then output; below 0: being chosen (batch/engine/engine.cc). While a step computes drafts they are the last
+  // ones.
   std::vector<int32_t> tokens;
   int computed = 0;       // tokens whose KV is in place or under way, on the instance that holds it
   KvHandle kv = kNoKv;    // in that instance's memory

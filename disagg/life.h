@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json_columns.h"
+#include "base/json/json_columns.h"
 
 namespace xpyd::disagg {
 
@@ -18,7 +18,7 @@ struct StepLife {
   double t = 0, seconds = 0;  // when it began; how long it took
   int steps = 1;
   int tokens = 0;                   // of prompts
-  double prefix = 0, attended = 0;  // of them, as model/step_cost.h counts them
+  double prefix = 0, attended = 0;  // of them, as model/cost/step_cost.h counts them
   int decodes = 0;
   int64_t context = 0;                                    // tokens of KV that they look at
   int running = 0, waiting = 0;                           // sequences, after it

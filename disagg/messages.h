@@ -1,5 +1,5 @@
 // The control messages: what the conductor and the instances tell each other. Plain values: within a process they move
-// through mailboxes as they are, between processes disagg/control/codec.h writes the same structs as bytes.
+// through mailboxes as they are, between processes disagg/processes/codec.h writes the same structs as bytes.
 //
 // An attempt is one try at serving one or all choices of a request, at one placement. Its number is
 // never used again: what belongs to an attempt that was given up names a number that nobody knows
@@ -14,8 +14,8 @@
 #include <variant>
 #include <vector>
 
+#include "allocator/kv/kv_shards.h"
 #include "allocator/kv_memory.h"
-#include "allocator/kv_shards.h"
 #include "batch/sequence.h"
 #include "disagg/service.h"
 #include "disagg/transport/transport.h"

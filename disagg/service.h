@@ -12,7 +12,7 @@
 #include "batch/request.h"
 #include "disagg/block_map.h"
 #include "disagg/life.h"
-#include "model/step_cost.h"
+#include "model/cost/step_cost.h"
 
 namespace xpyd::disagg {
 
@@ -50,7 +50,7 @@ struct Spent {
   // for KV that comes or goes. A block that several hold counts for each.
   double prefill_gb_s = 0, decode_gb_s = 0, transfer_gb_s = 0;
   double tflop = 0;        // 10^12 FLOPs of steps, as the model counts them
-  double peak_tflops = 0;  // 10^12 FLOP/s that its threads can do (base/peak.h); 0: not known
+  double peak_tflops = 0;  // 10^12 FLOP/s that its threads can do (base/peak/peak.h); 0: not known
 };
 
 // One instance, as /metrics and the demo page show it. Counters are cumulative.
@@ -73,7 +73,7 @@ struct InstanceStats {
   FetchStats fetch;
   Spent spent;
   double heartbeat_s = 0;      // Clock seconds of the last loop turn
-  StepCost::Terms cost = {};   // of its steps (model/step_cost.h), fitted to them
+  StepCost::Terms cost = {};   // of its steps (model/cost/step_cost.h), fitted to them
   PredictionError cost_error;  // of these, before each was seen
 };
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "base/device/page_groups.h"
 #include "base/memory.h"
-#include "base/page_groups.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments {

@@ -5,8 +5,8 @@
 
 #include "base/arrivals.h"
 #include "base/random.h"
-#include "batch/admission.h"
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
+#include "batch/policies/admission.h"
 #include "experiments/lengths.h"
 #include "experiments/load.h"
 #include "experiments/simulated.h"

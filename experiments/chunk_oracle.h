@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "batch/chunk_policy.h"
+#include "batch/chunking/chunk_policy.h"
 
 namespace xpyd::experiments {
 

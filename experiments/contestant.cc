@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstring>
 
-#include "allocator/kv_plan.h"
 #include "allocator/kv_pool.h"
-#include "allocator/tiered.h"
+#include "allocator/offload/tiered.h"
+#include "allocator/schemes.h"
 #include "base/random.h"
 #include "experiments/tally.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 
 namespace xpyd::experiments {
 

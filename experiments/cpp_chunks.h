@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "experiments/simulate/hardware.h"
-#include "model/pipeline_time.h"
+#include "model/llama/pipeline_time.h"
 
 namespace xpyd::experiments {
 

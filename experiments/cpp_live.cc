@@ -6,7 +6,7 @@
 
 #include "experiments/experiment.h"
 #include "experiments/pipelined.h"
-#include "model/pipeline_time.h"
+#include "model/llama/pipeline_time.h"
 
 namespace xpyd::experiments::cpp_live_experiment {
 namespace {

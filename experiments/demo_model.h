@@ -5,8 +5,8 @@
 
 #include "base/thread_team.h"
 #include "model/folder.h"
-#include "model/tokenizer.h"
-#include "model/weights.h"
+#include "model/text/tokenizer.h"
+#include "model/weights/weights.h"
 
 namespace xpyd::experiments {
 

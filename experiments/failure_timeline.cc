@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "base/files.h"
-#include "disagg/process_cluster.h"
+#include "disagg/processes/process_cluster.h"
 #include "experiments/experiment.h"
 #include "server/stack.h"
 

@@ -16,7 +16,7 @@
 #include "experiments/mooncake_cost.h"
 #include "experiments/offload.h"
 #include "experiments/simulated.h"
-#include "model/cost_model.h"
+#include "model/cost/cost_model.h"
 
 namespace xpyd::experiments::fetch_or_compute_experiment {
 namespace {

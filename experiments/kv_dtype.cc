@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 #include "experiments/demo_facts.h"
 #include "experiments/demo_model.h"
 #include "experiments/lengths.h"

@@ -15,7 +15,7 @@
 #include <exception>
 #include <iostream>
 
-#include "base/peak.h"
+#include "base/peak/peak.h"
 #include "base/version.h"
 #include "experiments/experiment.h"
 

@@ -5,12 +5,12 @@
 #include <mutex>
 #include <thread>
 
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/offload.h"
 #include "experiments/swapper.h"
-#include "model/cost_model.h"
+#include "model/cost/cost_model.h"
 
 namespace xpyd::experiments::offload_cost_experiment {
 namespace {

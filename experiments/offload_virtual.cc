@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "allocator/kv_pool.h"
-#include "allocator/tiered.h"
-#include "base/device.h"
+#include "allocator/offload/tiered.h"
+#include "base/device/device.h"
 #include "base/random.h"
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 #include "experiments/experiment.h"
 #include "experiments/simulated.h"
 #include "experiments/tally.h"

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/thread_team.h"
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 #include "experiments/attention_case.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"

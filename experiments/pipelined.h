@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/kv_plan.h"
+#include "allocator/schemes.h"
 #include "base/clock.h"
 #include "base/random.h"
-#include "batch/engine.h"
-#include "model/pipeline_time.h"
+#include "batch/engine/engine.h"
+#include "model/llama/pipeline_time.h"
 
 namespace xpyd::experiments {
 

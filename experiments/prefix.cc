@@ -3,7 +3,7 @@
 #include <map>
 #include <memory>
 
-#include "allocator/block_pool.h"
+#include "allocator/pool/block_pool.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "experiments/experiment.h"

@@ -2,8 +2,8 @@
 // ib_write_lat; /kv: the KV of a prompt by layer, by chunk and by request; over one NIC and over two.
 //
 // Two transports of this process, polled in turn, over the RDMA devices of this machine; where there is none there are
-// no points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs and
-// nothing of a card. Every byte is compared before a row is told. perftest's programs are asked where they are
+// no points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs
+// and nothing of a card. Every byte is compared before a row is told. perftest's programs are asked where they are
 // installed.
 //
 // Arithmetic. A post is a write for each piece and one word that says it is whole, so that a stream of pieces of 64 KiB
@@ -20,7 +20,7 @@
 #include <memory>
 #include <utility>
 
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "disagg/transport/wires.h"
@@ -88,7 +88,8 @@ class Pair {
     ++posts_;
     return poster_.wire->post({kOwner, KvOp::write, window_, 0}, plan);
   }
-  // Until the owner has counted all posts, and these are done. A post moves on when it is asked about, so both ends are asked.
+  // Until the owner has counted all posts, and these are done. A post moves on when it is asked about, so both ends are
+  // asked.
   void wait(std::vector<TransferId> ids) {
     const double until = clock.now() + 60;
     while (wrong.empty() && (owner_.wire->arrived(window_) < posts_ || !ids.empty())) {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/stats.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::rejection_experiment {

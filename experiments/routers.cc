@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "experiments/draws.h"
 #include "experiments/simulated.h"
 

@@ -16,13 +16,13 @@ import re
 ROOMS = ("base", "allocator", "attention", "model", "batch", "disagg", "server", "experiments")
 APART = ("bench", "gpu", "results", "demo_model")  # folders of other programs
 
-LLAMA = ["model/llama.cc", "model/weights.cc"]  # of model.h, which is also of those who compute nothing
+LLAMA = ["model/llama/llama.cc", "model/weights/weights.cc"]  # of model.h, which is also of those who compute nothing
 IMPLEMENTED = {
-    "allocator/kv_memory.h": ["allocator/kv_plan.cc"],
-    "attention/attention_cuda_kernel.h": ["attention/attention_naive.cu", "attention/decode_mma.cu",
-                                          "attention/decode_split.cu", "attention/prefill_mma.cu",
-                                          "attention/prefill_wgmma_sm90.cu"],
-    "attention/kernels.h": ["attention/walk.cc"],
+    "allocator/kv_memory.h": ["allocator/schemes.cc"],
+    "attention/attention.h": ["attention/variants.cc"],
+    "attention/cuda/attention_cuda_kernel.h": ["attention/cuda/" + kernel + ".cu" for kernel in (
+        "attention_naive", "decode_mma", "decode_split", "prefill_mma", "prefill_wgmma_sm90")],
+    "attention/cpu/kernels.h": ["attention/cpu/walk.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
     "experiments/subcommands.h": ["experiments/load/bench.cc", "experiments/load/prefix_stats.cc",
@@ -33,24 +33,24 @@ IMPLEMENTED = {
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes, and tests/netns/run `xpyd serve`
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/vattention_speed.cc": LLAMA,
-    "model/gemm_cuda.h": ["model/gemv_sm90.cu"],
-    "model/jinja.h": ["model/jinja_eval.cc"],
-    "model/model_cuda.h": ["model/llama_cuda.cu"],
+    "model/cuda/gemm_cuda.h": ["model/cuda/gemv_sm90.cu"],
+    "model/jinja/jinja.h": ["model/jinja/jinja_eval.cc"],
+    "model/cuda/model_cuda.h": ["model/cuda/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
     "experiments/load/bench.h": ["experiments/load/bench_client.cc", "experiments/load/bench_result.cc"],
-    "server/api.h": ["server/api_parse.cc", "server/generation.cc", "server/page.cc", "server/stats_body.cc"],
-    "server/http.h": ["server/boost_impl.cc", "server/http_parser.cc"],
-    "server/local_workers.h": ["server/etcd_registry.cc"],
-    "server/main.cc": ["server/" + command + ".cc" for command in ("tour", "serve", "commands", "info")],
-    "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/options.cc"],
+    "server/openai/api.h": ["server/openai/api_parse.cc", "server/openai/generation.cc", "server/openai/page.cc", "server/openai/stats_body.cc"],
+    "server/http/http.h": ["server/http/boost_impl.cc", "server/http/http_parser.cc"],
+    "server/workers/local_workers.h": ["server/workers/etcd_registry.cc"],
+    "server/main.cc": ["server/cli/" + command + ".cc" for command in ("tour", "serve", "commands", "info")],
+    "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/cli/options.cc"],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
 NAMESPACE = re.compile(rb"\bnamespace ([\w:]+) \{")
 FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
-TABLES = {  # whose rows stand in files of their names
-    "disagg/transport/wires.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/%s.cc"),
-    "allocator/kv_plan.cc": (re.compile(rb"^KvScheme (\w+)_scheme\(\);", re.M), "allocator/%s.cc"),
+TABLES = {  # whose rows stand in files of their names, below this folder
+    "disagg/transport/wires.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/"),
+    "allocator/schemes.cc": (re.compile(rb"^KvScheme (\w+)_scheme\(\);", re.M), "allocator/"),
 }
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("([\w/]+)",\s*"(\w+)"', re.M)
 TOKEN = re.compile(rb'''(?P<nothing>//[^\n]*|/\*.*?\*/)|^[ \t]*\#(?P<directive>[^\n]*)|R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"|
@@ -177,9 +177,9 @@ class Sources:
         self.spaces = {name for path in NAMESPACE.findall(code) for name in path.split(b"::")}
         self.brings = {file: [f for f in files if f in self.texts] for file, files in IMPLEMENTED.items()}
         for table in TABLES.keys() & self.texts.keys():
-            row, named = TABLES[table]
-            files = {named % name.decode() for name in row.findall(self.text(table))}
-            self.brings[table] = sorted(files & self.texts.keys())
+            row, folder = TABLES[table]
+            names = {name.decode() + ".cc" for name in row.findall(self.text(table))}
+            self.brings[table] = sorted(f for f in self.texts if f.startswith(folder) and os.path.basename(f) in names)
         for file in sorted(self.texts):
             if self._is_code(file) and not file.endswith(".h") and not self._registers(file):
                 header = self._header(file)
@@ -195,14 +195,16 @@ class Sources:
         return REGISTERED.findall(self.text(file).decode()) if in_place else []
 
     def _header(self, file):
-        """The header with its name, else with the longest beginning of its name, else None."""
-        stem = os.path.splitext(file)[0]
-        while True:
-            if stem + ".h" in self.texts:
-                return stem + ".h"
-            stem, found, _ = stem.rpartition("_")
-            if not found or "/" not in stem:
-                return None
+        """The header with its name, else with the longest beginning of its name, in its folder or one above, else None."""
+        folder, name = os.path.split(os.path.splitext(file)[0])
+        while folder:
+            stem = name
+            while stem:
+                if f"{folder}/{stem}.h" in self.texts:
+                    return f"{folder}/{stem}.h"
+                stem = stem.rpartition("_")[0]
+            folder = os.path.dirname(folder)
+        return None
 
     def text(self, file):
         if self.texts[file] is None:

@@ -10,11 +10,11 @@
 #include "experiments/demo_facts.h"
 #include "experiments/experiment.h"
 #include "experiments/simulate/hardware.h"
+#include "model/cost/step_cost.h"
 #include "model/folder.h"
 #include "model/model.h"
-#include "model/step_cost.h"
-#include "model/tokenizer.h"
-#include "model/weights.h"
+#include "model/text/tokenizer.h"
+#include "model/weights/weights.h"
 
 namespace xpyd::experiments::speculate_experiment {
 namespace {

@@ -5,11 +5,11 @@
 #include <span>
 #include <vector>
 
-#include "base/options.h"
+#include "base/options/options.h"
 
 namespace xpyd::server {
 
-// Each takes its checked options and returns the exit code of the process, as those of server/commands.h do.
+// Each takes its checked options and returns the exit code of the process, as those of server/cli/commands.h do.
 int bench_main(const Options& options);
 int prefix_stats_main(const Options& options);
 int simulate_main(const Options& options);

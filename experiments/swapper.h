@@ -11,7 +11,7 @@
 
 #include "allocator/kv_memory.h"
 #include "allocator/kv_pool.h"
-#include "allocator/tiered.h"
+#include "allocator/offload/tiered.h"
 #include "base/random.h"
 #include "base/stats.h"
 

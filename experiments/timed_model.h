@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "experiments/null_model.h"
-#include "model/cost_model.h"
+#include "model/cost/cost_model.h"
 #include "model/model.h"
 
 namespace xpyd::experiments {

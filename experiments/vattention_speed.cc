@@ -11,8 +11,8 @@
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
 #include "experiments/simulated.h"
+#include "model/cost/step_cost.h"
 #include "model/model.h"
-#include "model/step_cost.h"
 
 namespace xpyd::experiments::vattention_speed_experiment {
 namespace {

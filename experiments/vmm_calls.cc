@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/page_groups.h"
+#include "base/device/page_groups.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "experiments/contestant.h"

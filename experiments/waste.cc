@@ -7,11 +7,11 @@
 #include <set>
 
 #include "allocator/kv_memory.h"
-#include "allocator/kv_plan.h"
 #include "allocator/kv_pool.h"
+#include "allocator/schemes.h"
 #include "base/clock.h"
 #include "base/random.h"
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
 #include "experiments/null_model.h"

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/numbers.h"
 #include "base/siphash.h"
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/json.h"
+#include "base/json/json.h"
 
 namespace xpyd::model {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "allocator/kv_layout.h"
-#include "allocator/kv_shards.h"
+#include "allocator/kv/kv_layout.h"
+#include "allocator/kv/kv_shards.h"
 #include "base/status.h"
 #include "base/thread_team.h"
 #include "base/work.h"
@@ -121,7 +121,7 @@ inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
   return {c.n_layers, c.n_kv_heads, c.head_dim, kv_dtype};
 }
 
-struct Weights;  // model/weights.h
+struct Weights;  // model/weights/weights.h
 
 struct LoadOptions {
   Dtype dtype = Dtype::f32;  // f32 or bf16: of the embedding's table, and of matrices that nothing else is said of
@@ -142,7 +142,7 @@ Dtype matrix_dtype(const ModelConfig& config, const LoadOptions& options);
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team);
 
-struct GemmVariant;  // model/gemm.h
+struct GemmVariant;  // model/gemm/gemm.h
 
 // Which rows of the variant tables a model runs; null: this machine's default.
 struct Kernels {

@@ -12,7 +12,7 @@
 #include <limits>
 
 #include "base/status.h"
-#include "model/ops.h"
+#include "model/gemm/ops.h"
 
 namespace xpyd::model {
 namespace {

@@ -2,7 +2,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/peak.h"
+#include "base/peak/peak.h"
 #include "base/progress.h"
 #include "base/table.h"
 #include "server/stack.h"

@@ -3,10 +3,10 @@
 #include <cstdlib>
 
 #include "allocator/kv_memory.h"
-#include "base/device_cuda.h"
+#include "base/device/device_cuda.h"
 #include "base/log.h"
-#include "model/model_cuda.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/model_cuda.h"
+#include "model/cuda/peak_cuda.h"
 #include "server/stack.h"
 
 namespace xpyd::server {

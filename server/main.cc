@@ -20,7 +20,7 @@
 #include "base/table.h"
 #include "base/version.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 
 namespace xpyd::server {

@@ -7,20 +7,20 @@
 #include <thread>
 #include <utility>
 
-#include "allocator/kv_plan.h"
-#include "attention/kv_row.h"
+#include "allocator/schemes.h"
+#include "attention/kv_dtype/kv_row.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/numbers.h"
-#include "base/peak.h"
+#include "base/peak/peak.h"
 #include "base/version.h"
-#include "disagg/event_log.h"
-#include "disagg/worker.h"
+#include "disagg/conductor/event_log.h"
+#include "disagg/processes/worker.h"
 #include "model/folder.h"
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 #include "model/meta.h"
-#include "server/local_workers.h"
-#include "server/rank_processes.h"
+#include "server/workers/local_workers.h"
+#include "server/workers/rank_processes.h"
 
 namespace xpyd::server {
 namespace {

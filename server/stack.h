@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/device.h"
-#include "base/options.h"
-#include "disagg/cluster.h"
-#include "model/chat_template.h"
+#include "base/device/device.h"
+#include "base/options/options.h"
+#include "disagg/instance/cluster.h"
 #include "model/config.h"
-#include "model/cost_model.h"
+#include "model/cost/cost_model.h"
 #include "model/model.h"
-#include "model/tokenizer.h"
+#include "model/text/chat_template.h"
+#include "model/text/tokenizer.h"
 
 namespace xpyd {
 struct IsaRow;  // base/cpu.h
@@ -80,7 +80,7 @@ struct DeviceRow {
   const char* name;
   // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a machine that cannot.
   Result<std::unique_ptr<Backend>> (*open)(const Stack& stack);
-  // What it can do, measured now; errors as of open(). Null: the host, which base/peak.h measures.
+  // What it can do, measured now; errors as of open(). Null: the host, which base/peak/peak.h measures.
   Result<DevicePeak> (*peak)();
   size_t page_group_bytes;  // of --page-group-bytes where it is not given: what it maps well
   // The device without weights: where the pool is that processes share. Errors as of open(). Null:

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/device.h"
+#include "base/device/device.h"
 
 namespace xpyd::testing {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/device.h"
+#include "base/device/device.h"
 
 namespace xpyd::testing {
 

@@ -15,7 +15,7 @@
 #include <map>
 #include <thread>
 
-#include "disagg/process_cluster.h"
+#include "disagg/processes/process_cluster.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
 #include "server/stack.h"

@@ -1,6 +1,6 @@
 #include "tests/tiny_model.h"
 
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "model/config.h"
 #include "model/model.h"
 

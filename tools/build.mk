@@ -26,12 +26,13 @@ LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROO
 LDLIBS    = -lssl -lcrypto -l:liburing.a -l:libnettle.a -l:libutf8proc.a -l:libpcre2-8.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
-room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/*/*.cc))
+# Sources of rooms, in folders at any depth.
+ROOM_SRC  := $(sort $(shell find $(ROOMS) -name '*.cc' -o -name '*.cu'))
 AVX512_SRC := %_avx512.cc %_avx512vnni.cc %_avx512bf16.cc
 # What reads, simulates and loads a cluster stands above it: subcommands of the same binary.
 SUBCOMMANDS := $(if $(filter disagg,$(ROOMS)),$(filter-out $(if $(filter server,$(ROOMS)),,%_command.cc %_commands.cc),\
                $(wildcard experiments/simulate/*.cc experiments/event_log/*.cc $(if $(filter server,$(ROOMS)),experiments/load/*.cc experiments/subcommands.cc))))
-LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(foreach r,$(ROOMS),$(call room_sources,$(r)))) $(SUBCOMMANDS)
+LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(filter-out server/main.cc,$(filter %.cc,$(ROOM_SRC)))) $(SUBCOMMANDS)
 TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end experiments issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
 HARNESS   := $(BUILD)/experiments/bench/harness.o
@@ -50,15 +51,15 @@ NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extend
 CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
 CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
-CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
+CUDA_SRC  := $(filter %.cu,$(ROOM_SRC))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
-SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_driver.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
+SIMT_SRC  := $(filter-out base/cuda/cuda.cu base/cuda/cuda_driver.cu model/cuda/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
 # odr does, so that a missing #include is seen; and test_run.py can ask the linker which file needs which.
 UNITS    ?= $(if $(filter odr,$(MODE)),,1)
-ALONE    := %_avx2.cc $(AVX512_SRC) base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_impl.cc \
+ALONE    := %_avx2.cc $(AVX512_SRC) base/version.cc model/folder.cc server/backend.cc server/openai/page.cc server/http/boost_impl.cc \
             experiments/experiment.cc tests/main.cc
 units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
 LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
@@ -159,7 +160,7 @@ $(BUILD)/simt/%.o: %.cc $(BUILD)/flags $(call headers,simt/tests)
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
 # Carried inside the binary by .incbin, which leaves no trace in a .d file.
-$(BUILD)/server/page.o: server/page.html
+$(BUILD)/server/openai/page.o: server/openai/page.html
 $(BUILD)/model/folder.o: $(wildcard model/demo/*)
 
 # Kernels for sm_90a only live in *_sm90.cu.

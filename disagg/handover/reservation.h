@@ -17,8 +17,8 @@
 #include <deque>
 #include <unordered_map>
 
-#include "batch/engine.h"
-#include "disagg/attempts.h"
+#include "batch/engine/engine.h"
+#include "disagg/handover/attempts.h"
 #include "disagg/handover/sender.h"
 
 namespace xpyd::disagg::handover {

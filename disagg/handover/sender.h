@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "batch/engine.h"
-#include "disagg/attempts.h"
+#include "batch/engine/engine.h"
+#include "disagg/handover/attempts.h"
 #include "disagg/handover/leases.h"
 #include "disagg/handover/states.h"
 

@@ -1,5 +1,5 @@
-// Structs <-> bytes, field by field: of control messages (disagg/control/codec_fields.h) and of what the ends of a wire
-// tell each other. A struct that crosses has its fields listed once beside it, and the list reads as the format:
+// Structs <-> bytes, field by field: of control messages (disagg/processes/codec_fields.h) and of what the ends of a
+// wire tell each other. A struct that crosses has its fields listed once beside it, and the list reads as the format:
 //
 //   XPYD_FIELDS(Name, id, text)             where their types say all (field(), below)
 //

@@ -14,7 +14,7 @@
 #include <map>
 #include <vector>
 
-#include "disagg/attempts.h"
+#include "disagg/handover/attempts.h"
 #include "disagg/handover/leases.h"
 
 namespace xpyd::disagg::pool {

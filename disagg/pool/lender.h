@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "disagg/attempts.h"
+#include "disagg/handover/attempts.h"
 #include "disagg/handover/leases.h"
 
 namespace xpyd::disagg::pool {

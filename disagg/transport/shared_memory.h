@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/os.h"
 #include "base/status.h"
 #include "disagg/transport/transport.h"

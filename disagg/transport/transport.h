@@ -41,7 +41,7 @@
 
 #include "base/clock.h"
 #include "base/copy.h"
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/status.h"
 #include "disagg/net/fields.h"
 

@@ -11,8 +11,8 @@
 #include <numeric>
 #include <vector>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
+#include "allocator/pool/block_pool.h"
 #include "base/copy.h"
 #include "base/random.h"
 #include "experiments/bench/harness.h"

@@ -2,18 +2,18 @@
 //
 // Arithmetic. 4,096 tokens of a 1B Llama (16 layers, 8 heads of 64, bf16) are 134 MB: 268, 134 and 67 ms at .5, 1 and
 // 2 GB/s, a sixteenth of it for a layer. What is left of the prompt takes 16 layers of 8.4 ms, 134 ms in all: a model
-// that sleeps, so that nothing but the wait is measured. Whole: load + compute, 402, 268 and 201 ms. By layer the prompt
-// begins with the first layer and each layer waits for its own: the longer of both, and a layer of the other, 277, 143
-// and 139 ms. The first layer's wait is its own transfer, 16.8, 8.4 and 4.2 ms, and what it takes to notice it: the
-// engine looks every 50 us, and plans the 131,072 pieces of 1 KiB of all layers (some ms) before the prompt can begin,
-// by which the first layer misses its target. By shm a fetch takes 20 ms (pool_fetch): 1.3 ms for the first layer, and
-// question and answer before.
+// that sleeps, so that nothing but the wait is measured. Whole: load + compute, 402, 268 and 201 ms. By layer the
+// prompt begins with the first layer and each layer waits for its own: the longer of both, and a layer of the other,
+// 277, 143 and 139 ms. The first layer's wait is its own transfer, 16.8, 8.4 and 4.2 ms, and what it takes to notice
+// it: the engine looks every 50 us, and plans the 131,072 pieces of 1 KiB of all layers (some ms) before the prompt can
+// begin, by which the first layer misses its target. By shm a fetch takes 20 ms (pool_fetch): 1.3 ms for the first
+// layer, and question and answer before.
 #include <algorithm>
 #include <cstdio>
 #include <utility>
 
 #include "base/stats.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "experiments/bench/harness.h"
 #include "experiments/paced_layers.h"
 #include "experiments/tally.h"

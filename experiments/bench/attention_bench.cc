@@ -27,9 +27,9 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "attention/kv_row.h"
+#include "attention/kv_dtype/kv_row.h"
+#include "base/device/page_groups.h"
 #include "base/memory.h"
-#include "base/page_groups.h"
 #include "base/random.h"
 #include "experiments/bench/harness.h"
 

@@ -18,7 +18,7 @@
 
 #include "base/stats.h"
 #include "base/wait_word.h"
-#include "disagg/ranks/boundary.h"
+#include "disagg/chunked_pp/boundary.h"
 #include "experiments/bench/harness.h"
 
 namespace xpyd::experiments {

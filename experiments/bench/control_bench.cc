@@ -13,10 +13,10 @@
 
 #include "base/files.h"
 #include "base/stats.h"
-#include "disagg/control/codec.h"
 #include "disagg/messages.h"
 #include "disagg/net/channel.h"
 #include "disagg/net/hello.h"
+#include "disagg/processes/codec.h"
 #include "experiments/bench/harness.h"
 
 namespace xpyd::experiments {

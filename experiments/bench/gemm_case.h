@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 
 namespace xpyd::experiments {
 
@@ -20,8 +20,10 @@ struct GemmCase {
     for (size_t c = 0; c < copies; ++c)
       weights.push_back(
           is_quantised(dtype)
-              ? pack_codes(n, k, groups_, dtype, scales, [&](int row, QuantRow& out) { codes(int(c), row, out); }, team)
-              : pack_matrix(n, k, groups_, dtype, [&](int row, float* out) { weight_row(int(c), row, out); }, team));
+              ? pack_codes(
+                    n, k, groups_, dtype, scales, [&](int row, QuantRow& out) { codes(int(c), row, out); }, team)
+              : pack_matrix(
+                    n, k, groups_, dtype, [&](int row, float* out) { weight_row(int(c), row, out); }, team));
     Random random(7);
     x.resize(size_t(m) * size_t(k));
     for (float& v : x) v = float(random.uniform() * 2 - 1);

@@ -14,7 +14,7 @@
 #include <set>
 
 #include "base/clock.h"
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/stats.h"
 #include "base/version.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/peak.h"
+#include "base/peak/peak.h"
 #include "base/thread_team.h"
 #include "base/work.h"
 
@@ -77,7 +77,7 @@ class Bench {
   // Pinned to cpus 0..n-1 of those allowed. The same object for the same n.
   ThreadTeam& team(int n_threads);
   const std::vector<int>& cpus() const;  // those allowed
-  int max_threads() const;  // of BenchOptions
+  int max_threads() const;               // of BenchOptions
   const BenchOptions& options() const { return options_; }
   const std::vector<BenchRow>& rows() const { return rows_; }
   int exit_code() const { return wrong_results_ > 0 ? 1 : 0; }  // a missed target is a row, not a failure

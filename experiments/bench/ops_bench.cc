@@ -13,7 +13,7 @@
 
 #include "base/random.h"
 #include "experiments/bench/harness.h"
-#include "model/ops.h"
+#include "model/gemm/ops.h"
 
 namespace xpyd::experiments {
 namespace {

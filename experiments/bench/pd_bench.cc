@@ -5,12 +5,11 @@
 // bandwidth (25 of 33 GB/s), prefill alone one half of the two-core FMA rate. So the sum of the two fractions is about
 // 0.5 + 0.75 less what they take from each other: 1.07 to 1.18.
 //
-// The knee: D of a batch of B reads W bytes and multiplies 2 P B times, P = 1.24e9. On one core, of 15 GB/s and 85 GFLOP/s,
-// reading bf16 takes 165 ms and each sequence 29 ms: reading binds up to B = 5.7; of int8, with 136 GFLOP/s, up to 4.5.
-// Beyond that D is bound by what P is bound by, and the sum is 1. A faster prefill moves nothing for a given B; where D's
-// products are twice as fast as well, its knee is at twice the batch.
-// Measured (Zen 3, two cores, 3 rounds): bf16 1.08, 1.20, 1.17, 1.04, 1.00, 0.99 for B = 1, 2, 4, 8, 16, 32; int8 1.22,
-// 1.11, 1.09, 0.95 up to 8.
+// The knee: D of a batch of B reads W bytes and multiplies 2 P B times, P = 1.24e9. On one core, of 15 GB/s and 85
+// GFLOP/s, reading bf16 takes 165 ms and each sequence 29 ms: reading binds up to B = 5.7; of int8, with 136 GFLOP/s,
+// up to 4.5. Beyond that D is bound by what P is bound by, and the sum is 1. A faster prefill moves nothing for a given
+// B; where D's products are twice as fast as well, its knee is at twice the batch. Measured (Zen 3, two cores, 3
+// rounds): bf16 1.08, 1.20, 1.17, 1.04, 1.00, 0.99 for B = 1, 2, 4, 8, 16, 32; int8 1.22, 1.11, 1.09, 0.95 up to 8.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -19,7 +18,7 @@
 #include "base/stats.h"
 #include "experiments/bench/harness.h"
 #include "experiments/bench/model_case.h"
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 #include "model/model.h"
 
 namespace xpyd::experiments {
@@ -99,7 +98,8 @@ void bench_pd(Bench& bench) {
       loaded = &row;
     }
     const auto phase = [&](ThreadTeam& team, int batch, int n, int context) {
-      auto made = std::make_unique<ModelCase>(weights, team, context, batch, batch * n, Dtype::bf16, Kernels{.gemm = &gemm});
+      auto made = std::make_unique<ModelCase>(weights, team, context, batch, batch * n, Dtype::bf16,
+                                              Kernels{.gemm = &gemm});
       made->set(batch, n, context);
       return made;
     };
@@ -118,15 +118,15 @@ void bench_pd(Bench& bench) {
       std::sort(sums.begin(), sums.end());
       std::printf("%s, %s: prefill keeps %.3f and a batch of %d %.3f of its speed on both cores\n", row.name, gemm.name,
                   summarize(prefill_shares).median, batch, summarize(decode_shares).median);
-      bench.report({.name = std::string("1P1D on two cores, llama-1b ") + row.name + ", D's batch " +
-                            std::to_string(batch),
-                    .n_threads = 2,
-                    .rounds = rounds,
-                    .measure = "x time-slicing both phases",
-                    .share = percentile(sums, 50),
-                    .share_p10 = percentile(sums, 10),
-                    .share_p90 = percentile(sums, 90),
-                    .target = batch == 4 && row.options.weight_dtype == std::nullopt ? 1.07 : 0});
+      bench.report(
+          {.name = std::string("1P1D on two cores, llama-1b ") + row.name + ", D's batch " + std::to_string(batch),
+           .n_threads = 2,
+           .rounds = rounds,
+           .measure = "x time-slicing both phases",
+           .share = percentile(sums, 50),
+           .share_p10 = percentile(sums, 10),
+           .share_p90 = percentile(sums, 90),
+           .target = batch == 4 && row.options.weight_dtype == std::nullopt ? 1.07 : 0});
     }
   }
 }

@@ -18,7 +18,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "disagg/pool/directory.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"

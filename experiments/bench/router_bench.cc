@@ -14,13 +14,13 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "allocator/prefix_index.h"
+#include "allocator/prefix/prefix_index.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "disagg/cluster.h"
-#include "disagg/control/codec.h"
+#include "disagg/conductor/scoreboard.h"
+#include "disagg/instance/cluster.h"
 #include "disagg/messages.h"
-#include "disagg/scoreboard.h"
+#include "disagg/processes/codec.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 #include "experiments/tally.h"

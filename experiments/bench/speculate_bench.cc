@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "batch/ngram.h"
+#include "batch/speculation/ngram.h"
 #include "experiments/bench/harness.h"
 
 namespace xpyd::experiments {

@@ -19,11 +19,11 @@
 #include <cstring>
 #include <thread>
 
-#include "allocator/disk_file.h"
-#include "allocator/tiered.h"
+#include "allocator/offload/disk_file.h"
+#include "allocator/offload/tiered.h"
 #include "base/clock.h"
 #include "base/stats.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "experiments/bench/harness.h"
 #include "experiments/tally.h"
 

@@ -1,6 +1,6 @@
 // What experiments want to know of the card.
 #include "experiments/experiment.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments {
 

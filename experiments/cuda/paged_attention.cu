@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "attention/attention_cuda.h"
 #include "attention/attention_reference.h"
+#include "attention/cuda/attention_cuda.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "experiments/experiment.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "disagg/event_log.h"
+#include "disagg/conductor/event_log.h"
 #include "disagg/life.h"
 
 namespace xpyd::disagg {

@@ -1,18 +1,18 @@
-// xpyd replay, trace, explain and calibrate: readings of an event log (disagg/event_log.h).
+// xpyd replay, trace, explain and calibrate: readings of an event log (disagg/conductor/event_log.h).
 #include <cstdio>
 
 #include "allocator/eviction.h"
 #include "base/table.h"
-#include "batch/chunk_policy.h"
-#include "batch/policy.h"
-#include "disagg/admission.h"
-#include "disagg/order.h"
-#include "disagg/placement.h"
+#include "batch/chunking/chunk_policy.h"
+#include "batch/policies/policy.h"
+#include "disagg/conductor/admission.h"
+#include "disagg/conductor/order.h"
+#include "disagg/conductor/placement.h"
 #include "experiments/event_log/calibrate.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 
 namespace xpyd::server {
 

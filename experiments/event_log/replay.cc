@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/table.h"
-#include "batch/admission.h"
+#include "batch/policies/admission.h"
 
 namespace xpyd::disagg {
 namespace {

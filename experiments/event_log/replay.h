@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "disagg/event_log.h"
+#include "disagg/conductor/event_log.h"
 
 namespace xpyd::disagg {
 

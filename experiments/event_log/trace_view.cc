@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "disagg/event_log.h"
+#include "disagg/conductor/event_log.h"
 
 namespace xpyd::disagg {
 namespace {

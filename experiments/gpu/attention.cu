@@ -10,17 +10,17 @@
 #include <numeric>
 #include <sstream>
 
-#include "allocator/kv_layout.h"
+#include "allocator/kv/kv_layout.h"
 #include "attention/attention.h"
-#include "attention/attention_cuda.h"
 #include "attention/attention_reference.h"
-#include "attention/kv_row.h"
-#include "base/cuda_kernel.h"
-#include "base/cuda_vmm.h"
-#include "base/device_cuda.h"
+#include "attention/cuda/attention_cuda.h"
+#include "attention/kv_dtype/kv_row.h"
+#include "base/cuda/cuda_kernel.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
 #include "base/random.h"
 #include "experiments/gpu/rounds.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments::gpu {
 namespace {
@@ -355,7 +355,8 @@ void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
 
 namespace {
 
-// Rows of others' times, and our `cases`, which took `ours`, beside the fastest of `who` whose K and V lie in one piece.
+// Rows of others' times, and our `cases`, which took `ours`, beside the fastest of `who` whose K and V lie in one
+// piece.
 void beside_yardsticks(Rounds& rounds, const std::vector<Yardstick>& others, const char* who, double target,
                        const std::vector<Case>& cases, const std::vector<double>& ours) {
   const Yardstick* best = nullptr;

@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <numeric>
 
-#include "attention/attention_cuda.h"
-#include "base/device_cuda.h"
+#include "attention/cuda/attention_cuda.h"
+#include "base/device/device_cuda.h"
 #include "base/random.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "experiments/gpu/rounds.h"
-#include "model/model_cuda.h"
+#include "model/cuda/model_cuda.h"
 
 namespace xpyd::experiments::gpu {
 namespace {
@@ -89,7 +89,9 @@ class Steps {
     while (under_way_ > 0) end();
     return n_nans_ ? std::to_string(n_nans_) + " NaN among the logits" : std::string();
   }
-  BenchRow begin_row() const { return {.name = shape_.name + ": begin() on the CPU", .seconds = begin_seconds_ / n_begun_}; }
+  BenchRow begin_row() const {
+    return {.name = shape_.name + ": begin() on the CPU", .seconds = begin_seconds_ / n_begun_};
+  }
 
  private:
   // Decoding: the next step is enqueued, with the tokens that this one will choose, before this one is waited for.
@@ -235,7 +237,8 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
     };
     std::vector<std::unique_ptr<CudaModel>> models;
     std::vector<std::pair<CudaModel*, Shape>> one, full;
-    for (const Launches& how : {Launches{"", true, true}, {", not early", true, false}, {", kernel by kernel", false, false}}) {
+    for (const Launches& how :
+         {Launches{"", true, true}, {", not early", true, false}, {", kernel by kernel", false, false}}) {
       CudaModelOptions options = setting.options(batch, batch, context);
       options.graphs = how.graphs, options.early_start = how.early;
       models.push_back(make_model(setting, rounds.stream(), options));
@@ -262,9 +265,10 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
       continue;
     }
     auto llama = make_model(setting, rounds.stream(), options);
-    measure_steps(rounds, setting,
-                  {{llama.get(),
-                    {1, prompt, prompt, Limit::gemm, 0.60, "8B prefill of " + std::to_string(prompt) + ", " + v.name}}});
+    measure_steps(
+        rounds, setting,
+        {{llama.get(),
+          {1, prompt, prompt, Limit::gemm, 0.60, "8B prefill of " + std::to_string(prompt) + ", " + v.name}}});
     std::printf("%s", llama->describe().c_str());
   }
 }

@@ -9,8 +9,8 @@
 #include <cmath>
 
 #include "experiments/gpu/rounds.h"
-#include "model/codes_cuda.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/codes_cuda.h"
+#include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments::gpu {
 namespace {

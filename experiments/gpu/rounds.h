@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "base/work.h"
 #include "experiments/bench/harness.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments::gpu {
 

@@ -57,7 +57,7 @@ class Access(ctypes.Structure):  # CUmemAccessDesc
 
 
 class PageGroups:
-    """Addresses with memory behind them as base/page_groups_cuda.cu maps it, for `n` values of 16 bits. They are
+    """Addresses with memory behind them as base/device/page_groups_cuda.cu maps it, for `n` values of 16 bits. They are
     not given back: the process ends."""
 
     def __init__(self, n, library="libcuda.so.1"):

@@ -1,6 +1,6 @@
 // KV that moves: from a prefill instance's pool to a decode instance's on one card (what --transport local and handoff
-// enqueue), to pinned host memory and back (what a host tier enqueues). Each list of copies stands beside one copy of as
-// many bytes.
+// enqueue), to pinned host memory and back (what a host tier enqueues). Each list of copies stands beside one copy of
+// as many bytes.
 //
 // The arithmetic, for an 8-billion-parameter Llama (32 layers, 8 KV heads of 128, bf16): 128 KiB a token. Pieces are
 // 32 KiB for blocks of 16 in layer_major, 2 KiB for blocks of 1, 2 MiB in token_major. On the card a piece is read and
@@ -9,11 +9,11 @@
 #include <cstring>
 #include <numeric>
 
-#include "allocator/kv_copy.h"
-#include "base/device_cuda.h"
+#include "allocator/kv/kv_copy.h"
+#include "base/device/device_cuda.h"
 #include "base/random.h"
 #include "experiments/gpu/rounds.h"
-#include "model/peak_cuda.h"
+#include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments::gpu {
 namespace {
@@ -71,7 +71,8 @@ class Moves {
     return "";
   }
   size_t bytes() const {
-    return std::accumulate(copies_.begin(), copies_.end(), size_t(0), [](size_t n, const Copy& c) { return n + c.bytes; });
+    return std::accumulate(copies_.begin(), copies_.end(), size_t(0),
+                           [](size_t n, const Copy& c) { return n + c.bytes; });
   }
 
  private:
@@ -104,19 +105,20 @@ void kv_transfer(Rounds& rounds, bool tiny) {
     cuda::copy(host.get(), first.get(), bytes, rounds.stream());
     const std::string of = "KV of " + std::to_string(tokens) + " tokens " + way.name + ", ", whole = of + "one copy";
     std::vector<std::unique_ptr<Moves>> moves;
-    std::vector<Case> cases = {
-        {.name = whole,
-         .run = [&] { cuda::copy(way.to.get(), way.from.get(), bytes, rounds.stream()); },
-         .work = {.bytes = double(bytes) * (way.over_bus ? 1 : 2)},
-         .limit = way.over_bus ? Limit::none : Limit::copy}};
-    for (auto [name, from, to] : {std::tuple("blocks of 16 to blocks of 16, layer_major", kBlocks, kBlocks),
-                                  {"blocks of 16 to blocks of 16, token_major", kWide, kWide},
-                                  {"blocks of 1 to blocks of 1, layer_major", kSingles, kSingles},
-                                  {"blocks of 16 to one block, layer_major", kBlocks, Side{KvOrder::layer_major, tokens}}}) {
+    std::vector<Case> cases = {{.name = whole,
+                                .run = [&] { cuda::copy(way.to.get(), way.from.get(), bytes, rounds.stream()); },
+                                .work = {.bytes = double(bytes) * (way.over_bus ? 1 : 2)},
+                                .limit = way.over_bus ? Limit::none : Limit::copy}};
+    for (auto [name, from, to] :
+         {std::tuple("blocks of 16 to blocks of 16, layer_major", kBlocks, kBlocks),
+          {"blocks of 16 to blocks of 16, token_major", kWide, kWide},
+          {"blocks of 1 to blocks of 1, layer_major", kSingles, kSingles},
+          {"blocks of 16 to one block, layer_major", kBlocks, Side{KvOrder::layer_major, tokens}}}) {
       const Sequence source(shape, from, tokens, way.from, 5), destination(shape, to, tokens, way.to, 6);
       std::vector<Copy> copies;
       allocator::add_copies(source.view(), destination.view(), {0, tokens, 0, shape.n_layers}, copies);
-      moves.push_back(std::make_unique<Moves>(rounds, way.over_bus ? *bus : *on_card, way.from.get(), std::move(copies)));
+      moves.push_back(
+          std::make_unique<Moves>(rounds, way.over_bus ? *bus : *on_card, way.from.get(), std::move(copies)));
       Moves& these = *moves.back();
       XPYD_CHECK(these.bytes() == bytes);
       cases.push_back({.name = of + name,

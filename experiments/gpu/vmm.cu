@@ -10,8 +10,8 @@
 #include <numeric>
 
 #include "base/clock.h"
-#include "base/cuda_vmm.h"
-#include "base/device_cuda.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "experiments/gpu/rounds.h"
@@ -144,7 +144,7 @@ class Calls {
   std::vector<int> order_;
 };
 
-// What a growing sequence waits for when nobody has mapped ahead: base/page_groups_cuda.cu.
+// What a growing sequence waits for when nobody has mapped ahead: base/device/page_groups_cuda.cu.
 void rows(Rounds& rounds, size_t group, int n) {
   for (auto [planes, what] : {std::pair{64, "64 groups: layer_major, 32 layers"}, {1, "1 group: token_major"}}) {
     auto groups = make_cuda_page_groups({.group_bytes = group, .n_groups = planes}).value();

@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "base/utf8.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 
 namespace xpyd::server {
 namespace {

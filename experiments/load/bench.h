@@ -24,7 +24,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "experiments/load/datasets.h"
-#include "server/http_client.h"
+#include "server/http/http_client.h"
 
 namespace xpyd::server {
 

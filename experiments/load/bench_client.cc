@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/numbers.h"
 #include "experiments/load/bench.h"
 

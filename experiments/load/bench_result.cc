@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "base/numbers.h"
-#include "disagg/token_times.h"
+#include "disagg/conductor/token_times.h"
 #include "experiments/load/bench.h"
 
 namespace xpyd::server {

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/arrivals.h"
-#include "base/json.h"
-#include "base/records.h"
+#include "base/json/json.h"
+#include "base/json/records.h"
 #include "experiments/simulate/traces.h"
 
 namespace xpyd::server {

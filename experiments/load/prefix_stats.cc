@@ -8,14 +8,14 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "base/json.h"
-#include "base/options.h"
-#include "base/records.h"
+#include "base/json/json.h"
+#include "base/json/records.h"
+#include "base/options/options.h"
 #include "base/siphash.h"
 #include "experiments/simulate/traces.h"
 #include "experiments/subcommands.h"
 #include "model/folder.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 
 namespace xpyd::server {
 namespace {

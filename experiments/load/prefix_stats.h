@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 namespace xpyd::server {
 

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "allocator/kv_plan.h"
-#include "allocator/tiered.h"
+#include "allocator/offload/tiered.h"
+#include "allocator/schemes.h"
 #include "base/random.h"
 #include "disagg/transport/forwarding.h"
 #include "experiments/simulate/links.h"

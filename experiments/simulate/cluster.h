@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "batch/engine.h"
-#include "disagg/conductor.h"
-#include "disagg/token_times.h"
+#include "batch/engine/engine.h"
+#include "disagg/conductor/conductor.h"
+#include "disagg/conductor/token_times.h"
 #include "experiments/simulate/hardware.h"
 #include "experiments/simulate/routers.h"
 #include "experiments/simulate/traces.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "model/step_cost.h"
+#include "model/cost/step_cost.h"
 
 namespace xpyd::disagg {
 

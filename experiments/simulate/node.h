@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "disagg/cluster.h"
-#include "disagg/instance.h"
+#include "disagg/instance/cluster.h"
+#include "disagg/instance/instance.h"
 #include "experiments/simulate/paced_model.h"
 #include "experiments/simulate/timeline.h"
 

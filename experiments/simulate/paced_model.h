@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "disagg/scoreboard.h"
+#include "disagg/conductor/scoreboard.h"
+#include "model/cost/step_cost.h"
 #include "model/model.h"
-#include "model/step_cost.h"
 
 namespace xpyd::disagg {
 

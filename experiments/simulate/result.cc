@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/numbers.h"
 #include "base/siphash.h"
 #include "experiments/simulate/cluster.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "disagg/conductor.h"
+#include "disagg/conductor/conductor.h"
 #include "experiments/simulate/timeline.h"
 
 namespace xpyd::disagg {

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/table.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "experiments/simulate/cluster.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 
 namespace xpyd::server {

@@ -10,8 +10,8 @@
 #include <unordered_map>
 
 #include "base/arrivals.h"
-#include "base/json.h"
-#include "base/records.h"
+#include "base/json/json.h"
+#include "base/json/records.h"
 #include "base/row_hash.h"
 #include "base/siphash.h"
 

@@ -1,5 +1,5 @@
 // A ledger of blocks that processes share, and pools of several "processes" over one, each with its own metadata.
-#include "allocator/block_ledger.h"
+#include "allocator/pool/block_ledger.h"
 
 #include <sched.h>
 #include <signal.h>

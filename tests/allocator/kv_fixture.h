@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
-#include "allocator/row_pool.h"
+#include "allocator/pool/block_pool.h"
+#include "allocator/vattention/row_pool.h"
 
 namespace xpyd::testing {
 

@@ -1,13 +1,13 @@
-#include "allocator/kv_layout.h"
+#include "allocator/kv/kv_layout.h"
 
 #include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "allocator/kv_copy.h"
-#include "allocator/kv_plan.h"
-#include "base/device.h"
+#include "allocator/kv/kv_copy.h"
+#include "allocator/schemes.h"
+#include "base/device/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"

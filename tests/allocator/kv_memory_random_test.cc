@@ -4,11 +4,11 @@
 #include <set>
 #include <thread>
 
-#include "allocator/kv_plan.h"
-#include "allocator/row_pool.h"
-#include "allocator/tiered.h"
+#include "allocator/offload/tiered.h"
+#include "allocator/schemes.h"
+#include "allocator/vattention/row_pool.h"
 #include "base/clock.h"
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"

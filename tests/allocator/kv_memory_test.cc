@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "allocator/kv_plan.h"
+#include "allocator/schemes.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"

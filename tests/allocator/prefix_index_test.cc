@@ -1,4 +1,4 @@
-#include "allocator/prefix_index.h"
+#include "allocator/prefix/prefix_index.h"
 
 // XXH_NO_INLINE_HINTS: at -Og g++ 14 cannot inline all that xxhash 0.8.3 says it must.
 #define XXH_NO_INLINE_HINTS 1

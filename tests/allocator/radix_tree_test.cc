@@ -1,6 +1,6 @@
 // The tree alone against a plain model: what each block holds, and what can be reached of it; then the memory over it:
 // hits to the token, who goes first, and what a block that is alike in part costs.
-#include "allocator/radix_tree.h"
+#include "allocator/prefix/radix_tree.h"
 
 #include <algorithm>
 #include <map>

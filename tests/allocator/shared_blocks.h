@@ -6,9 +6,9 @@
 
 #include <memory>
 
-#include "allocator/block_ledger.h"
-#include "allocator/block_pool.h"
-#include "allocator/kv_plan.h"
+#include "allocator/pool/block_ledger.h"
+#include "allocator/pool/block_pool.h"
+#include "allocator/schemes.h"
 
 namespace xpyd::testing {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string>
 
-#include "allocator/kv_plan.h"
-#include "allocator/slot_contents.h"
+#include "allocator/prefix/slot_contents.h"
+#include "allocator/schemes.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 

@@ -7,9 +7,9 @@
 #include <functional>
 #include <thread>
 
-#include "allocator/kv_plan.h"
-#include "allocator/tiered.h"
-#include "base/device.h"
+#include "allocator/offload/tiered.h"
+#include "allocator/schemes.h"
+#include "base/device/device.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 #include "tests/link_device.h"

@@ -1,5 +1,5 @@
 // Tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
-#include "allocator/tiered.h"
+#include "allocator/offload/tiered.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 
 #include "allocator/eviction.h"
 #include "base/clock.h"
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/table.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include "allocator/kv_plan.h"
-#include "base/page_groups.h"
+#include "allocator/schemes.h"
+#include "base/device/page_groups.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 

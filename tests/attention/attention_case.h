@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "attention/kv_row.h"
+#include "attention/kv_dtype/kv_row.h"
 #include "base/random.h"
 
 namespace xpyd::testing {

@@ -5,11 +5,11 @@
 #include <optional>
 #include <set>
 
-#include "attention/attention_cuda.h"
-#include "attention/attention_mma.h"
 #include "attention/attention_reference.h"
-#include "base/cuda_vmm.h"
-#include "base/device_cuda.h"
+#include "attention/cuda/attention_cuda.h"
+#include "attention/cuda/attention_mma.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 

@@ -1,6 +1,6 @@
 // Rows of KV: what is stored, how far it is from what was given; and append_kv, which moves exactly the step's rows, to
 // exactly their places.
-#include "attention/kv_row.h"
+#include "attention/kv_dtype/kv_row.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
 // The card in two parts: streams of both, and events, copies and graphs across them and the rest.
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "tests/catch.h"
 
 namespace xpyd::cuda {

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "base/cuda.h"
-#include "base/cuda_kernel.h"
+#include "base/cuda/cuda.h"
+#include "base/cuda/cuda_kernel.h"
 #include "base/random.h"
 #include "tests/catch.h"
 

@@ -2,7 +2,7 @@
 // the interpreter: where bulk copies put their bytes, and products of a warpgroup on them.
 #include <vector>
 
-#include "base/cuda_kernel_sm90.h"
+#include "base/cuda/cuda_kernel_sm90.h"
 #include "base/random.h"
 #include "tests/catch.h"
 

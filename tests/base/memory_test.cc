@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "base/device.h"
+#include "base/device/device.h"
 #include "base/thread_team.h"
 #include "tests/catch.h"
 #include "tests/matchers.h"

@@ -1,8 +1,8 @@
 // Page groups on a card: memory that moves between addresses and keeps its bytes.
 #include <cstring>
 
-#include "base/cuda_vmm.h"
-#include "base/device_cuda.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {

@@ -1,4 +1,4 @@
-#include "base/peak.h"
+#include "base/peak/peak.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 
 #include "base/cpu.h"
 #include "base/memory.h"
-#include "base/peak_kernels.h"
+#include "base/peak/peak_kernels.h"
 #include "tests/catch.h"
 
 #if defined(__x86_64__)

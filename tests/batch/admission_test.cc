@@ -1,10 +1,10 @@
 // Admission rules against a future that is played out: the same numbers, step by step.
-#include "batch/admission.h"
+#include "batch/policies/admission.h"
 
 #include "allocator/kv_memory.h"
 #include "base/clock.h"
 #include "base/random.h"
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 #include "experiments/null_model.h"
 #include "experiments/tally.h"
 #include "tests/catch.h"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "allocator/kv_plan.h"
-#include "allocator/tiered.h"
-#include "batch/engine.h"
+#include "allocator/offload/tiered.h"
+#include "allocator/schemes.h"
+#include "batch/engine/engine.h"
 #include "experiments/paced_layers.h"
 #include "tests/catch.h"
 #include "tests/link_device.h"

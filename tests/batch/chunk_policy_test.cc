@@ -1,6 +1,6 @@
 // What no chunk policy may do, whatever waits; fixed and equal_time by hand; and equal_time beside the best of all
 // cuts.
-#include "batch/chunk_policy.h"
+#include "batch/chunking/chunk_policy.h"
 
 #include <algorithm>
 #include <climits>

@@ -1,6 +1,6 @@
 // The engine that plans steps while the model computes others (one that chooses tokens itself, or a pipeline's waves)
 // gives what the engine that waits gives: tokens, ends, hashes; and nothing is given away while it is in use.
-#include "batch/engine.h"
+#include "batch/engine/engine.h"
 
 #include <array>
 #include <map>

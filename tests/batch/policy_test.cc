@@ -1,7 +1,7 @@
-#include "batch/policy.h"
+#include "batch/policies/policy.h"
 
 #include "base/random.h"
-#include "batch/admission.h"
+#include "batch/policies/admission.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::policy_test {

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/random.h"
-#include "batch/ngram.h"
+#include "batch/speculation/ngram.h"
 #include "model/sampler.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"

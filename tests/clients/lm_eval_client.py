@@ -68,7 +68,7 @@ def tokenizer(binary, folder):
 def page():
     """gapsOf() of the page, in an engine of JavaScript: tokens of one read share their time, and none is 0.00 ms."""
     from py_mini_racer import MiniRacer
-    source = re.search(r"^function gapsOf\(reads\) \{.*?^\}", pathlib.Path("server/page.html").read_text(), re.M | re.S).group(0)
+    source = re.search(r"^function gapsOf\(reads\) \{.*?^\}", pathlib.Path("server/openai/page.html").read_text(), re.M | re.S).group(0)
     engine = MiniRacer()
     engine.eval(source)
     check("the page: three tokens in one read of 30 ms took 10 ms each",

@@ -4,7 +4,7 @@
 // makes a wrong product (`Plant`: for each).
 #include <random>
 
-#include "base/cuda_kernel_sm90.h"
+#include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
 #include "tests/cute/oracle.h"
 
@@ -31,11 +31,11 @@ void recorded_registers(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t
 #define wgmma_registers recorded_registers
 #define flash_wgmma flash_wgmma_here
 #define wgmma_refuses wgmma_refuses_here
-#include "attention/prefill_wgmma_sm90.cu"
+#include "attention/cuda/prefill_wgmma_sm90.cu"
 #undef wgmma_shared
 #undef wgmma_registers
 
-#include "attention/attention_mma.h"
+#include "attention/cuda/attention_mma.h"
 
 namespace xpyd::attention::cuda_kernels {
 namespace {

@@ -1,9 +1,9 @@
-#include "disagg/admission.h"
+#include "disagg/conductor/admission.h"
 
 #include <map>
 #include <vector>
 
-#include "disagg/conductor.h"
+#include "disagg/conductor/conductor.h"
 #include "disagg/messages.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"

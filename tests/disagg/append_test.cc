@@ -2,8 +2,8 @@
 // tell who it was.
 #include <map>
 
-#include "disagg/order.h"
-#include "disagg/placement.h"
+#include "disagg/conductor/order.h"
+#include "disagg/conductor/placement.h"
 #include "experiments/simulate/cluster.h"
 #include "tests/disagg/logged.h"
 #include "tests/disagg/scene.h"

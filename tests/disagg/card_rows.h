@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 

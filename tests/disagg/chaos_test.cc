@@ -17,7 +17,7 @@
 #include <numeric>
 #include <set>
 
-#include "disagg/event_log.h"
+#include "disagg/conductor/event_log.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"

@@ -1,12 +1,12 @@
 // The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a request.
 
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 
 #include <map>
 #include <set>
 #include <thread>
 
-#include "disagg/held_post.h"
+#include "disagg/handover/held_post.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 #include "tests/wrapped_transport.h"

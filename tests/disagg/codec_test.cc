@@ -1,4 +1,4 @@
-#include "disagg/control/codec.h"
+#include "disagg/processes/codec.h"
 
 #include <cmath>
 #include <cstring>

@@ -16,7 +16,7 @@
 #include "base/random.h"
 #include "disagg/net/hello.h"
 #include "disagg/transport/meeting.h"
-#include "disagg/transport/tcp_frames.h"
+#include "disagg/transport/tcp/tcp_frames.h"
 #include "disagg/transport/wires.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
@@ -340,8 +340,8 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
     door.hears(frame(change), hello_of(token), sizeof(FrameHead), true);  // answered
   // A post of two frames that are refused does not arrive with the last one.
   const int arrived = door.owner->arrived(door.key);
-  const std::string first = frame([](Frame& f) { f.head.n_frames = 2; }),
-                    last = frame([](Frame& f) { f.head.n_frames = 2, f.head.frame = 1; });
+  const std::string first = frame([](Frame&f) { f.head.n_frames = 2; }),
+                    last = frame([](Frame&f) { f.head.n_frames = 2, f.head.frame = 1; });
   door.hears(first + last, hello_of(token), 2 * sizeof(FrameHead), 2);
   CHECK(door.owner->arrived(door.key) == arrived);
   // A seal that is none: the bytes came, the post did not.

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/random.h"
-#include "disagg/decisions.h"
+#include "disagg/conductor/decisions.h"
 #include "tests/disagg/logged.h"
 
 namespace xpyd::testing::event_log_test {

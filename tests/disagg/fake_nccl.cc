@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/device.h"
+#include "base/device/device.h"
 #include "disagg/net/hello.h"
 #include "disagg/transport/wires.h"
 

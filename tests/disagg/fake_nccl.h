@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "disagg/transport/nccl_api.h"
+#include "disagg/transport/nccl/nccl_api.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::testing {

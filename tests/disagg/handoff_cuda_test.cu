@@ -1,8 +1,8 @@
 // The pool that a card exports, on the interpreter and on a card: what one member writes through
 // its mapping the other one reads through its own. (tests/simt/stack_test.cu has two processes,
 // and tools/gpu-report runs `xpyd --processes` over it.)
-#include "base/device_cuda.h"
-#include "disagg/transport/handoff_pool.h"
+#include "base/device/device_cuda.h"
+#include "disagg/transport/handoff/handoff_pool.h"
 #include "tests/catch.h"
 #include "tests/disagg/card_rows.h"
 

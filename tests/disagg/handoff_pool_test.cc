@@ -1,4 +1,4 @@
-#include "disagg/transport/handoff_pool.h"
+#include "disagg/transport/handoff/handoff_pool.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -17,7 +17,7 @@
 #include "disagg/handover/sender.h"
 #include "disagg/handover/states.h"
 #include "disagg/messages.h"
-#include "disagg/transport/handoff_pool.h"
+#include "disagg/transport/handoff/handoff_pool.h"
 #include "tests/catch.h"
 #include "tests/disagg/checksum_model.h"
 #include "tests/tiny_model.h"
@@ -375,7 +375,7 @@ class Walk final : public Post {
     prompts_.push_back({std::move(sequence)});
   }
 
-  // As an engine does (batch/engine.cc): one prompt gets on, a layer at a time.
+  // As an engine does (batch/engine/engine.cc): one prompt gets on, a layer at a time.
   void compute_on() {
     if (prompts_.empty()) return;
     const size_t at = one_of(prompts_);

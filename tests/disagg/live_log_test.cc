@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "experiments/simulate/cluster.h"
 #include "tests/disagg/logged.h"
 #include "tests/disagg/scene.h"

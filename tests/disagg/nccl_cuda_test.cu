@@ -1,8 +1,8 @@
 // NCCL itself under the suite (transport_test.cc), on a card: two processes that share it by distinct NCCL_HOSTID
 // values, which makes NCCL take them for two machines and use sockets. Memory is pinned host memory, which NCCL's
 // kernels and the suite both reach. On the interpreter there is no NCCL.
-#include "base/device_cuda.h"
-#include "disagg/transport/nccl_api.h"
+#include "base/device/device_cuda.h"
+#include "disagg/transport/nccl/nccl_api.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/random.h"
-#include "disagg/transport/nccl_link.h"
+#include "disagg/transport/nccl/nccl_link.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"

@@ -1,9 +1,9 @@
-#include "disagg/placement.h"
+#include "disagg/conductor/placement.h"
 
 #include <set>
 
 #include "base/random.h"
-#include "disagg/cluster.h"
+#include "disagg/instance/cluster.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::placement_test {

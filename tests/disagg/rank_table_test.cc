@@ -1,6 +1,6 @@
 // The rank table beside the formulas of the notes that it comes from (reference: scheduling 3.1, corrected), and their
 // errata (3.2): each test says what the printed formula gives, and what is right.
-#include "disagg/rank_table.h"
+#include "disagg/handover/rank_table.h"
 
 #include <array>
 #include <map>
@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "disagg/transfer_plan.h"
+#include "disagg/handover/transfer_plan.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::rank_table_test {

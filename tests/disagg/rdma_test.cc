@@ -7,9 +7,9 @@
 #include <map>
 
 #include "base/random.h"
-#include "disagg/transport/rdma_messages.h"
-#include "disagg/transport/rdma_plan.h"
-#include "disagg/transport/rdma_verbs.h"
+#include "disagg/transport/rdma/rdma_messages.h"
+#include "disagg/transport/rdma/rdma_plan.h"
+#include "disagg/transport/rdma/rdma_verbs.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"

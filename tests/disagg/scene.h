@@ -4,7 +4,7 @@
 #include <functional>
 #include <set>
 
-#include "disagg/attempts.h"
+#include "disagg/handover/attempts.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"

@@ -1,4 +1,4 @@
-#include "disagg/scoreboard.h"
+#include "disagg/conductor/scoreboard.h"
 
 #include <list>
 #include <map>

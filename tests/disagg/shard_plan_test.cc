@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "disagg/transfer_plan.h"
+#include "disagg/handover/transfer_plan.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::shard_plan_test {

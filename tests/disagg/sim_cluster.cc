@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "allocator/kv_pool.h"
+#include "allocator/offload/tiered.h"
 #include "allocator/prefix_log.h"
-#include "allocator/tiered.h"
 
 namespace xpyd::testing {
 

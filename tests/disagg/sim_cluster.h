@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "disagg/cluster.h"
-#include "disagg/conductor.h"
+#include "disagg/conductor/conductor.h"
+#include "disagg/instance/cluster.h"
 #include "disagg/messages.h"
 #include "tests/disagg/checksum_model.h"
 #include "tests/link_device.h"

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "base/device_cuda.h"
-#include "model/model_cuda.h"
-#include "model/weights.h"
+#include "base/device/device_cuda.h"
+#include "model/cuda/model_cuda.h"
+#include "model/weights/weights.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing {

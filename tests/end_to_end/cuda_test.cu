@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/cuda_vmm.h"
+#include "base/cuda/cuda_vmm.h"
 #include "experiments/gpu/rounds.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"
@@ -84,7 +84,8 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
   for (std::string& word : words) argv.push_back(word.data());
   CHECK(gpu::run(int(argv.size()), argv.data()) == 0);
   std::ifstream in(dir.path + "/report.csv");
-  int of_cudnn = 0, of_flash = 0, yardsticks = 0, moved = 0, shares = 0, published = 0, over_groups = 0, coded = 0, products = 0;
+  int of_cudnn = 0, of_flash = 0, yardsticks = 0, moved = 0, shares = 0, published = 0, over_groups = 0, coded = 0,
+      products = 0;
   for (std::string line; std::getline(in, line);) {
     yardsticks += line.find("torch 2.9") != std::string::npos;
     shares += line.find("of copy bandwidth") != std::string::npos;
@@ -108,7 +109,7 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
   CHECK(published >= 2 * 7);
   CHECK(over_groups >= 10);
   CHECK(shares >= 6);
-  CHECK(coded >= 2 * 2 * 2);  // two variants of each phase
+  CHECK(coded >= 2 * 2 * 2);     // two variants of each phase
   CHECK(products == 3 * 5 * 2);  // of five numbers of rows, each beside the bf16 product
 }
 

@@ -6,10 +6,10 @@
 #include <set>
 
 #include "experiments/tally.h"
-#include "model/chat_template.h"
 #include "model/folder.h"
-#include "model/safetensors.h"
-#include "model/tokenizer.h"
+#include "model/text/chat_template.h"
+#include "model/text/tokenizer.h"
+#include "model/weights/safetensors.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/tiny_model.h"

@@ -8,7 +8,7 @@
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/random.h"
 #include "tests/program.h"
 

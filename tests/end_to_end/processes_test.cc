@@ -5,7 +5,7 @@
 //
 //   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=handoff] [SEED=2] [LEASE=0.5]
 
-#include "server/metrics.h"
+#include "server/openai/metrics.h"
 #include "tests/process_bed.h"
 #include "tests/program.h"
 

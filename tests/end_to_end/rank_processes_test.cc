@@ -1,9 +1,9 @@
 // Stages of an instance as processes of their own: the bits of one process, whatever carries activations and however
 // many waves are under way; and the death of any of them, which ends its instance and no request.
 
-#include "disagg/control/registry.h"
-#include "disagg/ranks/stage.h"
-#include "server/local_workers.h"
+#include "disagg/chunked_pp/stage.h"
+#include "disagg/processes/registry.h"
+#include "server/workers/local_workers.h"
 #include "tests/process_bed.h"
 #include "tests/program.h"
 #include "tests/server/etcd_fixture.h"

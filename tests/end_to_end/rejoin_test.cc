@@ -3,10 +3,10 @@
 
 #include <mutex>
 
-#include "disagg/process_cluster.h"
-#include "disagg/worker.h"
-#include "server/local_workers.h"
+#include "disagg/processes/process_cluster.h"
+#include "disagg/processes/worker.h"
 #include "server/stack.h"
+#include "server/workers/local_workers.h"
 #include "tests/json.h"
 #include "tests/program.h"
 #include "tests/server/etcd_fixture.h"

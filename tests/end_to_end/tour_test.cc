@@ -3,8 +3,8 @@
 
 #include "model/folder.h"
 #include "model/model.h"
-#include "model/tokenizer.h"
-#include "server/vattention_tour.h"
+#include "model/text/tokenizer.h"
+#include "server/cli/vattention_tour.h"
 #include "tests/program.h"
 
 namespace xpyd::testing::tour_test {

@@ -10,9 +10,9 @@
 #include <sstream>
 #include <utility>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "base/json.h"
-#include "disagg/event_log.h"
+#include "base/json/json.h"
+#include "disagg/conductor/event_log.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"

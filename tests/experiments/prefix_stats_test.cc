@@ -3,11 +3,11 @@
 #include <fstream>
 #include <map>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/random.h"
 #include "experiments/subcommands.h"
 #include "model/folder.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"

@@ -3,13 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/random.h"
-#include "disagg/event_log.h"
-#include "disagg/order.h"
+#include "disagg/conductor/event_log.h"
+#include "disagg/conductor/order.h"
 #include "experiments/event_log/calibrate.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/simulate/cluster.h"
 #include "experiments/simulate/routers.h"
-#include "model/pipeline_time.h"
+#include "model/llama/pipeline_time.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::simulated_cluster_test {

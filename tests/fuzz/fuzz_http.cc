@@ -12,10 +12,10 @@
 #include <mutex>
 #include <string>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/utf8.h"
-#include "server/api.h"
-#include "server/http.h"
+#include "server/http/http.h"
+#include "server/openai/api.h"
 
 namespace xpyd::testing {
 namespace {

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/utf8.h"
-#include "model/jinja.h"
+#include "model/jinja/jinja.h"
 
 using namespace xpyd;
 using namespace xpyd::testing;

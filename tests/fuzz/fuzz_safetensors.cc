@@ -7,7 +7,7 @@
 #include <string>
 
 #include "model/config.h"
-#include "model/safetensors.h"
+#include "model/weights/safetensors.h"
 
 namespace {
 

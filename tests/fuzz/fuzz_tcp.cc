@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "disagg/transport/tcp_frames.h"
+#include "disagg/transport/tcp/tcp_frames.h"
 
 namespace xpyd::testing {
 using namespace tcp;

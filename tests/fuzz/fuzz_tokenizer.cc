@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/utf8.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 using namespace xpyd;
 using namespace xpyd::testing;

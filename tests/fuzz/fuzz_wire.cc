@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "disagg/control/codec.h"
 #include "disagg/messages.h"
 #include "disagg/net/frames.h"
 #include "disagg/net/hello.h"
+#include "disagg/processes/codec.h"
 
 namespace xpyd::testing {
 namespace {

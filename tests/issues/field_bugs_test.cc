@@ -2,7 +2,7 @@
 // moment at which the other side's word, or the other side itself, does not come; or is a lie that is in range
 // (lies_test.cc has those that are not); or a request that ends whoever computes it.
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/server/quiet_stdout.h"

@@ -4,11 +4,11 @@
 
 #include <thread>
 
-#include "base/json.h"
-#include "disagg/control/codec.h"
-#include "disagg/control/codec_fields.h"
-#include "disagg/process_cluster.h"
-#include "disagg/worker.h"
+#include "base/json/json.h"
+#include "disagg/processes/codec.h"
+#include "disagg/processes/codec_fields.h"
+#include "disagg/processes/process_cluster.h"
+#include "disagg/processes/worker.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/control_end.h"

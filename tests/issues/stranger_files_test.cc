@@ -14,15 +14,15 @@
 #include <sstream>
 #include <thread>
 
-#include "allocator/disk_file.h"
+#include "allocator/offload/disk_file.h"
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/peak.h"
+#include "base/peak/peak.h"
 #include "disagg/net/address.h"
 #include "disagg/net/channel.h"
 #include "model/folder.h"
-#include "model/tokenizer.h"
-#include "server/commands.h"
+#include "model/text/tokenizer.h"
+#include "server/cli/commands.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::stranger_files_test {

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "allocator/kv_memory.h"
-#include "allocator/kv_plan.h"
 #include "allocator/kv_pool.h"
+#include "allocator/schemes.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::vattention_addresses_test {

@@ -1,11 +1,11 @@
 // Chat templates of published models against jinja2's rendering of the same conversations, where a
 // model's template is found, and injection.
-#include "model/chat_template.h"
+#include "model/text/chat_template.h"
 
 #include <filesystem>
 #include <fstream>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 

@@ -6,10 +6,10 @@
 #include "base/random.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/mooncake_cost.h"
-#include "model/cost_model.h"
-#include "model/llama_step.h"
-#include "model/pipeline_time.h"
-#include "model/step_cost.h"
+#include "model/cost/cost_model.h"
+#include "model/cost/step_cost.h"
+#include "model/llama/llama_step.h"
+#include "model/llama/pipeline_time.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::cost_test {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "base/random.h"
-#include "model/model_cuda.h"
+#include "model/cuda/model_cuda.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/random.h"
-#include "model/gemm.h"
-#include "model/gemm_kernels.h"
-#include "model/quantised.h"
+#include "model/gemm/gemm.h"
+#include "model/gemm/gemm_kernels.h"
+#include "model/gemm/quantised.h"
 #include "tests/catch.h"
 
 namespace xpyd::model {

@@ -1,6 +1,6 @@
 // The one matrix product: every element against the double reference, and the invariance that the
 // whole project's bitwise parity rests on.
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/sum_tree.h"
+#include "model/gemm/sum_tree.h"
 #include "tests/catch.h"
 #include "tests/model/gemm_rows.h"
 

@@ -1,10 +1,10 @@
 // The template language against what jinja2 makes of the same templates (tests/data/jinja_cases.json, by
 // make_jinja_fixtures.py), its bounds, and what it knows about who wrote a byte.
-#include "model/jinja.h"
+#include "model/jinja/jinja.h"
 
 #include <ctime>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 

@@ -1,7 +1,7 @@
 // The forward pass on CUDA against the CPU's, and against itself: the same bits however the tokens are cut into steps,
 // wherever their KV lies, whoever shares the step, and whether it ran as a graph.
 #include "base/random.h"
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 #include "tests/model/cuda_fixture.h"
 #include "tests/model/llama_cases.h"
 

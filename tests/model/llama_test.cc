@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "experiments/null_model.h"
-#include "model/gemm.h"
+#include "model/gemm/gemm.h"
 #include "model/sampler.h"
-#include "model/tokenizer.h"
-#include "model/weights.h"
+#include "model/text/tokenizer.h"
+#include "model/weights/weights.h"
 #include "tests/json.h"
 #include "tests/model/llama_cases.h"
 

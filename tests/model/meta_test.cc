@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/json.h"
-#include "model/tokenizer.h"
+#include "base/json/json.h"
+#include "model/text/tokenizer.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing::meta_test {

@@ -10,7 +10,7 @@
 #include "base/thread_team.h"
 #include "model/config.h"
 #include "model/model.h"
-#include "model/safetensors.h"
+#include "model/weights/safetensors.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {

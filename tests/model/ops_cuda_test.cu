@@ -4,11 +4,11 @@
 #include <limits>
 #include <numeric>
 
-#include "attention/kv_row.h"
+#include "attention/kv_dtype/kv_row.h"
 #include "base/row_hash.h"
-#include "model/ops_cuda.h"
+#include "model/cuda/ops_cuda.h"
+#include "model/cuda/sampler_cuda.h"
 #include "model/sampler.h"
-#include "model/sampler_cuda.h"
 #include "tests/model/cuda_fixture.h"
 
 namespace xpyd::testing::ops_cuda_test {

@@ -1,5 +1,5 @@
 // Every variant of the row operations against double precision, at every length around the vectors.
-#include "model/ops.h"
+#include "model/gemm/ops.h"
 
 #include <algorithm>
 #include <cmath>

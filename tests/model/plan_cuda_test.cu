@@ -2,7 +2,7 @@
 #include <numeric>
 #include <vector>
 
-#include "model/plan_cuda.h"
+#include "model/cuda/plan_cuda.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {

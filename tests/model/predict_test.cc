@@ -5,7 +5,7 @@
 #include "allocator/kv_memory.h"
 #include "model/folder.h"
 #include "model/model.h"
-#include "model/weights.h"
+#include "model/weights/weights.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::predict_test {
@@ -43,8 +43,12 @@ void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
     const std::vector<int32_t> rows = {int(tokens.size()) - 1};
     const std::vector<KvView> views = {head.memory->view(kv)};
     const std::vector<const float*> previous = {before.empty() ? nullptr : before.data()};
-    head.model->forward({.token_ids = tokens, .q_offsets = offsets, .kv_lengths = lengths, .views = views,
-                         .logit_rows = rows, .hidden = {states.data() + at * width, previous}},
+    head.model->forward({.token_ids = tokens,
+                         .q_offsets = offsets,
+                         .kv_lengths = lengths,
+                         .views = views,
+                         .logit_rows = rows,
+                         .hidden = {states.data() + at * width, previous}},
                         logits.data());
     head.memory->written(kv, tokens);
     before.assign(states.begin() + ptrdiff_t((at + tokens.size() - 1) * width),
@@ -59,7 +63,10 @@ void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
     const std::vector<KvView> views = {head.memory->view(kv)};
     const std::vector<const float*> previous = {state};
     std::vector<float> own(width);
-    head.model->predict({.token_ids = one, .q_offsets = offsets, .kv_lengths = lengths, .views = views,
+    head.model->predict({.token_ids = one,
+                         .q_offsets = offsets,
+                         .kv_lengths = lengths,
+                         .views = views,
                          .hidden = {own.data(), previous}},
                         out);
     return own;
@@ -101,7 +108,9 @@ TEST_CASE("mtp: the demo model's head is PyTorch's, however its prompt is cut", 
 TEST_CASE("mtp: a folder without a head says so", "[mtp]") {
   ModelConfig config = parse_model_config(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32,
       "intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96,
-      "max_position_embeddings": 512})", "c.json").value();
+      "max_position_embeddings": 512})",
+                                          "c.json")
+                           .value();
   CHECK(predict_next_tokens(config).error().message.find("num_nextn_predict_layers") != std::string::npos);
   CHECK(config.n_layers == 2);
 }

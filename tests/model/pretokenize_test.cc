@@ -1,5 +1,5 @@
 // How text is cut before merges, and what Unicode says of its characters.
-#include "model/pretokenize.h"
+#include "model/text/pretokenize.h"
 
 #include "base/status.h"
 #include "model/unicode.h"

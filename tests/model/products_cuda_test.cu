@@ -1,8 +1,8 @@
 // Products on CUDA against double: of dense matrices by the library and by the kernel for few rows, and of codes.
 #include <functional>
 
-#include "model/codes_cuda.h"
-#include "model/gemm_cuda.h"
+#include "model/cuda/codes_cuda.h"
+#include "model/cuda/gemm_cuda.h"
 #include "tests/model/cuda_fixture.h"
 #ifdef XPYD_SIMT
 #include "device_memory.h"

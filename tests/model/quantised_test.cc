@@ -1,5 +1,5 @@
 // Weights of few bits: what codes stand for, products of them in both ways, and folders that have them.
-#include "model/quantised.h"
+#include "model/gemm/quantised.h"
 
 #include <cmath>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/random.h"
-#include "model/gemm.h"
-#include "model/weights.h"
+#include "model/gemm/gemm.h"
+#include "model/weights/weights.h"
 #include "tests/model/gemm_rows.h"
 #include "tests/model/llama_cases.h"
 

@@ -1,6 +1,6 @@
 // The safetensors reader against files of every kind of wrongness: each is refused with a message
 // that names the file (and tensor), and nothing is read that was not checked.
-#include "model/safetensors.h"
+#include "model/weights/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "attention/attention.h"
-#include "model/llama_rank.h"
-#include "model/weights.h"
+#include "model/llama/llama_rank.h"
+#include "model/weights/weights.h"
 #include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::sharded_llama_test {

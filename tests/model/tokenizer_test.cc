@@ -1,17 +1,16 @@
 // Every string of tests/data/tokenizers against what Hugging Face's tokenizers makes of it.
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/utf8.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 
 namespace xpyd::testing::tokenizer_test {
-
 
 namespace {
 

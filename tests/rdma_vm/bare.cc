@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "disagg/transport/rdma_verbs.h"
+#include "disagg/transport/rdma/rdma_verbs.h"
 
 namespace xpyd::testing {
 namespace {

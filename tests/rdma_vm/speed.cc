@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
+#include "base/device/device.h"
 #include "disagg/transport/wires.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/rdma_vm/bare.h"

@@ -5,9 +5,9 @@
 #include <iterator>
 #include <sstream>
 
-#include "disagg/control/codec.h"
-#include "model/chat_template.h"
-#include "server/api.h"
+#include "disagg/processes/codec.h"
+#include "model/text/chat_template.h"
+#include "server/openai/api.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/server_fixture.h"

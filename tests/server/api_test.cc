@@ -1,6 +1,6 @@
 // The endpoints' whole answers as clients see them, over real sockets; event streams, and what happens when the cluster
 // refuses, fails or is silent. (What is refused to whom, with which words, is in exchanges_test.cc.)
-#include "server/api.h"
+#include "server/openai/api.h"
 
 #include <set>
 

@@ -1,9 +1,9 @@
 // What a chat request hands to the model's template: fields in the client's order, tools, tool
 // calls, parts, more variables; and what is refused.
 
-#include "base/json.h"
-#include "model/chat_template.h"
-#include "server/api.h"
+#include "base/json/json.h"
+#include "model/text/chat_template.h"
+#include "server/openai/api.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/server_fixture.h"

@@ -2,7 +2,7 @@
 #include "base/cpu.h"
 #include "experiments/subcommands.h"
 #include "model/folder.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 #include "tests/program.h"
 

@@ -1,8 +1,8 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "server/http_client.h"
-#include "server/local_workers.h"
+#include "server/http/http_client.h"
+#include "server/workers/local_workers.h"
 #include "tests/json.h"
 #include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <set>
 
-#include "server/api.h"
+#include "server/openai/api.h"
 #include "tests/server/api_fixture.h"
 
 namespace xpyd::testing::exchanges_test {

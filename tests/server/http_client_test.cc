@@ -1,4 +1,4 @@
-#include "server/http_client.h"
+#include "server/http/http_client.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -8,11 +8,11 @@
 #include <fstream>
 #include <thread>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "base/utf8.h"
 #include "experiments/subcommands.h"
-#include "server/commands.h"
-#include "server/http.h"
+#include "server/cli/commands.h"
+#include "server/http/http.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"

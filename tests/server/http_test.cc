@@ -1,5 +1,5 @@
 // HTTP itself: the parser byte by byte, and the listener over real sockets.
-#include "server/http.h"
+#include "server/http/http.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -11,7 +11,7 @@
 #include <future>
 
 #include "base/os.h"
-#include "server/api.h"
+#include "server/openai/api.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 

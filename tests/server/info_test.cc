@@ -1,10 +1,10 @@
 #include <fstream>
 
 #include "allocator/kv_memory.h"
-#include "base/json.h"
+#include "base/json/json.h"
 #include "model/folder.h"
-#include "model/weights.h"
-#include "server/commands.h"
+#include "model/weights/weights.h"
+#include "server/cli/commands.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"

@@ -1,5 +1,5 @@
 // /metrics: the text format by its rules, and numbers that add up.
-#include "server/metrics.h"
+#include "server/openai/metrics.h"
 
 #include <cmath>
 #include <map>

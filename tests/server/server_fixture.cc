@@ -11,7 +11,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "base/json.h"
+#include "base/json/json.h"
 
 namespace xpyd::testing {
 namespace {
@@ -284,7 +284,8 @@ void Client::send(const std::string& bytes) {
 
 bool Client::fill() {
   char chunk[16384];
-  ssize_t n = TEMP_FAILURE_RETRY(::recv(fd_, chunk, sizeof chunk, 0));  // (a stop of the process ends one with a time limit)
+  ssize_t n = TEMP_FAILURE_RETRY(
+      ::recv(fd_, chunk, sizeof chunk, 0));  // (a stop of the process ends one with a time limit)
   if (n <= 0) return false;
   buffer_.append(chunk, static_cast<size_t>(n));
   return true;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "disagg/service.h"
-#include "server/api.h"
+#include "server/openai/api.h"
 
 namespace xpyd::testing {
 

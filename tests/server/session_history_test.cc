@@ -15,8 +15,8 @@
 #include <mutex>
 #include <set>
 
-#include "server/api.h"
-#include "server/local_workers.h"
+#include "server/openai/api.h"
+#include "server/workers/local_workers.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/json.h"

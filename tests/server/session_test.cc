@@ -1,5 +1,5 @@
 // Conversations that the server keeps (session_id), over real sockets; and the store alone.
-#include "server/sessions.h"
+#include "server/openai/sessions.h"
 #include "tests/server/api_fixture.h"
 
 namespace xpyd::testing::session_test {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "server/local_workers.h"
+#include "server/workers/local_workers.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::supervisor_test {

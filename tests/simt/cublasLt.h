@@ -1,4 +1,4 @@
-// What model/gemm_cuda.cu uses of cuBLASLt, for its choice of algorithms to run on the interpreter:
+// What model/cuda/gemm_cuda.cu uses of cuBLASLt, for its choice of algorithms to run on the interpreter:
 // products in orders of additions that a test plants. An algorithm is an order and the sizes for
 // which the heuristics name it; nothing here is fast.
 #pragma once
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "base/dtype.h"
 
 using cudaDataType_t = int;

@@ -1,5 +1,5 @@
-// base/cuda.h over the interpreter. Work on a stream is done when the call that enqueues it returns, except inside a
-// capture, where it is kept for Graph::launch, and on late streams, where it waits to be waited for.
+// base/cuda/cuda.h over the interpreter. Work on a stream is done when the call that enqueues it returns, except inside
+// a capture, where it is kept for Graph::launch, and on late streams, where it waits to be waited for.
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -9,14 +9,14 @@
 #include <thread>
 #include <vector>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
 struct Work {
   std::function<void()> run;
   bool kernel = false;
-  bool early = false;  // and one that may start early (base/cuda.h)
+  bool early = false;  // and one that may start early (base/cuda/cuda.h)
 };
 using Recording = std::vector<Work>;
 

@@ -1,13 +1,13 @@
-// model/gemm_cuda.cu's choice of algorithms, over a cuBLASLt whose orders of additions are planted
+// model/cuda/gemm_cuda.cu's choice of algorithms, over a cuBLASLt whose orders of additions are planted
 // (cublasLt.h beside this).
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 
 // Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of tests.
 #define CudaGemm LibraryGemm
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"  // one file
-#include "model/gemm_cuda.cu"
+#include "model/cuda/gemm_cuda.cu"
 
 namespace cublas = simt::cublas;
 

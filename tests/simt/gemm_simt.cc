@@ -4,7 +4,7 @@
 #include <tuple>
 #include <vector>
 
-#include "model/gemm_cuda.h"
+#include "model/cuda/gemm_cuda.h"
 
 namespace xpyd::model {
 namespace {

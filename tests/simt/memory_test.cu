@@ -3,7 +3,7 @@
 // a fault.
 #include <algorithm>
 
-#include "base/device_cuda.h"
+#include "base/device/device_cuda.h"
 #include "device_memory.h"
 #include "tests/catch.h"
 #include "tests/end_to_end/cuda_parity.h"

@@ -1,4 +1,4 @@
-// A SIMT machine on the CPU, included by base/cuda.h under -DXPYD_SIMT: kernels become plain
+// A SIMT machine on the CPU, included by base/cuda/cuda.h under -DXPYD_SIMT: kernels become plain
 // functions, every CUDA thread a fibre, and what threads do together (barriers, warp collectives,
 // shared memory) is checked. See README.md for what a clean run proves and what it does not.
 //

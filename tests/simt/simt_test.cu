@@ -3,9 +3,9 @@
 #include <functional>
 #include <thread>
 
-#include "base/cuda.h"
-#include "base/cuda_kernel.h"
-#include "base/device_cuda.h"
+#include "base/cuda/cuda.h"
+#include "base/cuda/cuda_kernel.h"
+#include "base/device/device_cuda.h"
 #include "device_memory.h"
 #include "tests/catch.h"
 

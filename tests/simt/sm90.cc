@@ -7,7 +7,7 @@
 #include <array>
 #include <map>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 #include "machine.h"
 
 namespace xpyd::cuda {

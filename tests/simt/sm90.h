@@ -1,4 +1,4 @@
-// What base/cuda_kernel_sm90.h wraps, interpreted: mbarriers, bulk tensor copies, wgmma, barriers
+// What base/cuda/cuda_kernel_sm90.h wraps, interpreted: mbarriers, bulk tensor copies, wgmma, barriers
 // of some warps. Included by simt.h.
 #pragma once
 

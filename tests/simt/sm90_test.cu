@@ -1,8 +1,8 @@
-// The interpreter of base/cuda_kernel_sm90.h: one kernel that uses all of it the way it is meant,
+// The interpreter of base/cuda/cuda_kernel_sm90.h: one kernel that uses all of it the way it is meant,
 // and the same kernel with one thing wrong, for each thing.
 #include <functional>
 
-#include "base/cuda_kernel_sm90.h"
+#include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {

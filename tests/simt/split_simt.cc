@@ -1,8 +1,8 @@
-// base/cuda.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and ordinary streams.
+// base/cuda/cuda.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and ordinary streams.
 #include <map>
 #include <mutex>
 
-#include "base/cuda.h"
+#include "base/cuda/cuda.h"
 
 namespace xpyd::cuda {
 namespace {

@@ -8,12 +8,12 @@
 #include <fstream>
 #include <thread>
 
-#include "base/cuda_vmm.h"
-#include "base/device_cuda.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
 #include "device_memory.h"
-#include "disagg/process_cluster.h"
-#include "disagg/transport/handoff_pool.h"
-#include "disagg/worker.h"
+#include "disagg/processes/process_cluster.h"
+#include "disagg/processes/worker.h"
+#include "disagg/transport/handoff/handoff_pool.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/card_rows.h"

@@ -1,7 +1,8 @@
-// base/cuda_vmm.h on the CPU: physical memory is a memfd (one for all of it; what can be exported has its own, which is
-// what other processes get), addresses are PROT_NONE until memory is mapped there and made accessible, and every rule
-// of the driver is kept. So a touch of addresses without memory, or of memory that was unmapped too early, is a
-// segmentation fault here as it is an illegal access on a card; copies and cp.async report it before (cuda_simt.cc).
+// base/cuda/cuda_vmm.h on the CPU: physical memory is a memfd (one for all of it; what can be exported has its own,
+// which is what other processes get), addresses are PROT_NONE until memory is mapped there and made accessible, and
+// every rule of the driver is kept. So a touch of addresses without memory, or of memory that was unmapped too early,
+// is a segmentation fault here as it is an illegal access on a card; copies and cp.async report it before
+// (cuda_simt.cc).
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -14,8 +15,8 @@
 #include <mutex>
 #include <vector>
 
-#include "base/cuda.h"
-#include "base/cuda_vmm.h"
+#include "base/cuda/cuda.h"
+#include "base/cuda/cuda_vmm.h"
 #include "device_memory.h"
 #include "machine.h"
 

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <thread>
 
-#include "base/cuda_vmm.h"
-#include "base/device_cuda.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
 #include "device_memory.h"
 #include "tests/catch.h"
 

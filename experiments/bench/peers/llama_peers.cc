@@ -28,7 +28,7 @@
 
 #include "experiments/bench/harness.h"
 #include "experiments/bench/model_case.h"
-#include "model/weights.h"
+#include "model/weights/weights.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -44,9 +44,15 @@ struct Pair {
 const Pair kPairs[] = {
     {"bf16", GGML_TYPE_BF16, 0.02, "bf16", {.dtype = Dtype::bf16, .dummy = true}},
     {"f16", GGML_TYPE_F16, 0.02, "f16", {.dtype = Dtype::bf16, .weight_dtype = Dtype::f16, .dummy = true}},
-    {"q8_0", GGML_TYPE_Q8_0, 0.07, "int8",
+    {"q8_0",
+     GGML_TYPE_Q8_0,
+     0.07,
+     "int8",
      {.dtype = Dtype::bf16, .weight_dtype = Dtype::int8, .weight_group = 32, .dummy = true}},
-    {"q4_0", GGML_TYPE_Q4_0, 0.7, "int4",
+    {"q4_0",
+     GGML_TYPE_Q4_0,
+     0.7,
+     "int4",
      {.dtype = Dtype::bf16, .weight_dtype = Dtype::int4, .weight_group = 32, .dummy = true}},
 };
 

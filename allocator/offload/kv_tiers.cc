@@ -1,0 +1,530 @@
+#include "allocator/offload/kv_tiers.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <utility>
+
+#include "allocator/prefix/prefix_index.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/table.h"
+
+namespace xpyd::allocator {
+namespace {
+
+constexpr int kHeadroom = 4;         // 1 / of the host is free or clean, where the disk can keep up
+constexpr int kWritesUnderWay = 16;  // blocks
+constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is not asked again
+
+}  // namespace
+
+KvTiers::KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams)
+    : options_(options),
+      seams_(std::move(seams)),
+      layout_{shape, KvOrder::token_major, options.block_tokens, 0},
+      host_policy_(find_row(kEvictionPolicies, options.host_eviction)),
+      disk_policy_(find_row(kEvictionPolicies, options.disk_eviction)) {}
+
+KvTiers::~KvTiers() = default;
+
+Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvTierOptions& options, Device& device,
+                                                 Seams seams) try {
+  if (!options.on())
+    return invalid(options.disk_dir.empty()
+                       ? "--host-kv-bytes is 0"
+                       : "--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
+  if (options.block_tokens < 1) return invalid("a tier's block has no tokens");
+  if (options.low_watermark > options.high_watermark)
+    return invalid("--host-low-watermark is above --host-high-watermark: expected at most as much");
+  for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
+    if (!find_row(kEvictionPolicies, *name))
+      return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));
+  std::unique_ptr<KvTiers> t(new KvTiers(shape, options, std::move(seams)));
+  const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
+  if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
+    return invalid("--host-kv-bytes is " + std::to_string(options.host_bytes) + ": one block of " +
+                   std::to_string(options.block_tokens) + " tokens has " + std::to_string(block) +
+                   " bytes, expected room for 1 to 2^31 tokens");
+  need(check_available_memory(options.host_bytes), "--host-kv-bytes: ");  // pinned or not
+  t->layout_.n_blocks = int(n);
+  t->host_ = need(device.allocate_host(t->layout_.pool_bytes()), "--host-kv-bytes: ");
+  for (int slot = int(n); slot-- > 0;) t->free_host_.push_back(slot);
+  if (!options.disk_dir.empty()) {
+    if (block > size_t{1} << 30)
+      return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) + " tokens have " +
+                     std::to_string(block) + " bytes, more than one read moves: a smaller --tier-block-tokens");
+    const size_t slots = std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
+    if (slots < 1)
+      return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
+                     std::to_string(DiskFile::padded(block)) + " bytes");
+    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal));
+    t->disk_slots_ = int(slots);
+    for (int slot = int(slots); slot-- > 0;) t->free_disk_.push_back(slot);
+  }
+  return t;
+} catch (const Error& error) {
+  return error;
+}
+
+// ---- The index.
+
+uint64_t KvTiers::next_hash(const Chain& chain, const int32_t* tokens) const {
+  return prefix_hash(chain.hash, chain.block < 0, tokens, options_.block_tokens);
+}
+
+int32_t KvTiers::look_up(const Chain& chain, uint64_t hash, const int32_t* tokens) const {
+  const auto found = index_.find(key_of(hash));
+  if (found == index_.end()) return -1;
+  const Block& b = at(found->second);
+  const bool same = b.parent == chain.block && b.parent_uid == chain.uid &&
+                    std::memcmp(tokens_of(found->second), tokens, sizeof(int32_t) * size_t(options_.block_tokens)) == 0;
+  return same ? found->second : -1;
+}
+
+int KvTiers::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
+  const int bt = options_.block_tokens, n = std::min(max_blocks, int(tokens.size()) / bt);
+  Chain chain = root(salt);
+  std::lock_guard lock(mutex_);
+  while (chain.n_blocks < n) {
+    const int32_t* own = &tokens[size_t(chain.n_blocks) * size_t(bt)];
+    const uint64_t hash = next_hash(chain, own);
+    const int32_t block = look_up(chain, hash, own);
+    if (block < 0) break;
+    chain = {hash, at(block).uid, block, chain.n_blocks + 1};
+  }
+  return chain.n_blocks;
+}
+
+void KvTiers::tick() {
+  std::lock_guard lock(mutex_);
+  ++tick_;
+}
+
+bool KvTiers::intact(const Chain& chain) const {
+  std::lock_guard lock(mutex_);
+  return chain.block < 0 || at(chain.block).uid == chain.uid;
+}
+
+int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin) {
+  const uint64_t hash = next_hash(chain, tokens);
+  std::lock_guard lock(mutex_);
+  const int32_t block = look_up(chain, hash, tokens);
+  if (block < 0) return -1;
+  Block& b = at(block);
+  if (touch) {
+    b.use.last_use = tick_;
+    ++b.use.uses;
+    b.pins += pin;
+    refresh(block);
+  }
+  chain = {hash, b.uid, block, chain.n_blocks + 1};
+  return block;
+}
+
+int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
+  const uint64_t hash = next_hash(chain, tokens);
+  std::lock_guard lock(mutex_);
+  // Another block under this hash: of another prefix (a collision), or of one that is not known any more.
+  if (const auto found = index_.find(key_of(hash)); found != index_.end()) {
+    const Block& other = at(found->second);
+    if (other.busy() || other.pins > 0 || found->second == chain.block) return -1;
+    remove(found->second);
+  }
+  if (chain.block >= 0) {
+    if (at(chain.block).uid != chain.uid) return -1;  // it was just removed, or its parent
+    ++at(chain.block).pins;                           // a parent does not make way for its child
+    refresh(chain.block);
+  }
+  const int slot = take_host_slot();
+  if (chain.block >= 0) {
+    --at(chain.block).pins;
+    refresh(chain.block);
+  }
+  if (slot < 0) return -1;
+  int32_t block;
+  if (unused_.empty()) {
+    block = int32_t(blocks_.size());
+    blocks_.emplace_back();
+    tokens_.resize(tokens_.size() + size_t(options_.block_tokens));
+  } else {
+    block = unused_.back();
+    unused_.pop_back();
+  }
+  Block& b = at(block);
+  b = Block{};
+  b.uid = next_uid_++;
+  b.parent = chain.block;
+  b.parent_uid = chain.uid;
+  b.hash = hash;
+  b.parent_hash = chain.hash;
+  b.use = {tick_, 1, chain.n_blocks, tick_};
+  b.storing = true;
+  std::memcpy(&tokens_[size_t(block) * size_t(options_.block_tokens)], tokens,
+              sizeof(int32_t) * size_t(options_.block_tokens));
+  index_[key_of(hash)] = block;
+  ++storing_;
+  if (Block* parent = parent_of(b)) {
+    ++parent->children;
+    refresh(b.parent);
+  }
+  set_host(block, slot);
+  chain = {hash, b.uid, block, chain.n_blocks + 1};
+  write_behind();
+  return block;
+}
+
+void KvTiers::touch(const Chain& chain) {
+  std::lock_guard lock(mutex_);
+  uint64_t uid = chain.uid;
+  for (int32_t block = chain.block; block >= 0 && at(block).uid == uid;) {
+    at(block).use.last_use = tick_;
+    refresh(block);
+    uid = at(block).parent_uid;
+    block = at(block).parent;
+  }
+}
+
+void KvTiers::stored(int32_t block) {
+  std::lock_guard lock(mutex_);
+  at(block).storing = false;
+  --storing_;
+  refresh(block);
+}
+
+// ---- Readers.
+
+void KvTiers::unpin(int32_t block) {
+  std::lock_guard lock(mutex_);
+  Block& b = at(block);
+  XPYD_CHECK(b.pins > 0);
+  --b.pins;
+  if (b.lost) {
+    if (b.pins == 0) unused_.push_back(block);
+    return;
+  }
+  refresh(block);
+}
+
+KvTiers::Where KvTiers::fetch(int32_t block, bool* from_disk) {
+  std::lock_guard lock(mutex_);
+  Block& b = at(block);
+  XPYD_CHECK(b.pins > 0);
+  if (b.lost) return Where::lost;
+  if (b.host >= 0) return b.storing || b.reading ? Where::coming : Where::host;
+  const int slot = take_host_slot();
+  if (slot < 0) return Where::waiting;
+  *from_disk = true;
+  b.reading = true;
+  ++reading_;
+  b.use.entered = tick_;
+  set_host(block, slot);
+  disk_->read(b.disk, host_.get() + layout_.offset(slot, 0, 0, 0, 0), b.checksum, block);
+  return Where::coming;
+}
+
+int KvTiers::slot(int32_t block) const {
+  std::lock_guard lock(mutex_);
+  return at(block).host;
+}
+
+// ---- Who goes.
+
+KvTiers::Block* KvTiers::parent_of(const Block& b) {
+  if (b.parent < 0 || at(b.parent).uid != b.parent_uid) return nullptr;
+  return &at(b.parent);
+}
+
+// After any change of a block: the orders that it stands in, and what listeners know of it.
+void KvTiers::refresh(int32_t block) {
+  Block& b = at(block);
+  const bool known = b.uid != 0, idle = known && !b.busy() && b.pins == 0;
+  const bool on_host = b.host >= 0, on_disk = b.disk >= 0;
+  const bool belongs[kOrders] = {
+      idle && on_host && on_disk,
+      idle && on_host && !on_disk && b.children == 0,
+      known && !b.busy() && on_host && !on_disk,
+      idle && !on_host && on_disk && b.children == 0,
+  };
+  for (int order = 0; order < kOrders; ++order) {
+    if (b.in[order]) orders_[order].erase(b.place[order]);
+    b.in[order] = belongs[order];
+    if (!belongs[order]) continue;
+    const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
+    b.place[order] = {policy.rank(b.use), -b.use.position, block};
+    orders_[order].insert(b.place[order]);
+  }
+  clean_ -= int(b.clean);
+  b.clean = known && on_host && on_disk && !b.reading;
+  clean_ += int(b.clean);
+  if (!options_.listeners.empty()) tell(block);
+}
+
+void KvTiers::tell(int32_t block) {
+  Block& b = at(block);
+  for (const Tier tier : {Tier::host, Tier::disk}) {
+    const bool is_in = b.is_in(tier);
+    if (std::exchange(b.told[int(tier)], is_in) == is_in) continue;
+    const std::optional<uint64_t> parent = b.parent < 0 ? std::nullopt : std::optional(b.parent_hash);
+    for (const auto& listener : options_.listeners)
+      is_in ? listener->stored(tier, b.hash, parent, {tokens_of(block), size_t(options_.block_tokens)})
+            : listener->removed(tier, b.hash);
+  }
+}
+
+void KvTiers::set_host(int32_t block, int slot) {
+  at(block).host = slot;
+  refresh(block);
+}
+
+int32_t KvTiers::goes_first(Order order) const {
+  constexpr size_t kShown = 8;
+  const std::set<Place>& places = orders_[order];
+  if (options_.evicts) {
+    std::vector<BlockUse> first;
+    for (auto place = places.begin(); place != places.end() && first.size() < kShown; ++place)
+      first.push_back(at(std::get<2>(*place)).use);
+    options_.evicts(order == kDiskLeaf ? *disk_policy_ : *host_policy_, first);
+  }
+  return std::get<2>(*places.begin());
+}
+
+int KvTiers::take_host_slot() {
+  if (free_host_.empty()) {
+    if (!orders_[kClean].empty()) {
+      drop_host(goes_first(kClean));
+      ++stats_.host_evictions;
+    } else if (!orders_[kDirtyLeaf].empty() && (!disk_on() || writing_ == 0)) {
+      remove(goes_first(kDirtyLeaf));
+      ++stats_.host_evictions;
+    } else {
+      return -1;
+    }
+  }
+  const int slot = free_host_.back();
+  free_host_.pop_back();
+  return slot;
+}
+
+void KvTiers::drop_host(int32_t block) {
+  free_host_.push_back(at(block).host);
+  if (at(block).disk >= 0) at(block).use.entered = tick_;
+  set_host(block, -1);
+}
+
+// Forgets it. Its readers find it lost; blocks that continue it are found no more.
+void KvTiers::remove(int32_t block) {
+  Block& b = at(block);
+  XPYD_CHECK(b.uid != 0 && !b.busy());
+  if (const auto found = index_.find(key_of(b.hash)); found != index_.end() && found->second == block)
+    index_.erase(found);
+  if (b.host >= 0) drop_host(block);
+  if (b.disk >= 0) free_disk_.push_back(std::exchange(b.disk, -1));
+  if (Block* parent = parent_of(b)) {
+    --parent->children;
+    refresh(b.parent);
+  }
+  b.uid = 0;
+  refresh(block);
+  if (b.pins > 0) {
+    b.lost = true;
+  } else {
+    unused_.push_back(block);
+  }
+}
+
+void KvTiers::forget() {
+  std::lock_guard lock(mutex_);
+  for (bool more = true; more;) {
+    more = false;
+    while (!orders_[kClean].empty()) {
+      drop_host(std::get<2>(*orders_[kClean].begin()));
+      more = true;
+    }
+    for (Order order : {kDirtyLeaf, kDiskLeaf})
+      while (!orders_[order].empty()) {
+        remove(std::get<2>(*orders_[order].begin()));
+        more = true;
+      }
+  }
+}
+
+// ---- Between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
+
+int KvTiers::take_disk_slot() {
+  if (free_disk_.empty()) {
+    if (orders_[kDiskLeaf].empty()) return -1;
+    remove(goes_first(kDiskLeaf));
+    ++stats_.disk_evictions;
+  }
+  const int slot = free_disk_.back();
+  free_disk_.pop_back();
+  return slot;
+}
+
+void KvTiers::poll() {
+  if (!disk_) return;
+  std::lock_guard lock(mutex_);
+  done_.clear();
+  disk_->take(done_);
+  for (const DiskFile::Done& done : done_) ended(done);
+  write_behind();
+  relieve();
+}
+
+// From the high watermark on, down to the low one, the host gives up what the disk has, too: there is room before
+// somebody asks for it, and nothing is lost. What is on the host alone stays until its room is wanted.
+void KvTiers::relieve() {
+  const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
+  if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
+  while (used() > options_.low_watermark && !orders_[kClean].empty()) {
+    drop_host(goes_first(kClean));
+    ++stats_.host_relieved;
+  }
+}
+
+void KvTiers::write_behind() {
+  const int capacity = layout_.n_blocks;
+  while (disk_on() && writing_ < kWritesUnderWay && !orders_[kDirty].empty() &&
+         (int(free_host_.size()) + clean_ + writing_) * kHeadroom < capacity) {
+    const int slot = take_disk_slot();
+    if (slot < 0) return;
+    const int32_t block = std::get<2>(*orders_[kDirty].begin());
+    Block& b = at(block);
+    b.writing = true;
+    b.disk_target = slot;
+    ++writing_;
+    refresh(block);
+    disk_->write(slot, host_.get() + layout_.offset(b.host, 0, 0, 0, 0), block);
+  }
+}
+
+void KvTiers::ended(const DiskFile::Done& done) {
+  const int32_t block = int32_t(done.id);
+  Block& b = at(block);
+  const bool good = done.outcome == DiskFile::Outcome::done;
+  const std::string reason = done.error ? std::strerror(done.error) : "fewer bytes than asked for";
+  const int64_t bytes = int64_t(layout_.block_bytes());
+  if (done.write) {
+    b.writing = false;
+    --writing_;
+    if (good) {
+      b.disk = b.disk_target;
+      b.checksum = done.checksum;
+      stats_.disk_bytes_written += bytes;
+    } else {
+      free_disk_.push_back(b.disk_target);
+      ++stats_.failed_writes;
+    }
+    b.disk_target = -1;
+    refresh(block);
+    if (!good) disk_failed("a write failed: " + reason, false);
+    return;
+  }
+  b.reading = false;
+  --reading_;
+  if (good) {
+    stats_.disk_bytes_read += bytes;
+    refresh(block);
+    return;
+  }
+  remove(block);
+  if (done.outcome == DiskFile::Outcome::corrupt) {
+    ++stats_.corrupt_reads;
+    if (!std::exchange(logged_, true))
+      log_line(LogLevel::warning, "xpyd: --disk-kv-dir %s: a block came back changed; it is computed again",
+               options_.disk_dir.c_str());
+    return;
+  }
+  ++stats_.failed_reads;
+  disk_failed("a read failed: " + reason, ++failed_reads_ >= kReadsGivenUp);
+}
+
+// Nothing more is written there. `reads_too`: what it has is given up, too.
+void KvTiers::disk_failed(const std::string& what, bool reads_too) {
+  if (!writes_off_)
+    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there", options_.disk_dir.c_str(),
+             what.c_str());
+  writes_off_ = true;
+  if (!reads_too) return;
+  for (int32_t block = 0; block < int32_t(blocks_.size()); ++block) {
+    Block& b = at(block);
+    if (b.uid == 0 || b.disk < 0 || b.busy() || b.pins > 0) continue;
+    if (b.host < 0) {
+      remove(block);
+    } else {
+      free_disk_.push_back(std::exchange(b.disk, -1));
+      refresh(block);
+    }
+  }
+}
+
+// ---- Counters.
+
+bool KvTiers::moving() const {
+  std::lock_guard lock(mutex_);
+  return storing_ + writing_ + reading_ > 0;
+}
+
+KvTierStats KvTiers::stats() const {
+  std::lock_guard lock(mutex_);
+  KvTierStats s = stats_;
+  s.host_capacity = layout_.n_blocks;
+  s.host_blocks = layout_.n_blocks - int64_t(free_host_.size());
+  s.disk_capacity = disk_slots_;
+  s.disk_blocks = disk_slots_ - int64_t(free_disk_.size());
+  return s;
+}
+
+std::vector<uint64_t> KvTiers::held(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  std::vector<uint64_t> hashes;
+  for (const Block& b : blocks_)
+    if (b.is_in(tier)) hashes.push_back(b.hash);
+  return hashes;
+}
+
+void KvTiers::check_invariants() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> hosts(size_t(layout_.n_blocks), 0), disks(size_t(disk_slots_), 0);
+  std::vector<int> children(blocks_.size(), 0);
+  for (int slot : free_host_) ++hosts[size_t(slot)];
+  for (int slot : free_disk_) ++disks[size_t(slot)];
+  size_t known = 0, standing[kOrders] = {};
+  int storing = 0, writing = 0, reading = 0, clean = 0;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& b = blocks_[i];
+    if (b.uid == 0) {
+      XPYD_CHECK(b.host < 0 && b.disk < 0 && !b.busy());
+      for (bool in : b.in) XPYD_CHECK(!in);
+      continue;
+    }
+    ++known;
+    XPYD_CHECK(index_.at(key_of(b.hash)) == int32_t(i));
+    XPYD_CHECK(b.host >= 0 || b.disk >= 0);
+    XPYD_CHECK(!b.writing || (b.host >= 0 && b.disk < 0 && b.disk_target >= 0));
+    if (b.host >= 0) ++hosts[size_t(b.host)];
+    if (b.disk >= 0) ++disks[size_t(b.disk)];
+    if (b.disk_target >= 0) ++disks[size_t(b.disk_target)];
+    if (b.parent >= 0 && at(b.parent).uid == b.parent_uid) ++children[size_t(b.parent)];
+    storing += b.storing, writing += b.writing, reading += b.reading, clean += b.clean;
+    const bool idle = !b.busy() && b.pins == 0;
+    XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading));
+    XPYD_CHECK(b.in[kClean] == (idle && b.host >= 0 && b.disk >= 0));
+    XPYD_CHECK(b.in[kDirtyLeaf] == (idle && b.host >= 0 && b.disk < 0 && b.children == 0));
+    XPYD_CHECK(b.in[kDiskLeaf] == (idle && b.host < 0 && b.children == 0));
+    for (int order = 0; order < kOrders; ++order) {
+      standing[order] += b.in[order];
+      if (b.in[order]) XPYD_CHECK(orders_[order].count(b.place[order]) == 1);
+    }
+  }
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    if (blocks_[i].uid != 0) XPYD_CHECK(children[i] == blocks_[i].children);
+  for (int n : hosts) XPYD_CHECK(n == 1, "a host slot is used " + std::to_string(n) + " times");
+  for (int n : disks) XPYD_CHECK(n == 1, "a disk slot is used " + std::to_string(n) + " times");
+  for (int order = 0; order < kOrders; ++order) XPYD_CHECK(orders_[order].size() == standing[order]);
+  XPYD_CHECK(index_.size() == known);
+  XPYD_CHECK(storing == storing_ && writing == writing_ && reading == reading_ && clean == clean_);
+}
+
+}  // namespace xpyd::allocator

@@ -1,0 +1,542 @@
+#include "allocator/offload/tiered.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <utility>
+
+#include "allocator/kv/kv_copy.h"
+#include "allocator/kv/kv_shards.h"
+
+namespace xpyd::allocator {
+namespace {
+
+constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
+constexpr size_t kCached = 1 << 20;      // of one copy in: beyond, caches would only be swept
+constexpr size_t kReadAhead = 64;        // blocks that one sequence has the disk read at once
+
+constexpr double kLookAgain = 20e-6;  // seconds
+
+// Blocks whose copy out is under way: half of the pool at most.
+size_t out_budget(const KvStats& pool, int block_tokens) {
+  const int64_t tokens = int64_t(pool.capacity + pool.elsewhere) * pool.block_tokens;
+  return size_t(std::max<int64_t>(16, tokens / block_tokens / 2));
+}
+
+Clock& machine_clock() {
+  static RealClock clock;
+  return clock;
+}
+
+}  // namespace
+
+// Either may be over first: the load, or the sequence that waits.
+class TieredMemory::Arrival final : public KvArrival {
+ public:
+  Arrival(TieredMemory& memory, KvHandle handle) : memory_(&memory), handle_(handle) {}
+  bool wait(int layer) override {
+    if (memory_) memory_->wait(handle_, layer);
+    return memory_ || whole_;
+  }
+  bool is_whole() override {
+    if (memory_) memory_->wait(handle_, INT_MAX), memory_->poll_in();
+    return whole_;
+  }
+  void over(bool whole) { memory_ = nullptr, whole_ = whole; }
+
+ private:
+  TieredMemory* memory_;  // null: it is over
+  const KvHandle handle_;
+  bool whole_ = false;
+};
+
+Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options) {
+  Device& device = options.device ? *options.device : cpu_device();
+  auto tiers = KvTiers::create(options.shape, options.tiers, device, {});
+  if (!tiers) return tiers.error();
+  return std::unique_ptr<KvMemory>(std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device,
+                                                                  options.clock ? *options.clock : machine_clock()));
+}
+
+TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
+                           Clock& clock)
+    : KvMemory(memory->name(), memory->places(), this, this),
+      memory_(std::move(memory)),
+      tiers_(std::move(tiers)),
+      block_tokens_(tiers_->block_tokens()),
+      addresses_go_(find_kv_scheme(memory_->name())->page_groups),
+      out_budget_(out_budget(memory_->stats(), block_tokens_)),
+      out_(device.make_copy_queue(tiers_->options().copy_gbps)),
+      in_(device.make_copy_queue(tiers_->options().copy_gbps)),
+      clock_(clock) {}
+
+TieredMemory::~TieredMemory() {
+  for (KvHandle handle : loading_) {
+    sequences_[size_t(handle)].load.cut = true;
+    sequences_[size_t(handle)].given_up = true;
+  }
+  out_->wait();
+  in_->wait();
+  poll_out();
+  poll_in();
+}
+
+// ---- Sequences.
+
+TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
+  if (size_t(handle) >= sequences_.size()) sequences_.resize(size_t(handle) + 1);
+  Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading);
+  s.given_up = false;
+  s.kept_up = true;
+  s.when_set_aside = s.behind = false;
+  s.tokens.assign(tokens.begin(), tokens.end());
+  s.salt = salt;
+  s.chain = KvTiers::root(salt);
+  s.last_out = -1;
+  return s;
+}
+
+Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uint64_t salt) {
+  Result<KvReservation> reserved = memory_->reserve(tokens, salt);
+  if (!reserved) return reserved;
+  KvReservation r = reserved.value();
+  start(r.handle, tokens.first(size_t(r.cached_tokens)), salt);
+  begin_load(r.handle, r, tokens, salt);
+  return r;
+}
+
+int TieredMemory::promise(std::span<const int32_t> tokens, uint64_t salt) const {
+  const int here = memory_->probe(tokens, salt);
+  const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
+  return std::max(here, tiers_->match(tokens, salt, longest) * block_tokens_);
+}
+
+bool TieredMemory::append(KvHandle handle, int n_tokens) {
+  const Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading || s.load.arrival);
+  return memory_->append(handle, n_tokens);
+}
+
+bool TieredMemory::escrow(KvHandle handle, int n_tokens) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  return memory_->escrow(handle, n_tokens);
+}
+
+void TieredMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
+  Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading);
+  memory_->written(handle, tokens);
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  if (!s.when_set_aside && int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
+    poll_out();
+    store(handle);
+  }
+}
+
+void TieredMemory::keep_private(KvHandle handle) {
+  memory_->keep_private(handle);
+  sequences_[size_t(handle)].kept_up = false;
+}
+
+void TieredMemory::trim(KvHandle handle) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  memory_->trim(handle);
+}
+
+Result<KvHandle> TieredMemory::fork(KvHandle handle) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  Result<KvHandle> child = memory_->fork(handle);
+  if (!child) return child;
+  if (size_t(child.value()) >= sequences_.size()) sequences_.resize(size_t(child.value()) + 1);
+  const Sequence& s = sequences_[size_t(handle)];
+  Sequence& own = start(child.value(), s.tokens, s.salt);
+  own.chain = s.chain;
+  own.kept_up = s.kept_up;
+  own.when_set_aside = s.when_set_aside;
+  own.last_out = s.last_out;
+  return child;
+}
+
+void TieredMemory::free(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  if (s.loading) {
+    s.given_up = s.load.cut = true;
+    poll_in();
+    return;
+  }
+  leave(handle);
+  memory_->free(handle);
+}
+
+void TieredMemory::set_aside(KvHandle handle) {
+  if (std::exchange(sequences_[size_t(handle)].when_set_aside, false)) {
+    for (int before = -1; before < sequences_[size_t(handle)].chain.n_blocks;) {  // as much at once as may be under way
+      before = sequences_[size_t(handle)].chain.n_blocks;
+      store(handle);
+      out_->wait();
+      poll_out();
+    }
+  }
+  free(handle);
+}
+
+KvHandover TieredMemory::hand_over(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading);
+  leave(handle);
+  while (addresses_go_ && !out_->reached(s.last_out)) clock_.sleep(kLookAgain);
+  poll_out();
+  return memory_->handoff().hand_over(handle);
+}
+
+KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
+  const size_t n = size_t(handover.tokens);
+  const KvHandle handle = memory_->handoff().adopt(std::move(handover), tokens, salt);
+  if (handle == kNoKv) return handle;
+  Sequence& s = start(handle, tokens.first(n), salt);
+  s.when_set_aside = !tiers_->options().keep_arrivals;
+  poll_out();
+  if (!s.when_set_aside) store(handle);
+  return handle;
+}
+
+// It ends here: what of it the tiers did not take they will not get. All of it was in use until now.
+void TieredMemory::leave(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  if (std::exchange(s.behind, false)) std::erase(behind_, handle);
+  tiers_->tick();
+  tiers_->touch(s.chain);
+  const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
+  if (missing > 0 && !s.when_set_aside) tiers_->count([&](KvTierStats& stats) { stats.dropped_out += missing; });
+  s.tokens.clear();
+}
+
+// copies_ = tokens of a sequence, in some layers, to the host, or from it: their bytes. A tier keeps tokens whole,
+// as the model has them, so what comes from some ranks can go back to others; of ranks that hold
+// the same heads the first one is read, and all are written.
+size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers,
+                                 bool out) {
+  copies_.clear();
+  const KvShape& whole = host.layout->shape;
+  const KvShards one{.n_layers = whole.n_layers, .n_kv_heads = whole.n_kv_heads};
+  const KvShards& shards = memory_->shards() ? *memory_->shards() : one;
+  size_t bytes = 0;
+  for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+    if (out && shards.tensor_rank_of(rank) % shards.replicas() != 0) continue;
+    const KvView view = memory_->view(handle, rank);
+    // From the numbers of one side to those of the other.
+    KvRect in_model = shards.rect(rank), on_rank = in_model;
+    on_rank.heads = {0, in_model.heads.size()};
+    const int first = in_model.layers.begin;
+    in_model.layers = {std::max(first, layers.begin), std::min(in_model.layers.end, layers.end)};
+    if (in_model.layers.begin >= in_model.layers.end) continue;
+    on_rank.layers = {in_model.layers.begin - first, in_model.layers.end - first};
+    const KvRect from = out ? on_rank : in_model, to = out ? in_model : on_rank;
+    const KvRegion region{.token_begin = token_begin,
+                          .token_end = token_end,
+                          .layer_begin = from.layers.begin,
+                          .layer_end = from.layers.end,
+                          .head_begin = from.heads.begin,
+                          .head_end = from.heads.end,
+                          .to_layer = to.layers.begin,
+                          .to_head = to.heads.begin};
+    bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
+  }
+  return bytes;
+}
+
+// ---- Out.
+
+void TieredMemory::store(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  const int full = int(s.tokens.size()) / block_tokens_;
+  // A sequence whose last block is known no more stops: going on would push out others' in turn.
+  if (!s.kept_up || s.chain.n_blocks >= full) return;
+  if (!tiers_->intact(s.chain)) {
+    s.kept_up = false;
+    return;
+  }
+  tiers_->tick();
+  Out out;
+  int first = -1;
+  while (s.chain.n_blocks < full) {
+    const int block = s.chain.n_blocks;
+    const int32_t* tokens = &s.tokens[size_t(block) * size_t(block_tokens_)];
+    if (first < 0 && tiers_->find(s.chain, tokens) >= 0) continue;
+    if (blocks_out_ + out.blocks.size() >= out_budget_) break;
+    const int32_t added = tiers_->add(s.chain, tokens);
+    if (added < 0) break;
+    if (first < 0) {
+      first = block;
+      table_.assign(size_t(full), 0);
+    }
+    table_[size_t(block)] = tiers_->slot(added);
+    out.blocks.push_back(added);
+  }
+  if (s.chain.n_blocks < full && !std::exchange(s.behind, true)) behind_.push_back(handle);
+  if (first < 0) return;
+  const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
+  out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
+  const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_,
+                                   {0, tiers_->layout().shape.n_layers}, true);
+  out_->copy(copies_, false);
+  if (tiers_->options().wait_for_copies) out_->wait();
+  s.last_out = out.mark = out_->mark();
+  blocks_out_ += out.blocks.size();
+  tiers_->count(
+      [&](KvTierStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });
+  outs_.push_back(std::move(out));
+}
+
+void TieredMemory::poll_out() {
+  const size_t before = outs_.size();
+  while (!outs_.empty() && out_->reached(outs_.front().mark)) {
+    const Out& out = outs_.front();
+    for (int32_t block : out.blocks) tiers_->stored(block);
+    memory_->unpin(out.lease);
+    blocks_out_ -= out.blocks.size();
+    outs_.pop_front();
+  }
+  if (outs_.size() == before || behind_.empty()) return;
+  // There is room again for what could not be taken.
+  again_.swap(behind_);
+  for (KvHandle handle : again_)
+    if (std::exchange(sequences_[size_t(handle)].behind, false)) store(handle);
+  again_.clear();
+}
+
+// ---- In.
+
+// False: there is nothing to load, or no room for it. The reservation then stays as it was.
+bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
+                              uint64_t salt) {
+  const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
+  if (longest * block_tokens_ <= reservation.cached_tokens) return false;
+  Sequence& s = sequences_[size_t(handle)];
+  Load& load = s.load;
+  load = Load{};
+  load.begin = reservation.cached_tokens;
+  load.first_block = load.begin / block_tokens_;
+  KvTiers::Chain chain = KvTiers::root(salt);
+  tiers_->tick();
+  while (chain.n_blocks < longest) {
+    const int block = chain.n_blocks;
+    const int32_t* own = &tokens[size_t(block) * size_t(block_tokens_)];
+    const bool here = block < load.first_block;
+    const int32_t found = tiers_->find(chain, own, true, /*pin=*/!here);
+    if (found < 0) break;
+    if (here) {
+      s.chain = chain;
+    } else {
+      load.blocks.push_back(found);
+    }
+  }
+  const int end = chain.n_blocks * block_tokens_;
+  if (end <= load.begin || !pays(load.begin, end, int(tokens.size())) || !memory_->append(handle, end - load.begin)) {
+    for (int32_t block : load.blocks) tiers_->unpin(block);
+    return false;
+  }
+  load.from_disk.resize(load.blocks.size());
+  load.tokens.assign(tokens.begin(), tokens.begin() + end);
+  load.start_s = clock_.now();
+  s.loading = true;
+  reservation.loading = true;
+  reservation.cached_tokens = end;
+  loading_.push_back(handle);
+  loading_tokens_ += end - load.begin;
+  advance(handle);
+  return true;
+}
+
+// By the time that tokens took so far, behind those that are loaded already.
+bool TieredMemory::pays(int from, int to, int tokens) {
+  if (!worth_ || worth_(from, to, tokens, double(loading_tokens_ + to - from) * token_s_)) return true;
+  constexpr double kForget = 0.01;  // a second: what has not been tried for a while is tried again
+  if (const double now = clock_.now(); now >= forgot_s_ + 1) token_s_ *= 1 - kForget, forgot_s_ = now;
+  return false;
+}
+
+bool TieredMemory::ready(KvHandle handle) {
+  poll();
+  return !sequences_[size_t(handle)].loading;
+}
+
+bool TieredMemory::poll() {
+  const bool under_way = copying();
+  tiers_->poll();
+  poll_out();
+  poll_in();
+  return under_way || tiers_->moving();
+}
+
+void TieredMemory::poll_in() {
+  for (size_t i = 0; i < loading_.size(); ++i) advance(loading_[i]);
+  int loaded = 0;  // tokens
+  double began_s = INFINITY, ended_s = 0;
+  const size_t ended = std::erase_if(loading_, [&](KvHandle handle) {
+    const Load& load = sequences_[size_t(handle)].load;
+    const bool done = load.pieces.empty() && (load.cut || load.copied == load.blocks.size());
+    if (!done) return false;
+    const int tokens = int(load.tokens.size()) - load.begin;
+    loading_tokens_ -= tokens;
+    if (!load.cut) loaded += tokens, began_s = std::min(began_s, load.start_s), ended_s = std::max(ended_s, load.end_s);
+    finish_load(handle);
+    return true;
+  });
+  if (loaded > 0) {               // one after the other: since the ones before
+    constexpr double kNew = 0.2;  // of the moving mean
+    const double took_s = (ended_s - std::max(began_s, loaded_s_)) / loaded;
+    token_s_ = token_s_ == 0 ? took_s : (1 - kNew) * token_s_ + kNew * took_s;
+    loaded_s_ = ended_s;
+  }
+  if (loading_.empty() || ended > 0 || tiers_->moving()) return;
+  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
+  const bool waits = std::all_of(loading_.begin(), loading_.end(),
+                                 [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
+  if (Load& load = sequences_[size_t(loading_.back())].load; waits) cut(load, load.copied);
+}
+
+// Ends of its copies, then the next ones.
+void TieredMemory::advance(KvHandle handle) {
+  Load& load = sequences_[size_t(handle)].load;
+  while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
+    for (size_t n = load.pieces.front().n_blocks; n > 0; --n) tiers_->unpin(load.blocks[load.arrived++]);
+    load.pieces.pop_front();
+    load.end_s = clock_.now();  // not when its step ends
+  }
+  while (!load.cut && load.copied < load.blocks.size() && copy_in(handle)) {
+  }
+}
+
+// Its blocks from the n-th on are given up.
+void TieredMemory::cut(Load& load, size_t n) {
+  for (size_t i = n; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
+  load.blocks.resize(n);
+  load.on_host = std::min(load.on_host, n);
+  load.cut = true;
+}
+
+// Starts the copy of the next blocks that are on the host. False: none is.
+bool TieredMemory::copy_in(KvHandle handle) {
+  Load& load = sequences_[size_t(handle)].load;
+  for (size_t i = load.on_host; i < load.blocks.size() && i < load.on_host + kReadAhead; ++i) {
+    bool from_disk = false;
+    const KvTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
+    if (from_disk) load.from_disk[i] = true;
+    if (where == KvTiers::Where::lost) {
+      cut(load, i);
+      break;
+    }
+    if (where == KvTiers::Where::host && i == load.on_host) ++load.on_host;
+    if (where == KvTiers::Where::waiting) break;
+  }
+  if (load.on_host == load.copied) return false;
+  load.by_layer = by_layer_ && !load.cut && load.on_host == load.blocks.size();
+  const size_t most = std::max<size_t>(1, kPieceBytes / tiers_->layout().block_bytes());
+  const size_t end = load.by_layer ? load.on_host : std::min(load.on_host, load.copied + most);
+  const int n_layers = tiers_->layout().shape.n_layers, together = load.by_layer ? 1 : n_layers;
+  const int begin_token = std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
+  const int end_token = (load.first_block + int(end)) * block_tokens_;
+  table_.assign(size_t(load.first_block) + end, 0);
+  for (size_t i = load.copied; i < end; ++i) table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
+  const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
+  for (int layer = 0; layer < n_layers; layer += together) {
+    const size_t bytes = plan_copies(handle, host, begin_token, end_token, {layer, layer + together}, false);
+    in_->copy(copies_, bytes <= kCached);
+    if (tiers_->options().wait_for_copies) in_->wait();
+    tiers_->count(
+        [&](KvTierStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
+    load.pieces.push_back({in_->mark(), 0});
+  }
+  load.pieces.back().n_blocks = end - load.copied;
+  load.copied = end;
+  return true;
+}
+
+// From the first on. Pieces are done in their order.
+int TieredMemory::layers_here(const Load& load) const {
+  return load.by_layer ? std::max(0, tiers_->layout().shape.n_layers - int(load.pieces.size())) : 0;
+}
+
+std::shared_ptr<KvArrival> TieredMemory::arrival(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  if (!s.loading || layers_here(s.load) == 0) return nullptr;
+  s.load.waited_s = clock_.now() - s.load.start_s;
+  return s.load.arrival = std::make_shared<Arrival>(*this, handle);
+}
+
+// The engine's step stands still meanwhile.
+void TieredMemory::wait(KvHandle handle, int layer) {
+  Load& load = sequences_[size_t(handle)].load;
+  const double began_s = clock_.now();
+  for (advance(handle); !load.pieces.empty() && layers_here(load) <= layer; advance(handle)) clock_.sleep(kLookAgain);
+  load.waited_s += clock_.now() - began_s;
+}
+
+// Every copy into it that was started is done.
+void TieredMemory::finish_load(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  Load& load = s.load;
+  s.loading = false;
+  for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
+  const double waited_s = load.arrival ? load.waited_s : clock_.now() - load.start_s;
+  if (load.arrival) std::exchange(load.arrival, nullptr)->over(!load.cut);
+  tiers_->count([&](KvTierStats& stats) { stats.load_wait_seconds += waited_s; });
+  if (s.given_up) {
+    s.tokens.clear();
+    memory_->free(handle);
+    return;
+  }
+  const auto end_of = [&](size_t n) { return std::max(load.begin, (load.first_block + int(n)) * block_tokens_); };
+  int64_t hits[2] = {};  // tokens from the host, from the disk
+  for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
+  tiers_->count([&](KvTierStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
+  const int end = end_of(load.arrived);
+  const std::span<const int32_t> tokens = std::span(load.tokens).first(size_t(end));
+  memory_->written(handle, tokens.subspan(size_t(load.begin)));
+  if (load.cut) memory_->trim(handle);
+  s.tokens.assign(tokens.begin(), tokens.end());
+  // Its blocks are in the tiers: it goes on after them.
+  while (s.chain.n_blocks < end / block_tokens_) {
+    const int32_t* own = &s.tokens[size_t(s.chain.n_blocks) * size_t(block_tokens_)];
+    if (tiers_->find(s.chain, own, false) < 0) break;
+  }
+}
+
+// ---- All of it.
+
+void TieredMemory::drain() {
+  while (poll()) clock_.sleep(kLookAgain);
+}
+
+KvStats TieredMemory::stats() const {
+  KvStats stats = memory_->stats();
+  stats.tiers = tiers_->stats();
+  return stats;
+}
+
+void TieredMemory::clear_prefix_cache() {
+  memory_->clear_prefix_cache();
+  tiers_->forget();
+}
+
+void TieredMemory::check_invariants(bool complete) const {
+  memory_->check_invariants(complete);
+  tiers_->check_invariants();
+  size_t out = 0;
+  for (const Out& o : outs_) out += o.blocks.size();
+  XPYD_CHECK(out == blocks_out_);
+  size_t loading = 0;
+  for (const Sequence& s : sequences_) loading += s.loading;
+  XPYD_CHECK(loading == loading_.size());
+  for (KvHandle handle : loading_) {
+    const Load& load = sequences_[size_t(handle)].load;
+    XPYD_CHECK(sequences_[size_t(handle)].loading);
+    size_t under_way = 0;
+    for (const Load::Piece& piece : load.pieces) under_way += piece.n_blocks;
+    XPYD_CHECK(under_way == load.copied - load.arrived && load.copied <= load.blocks.size());
+  }
+}
+
+}  // namespace xpyd::allocator

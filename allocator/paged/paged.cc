@@ -1,0 +1,256 @@
+// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence, reference counts,
+// copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks, lazy LRU eviction) or one by token,
+// as SGLang's (radix_tree.h).
+#include <algorithm>
+#include <utility>
+
+#include "allocator/pool/block_pool.h"
+#include "allocator/pool/pooled.h"
+
+namespace xpyd::allocator {
+namespace {
+
+int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
+
+class PagedMemory final : public PooledMemory {
+ public:
+  PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
+      : PooledMemory(std::move(pool), options, name),
+        blocks_(dynamic_cast<BlockPool&>(*pool_)),
+        block_tokens_(layout().block_tokens),
+        caching_(options.prefix_cache && blocks_.index()) {}
+
+  ~PagedMemory() override {
+    sequences_.for_each([this](Sequence& s) { give_back(s); });
+  }
+
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
+    KvHandle handle = sequences_.add();
+    Sequence& s = sequences_[handle];
+    if (s.table.capacity() == 0) s.table.reserve(16);  // so that an empty table has an address
+    s.chain.hash = salt;
+    if (caching_) {
+      const int hit = blocks_.acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
+      s.written = s.room = own_tail(s, hit);
+      const int full = s.written / block_tokens_ * block_tokens_;
+      s.tail.assign(tokens.begin() + full, tokens.begin() + s.written);
+      query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
+      hit_tokens_.fetch_add(s.written, std::memory_order_relaxed);
+    }
+    return KvReservation{handle, s.written};
+  }
+
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return caching_ ? blocks_.match(tokens, salt, longest_hit(tokens)) : 0;
+  }
+
+  bool append(KvHandle handle, int n_tokens) override {
+    Sequence& s = sequences_[handle];
+    XPYD_CHECK(n_tokens >= 0);
+    check_length(s.written + n_tokens);
+    bool copy = n_tokens > 0 && tail_is_shared(s);
+    int more = blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size());
+    int wanted = std::max(more, 0) + int(copy);
+    if (wanted > 0) {
+      int64_t evictions = 0;
+      const int drawn = std::min(wanted, s.escrow);
+      if (!blocks_.allocate(wanted, s.table, evictions, drawn)) return false;
+      s.escrow -= drawn;
+      evictions_.fetch_add(evictions, std::memory_order_relaxed);
+    }
+    if (copy) make_tail_private(s);
+    s.room = std::max(s.room, s.written + n_tokens);
+    return true;
+  }
+
+  bool escrow(KvHandle handle, int n_tokens) override {
+    Sequence& s = sequences_[handle];
+    check_length(s.written + n_tokens);
+    const int more = std::max(0, blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size())) +
+                     int(n_tokens > 0 && tail_is_shared(s)) - s.escrow;
+    if (!blocks_.escrow(more)) return false;
+    s.escrow += more;
+    return true;
+  }
+  int escrowed(KvHandle handle) const override { return sequences_[handle].escrow; }
+
+  void free(KvHandle handle) override {
+    give_back(sequences_[handle]);
+    PooledMemory::free(handle);
+  }
+
+  void written(KvHandle handle, std::span<const int32_t> tokens) override {
+    Sequence& s = sequences_[handle];
+    const int before = s.written;
+    add_written(s, s.table, tokens.size());
+    if (caching_) index_new(s, before, tokens);
+  }
+
+  void keep_private(KvHandle handle) override { sequences_[handle].chain.broken = true; }
+
+  void trim(KvHandle handle) override {
+    Sequence& s = sequences_[handle];
+    give_back(s);
+    size_t keep = size_t(blocks_for(s.written, block_tokens_));
+    pool_->release(std::span<const int32_t>(s.table).subspan(keep));
+    s.table.resize(keep);
+    s.room = s.written;
+  }
+
+  Result<KvHandle> fork(KvHandle handle) override {
+    trim(handle);  // room in a block that becomes shared is room no more
+    KvHandle child_handle = sequences_.add();
+    Sequence& parent = sequences_[handle];
+    Sequence& child = sequences_[child_handle];
+    if (child.table.capacity() == 0) child.table.reserve(16);
+    child.table.assign(parent.table.begin(), parent.table.end());
+    child.written = child.room = parent.written;
+    child.chain = parent.chain;
+    child.tail.assign(parent.tail.begin(), parent.tail.end());
+    parent.maybe_shared = child.maybe_shared = true;
+    blocks_.add_references(child.table);
+    return child_handle;
+  }
+
+  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
+    const KvHandle handle = add_adopted(handover, tokens);
+    if (handle == kNoKv) return kNoKv;
+    Sequence& s = sequences_[handle];
+    XPYD_CHECK(int(s.table.size()) == blocks_for(s.written, block_tokens_));
+    if (s.table.capacity() == 0) s.table.reserve(16);
+    s.chain.hash = salt;
+    s.maybe_shared = true;  // it may have been forked before it was handed over
+    if (caching_) index_new(s, 0, tokens.first(size_t(s.written)));
+    return handle;
+  }
+
+  KvView view(KvHandle handle, int rank) const override {
+    return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};
+  }
+
+  bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
+
+  void check_invariants(bool complete) const override {
+    PooledMemory::check_invariants(complete);
+    int escrowed = 0;
+    sequences_.for_each([&escrowed](const Sequence& s) { escrowed += s.escrow; });
+    const int all = blocks_.stats().escrowed;
+    XPYD_CHECK(complete ? escrowed == all : escrowed <= all, "blocks that are set aside");
+  }
+
+ private:
+  void give_back(Sequence& s) {
+    if (s.escrow > 0) XPYD_CHECK(blocks_.escrow(-std::exchange(s.escrow, 0)));
+  }
+
+  // Never the last token, whose logits are wanted.
+  static int longest_hit(std::span<const int32_t> tokens) { return std::max(0, int(tokens.size()) - 1); }
+
+  // A hit that ends within a block: this sequence writes on in it where nobody else may and it holds no more; else
+  // into a copy of those rows. Returns the hit: without them, where there is no block for the copy.
+  int own_tail(Sequence& s, int hit) {
+    const int rows = hit % block_tokens_;
+    if (rows == 0) return hit;
+    const int32_t found = s.table.back();
+    if (blocks_.alone(found) && blocks_.filled(found) == rows) return hit;
+    s.table.pop_back();
+    int64_t evictions = 0;
+    const bool fits = blocks_.allocate(1, s.table, evictions);
+    if (fits) {
+      copy_tokens(s.table.back(), found, rows);
+      pool_->set_written({&s.table.back(), 1}, rows);
+      evictions_.fetch_add(evictions, std::memory_order_relaxed);
+      cow_copies_.fetch_add(1, std::memory_order_relaxed);
+    }
+    pool_->release({&found, 1});  // after the copy: nobody can overwrite it under us
+    return fits ? hit : hit - rows;
+  }
+
+  // A full block is never written again; only a block that holds some written tokens can need a copy. Once its last
+  // other user has gone it stays private: only this sequence's own fork could share it again.
+  bool tail_is_shared(const Sequence& s) const {
+    return s.maybe_shared && s.written % block_tokens_ != 0 &&
+           blocks_.users(s.table[size_t(s.written / block_tokens_)]) > 1;
+  }
+
+  // Copy-on-write (SOSP'23, section 4.4). The last block of the table is the fresh one.
+  void make_tail_private(Sequence& s) {
+    int32_t fresh = s.table.back();
+    s.table.pop_back();
+    int32_t& shared = s.table[size_t(s.written / block_tokens_)];
+    copy_tokens(fresh, shared, s.written % block_tokens_);
+    pool_->set_written({&fresh, 1}, s.written % block_tokens_);
+    pool_->release({&shared, 1});  // after the copy: nobody can overwrite it under us
+    shared = fresh;
+    s.maybe_shared = false;
+    cow_copies_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Tokens [before, before + tokens.size()) are in place: indexes the blocks that are full now, and what a tree takes
+  // of one that is not.
+  void index_new(Sequence& s, int before, std::span<const int32_t> tokens) {
+    if (tokens.empty()) return;
+    size_t bt = size_t(block_tokens_), block = size_t(before) / bt;
+    std::span<const int32_t> table = s.table;
+    if (!s.tail.empty()) {
+      size_t n = std::min(bt - s.tail.size(), tokens.size());
+      s.tail.insert(s.tail.end(), tokens.begin(), tokens.begin() + ptrdiff_t(n));
+      tokens = tokens.subspan(n);
+      blocks_.add_to_index(s.tail, table.subspan(block, 1), s.chain);
+      if (s.tail.size() < bt) return;
+      s.tail.clear(), ++block;
+    }
+    const size_t full = tokens.size() / bt;
+    if (!tokens.empty()) blocks_.add_to_index(tokens, table.subspan(block, (tokens.size() + bt - 1) / bt), s.chain);
+    tokens = tokens.subspan(full * bt);
+    s.tail.assign(tokens.begin(), tokens.end());
+  }
+
+  void check_sequence(const Sequence& s) const override {
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.escrow >= 0);
+    if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
+    if (s.written % block_tokens_ == 0) return;
+    int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
+    XPYD_CHECK(blocks_.indexed_tokens(tail_block) <= s.written % block_tokens_,
+               "tokens that will be written are found");
+    XPYD_CHECK(s.maybe_shared || blocks_.users(tail_block) == 1, "append would write into a shared block");
+  }
+
+  BlockPool& blocks_;
+  const int block_tokens_;
+  const bool caching_;
+};
+
+KvScheme scheme_of_blocks(const char* name, const char* source) {
+  return {.name = name,
+          .source = source,
+          .unit = "block",
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
+          .prefix_index = true};
+}
+
+}  // namespace
+
+KvScheme paged_scheme() {
+  KvScheme scheme = scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
+  scheme.block_tokens = [](const KvOptions& o) { return o.block_tokens; };
+  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); };
+  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<PagedMemory>(std::move(pool), o, "paged");
+  };
+  return scheme;
+}
+
+KvScheme token_scheme() {
+  KvScheme scheme = scheme_of_blocks(
+      "token", "lightllm's TokenAttention: a block is one token, so no block is ever partly used");
+  scheme.block_tokens = [](const KvOptions&) { return 1; };
+  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, 1); };
+  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<PagedMemory>(std::move(pool), o, "token");
+  };
+  return scheme;
+}
+
+}  // namespace xpyd::allocator

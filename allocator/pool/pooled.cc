@@ -1,0 +1,162 @@
+#include "allocator/pool/pooled.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "allocator/kv/kv_copy.h"
+
+namespace xpyd::allocator {
+
+PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
+                           std::optional<KvPlaces> places)
+    : KvMemory(name, places ? std::move(*places) : pool->places(), this),
+      pool_(std::move(pool)),
+      options_(options),
+      queue_(options.queue ? *options.queue : cpu_queue()) {
+  XPYD_CHECK(pool_->layout().shape == options_.shape && pool_->layout().order == options_.order);
+}
+
+PooledMemory::~PooledMemory() {
+  sequences_.for_each([&](const Sequence& s) { pool_->release(s.table); });
+  leases_.for_each([&](const std::vector<int32_t>& blocks) { pool_->unhold(blocks); });
+}
+
+void PooledMemory::Sequence::clear() {
+  table.clear();
+  tail.clear();
+  written = room = escrow = 0;
+  maybe_shared = false;
+  slot = -1;
+  chain = PrefixChain{};
+}
+
+void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
+  copies_.clear();
+  for (int rank = 0; rank < n_ranks(); ++rank) {
+    const KvLayout& own = places().layout(rank);
+    add_copies({base(rank), &own, nullptr, from_block}, {base(rank), &own, nullptr, to_block},
+               {0, n_tokens, 0, own.shape.n_layers}, copies_);
+  }
+  queue_.copy(copies_, true);
+  queue_.wait();
+}
+
+void PooledMemory::free(KvHandle handle) {
+  pool_->release(sequences_[handle].table);
+  sequences_.remove(handle);
+}
+
+KvLease PooledMemory::pin(KvHandle handle, int token_begin, int token_end) {
+  return hold(sequences_[handle].table, token_begin, token_end);
+}
+
+KvLease PooledMemory::hold(std::span<const int32_t> table, int token_begin, int token_end) {
+  XPYD_CHECK(0 <= token_begin && token_begin < token_end);
+  const size_t block_tokens = size_t(pool_->layout().block_tokens);
+  const size_t begin = std::min(size_t(token_begin) / block_tokens, table.size()),
+               end = std::min((size_t(token_end) - 1) / block_tokens + 1, table.size());
+  table = table.subspan(begin, end - begin);
+  KvLease lease = leases_.add();
+  leases_[lease].assign(table.begin(), table.end());
+  pool_->hold(table);
+  return lease;
+}
+
+void PooledMemory::unpin(KvLease lease) {
+  pool_->unhold(leases_[lease]);
+  leases_.remove(lease);
+}
+
+KvHandover PooledMemory::hand_over(KvHandle handle) {
+  trim(handle);  // room without tokens does not travel
+  const bool alone = !tail_shared(handle);
+  KvHandover handover{sequences_[handle].table, sequences_[handle].written};
+  pool_->begin_handover(handover);
+  XPYD_CHECK(alone || !handover.between_processes(), "another process would write where a sequence here reads");
+  sequences_.remove(handle);
+  return handover;
+}
+
+void PooledMemory::discard(KvHandover handover) { pool_->discard(handover); }
+
+KvHandle PooledMemory::add_adopted(const KvHandover& handover, std::span<const int32_t> tokens) {
+  XPYD_CHECK(int(tokens.size()) >= handover.tokens);
+  if (!pool_->adopt(handover)) return kNoKv;
+  const KvHandle handle = sequences_.add();
+  Sequence& s = sequences_[handle];
+  s.table.assign(handover.blocks.begin(), handover.blocks.end());
+  s.written = s.room = handover.tokens;
+  return handle;
+}
+
+void PooledMemory::add_written(Sequence& s, std::span<const int32_t> table, size_t n) {
+  XPYD_CHECK(s.written + int64_t(n) <= s.room, "written without room");
+  pool_->add_written(table, s.written, int(n));
+  s.written += int(n);
+}
+
+void PooledMemory::check_length(int tokens) const {
+  XPYD_CHECK(
+      options_.max_sequence_tokens <= 0 || tokens <= options_.max_sequence_tokens,
+      std::to_string(tokens) + " tokens in a sequence of at most " + std::to_string(options_.max_sequence_tokens));
+}
+
+KvStats PooledMemory::stats() const {
+  KvStats stats = pool_stats();
+  const int64_t block = int64_t(pool_->block_bytes());
+  // On ranks the pool is its blocks, and not what of the options was too little for another one.
+  stats.capacity_bytes = stats.mapped_bytes = n_ranks() > 1 ? stats.capacity * block
+                                                            : int64_t(options_.pool_bytes) - stats.elsewhere * block;
+  stats.idle_bytes = (stats.free + stats.cached) * block;
+  stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
+  (reserves() ? stats.reserved_bytes : stats.internal_bytes) = (stats.active + stats.in_transfer) * block -
+                                                               stats.written_bytes;
+  stats.prefix_query_tokens = query_tokens_.load(std::memory_order_relaxed);
+  stats.prefix_hit_tokens = hit_tokens_.load(std::memory_order_relaxed);
+  stats.evictions = evictions_.load(std::memory_order_relaxed);
+  stats.cow_copies = cow_copies_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+void PooledMemory::count_references(std::vector<int32_t>& references) const {
+  sequences_.for_each([&](const Sequence& s) {
+    for (int32_t block : s.table) ++references[size_t(block)];
+  });
+}
+
+void PooledMemory::check_invariants(bool complete) const {
+  size_t n = size_t(pool_->layout().n_blocks);
+  const int block_tokens = pool_->layout().block_tokens;
+  std::vector<int32_t> references(n, 0), leases(n, 0), last_user(n, -1);
+  int32_t user = 0;
+  sequences_.for_each([&](const Sequence& s) {
+    const std::span<const int32_t> table = table_of(s);
+    for (int i = 0; i < int(table.size()); ++i) {
+      const int32_t block = table[size_t(i)];
+      const auto which = [block] { return "block " + std::to_string(block); };
+      XPYD_CHECK(block >= 0 && size_t(block) < n);
+      XPYD_CHECK(std::exchange(last_user[size_t(block)], user) != user, which() + " twice in one table");
+      XPYD_CHECK(pool_->filled(block) == std::clamp(s.written - i * block_tokens, 0, block_tokens),
+                 which() + " holds " + std::to_string(pool_->filled(block)) + " of " + std::to_string(s.written) +
+                     " tokens, at " + std::to_string(i));
+    }
+    ++user;
+    XPYD_CHECK(0 <= s.written && s.written <= s.room);
+    XPYD_CHECK(int64_t(s.room) <= int64_t(table.size()) * block_tokens);
+    check_sequence(s);
+  });
+  leases_.for_each([&](const std::vector<int32_t>& blocks) {
+    for (int32_t block : blocks) ++leases[size_t(block)];
+  });
+  count_references(references);
+  pool_->check_invariants(references, leases, complete);
+  const KvStats s = stats();
+  XPYD_CHECK(s.capacity_bytes ==
+             s.written_bytes + s.reserved_bytes + s.internal_bytes + s.idle_bytes + s.external_bytes);
+  for (int64_t bytes :
+       {s.written_bytes, s.reserved_bytes, s.internal_bytes, s.idle_bytes, s.external_bytes, s.mapped_bytes})
+    XPYD_CHECK(bytes >= 0 && bytes <= s.capacity_bytes);
+}
+
+}  // namespace xpyd::allocator

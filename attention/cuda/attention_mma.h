@@ -1,0 +1,276 @@
+// Tensor-core pieces that flash_mma and split_mma share: rows of KV into swizzled shared memory, scores, online softmax
+// and values on the fragments of mma.m16n8k16 (PTX ISA: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and +
+// 1, of each 16 x 8 block of scores or of the accumulator).
+#pragma once
+
+#include <type_traits>
+
+#include "attention/cuda/attention_cuda_kernel.h"
+
+namespace xpyd::attention::cuda_kernels {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kWarpTokens = kTileTokens / kWarps;  // of a tile, that one warp loads: 16
+
+// Element index of 16-byte piece `piece` of row `row` in an array of rows of kDim bf16. The eight rows of one ldmatrix
+// access lie in eight different groups of four banks, and so do the pieces of one row.
+template <int kDim>
+XPYD_HD constexpr int swizzled(int row, int piece) {
+  return row * kDim + (piece ^ (row & 7)) * 8;
+}
+// Index of (row, 2k + piece % 2) when i is that of (row, piece % 2): no more than one instruction,
+// where all indices of a loop over k, kept in registers, would make it spill.
+XPYD_HD constexpr int in_step(int i, int k) { return i ^ (16 * k); }
+
+// Where the warp's tokens [first, first + 16) are: lane l % 16 has that token's row of K (l < 16) or V, counted in rows
+// from the start of the pool. A token outside `readable` has none, and its table is not read either.
+constexpr uint32_t kNoRow = 0xffffffffu;
+__device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int kv_head, int first, Tokens readable,
+                                     int lane) {
+  int token = first + lane % kWarpTokens;
+  if (token < readable.begin || token >= readable.end) return kNoRow;
+  return kv.row(table, lane / kWarpTokens, token, kv_head);
+}
+
+// Tiles of K and V in shared memory, kStages of them on their way. load() starts the copy of a
+// warp's 16 tokens of a tile, whose rows find_rows() gave; zeros where there is no row. Once they
+// have arrived, ready() makes them bf16 where they are not, and keys and values hold the tile from
+// row at() on: for the lanes of this warp after a __syncwarp, for the others after a barrier.
+template <class T, int kDim, int kStages>
+struct Tiles {
+  static constexpr bool kCoded = false;
+  Shared<bf16> keys, values;
+  static constexpr size_t bytes() { return 2 * shared_bytes<bf16>(kStages * kTileTokens * kDim); }
+  __device__ explicit Tiles(Carver& carver)
+      : keys(carver.take<bf16>(kStages * kTileTokens * kDim)),
+        values(carver.take<bf16>(kStages * kTileTokens * kDim)) {}
+  __device__ int at(int tile) const { return tile % kStages * kTileTokens; }
+  __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
+    copy(keys, at(tile) + warp * kWarpTokens, pool, 0, rows, lane);
+    copy(values, at(tile) + warp * kWarpTokens, pool, 1, rows, lane);
+  }
+  __device__ void ready(int, int, int) const {}
+
+ private:
+  __device__ static void copy(const Shared<bf16>& to, int at, const std::byte* pool, int kv, uint32_t rows, int lane) {
+    constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces;
+    for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
+      int r = i * kAtOnce + lane / kPieces, piece = lane % kPieces;
+      uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
+      bool valid = row != kNoRow;
+      const std::byte* from = pool + size_t(valid ? row : 0) * (2 * kDim) + piece * 16;
+      cp_async_16(to, swizzled<kDim>(at + r, piece), from, valid);
+    }
+  }
+};
+
+// Codes of K and V with their scales and zeros, kStages tiles of them on their way. Such rows are
+// aligned to 4 bytes, so they come in words.
+template <int kBits, int kDim, int kStages>
+struct CodeTiles {
+  static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; then scale and zero
+  static constexpr int kPitch = kWords + 4;            // in shared memory: neighbours' banks differ
+  static constexpr int kKept = kStages * kTileTokens;  // rows of K, as many of V behind them
+  Shared<uint32_t> codes, scales;
+  static constexpr size_t bytes() {
+    return shared_bytes<uint32_t>(2 * kKept * kPitch) + shared_bytes<uint32_t>(2 * kKept);
+  }
+  __device__ explicit CodeTiles(Carver& carver)
+      : codes(carver.take<uint32_t>(2 * kKept * kPitch)), scales(carver.take<uint32_t>(2 * kKept)) {}
+  __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
+    constexpr size_t kRowBytes = 4 * (kWords + 1);
+    constexpr int kAtOnce = 32 / kWords;
+    const int first = tile % kStages * kTileTokens + warp * kWarpTokens;
+    for (int kv = 0; kv < 2; ++kv)
+      for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
+        int r = i * kAtOnce + lane / kWords, word = lane % kWords;
+        uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
+        bool valid = row != kNoRow;
+        cp_async_4(codes, (kv * kKept + first + r) * kPitch + word,
+                   pool + size_t(valid ? row : 0) * kRowBytes + 4 * word, valid);
+      }
+    bool valid = rows != kNoRow;  // of this lane's row: K's for 16 lanes, V's for 16
+    cp_async_4(scales, lane / kWarpTokens * kKept + first + lane % kWarpTokens,
+               pool + size_t(valid ? rows : 0) * kRowBytes + 4 * kWords, valid);
+  }
+};
+
+// One tile of them is bf16: each warp turns its own tokens into it, after everybody has read the last.
+template <int kBits, int kDim, int kStages>
+struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
+  using Kept = CodeTiles<kBits, kDim, kStages>;
+  using Kept::codes, Kept::scales, Kept::kKept, Kept::kPitch;
+  static constexpr bool kCoded = true;
+  Shared<bf16> keys, values;
+  static constexpr size_t bytes() { return Kept::bytes() + 2 * shared_bytes<bf16>(kTileTokens * kDim); }
+  __device__ explicit Tiles(Carver& carver)
+      : Kept(carver), keys(carver.take<bf16>(kTileTokens * kDim)), values(carver.take<bf16>(kTileTokens * kDim)) {}
+  __device__ int at(int) const { return 0; }
+  __device__ void ready(int tile, int warp, int lane) const {
+    undo(keys, 0, tile, warp, lane);
+    undo(values, 1, tile, warp, lane);
+  }
+
+ private:
+  // As KvScale::value(), rounded once to f32; then to bf16, which is what an mma takes.
+  __device__ void undo(const Shared<bf16>& to, int kv, int tile, int warp, int lane) const {
+    constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces, kPerWord = 32 / kBits;
+    for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
+      int r = warp * kWarpTokens + i * kAtOnce + lane / kPieces, piece = lane % kPieces;
+      int from = kv * kKept + tile % kStages * kTileTokens + r;
+      float2 scale = unpack_f16(scales[from]);
+      uint32_t words[8 / kPerWord], pairs[4];
+      for (int w = 0; w < 8 / kPerWord; ++w) words[w] = codes[from * kPitch + piece * (8 / kPerWord) + w];
+      auto value = [&](int d) {
+        uint32_t code = words[d / kPerWord] >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
+        // Exact: 2^23 + code, without a conversion, which is slower.
+        return (__uint_as_float(0x4b000000u | code) - 0x1p23f) * scale.x + scale.y;
+      };
+      for (int p = 0; p < 4; ++p) pairs[p] = pack_bf16(value(2 * p), value(2 * p + 1));
+      store_16(to, swizzled<kDim>(r, piece), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+    }
+  }
+};
+
+// s[i][n] += q_i k_n: a 16 x 8 block of dot products of the 16 query rows of `a` (one 16-wide step
+// `k` of head_dim) with tokens [8n, 8n + 8) after row `at` of `keys`.
+template <int kDim, int kRowTiles, int kTokens>
+__device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4], const uint32_t (&a)[kRowTiles][4], int k,
+                                  const Shared<bf16>& keys, int at, int lane) {
+  for (int n = 0; n < kTokens / 16; ++n) {
+    uint32_t b[4];  // tokens 0..7: dims 0..7, 8..15; tokens 8..15: the same
+    ldmatrix_x4(b, keys, swizzled<kDim>(at + 16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+    for (int i = 0; i < kRowTiles; ++i) {
+      mma_m16n8k16(s[i][2 * n], a[i], b[0], b[1]);
+      mma_m16n8k16(s[i][2 * n + 1], a[i], b[2], b[3]);
+    }
+  }
+}
+
+// Codes as two bf16 of a word, exactly, counted from the middle of their range (8 bits: 128, 4
+// bits: 8), of the low halves of `pair` and of its high halves alike: the low byte of each half (8
+// bits) or its low nibble. 128 + code has an exponent of its own; the highest of 8 bits, which has
+// no place in bf16's seven, chooses what is taken off: 128 or 256.
+template <int kBits>
+struct Centred {
+  // Not to be known when this is compiled: an instruction takes one constant, the others must be in
+  // registers, or it becomes two. No grid here has a z.
+  uint32_t add = 0x43004300u + blockIdx.z, off = 0xc380c380u + blockIdx.z;
+  __device__ uint32_t operator()(uint32_t pair) const {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    if constexpr (kBits == 8) return fma_bf16x2((pair & 0x007f007fu) | add, kOnes, (pair & 0x00800080u) ^ off);
+    return fma_bf16x2((pair & 0x000f000fu) | add, kOnes, 0xc308c308u);  // - 136
+  }
+};
+template <int kBits>
+constexpr float kCentre = kBits == 8 ? 128 : 8;
+// What stands behind a row, for codes counted from the middle: element = x code + y.
+template <int kBits>
+__device__ inline float2 centred_scale(uint32_t word) {
+  float2 scale = unpack_f16(word);
+  return {scale.x, __fmaf_rn(scale.x, kCentre<kBits>, scale.y)};
+}
+
+template <int kN>
+__device__ inline void load_words(uint32_t (&to)[kN], const Shared<uint32_t>& from, int at) {
+  if constexpr (kN % 4 == 0) {
+    for (int i = 0; i < kN; i += 4) {
+      uint4 words = load_16(from, at + i);
+      to[i] = words.x, to[i + 1] = words.y, to[i + 2] = words.z, to[i + 3] = words.w;
+    }
+  } else {
+    for (int i = 0; i < kN; ++i) to[i] = from[at + i];
+  }
+}
+
+// Calls f<T, head_dim>() likewise. Before: mma_refuses() nothing.
+template <class F>
+void for_kv(const CudaAttentionArgs& args, F&& f) {
+  XPYD_CHECK(args.layout.shape.dtype != Dtype::f32);
+  const int dim = args.layout.shape.head_dim;
+  XPYD_CHECK(dim == 64 || dim == 128);
+  for_elements(args, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>)
+      dim == 64 ? f.template operator()<T, 64>() : f.template operator()<T, 128>();
+  });
+}
+
+// Online softmax of the rows that a lane holds parts of.
+template <int kDim, int kRowTiles>
+struct Rows {
+  float max[kRowTiles][2];  // of dot products, not scaled
+  float sum[kRowTiles][2];  // over this lane's columns
+  float acc[kRowTiles][kDim / 8][4];
+  float shift[kRowTiles][2];  // codes: what belongs to every element, over this lane's columns
+
+  __device__ void clear() {
+    for (int i = 0; i < kRowTiles; ++i) {
+      for (int half = 0; half < 2; ++half) max[i][half] = kNone, sum[i][half] = shift[i][half] = 0;
+      for (auto& block : acc[i])
+        for (float& x : block) x = 0;
+    }
+  }
+
+  // Scores become weights, 2^(scale (s - maximum)); what was summed before is brought to the new maximum. A row that
+  // sees none of these tokens (all scores -inf) keeps its bits: its factor is exactly 1, or 0 over zeros. Rounding is
+  // spelled out, so that every instance of this code gives the same bits.
+  template <int kTokens>
+  __device__ void weigh(float (&s)[kRowTiles][kTokens / 8][4], float scale) {
+    for (int i = 0; i < kRowTiles; ++i) {
+      float keep[2];
+      for (int half = 0; half < 2; ++half) {
+        float top = max[i][half];
+        for (int n = 0; n < kTokens / 8; ++n) top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float base = top == kNone ? 0 : __fmul_rn(top, scale), added = 0;
+        keep[half] = exp2_approx(__fmul_rn(max[i][half], scale) - base);
+        max[i][half] = top;
+        for (int n = 0; n < kTokens / 8; ++n)
+          for (int c = 2 * half; c < 2 * half + 2; ++c) {
+            s[i][n][c] = exp2_approx(__fmaf_rn(s[i][n][c], scale, -base));
+            added += s[i][n][c];
+          }
+        sum[i][half] = __fmaf_rn(sum[i][half], keep[half], added);
+      }
+      // A maximum is seldom new after the first tiles; then nothing changes.
+      if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
+        for (auto& block : acc[i])
+          for (int c = 0; c < 4; ++c) block[c] *= keep[c / 2];
+        for (int half = 0; half < 2; ++half) shift[i][half] *= keep[half];
+      }
+    }
+  }
+
+  // acc += weights V, weights rounded to bf16; tokens are rows after `at` of `values`.
+  template <int kTokens>
+  __device__ void add_values(const float (&s)[kRowTiles][kTokens / 8][4], const Shared<bf16>& values, int at,
+                             int lane) {
+    int from = swizzled<kDim>(at + lane % 16, lane / 16);
+    for (int k = 0; k < kTokens / 16; ++k) {
+      uint32_t p[kRowTiles][4];
+      for (int i = 0; i < kRowTiles; ++i)
+        for (int j = 0; j < 4; ++j) {
+          const float(&block)[4] = s[i][2 * k + j / 2];
+          p[i][j] = pack_bf16(block[j % 2 * 2], block[j % 2 * 2 + 1]);
+        }
+      for (int n = 0; n < kDim / 16; ++n) {
+        uint32_t b[4];  // dims 0..7: tokens 0..7, 8..15; dims 8..15: the same
+        ldmatrix_x4_trans(b, values, in_step(from, n) + 16 * k * kDim);
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k16(acc[i][2 * n], p[i], b[0], b[1]);
+          mma_m16n8k16(acc[i][2 * n + 1], p[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // The sum over all columns, in all four lanes of a row.
+  __device__ static float total(const float (&of)[kRowTiles][2], int i, int half) {
+    float x = of[i][half];
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  }
+};
+
+}  // namespace xpyd::attention::cuda_kernels

@@ -1,0 +1,294 @@
+// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few sequences still fill the
+// card; the merge (merge_splits) folds them in order. One block per (sequence, split) of the host's list and KV head,
+// so all query heads of the group share each load of K and V, which cp.async brings a tile ahead. What it teaches:
+// decode is a stream of KV, and with 8 heads per group its arithmetic on plain cores takes as long as the stream does;
+// that is where split_mma begins.
+#include <bit>
+
+#include "attention/cuda/attention_cuda_kernel.h"
+
+namespace xpyd::attention::cuda_kernels {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kMaxHeadDim = 256;
+
+// Of K and V in shared memory. Codes of quantised rows lie there as words: those rows are aligned
+// to 4 bytes, so they come through registers instead of cp.async.
+template <class T>
+struct Kept {
+  using Unit = T;
+  static constexpr int kTile = 128 / int(sizeof(T));  // tokens
+  static constexpr int kPiece = 16 / int(sizeof(T));  // elements of 16 bytes
+  // Units. A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows meet
+  // different banks.
+  __host__ __device__ static constexpr int pitch(int dim) { return dim + kPiece; }
+  static constexpr int kScales = 0;
+};
+template <int kBits>
+struct Kept<Codes<kBits>> {
+  using Unit = uint32_t;
+  static constexpr int kTile = 64, kPiece = 8, kPerWord = 32 / kBits;
+  __host__ __device__ static constexpr int pitch(int dim) { return dim / kPerWord + 1; }
+  static constexpr int kScales = 2 * kTile;  // of two tiles, of K and of V each
+};
+
+template <class T>
+size_t split_shared_bytes(int n_heads, int dim) {
+  return shared_bytes<float>(size_t(n_heads * dim)) + shared_bytes<float>(size_t(n_heads * Kept<T>::kTile)) +
+         shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint32_t>(kSplitTokens) +
+         2 * shared_bytes<typename Kept<T>::Unit>(size_t(2 * Kept<T>::kTile * Kept<T>::pitch(dim))) +
+         2 * shared_bytes<float2>(Kept<T>::kScales);
+}
+
+__device__ inline void unpack(uint4 w, float (&x)[4], float) {
+  x[0] = std::bit_cast<float>(w.x), x[1] = std::bit_cast<float>(w.y);
+  x[2] = std::bit_cast<float>(w.z), x[3] = std::bit_cast<float>(w.w);
+}
+__device__ inline void unpack(uint4 w, float (&x)[8], bf16) {
+  uint32_t words[4] = {w.x, w.y, w.z, w.w};
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = std::bit_cast<float>(words[i] << 16);
+    x[2 * i + 1] = std::bit_cast<float>(words[i] & 0xffff0000u);
+  }
+}
+
+// Element d of the row of codes that begins at word `at`.
+template <int kBits>
+__device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, float2 scale) {
+  constexpr int kPerWord = 32 / kBits;
+  const uint32_t word = words[at + d / kPerWord];
+  const uint32_t code = word >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
+  return KvScale{scale.x, scale.y}.value(code);
+}
+
+// kHeads: query heads that a block takes at most; groups that are larger take several blocks.
+template <class T, int kHeads>
+__global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv,
+                                int chunks) {
+  // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
+  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
+  int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  SplitWork work = split_work(args, int(blockIdx.y));
+  Tokens tokens = work.tokens;
+  if (tokens.begin >= tokens.end) return;
+  int dim = args.layout.shape.head_dim, group = args.n_heads / args.layout.shape.n_kv_heads;
+  int head = kv_head * group + chunk * kHeads;  // the first
+  int n_heads = group - chunk * kHeads < kHeads ? group - chunk * kHeads : kHeads;
+  using Unit = typename Kept<T>::Unit;
+  constexpr int kTokens = Kept<T>::kTile, kPiece = Kept<T>::kPiece, kBits = kCodeBits<T>;
+  const int row_pitch = Kept<T>::pitch(dim);
+
+  Carver carver;
+  Shared<float> q = carver.take<float>(kHeads * dim);
+  Shared<float> weights = carver.take<float>(kHeads * kTokens);    // [head][token]; scores at first
+  Shared<float> state = carver.take<float>(3 * kHeads);            // [head]: factor of the past; maximum; sum
+  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);     // of K in the pool
+  Shared<Unit> keys = carver.take<Unit>(2 * kTokens * row_pitch);  // of two tiles
+  Shared<Unit> values = carver.take<Unit>(2 * kTokens * row_pitch);
+  // Of rows of codes: scale and zero.
+  Shared<float2> key_scales = carver.take<float2>(Kept<T>::kScales);
+  Shared<float2> value_scales = carver.take<float2>(Kept<T>::kScales);
+
+  const int32_t* table = table_of(args.step, work.seq);
+  size_t row_bytes = args.layout.shape.row_bytes(), value_distance = kv.value * row_bytes;
+  for (int i = thread; i < kSplitTokens; i += kThreads) {
+    int t = work.split * kSplitTokens + i;
+    bool readable = t >= tokens.begin && t < tokens.end;
+    rows[i] = readable ? kv.row(table, 0, t, kv_head) : 0;
+  }
+  size_t q_at = (size_t(work.q_token) * size_t(args.n_heads) + size_t(head)) * size_t(dim);
+  for (int i = thread; i < kHeads * dim; i += kThreads)
+    q[i] = i < n_heads * dim ? get(args.q, args.dtype, q_at + size_t(i)) : 0.0f;
+  __syncthreads();
+
+  int pieces = dim / kPiece;
+  auto load = [&](int tile) {
+    int to = tile % 2 * kTokens * row_pitch;
+    if constexpr (kBits > 0) {
+      const int words = row_pitch - 1;  // of codes; behind them the scale and the zero
+      for (int i = thread; i < kTokens * row_pitch; i += kThreads) {
+        int r = i / row_pitch, word = i % row_pitch, t = tile * kTokens + r;
+        bool readable = t >= tokens.begin && t < tokens.end;
+        const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + word * 4;
+        uint32_t k = 0, v = 0;  // zeros where there is no token
+        if (readable) {
+          k = *reinterpret_cast<const uint32_t*>(from);
+          v = *reinterpret_cast<const uint32_t*>(from + value_distance);
+        }
+        keys[to + i] = k, values[to + i] = v;
+        if (word < words) continue;
+        key_scales[tile % 2 * kTokens + r] = unpack_f16(k);
+        value_scales[tile % 2 * kTokens + r] = unpack_f16(v);
+      }
+    } else {
+      for (int i = thread; i < kTokens * pieces; i += kThreads) {
+        int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
+        bool readable = t >= tokens.begin && t < tokens.end;
+        const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + piece * 16;
+        int at = to + r * row_pitch + piece * kPiece;
+        cp_async_16(keys, at, from, readable);
+        cp_async_16(values, at, from + value_distance, readable);
+      }
+    }
+  };
+
+  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of kSet heads.
+  constexpr int kSet = kHeads < 4 ? kHeads : 4, kSets = kHeads / kSet;
+  int lanes = dim < kThreads ? dim : kThreads, owners = kThreads / lanes, owner = thread / lanes;
+  float acc[kSets][kSet][kMaxHeadDim / kThreads] = {};
+  constexpr int kWarpHeads = divide_up(kHeads, kWarps);  // whose softmax a warp does: warp, warp + 4
+  float max[kWarpHeads], sum[kWarpHeads];
+  for (int i = 0; i < kWarpHeads; ++i) max[i] = kNone, sum[i] = 0;
+  float scale = args.scale * kLog2E;
+
+  int tile = tokens.begin / kTokens, end_tile = divide_up(tokens.end, kTokens);
+  load(tile);
+  cp_async_commit();
+  for (; tile < end_tile; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();  // this tile is there, and nobody reads the one before
+    if (tile + 1 < end_tile) load(tile + 1);
+    cp_async_commit();
+    int from = tile % 2 * kTokens * row_pitch, first = tile * kTokens;
+
+    // Scores: a thread has one token and every kParts-th head.
+    constexpr int kParts = kThreads / kTokens, kPartHeads = divide_up(kHeads, kParts);
+    int r = thread % kTokens, part = thread / kTokens;
+    if (part < kHeads) {
+      float dot[kPartHeads] = {};
+      float2 scales = {0, 0};
+      if constexpr (kBits > 0) scales = key_scales[tile % 2 * kTokens + r];
+      for (int piece = 0; piece < pieces; ++piece) {
+        float x[kPiece];
+        if constexpr (kBits == 0) {
+          unpack(load_16(keys, from + r * row_pitch + piece * kPiece), x, T{});
+        } else {
+          for (int j = 0; j < kPiece; ++j)
+            x[j] = value_of<kBits>(keys, from + r * row_pitch, piece * kPiece + j, scales);
+        }
+        for (int i = 0; i < kPartHeads; ++i)
+          for (int j = 0; j < kPiece; j += 4) {
+            float y[4];
+            unpack(load_16(q, (part + i * kParts) * dim + piece * kPiece + j), y, float{});
+            for (int e = 0; e < 4; ++e) dot[i] += y[e] * x[j + e];
+          }
+      }
+      bool seen = first + r >= tokens.begin && first + r < tokens.end;
+      for (int i = 0; i < kPartHeads; ++i) weights[(part + i * kParts) * kTokens + r] = seen ? dot[i] * scale : kNone;
+    }
+    __syncthreads();
+
+    for (int i = 0; i < kWarpHeads; ++i) {
+      int h = warp + i * kWarps;
+      if (h >= kHeads) continue;
+      float score[kTokens / 32], top = max[i], added = 0;
+      for (int j = 0; j < kTokens / 32; ++j) {
+        score[j] = weights[h * kTokens + lane + 32 * j];
+        top = fmaxf(top, score[j]);
+      }
+      top = warp_max(top);
+      for (int j = 0; j < kTokens / 32; ++j) {
+        float weight = exp2_approx(score[j] - top);
+        weights[h * kTokens + lane + 32 * j] = weight;
+        added += weight;
+      }
+      float keep = exp2_approx(max[i] - top);
+      sum[i] = sum[i] * keep + warp_sum(added);
+      max[i] = top;
+      if (lane == 0) state[h] = keep;
+    }
+    __syncthreads();
+
+    if (owner < owners) {
+      for (int i = 0; i < kSets; ++i)
+        for (int e = 0; e < kSet; ++e) {
+          int set = owner + i * owners;
+          float keep = set < kSets ? float(state[set * kSet + e]) : 0.0f;
+          for (float& a : acc[i][e]) a *= keep;
+        }
+      for (int t = 0; t < kTokens; t += 4) {  // where there is no token, zeros
+        float v[4][kMaxHeadDim / kThreads];
+        for (int u = 0; u < 4; ++u)
+          for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
+            int d = thread % lanes + kThreads * j;
+            v[u][j] = 0.0f;
+            if (d >= dim) continue;
+            if constexpr (kBits == 0) {
+              v[u][j] = to_float(T(values[from + (t + u) * row_pitch + d]));
+            } else {
+              v[u][j] = value_of<kBits>(values, from + (t + u) * row_pitch, d,
+                                        value_scales[tile % 2 * kTokens + t + u]);
+            }
+          }
+        for (int i = 0; i < kSets; ++i) {
+          int set = owner + i * owners;
+          if (set >= kSets) continue;
+          for (int e = 0; e < kSet; ++e) {
+            float w[4];  // of four tokens
+            unpack(load_16(weights, (set * kSet + e) * kTokens + t), w, float{});
+            for (int u = 0; u < 4; ++u)
+              for (int j = 0; j < kMaxHeadDim / kThreads; ++j) acc[i][e][j] += w[u] * v[u][j];
+          }
+        }
+      }
+    }
+  }
+
+  for (int i = 0; i < kWarpHeads; ++i) {
+    int h = warp + i * kWarps;
+    if (h < kHeads && lane == 0) state[kHeads + h] = max[i], state[2 * kHeads + h] = sum[i];
+  }
+  for (int i = 0; i < kSets; ++i)  // where q was
+    for (int e = 0; e < kSet; ++e)
+      for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
+        int set = owner + i * owners, d = thread % lanes + kThreads * j;
+        if (owner < owners && set < kSets && d < dim) q[(set * kSet + e) * dim + d] = acc[i][e][j];
+      }
+  __syncthreads();
+  for (int i = thread; i < n_heads * dim; i += kThreads) {
+    int h = i / dim, d = i % dim;
+    if (work.alone) {
+      put(args.out, args.dtype, q_at + size_t(i), float(q[i]) / float(state[2 * kHeads + h]));
+      continue;
+    }
+    float* to = partial(args, int(blockIdx.y), head + h);
+    to[d] = q[i];
+    float* to_state = to + (partial_floats(dim) - 4);
+    if (d == 0) to_state[0] = state[kHeads + h], to_state[1] = state[2 * kHeads + h];
+  }
+}
+
+template <class T, int kHeads>
+void run(const CudaAttentionArgs& args, Stream& stream) {
+  const KvShape& shape = args.layout.shape;
+  int chunks = divide_up(args.n_heads / shape.n_kv_heads, kHeads);
+  Shape grid = {.grid = dim3(unsigned(shape.n_kv_heads * chunks), unsigned(args.step.n_splits)),
+                .block = kThreads,
+                .shared_bytes = split_shared_bytes<T>(kHeads, shape.head_dim)};
+  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, at_rows(args), rows_of(args), chunks);
+}
+
+}  // namespace
+
+void split_kv(const CudaAttentionArgs& args, Stream& stream) {
+  check(args);
+  if (args.step.n_splits == 0) return;
+  const int group = args.n_heads / args.layout.shape.n_kv_heads;
+  for_elements(args, [&]<class T>() {
+    if (group == 1) return run<T, 1>(args, stream);
+    if (group <= 4) return run<T, 4>(args, stream);
+    run<T, 8>(args, stream);
+  });
+  merge_splits(args, stream);
+}
+
+const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
+  int dim = args.layout.shape.head_dim;
+  if (dim % 8 != 0) return "needs head_dim a multiple of 8";
+  if (dim > kMaxHeadDim) return "needs head_dim of at most 256";
+  const size_t bytes = for_elements(args, [&]<class T>() { return split_shared_bytes<T>(8, dim); });
+  return bytes > size_t(card.max_shared_bytes) ? "needs more shared memory than a block of this card has" : nullptr;
+}
+
+}  // namespace xpyd::attention::cuda_kernels

@@ -1,0 +1,122 @@
+// One row of KV: the head_dim elements of one token, layer, K or V, and kv head, in any of its
+// dtypes. The one place that knows how int8 and int4 rows are made and read (TurboMind's asymmetric
+// quantisation, per token and head, of K after RoPE):
+//
+//   [codes: head_dim bytes, or head_dim / 2 with the even d in the low half][scale: f16][zero: f16]
+//   L = 2^bits - 1, zero = min, scale = (max - zero) / L, code = nearest((x - zero) / scale),
+//   x' = code * scale + zero
+//
+// zero is rounded to f16 downwards and scale upwards, before any element is coded: so [zero, zero + L scale] holds
+// every element, and with u = 2^-24 (three roundings of t = (x - zero) / scale <= L, one of x')
+//
+//   |x' - x| <= scale (1/2 + 4 L u) + u |x'|,
+//   scale    <= (1 + 2^-10) (max - min + 2^-10 |min| + u) / L + u.
+//
+// Elements saturate at +-65504, the largest f16. A row in which one element is infinite or NaN is
+// NaN altogether (scale and zero are), so that what was broken stays visible.
+//
+// fp8_e4m3 and fp8_e5m2 are head_dim bytes and nothing behind them: each element by itself, the nearest number of its
+// form, so that no scale is needed to read it and vLLM's default, a scale of 1, is all there is. Elements saturate at
+// +-448 and +-57344; what is not finite stays so, which of e4m3 means NaN.
+//
+// A code of int8 or int4 has at most 8 significant bits and a scale 11: their product is exact in f32, x' is rounded
+// once whether the multiplication and the addition are fused or not, and so has the same bits in every variant and on
+// every device.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "allocator/kv/kv_layout.h"
+
+namespace xpyd::attention {
+
+inline constexpr float kKvLargest = 65504.0f;
+
+// The f16 next to x, |x| <= 65504, on its upper or its lower side.
+XPYD_HD constexpr uint16_t to_f16(float x, bool up) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+  uint32_t half = 0;
+  bool exact = false;
+  if (magnitude < 0x38800000u) {  // below 2^-14 f16 are multiples of 2^-24
+    const float units = std::bit_cast<float>(magnitude) * 0x1p24f;
+    half = uint32_t(units), exact = float(half) == units;
+  } else {
+    half = (magnitude - 0x38000000u) >> 13, exact = (magnitude & 0x1fffu) == 0;
+  }
+  const bool negative = bits >> 31;
+  if (!exact && up != negative) ++half;
+  return uint16_t((negative ? 0x8000u : 0u) | half);
+}
+
+// What one row is coded with.
+struct KvQuantiser {
+  uint16_t scale = 0, zero = 0;  // as they are stored
+  float offset = 0, inverse = 0, largest = 0;
+
+  XPYD_HD uint32_t code(float x) const {
+    x = x < -kKvLargest ? -kKvLargest : x;
+    x = x > kKvLargest ? kKvLargest : x;
+    float t = (x - offset) * inverse;  // >= 0
+    t = t < largest ? t : largest;
+    return std::bit_cast<uint32_t>(t + 0x1p23f) & 0xffu;  // nearest, ties to even
+  }
+};
+
+// Of a row whose least and largest elements, NaN left out, are these. poison: the sum of 0 x over
+// its elements, which is 0 if all of them are finite and NaN if not.
+XPYD_HD inline KvQuantiser kv_quantiser(Dtype dtype, float min, float max, float poison) {
+  KvQuantiser q;
+  q.largest = dtype == Dtype::int8 ? 255.0f : 15.0f;
+  if (!(poison == 0)) {
+    q.scale = q.zero = 0x7e00;
+    return q;
+  }
+  min = min < -kKvLargest ? -kKvLargest : min > kKvLargest ? kKvLargest : min;
+  max = max < -kKvLargest ? -kKvLargest : max > kKvLargest ? kKvLargest : max;
+  q.zero = to_f16(min + 0.0f, false);  // -0 becomes 0: one row of bytes for one row of numbers
+  q.offset = f16_to_f32(q.zero);
+  q.scale = to_f16((max + 0.0f - q.offset) / q.largest, true);
+  const float scale = f16_to_f32(q.scale);
+  q.inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  return q;
+}
+
+struct KvScale {
+  float scale = 0, zero = 0;
+  XPYD_HD float value(uint32_t code) const { return float(code) * scale + zero; }
+};
+
+// Rows of an odd number of bytes are not aligned.
+XPYD_HD inline KvScale kv_scale(const std::byte* behind_codes) {
+  auto half = [&](int at) {
+    return f16_to_f32(uint16_t(uint32_t(behind_codes[at]) | uint32_t(behind_codes[at + 1]) << 8));
+  };
+  return {half(0), half(2)};
+}
+
+XPYD_HD inline uint32_t kv_code(Dtype dtype, const std::byte* row, int d) {
+  if (dtype == Dtype::int8) return uint32_t(row[d]);
+  return uint32_t(row[d / 2]) >> (d % 2 * 4) & 15u;
+}
+
+constexpr bool kv_is_fp8(Dtype dtype) { return dtype == Dtype::fp8_e4m3 || dtype == Dtype::fp8_e5m2; }
+constexpr float kv_fp8(Dtype dtype, std::byte code) {
+  return dtype == Dtype::fp8_e4m3 ? e4m3_to_f32(uint8_t(code)) : e5m2_to_f32(uint8_t(code));
+}
+
+// head_dim of int4 rows is even.
+constexpr bool kv_rows_supported(const KvShape& s) {
+  for (Dtype dtype : allocator::kKvDtypes)
+    if (s.dtype == dtype) return dtype != Dtype::int4 || s.head_dim % 2 == 0;
+  return false;
+}
+
+// The functions below are compiled in kv_row.cc alone: variants for one instruction set call them too.
+void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row);
+// Elements [begin, end) to x[0, end - begin).
+void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int end, float* x);
+float kv_element(Dtype dtype, int head_dim, const std::byte* row, int d);
+
+}  // namespace xpyd::attention

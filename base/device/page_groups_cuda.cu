@@ -1,0 +1,248 @@
+// Physical memory of a card (base/cuda/cuda_vmm.h) put behind addresses: page groups of this process
+// (base/device/page_groups.h), and memory that other processes can map (MemoryExporter, base/device/device.h).
+//
+// A group is one physical allocation, because the driver maps an allocation whole: a run of n groups takes n
+// cuMemMap, cheap ones, and one cuMemSetAccess, which is where the time goes (vAttention, Table 3:
+// 2 and 38 us for 2 MiB).
+//
+// What is not mapped stays so, and a kernel that touches it is an illegal access, which ends the
+// program: PageGroupOptions::guard is always on. The other way, one page of zeros mapped behind all
+// that has no memory (kvcached), costs an unmap before every map, and a map for every group of
+// addresses at the start; our kernels read no token beyond their sequence's length, so nothing
+// needs it. cudaDeviceSynchronize() is never needed before an unmap: see allocator/README.md.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/cuda/cuda_vmm.h"
+#include "base/device/device_cuda.h"
+#include "base/os.h"
+
+namespace xpyd {
+namespace {
+
+using namespace cuda;
+
+bool normal(int code) { return code == vmm::kOutOfMemory || code == vmm::kNotReady; }
+void must(int code, const char* call) { XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code)); }
+// Running out is an answer; every other code is a bug of ours or a broken card.
+Error refused(int code, const char* call) {
+  XPYD_CHECK(normal(code), std::string(call) + ": " + vmm::code_name(code));
+  return {ErrorCode::unavailable, std::string(call) + ": " + vmm::code_name(code)};
+}
+
+class CudaGroups final : public PageGroups, public std::enable_shared_from_this<CudaGroups> {
+ public:
+  using PageGroups::PageGroups;
+  ~CudaGroups() override {
+    for (vmm::Handle handle : handles_) must(vmm::release(handle), "cuMemRelease");
+  }
+  Status create() {
+    handles_.reserve(size_t(options_.n_groups));
+    for (int i = 0; i < options_.n_groups; ++i) {
+      vmm::Handle handle = 0;
+      if (const int code = vmm::create(&handle, options_.group_bytes); code != 0) {
+        Error error = refused(code, "cuMemCreate");
+        error.message = "out of device memory: " + std::to_string(options_.n_groups) + " page groups of " +
+                        std::to_string(options_.group_bytes) + " bytes wanted, there is room for " + std::to_string(i) +
+                        " (" + error.message + ")";
+        return error;
+      }
+      handles_.push_back(handle);
+    }
+    return ok();
+  }
+  Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override;
+  vmm::Handle handle(int group) const { return handles_[size_t(group)]; }
+
+ private:
+  std::vector<vmm::Handle> handles_;
+};
+
+class CudaRange final : public VirtualRange {
+ public:
+  CudaRange(std::shared_ptr<CudaGroups> groups, vmm::Address at, size_t bytes, size_t reserved)
+      : groups_(std::move(groups)),
+        o_(groups_->options()),
+        at_(at),
+        reserved_(reserved),
+        mapped_(reserved / o_.group_bytes) {
+    data_ = reinterpret_cast<std::byte*>(at);
+    bytes_ = bytes;
+  }
+  ~CudaRange() override {
+    if (std::any_of(mapped_.begin(), mapped_.end(), [](uint8_t is) { return is != 0; })) {
+      vmm::wait_for_card();  // as cudaFree does
+      unmap(0, int(mapped_.size()));
+    }
+    must(vmm::address_free(at_, reserved_), "cuMemAddressFree");
+  }
+
+  Status map(size_t offset, int group, int n) override {
+    const size_t first = checked(offset, n), size = o_.group_bytes;
+    XPYD_CHECK(group >= 0 && group + n <= o_.n_groups);
+    occupy(o_.call_us);
+    for (int i = 0; i < n; ++i) {
+      XPYD_CHECK(!mapped_[first + size_t(i)], "a page group where one is");
+      const int code = vmm::map(at_ + offset + size_t(i) * size, size, groups_->handle(group + i));
+      if (code != 0) return undo(offset, i, refused(code, "cuMemMap"));
+      calls.maps.fetch_add(1, std::memory_order_relaxed);
+    }
+    // Without it the mapping cannot be touched.
+    if (const int code = vmm::set_access(at_ + offset, size_t(n) * size); code != 0)
+      return undo(offset, n, refused(code, "cuMemSetAccess"));
+    for (int i = 0; i < n; ++i) mapped_[first + size_t(i)] = 1;
+    return ok();
+  }
+
+  void unmap(size_t offset, int n) override {
+    const size_t end = checked(offset, n) + size_t(n), size = o_.group_bytes;
+    occupy(o_.call_us);
+    for (size_t i = offset / size; i < end;) {
+      if (!mapped_[i]) {
+        ++i;
+        continue;
+      }
+      const size_t begin = i;
+      while (i < end && mapped_[i]) mapped_[i++] = 0;
+      take_away(begin * size, (i - begin) * size);
+    }
+  }
+
+ private:
+  size_t checked(size_t offset, int n) const {
+    XPYD_CHECK(offset % o_.group_bytes == 0 && n >= 0 && offset + size_t(n) * o_.group_bytes <= reserved_);
+    return offset / o_.group_bytes;
+  }
+  void take_away(size_t offset, size_t bytes) {
+    must(vmm::unmap(at_ + offset, bytes), "cuMemUnmap");
+    calls.unmaps.fetch_add(1, std::memory_order_relaxed);
+  }
+  Error undo(size_t offset, int n, Error error) {
+    if (n > 0) take_away(offset, size_t(n) * o_.group_bytes);
+    return error;
+  }
+
+  const std::shared_ptr<CudaGroups> groups_;
+  const PageGroupOptions& o_;
+  const vmm::Address at_;
+  const size_t reserved_;
+  std::vector<uint8_t> mapped_;  // by group of addresses; bytes, so that threads share no word
+};
+
+Result<std::unique_ptr<VirtualRange>> CudaGroups::reserve(size_t bytes) {
+  const size_t whole = round_up(bytes, options_.group_bytes);
+  vmm::Address at = 0;
+  if (const int code = vmm::address_reserve(&at, whole); code != 0)
+    return Error{ErrorCode::unavailable, "reserving " + std::to_string(whole) +
+                                             " bytes of addresses: cuMemAddressReserve: " + vmm::code_name(code)};
+  return std::unique_ptr<VirtualRange>(std::make_unique<CudaRange>(shared_from_this(), at, bytes, whole));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions& o) {
+  if (Status status = vmm::available(); !status) return status.error();
+  const size_t granularity = vmm::granularity();
+  if (o.group_bytes == 0 || o.group_bytes % granularity != 0)
+    return invalid("page-group-bytes is " + std::to_string(o.group_bytes) + ": expected a multiple of " +
+                   std::to_string(granularity) + ", the least that this card maps");
+  XPYD_CHECK(o.n_groups > 0);
+  auto groups = std::make_shared<CudaGroups>(o);
+  if (Status status = groups->create(); !status) return status.error();
+  return std::shared_ptr<PageGroups>(std::move(groups));
+}
+
+// ---- Memory for other processes: one physical allocation (cuMemCreate, of the handle type that a
+// file descriptor can stand for), mapped whole by each process at an address of its own.
+// cudaMalloc's memory goes to other processes too (cudaIpcGetMemHandle), but as bytes that any
+// process which learns them can open, and it is freed with the process that made it; a descriptor
+// goes to whom it is sent, and keeps the memory.
+
+namespace {
+
+constexpr double kBusySeconds = 5;
+
+Error refused(int code, const char* call, size_t bytes) {
+  return {code == vmm::kOutOfMemory ? ErrorCode::unavailable : ErrorCode::io,
+          std::to_string(bytes) + " bytes of the card for processes: " + call + ": " + vmm::code_name(code)};
+}
+
+// Physical memory behind addresses. Gives back what it came to have.
+class Mapping {
+ public:
+  Mapping(vmm::Handle handle, size_t bytes) : handle_(handle), bytes_(bytes) {}
+  Mapping(const Mapping&) = delete;
+  ~Mapping() {
+    if (mapped_) {
+      vmm::wait_for_card();  // as cudaFree does
+      must(vmm::unmap(at_, bytes_), "cuMemUnmap");
+    }
+    if (at_) must(vmm::address_free(at_, bytes_), "cuMemAddressFree");
+    must(vmm::release(handle_), "cuMemRelease");
+  }
+  Status map() {
+    if (const int code = vmm::address_reserve(&at_, bytes_)) return refused(code, "cuMemAddressReserve", bytes_);
+    if (const int code = vmm::map(at_, bytes_, handle_)) return refused(code, "cuMemMap", bytes_);
+    mapped_ = true;
+    if (const int code = set_access()) return refused(code, "cuMemSetAccess", bytes_);
+    return ok();
+  }
+  std::byte* data() const { return reinterpret_cast<std::byte*>(at_); }
+
+ private:
+  // A card at work may not be ready at once, and nobody would ask again.
+  int set_access() {
+    RealClock clock;
+    for (const double end = clock.now() + kBusySeconds;; clock.sleep(1e-3)) {
+      const int code = vmm::set_access(at_, bytes_);
+      if (code != vmm::kNotReady || clock.now() >= end) return code;
+    }
+  }
+
+  const vmm::Handle handle_;
+  const size_t bytes_;
+  vmm::Address at_ = 0;
+  bool mapped_ = false;
+};
+
+// What `handle` stands for, where the driver made or found it.
+Result<std::shared_ptr<Mapping>> mapped(int code, const char* call, vmm::Handle handle, size_t bytes) {
+  if (code) return refused(code, call, bytes);
+  auto mapping = std::make_shared<Mapping>(handle, bytes);
+  if (Status status = mapping->map(); !status) return status.error();
+  return mapping;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
+  file = -1;
+  const size_t whole = round_up(bytes, vmm::granularity());
+  vmm::Handle handle = 0;
+  const int made = vmm::create(&handle, whole, vmm::Export::file);
+  auto memory = mapped(made, "cuMemCreate", handle, whole);
+  if (!memory) return memory.error();
+  std::byte* data = memory.value()->data();
+  Stream stream;
+  fill(data, 0, whole, stream);
+  stream.wait();
+  if (const int code = vmm::export_file(&file, handle)) return refused(code, "cuMemExportToShareableHandle", whole);
+  XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver says nothing of it
+  return std::shared_ptr<std::byte>(memory.value(), data);
+}
+
+Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes) {
+  const size_t whole = round_up(bytes, vmm::granularity());
+  vmm::Handle handle = 0;
+  const int found = vmm::import_file(&handle, file);
+  auto memory = mapped(found, "cuMemImportFromShareableHandle", handle, whole);
+  if (!memory) return memory.error();
+  return std::shared_ptr<std::byte>(memory.value(), memory.value()->data());
+}
+
+}  // namespace xpyd

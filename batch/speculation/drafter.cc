@@ -1,0 +1,23 @@
+#include "batch/drafter.h"
+
+#include "base/table.h"
+#include "batch/speculation/mtp.h"
+#include "batch/speculation/ngram.h"
+
+namespace xpyd::batch {
+namespace {
+
+constexpr DrafterRow kDrafters[] = {
+    {"off", nullptr, "one token a step"},
+    {"ngram", [](const SpeculationOptions& options, const DrafterParts&) { return make_ngram_drafter(options); },
+     "what followed where the sequence's last tokens have stood before: prompt lookup decoding (Saxena 2023)"},
+    {"mtp", make_head_drafter,
+     "what the model's own multi-token head draws, whose KV is one more layer (DeepSeek-V3, section 2.2)", true},
+};
+
+}  // namespace
+
+std::span<const DrafterRow> drafters() { return kDrafters; }
+const DrafterRow* find_drafter(std::string_view name) { return find_row(kDrafters, name); }
+
+}  // namespace xpyd::batch

@@ -1,0 +1,88 @@
+#include "disagg/chunked_pp/boundary.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/device/device.h"
+#include "base/os.h"
+#include "base/wait_word.h"
+
+namespace xpyd::disagg::ranks {
+namespace {
+
+// A place: the checksum in a cache line of its own, then the rows.
+constexpr size_t kHeaderBytes = kCacheLine;
+
+size_t bytes_of_place(size_t floats) { return kHeaderBytes + round_up(floats * sizeof(float), kCacheLine); }
+
+uint64_t checksum_of(const float* rows, size_t floats) { return XXH3_64bits(rows, floats * sizeof(float)); }
+
+}  // namespace
+
+void Naps::nap() {
+  RealClock clock;
+  const double now = clock.now();
+  if (since_s_ == 0) since_s_ = now;
+  clock.sleep(std::clamp((now - since_s_) / 16, 5e-6, 5e-5));
+}
+
+Result<BoundaryIn> BoundaryIn::make(const TransportRow& wire, int places, size_t floats, bool checksum) {
+  BoundaryIn made;
+  made.place_bytes_ = bytes_of_place(floats);
+  made.checksum_ = checksum;
+  made.places_.resize(size_t(places));
+  Device& device = wire.pool_device ? wire.pool_device() : cpu_device();
+  Result<std::shared_ptr<std::byte>> memory = device.allocate(size_t(places) * made.place_bytes_);
+  if (!memory) return memory.error();
+  made.memory_ = std::move(memory).value();
+  return made;
+}
+
+Result<WindowKey> BoundaryIn::open(KvTransport& wire, PeerId from, int place) {
+  const MemoryRange range{memory_.get() + size_t(place) * place_bytes_, place_bytes_};
+  Result<WindowKey> window = wire.open(from, KvOp::write, std::span(&range, 1));
+  if (window) places_[size_t(place)] = window.value();
+  return window;
+}
+
+const float* BoundaryIn::rows(int place, size_t floats) const {
+  const std::byte* at = memory_.get() + size_t(place) * place_bytes_;
+  const auto* rows = reinterpret_cast<const float*>(at + kHeaderBytes);
+  uint64_t sent = 0;
+  std::memcpy(&sent, at, sizeof sent);
+  return !checksum_ || sent == checksum_of(rows, floats) ? rows : nullptr;
+}
+
+BoundaryOut::BoundaryOut(KvTransport& wire, Clock& clock, PeerId to, size_t floats, bool checksum)
+    : wire_(wire), clock_(clock), to_(to), place_bytes_(bytes_of_place(floats)), checksum_(checksum) {}
+
+void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, const WindowKey& window) {
+  Slot& s = slots_[slot];
+  XPYD_CHECK(s.id < 0 && kHeaderBytes + floats * sizeof(float) <= place_bytes_);
+  std::byte* to = wire_.remote(to_, 0) + size_t(place) * place_bytes_;
+  s.plan.copies.clear();
+  s.plan.bytes = floats * sizeof(float);
+  if (checksum_) {
+    s.checksum = checksum_of(rows, floats);
+    s.plan.copies.push_back({reinterpret_cast<const std::byte*>(&s.checksum), to, sizeof s.checksum});
+    s.plan.bytes += sizeof s.checksum;
+  }
+  s.plan.copies.push_back({reinterpret_cast<const std::byte*>(rows), to + kHeaderBytes, floats * sizeof(float)});
+  s.id = wire_.post({.peer = to_, .op = KvOp::write, .window = window, .deadline_s = clock_.now() + kPostSeconds},
+                    s.plan);
+}
+
+Result<bool> BoundaryOut::left(int slot) {
+  Slot& s = slots_[slot];
+  if (s.id < 0) return true;
+  const TransferState state = wire_.poll(s.id);
+  if (state == TransferState::in_flight) return false;
+  s.id = -1;
+  if (state == TransferState::failed) return Error{ErrorCode::io, "what it computed did not arrive"};
+  return true;
+}
+
+}  // namespace xpyd::disagg::ranks

@@ -1,0 +1,319 @@
+#include "disagg/chunked_pp/stage.h"
+
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "allocator/kv/kv_shards.h"
+#include "base/log.h"
+#include "disagg/transport/shared_memory.h"
+
+namespace xpyd::disagg::ranks {
+namespace {
+
+std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
+
+}  // namespace
+
+Status check_wave(const Wave& w, const Start& start, const ModelConfig& c) {
+  const size_t n = w.token_ids.size(), n_seqs = w.kv_lengths.size();
+  if (n == 0 || n > size_t(start.step_tokens)) return invalid("token_ids: " + std::to_string(n));
+  if (n_seqs == 0 || w.q_offsets.size() != n_seqs + 1 || w.q_offsets[0] != 0 || w.q_offsets[n_seqs] != int32_t(n))
+    return invalid("q_offsets");
+  for (int32_t id : w.token_ids)
+    if (id < 0 || id >= c.vocab) return invalid("a token id of " + std::to_string(id));
+  size_t n_blocks = 0;
+  for (size_t s = 0; s < n_seqs; ++s) {
+    const long tokens = long(w.q_offsets[s + 1]) - w.q_offsets[s];
+    const long most = w.contiguous ? std::min(c.max_position, start.block_tokens) : c.max_position;
+    if (tokens < 0 || w.kv_lengths[s] < 1 || tokens > w.kv_lengths[s] || w.kv_lengths[s] > most)
+      return invalid("a KV length of " + std::to_string(w.kv_lengths[s]));
+    n_blocks += w.contiguous ? 1 : size_t(w.kv_lengths[s] + start.block_tokens - 1) / size_t(start.block_tokens);
+  }
+  if (w.blocks.size() != n_blocks) return invalid("blocks: " + std::to_string(w.blocks.size()));
+  for (int32_t block : w.blocks)
+    if (block < 0 || block >= start.n_blocks) return invalid("a block " + std::to_string(block));
+  int32_t least = 0;
+  for (int32_t row : w.logit_rows) {
+    if (row < least || row >= int32_t(n)) return invalid("logit_rows");
+    least = row + 1;
+  }
+  if (w.logit_rows.size() > size_t(start.max_logits)) return invalid("logit_rows");
+  return ok();
+}
+
+// One life: what the head has told, and what was made of it. The wire's peers are stages by number; the head is pp.
+struct Stage::Parts {
+  struct Observer final : LayerObserver {
+    ChannelPtr channel;
+    uint32_t wave = 0;
+    void layer_done(int layer) override { say_to(channel, Layers{wave, uint32_t(layer) + 1}); }
+  };
+  ChannelPtr channel;
+  Start start;
+  KvShards shards;
+  std::vector<KvLayout> layouts;                  // [tp]
+  std::vector<std::shared_ptr<std::byte>> pools;  // [tp]
+  StageOptions::Built built;
+  std::unique_ptr<ThreadTeam> team;  // [tp]
+  std::vector<float> logits;         // [kSlots, max_logits, vocab], of the last stage
+  std::optional<BoundaryIn> in;
+  std::unique_ptr<KvTransport> wire;
+  std::optional<BoundaryOut> out;
+  std::optional<KvPoster> poster;  // where the head is on another host
+  std::vector<MemoryRange> kv() const {
+    std::vector<MemoryRange> ranges;
+    for (size_t r = 0; r < pools.size(); ++r) ranges.push_back({pools[r].get(), layouts[r].pool_bytes()});
+    return ranges;
+  }
+  Observer observer;
+  bool last = false;
+};
+
+void Stage::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+bool Stage::over() {
+  std::lock_guard lock(mutex_);
+  return stopped_ || closed_;
+}
+
+Status Stage::run() {
+  prctl(PR_SET_TIMERSLACK, 1000ul);  // ns: naps are short
+  double alone_since = clock_.now();
+  for (;;) {
+    const Status served = serve();
+    std::unique_lock lock(mutex_);
+    if (stopped_) return ok();
+    if (!served && served.error().code == ErrorCode::invalid_argument) return served;
+    if (std::exchange(served_, false)) alone_since = clock_.now();
+    if (options_.give_up_s > 0 && clock_.now() > alone_since + options_.give_up_s)
+      return served ? Error{ErrorCode::unavailable, "the head is gone"} : served.error();
+    changed_.wait_for(lock, seconds(options_.retry_s), [&] { return stopped_; });
+    if (stopped_) return ok();
+  }
+}
+
+// Throws the Error that ends this life where it is closed or told to stop. is_busy() looks at what is under way.
+Stage::Frame Stage::next(std::function<bool()> is_busy) {
+  for (;;) {
+    const bool busy = is_busy && is_busy();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, seconds(busy ? 0.02 : 3600), [&] { return stopped_ || closed_ || !inbox_.empty(); });
+    if (stopped_ || closed_) throw Error{ErrorCode::unavailable, closed_.value_or("it is stopped")};
+    if (!inbox_.empty()) {
+      Frame frame = std::move(inbox_.front());
+      inbox_.pop_front();
+      return frame;
+    }
+  }
+}
+
+template <class T>
+T Stage::expect() {
+  const Frame frame = next();
+  if (frame.type != kType<T>) throw invalid("a message of kind " + std::to_string(frame.type) + " came too early");
+  return need(from_bytes<T>(frame.bytes));
+}
+
+template <class Done>
+void Stage::wait_until(Done done) {
+  for (Naps naps; !done(); naps.nap())
+    if (over()) throw Error{ErrorCode::unavailable, "the channel closed"};
+}
+
+Status Stage::serve() {
+  {
+    std::lock_guard lock(mutex_);
+    inbox_.clear();
+    closed_.reset();
+  }
+  const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
+  ControlLoop loop(clock_, {.silence_timeout_s = options_.silence_s}, log);
+  const auto on_open = [this](const ChannelPtr&) -> ChannelEvents {
+    return {[this](uint16_t type, std::string_view bytes) {
+              std::lock_guard lock(mutex_);
+              if (type >= kType<Meet> && type <= kType<Cancel> && poster_) return poster_->take(type, bytes);
+              inbox_.push_back({type, std::string(bytes)});
+              changed_.notify_all();
+            },
+            [this](const std::string& why) {
+              std::lock_guard lock(mutex_);
+              closed_ = why;
+              changed_.notify_all();
+            }};
+  };
+  const NodeIdentity self = identity_of("stage" + std::to_string(options_.stage), options_.fingerprint);
+  const std::string head = options_.find_head ? options_.find_head() : options_.join;
+  if (head.empty()) return Error{ErrorCode::unavailable, "the registry names no such instance"};
+  Result<ChannelPtr> channel = loop.connect({head, options_.key, self}, 5, on_open);
+  // A wrong address of the command line stays wrong; the registry may have another one later.
+  if (!channel)
+    return Error{options_.find_head ? ErrorCode::unavailable : channel.error().code, channel.error().message};
+  Parts p;
+  struct NoPoster {  // before it goes
+    Stage& stage;
+    ~NoPoster() {
+      std::lock_guard lock(stage.mutex_);
+      stage.poster_ = nullptr;
+    }
+  } no_poster{*this};
+  p.channel = channel.value();
+  const auto end = [&](const Error& error) -> Status {
+    if (!over()) {
+      log("stage " + std::to_string(options_.stage) + ": " + error.message);
+      p.channel->close(error.message);
+    }
+    return error;
+  };
+  try {
+    set_up(p);
+    for (;;) {
+      const Frame frame = next([&p] {
+        bool busy = false;
+        for (int slot = 0; slot < kSlots; ++slot) busy |= !need(p.out->left(slot));
+        return busy;
+      });
+      if (frame.type == kType<Copies>) {
+        copy(p, need(from_bytes<Copies>(frame.bytes)));
+        continue;
+      }
+      if (frame.type != kType<Wave>) throw invalid("a message of kind " + std::to_string(frame.type));
+      const Wave wave = need(from_bytes<Wave>(frame.bytes));
+      if (Status status = check_wave(wave, p.start, options_.config); !status)
+        throw invalid("a wave with " + status.error().message);
+      need(compute(p, wave));
+    }
+  } catch (const Error& error) {
+    return end(error);
+  } catch (const std::bad_alloc&) {
+    return end({ErrorCode::unavailable, "out of memory"});
+  }
+}
+
+void Stage::set_up(Parts& p) {
+  const Start& start = p.start = expect<Start>();
+  const ModelConfig& c = options_.config;
+  const int stage = options_.stage;
+  p.shards = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads, .tp = start.tp, .pp = start.pp};
+  need(check_model_shards(c, p.shards));
+  if (stage >= start.pp)
+    throw invalid("--rank " + std::to_string(stage) + ": the instance has " + std::to_string(start.pp) + " stages");
+  if (int64_t(start.block_tokens) * start.n_blocks > kMaxKvTokens) throw invalid("KV of too many tokens");
+  if (start.dtype != uint8_t(options_.dtype))
+    throw invalid("--dtype or --weight-dtype is another one at the instance's head");
+  p.last = stage + 1 == start.pp;
+  p.built = need(options_.make_ranks(p.shards, stage, start.step_tokens));
+  p.team = std::make_unique<ThreadTeam>(start.tp);
+  std::vector<int> files;
+  for (int rank = stage * start.tp; rank < (stage + 1) * start.tp; ++rank) {
+    const KvShape whole = kv_shape(c, Dtype(start.kv_dtype));
+    p.layouts.push_back(
+        {rank_shape(whole, p.shards, rank), KvOrder(start.kv_order), start.block_tokens, start.n_blocks});
+    p.pools.push_back(need(shared_pool_memory(p.layouts.back().pool_bytes())));
+    files.push_back(need(shared_file({p.pools.back().get(), p.layouts.back().pool_bytes()})).fd);
+  }
+  const TransportRow* wire = find_transport(start.wire);
+  if (!wire) throw invalid("no wire " + start.wire);
+  const size_t width = size_t(c.hidden), most_logits = size_t(start.max_logits) * size_t(c.vocab);
+  p.in = need(BoundaryIn::make(*wire, stage > 0 ? start.places : 1, stage > 0 ? size_t(start.step_tokens) * width : 0,
+                               start.checksum));
+  const TransportOptions wire_options{.regions = {p.in->region()},
+                                      .queue = &cpu_queue(),
+                                      .clock = &clock_,
+                                      .self = stage,
+                                      .host = options_.wire_host,
+                                      .connections = 1};
+  p.wire = need(wire->make(wire_options));
+  if (options_.faults) p.wire = make_fault_transport(std::move(p.wire), *options_.faults, wire_options);
+  if (p.last) p.logits.resize(kSlots * most_logits);
+  const Ready ready{p.wire->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
+  if (start.far)
+    say_to(p.channel, ready);
+  else
+    p.channel->send_files(kType<Ready>, to_bytes(ready), files);
+
+  const Peers peers = expect<Peers>();
+  if (stage > 0) wait_until([&] { return need(p.wire->connect(stage - 1, peers.previous)); });
+  wait_until([&] { return need(p.wire->connect(stage + 1, peers.next)); });
+  p.out.emplace(*p.wire, clock_, stage + 1, p.last ? most_logits : size_t(start.step_tokens) * width, start.checksum);
+  Connected connected;
+  for (int place = 0; stage > 0 && place < start.places; ++place)
+    connected.windows.push_back(need(p.in->open(*p.wire, stage - 1, place)));
+  if (start.far) {
+    const TransportOptions kv_wire{
+        .regions = p.kv(), .queue = &cpu_queue(), .clock = &clock_, .self = start.instance, .host = options_.wire_host};
+    p.poster.emplace(need(wire->make(kv_wire)), p.kv(), p.channel, clock_);
+    std::lock_guard lock(mutex_);
+    poster_ = &*p.poster;
+  }
+  say_to(p.channel, connected);
+  p.observer.channel = p.channel;
+  log_line(LogLevel::info, "xpyd worker: stage %d of %d serves", stage, start.pp);
+  std::lock_guard lock(mutex_);
+  served_ = true;
+}
+
+void Stage::copy(const Parts& p, const Copies& copies) {
+  const std::vector<MemoryRange> kv = p.kv();
+  for (const KvBytes& piece : copies.pieces) {
+    if (!inside(piece, kv) || !inside({piece.rank, piece.to, 0, piece.bytes}, kv))
+      throw invalid("a copy of bytes that are not its KV");
+    std::memmove(kv[piece.rank].data() + piece.to, kv[piece.rank].data() + piece.at, size_t(piece.bytes));
+  }
+}
+
+Status Stage::compute(Parts& p, const Wave& wave) {
+  const int place = int(wave.number % uint32_t(p.start.places)), slot = int(wave.number % kSlots);
+  const size_t hidden = size_t(options_.config.hidden), n_seqs = wave.kv_lengths.size();
+  StageRanks& ranks = *p.built.ranks;
+  std::vector<KvView> views;  // [tp, n_seqs]
+  for (size_t r = 0; r < p.layouts.size(); ++r) {
+    const int32_t* blocks = wave.blocks.data();
+    for (int32_t length : wave.kv_lengths) {
+      views.push_back(
+          {p.pools[r].get(), &p.layouts[r], wave.contiguous ? nullptr : blocks, wave.contiguous ? *blocks : 0});
+      blocks += wave.contiguous ? 1 : (length + p.start.block_tokens - 1) / p.start.block_tokens;
+    }
+  }
+  const float* x_in = nullptr;
+  Done done{.wave = wave.number};
+  if (options_.stage > 0) {
+    wait_until([&] { return p.in->arrived(*p.wire, place); });
+    wait_until([&] { return p.in->close(*p.wire, place); });
+    x_in = p.in->rows(place, wave.token_ids.size() * hidden);
+    if (!x_in) return Error{ErrorCode::io, "the activations of a wave are not what the stage before has sent"};
+  }
+  wait_until([&] { return need(p.out->left(slot)); });
+  const double began = clock_.now();
+  const StepInput step{.token_ids = wave.token_ids,
+                       .q_offsets = wave.q_offsets,
+                       .kv_lengths = wave.kv_lengths,
+                       .views = {},
+                       .logit_rows = wave.logit_rows};
+  p.observer.wave = wave.number;
+  float* logits = p.logits.data() + size_t(slot) * p.logits.size() / kSlots;
+  p.team->run([&](int r) {
+    StepInput mine = step;
+    mine.views = std::span(views).subspan(size_t(r) * n_seqs, n_seqs);
+    if (wave.by_layer && r == 0) mine.observer = &p.observer;
+    ranks.rank(r).run(mine, x_in, ranks.rank(r).x(slot), wave.by_layer, logits);
+  });
+  done.seconds = clock_.now() - began;
+  if (!p.last) {
+    p.out->post(slot, ranks.rank(0).x(slot), wave.token_ids.size() * hidden, place, wave.result);
+  } else if (!wave.logit_rows.empty()) {
+    p.out->post(slot, logits, wave.logit_rows.size() * size_t(options_.config.vocab), place, wave.result);
+    wait_until([&] { return need(p.out->left(slot)); });
+  }
+  if (options_.stage > 0) done.next = need(p.in->open(*p.wire, options_.stage - 1, place));
+  say_to(p.channel, done);
+  return ok();
+}
+
+}  // namespace xpyd::disagg::ranks

@@ -1,0 +1,161 @@
+#include "disagg/conductor/admission.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/table.h"
+
+namespace xpyd::disagg {
+namespace {
+
+// What a decode batch is: so many sequences, with so many tokens of KV.
+struct Batch {
+  double sequences = 0, context = 0, at_longest = 0;
+  std::vector<const DecodeView*> all;
+  void add(const DecodeView& s) {
+    count(s, 1);
+    all.push_back(&s);
+  }
+  void count(const DecodeView& s, double times) {
+    sequences += times, context += times * double(s.context), at_longest += times * double(s.at_longest);
+  }
+};
+
+// An idle one would take it now; else the queue before it gets shorter by a second each second.
+Refusal prefill_load(const ClusterAdmission& view) {
+  if (view.ttft_s <= view.objectives.ttft_s || view.idle) return {};
+  return {Refusal::ttft, view.ttft_s, view.objectives.ttft_s,
+          std::min(view.ttft_s - view.objectives.ttft_s, view.queue_s)};
+}
+
+// Seconds until so many of the batch have ended that the rest `fits`: each when it is known to end, or as late as those
+// that ended before.
+template <class Fits>
+double seconds_until(const ClusterAdmission& view, Batch batch, const Fits& fits) {
+  const auto ends_s = [&](const DecodeView* s) { return s->ends_s >= 0 ? s->ends_s : s->joins_s + view.mean_s; };
+  std::ranges::sort(batch.all, {}, ends_s);
+  double until_s = view.now_s;
+  for (const DecodeView* s : batch.all) {
+    if (fits(batch)) break;
+    batch.count(*s, -1);
+    until_s = std::max(until_s, ends_s(s));
+  }
+  return until_s - view.now_s;
+}
+
+// With this request in the batch: first whether its KV has room, then its steps, unless it has them to itself.
+Refusal decode_load(const ClusterAdmission& view, const Batch& others) {
+  const DecodeView own{.context = view.prompt_tokens};
+  const double room = double(view.capacity_tokens), tbt_s = view.objectives.tbt_s;
+  const auto step_s = [&](Batch batch) {
+    batch.count(own, 1);
+    return view.cost->seconds({.decodes = batch.sequences, .decode_context = batch.context});
+  };
+  const auto fits = [&](const Batch& batch) {
+    return batch.context + double(own.context) <= room && (batch.sequences < 1 || step_s(batch) <= tbt_s);
+  };
+  if (others.context + double(own.context) > room)
+    return {Refusal::room, others.context + double(own.context), room, seconds_until(view, others, fits)};
+  const bool idle = view.decoding.empty() && view.coming.empty();
+  if (const double predicted_s = step_s(others); predicted_s > tbt_s && !idle)
+    return {Refusal::tbt, predicted_s, tbt_s, seconds_until(view, others, fits)};
+  return {};
+}
+
+Batch decoding_now(const ClusterAdmission& view) {
+  Batch batch;
+  for (const DecodeView& s : view.decoding) batch.add(s);
+  return batch;
+}
+
+double t_d(const ClusterAdmission& view, const AdmissionOptions& options) {
+  const double seconds = options.decode == DecodeSeconds::fixed      ? options.fixed_s
+                         : options.decode == DecodeSeconds::quantile ? view.quantile_s
+                                                                     : view.mean_s;
+  return seconds * options.factor;
+}
+
+Refusal at_join(const ClusterAdmission& view, const AdmissionOptions&) { return decode_load(view, decoding_now(view)); }
+
+Refusal late(const ClusterAdmission& view, const AdmissionOptions&) { return prefill_load(view); }
+
+// max(prefill load, decode load), both of now: D's load is read one prefill too early, and both swing against each
+// other.
+Refusal early(const ClusterAdmission& view, const AdmissionOptions&) {
+  const Refusal p = prefill_load(view);
+  return p ? p : decode_load(view, decoding_now(view));
+}
+
+Refusal early_in_flight(const ClusterAdmission& view, const AdmissionOptions&) {
+  if (const Refusal p = prefill_load(view)) return p;
+  Batch batch = decoding_now(view);
+  for (const DecodeView& s : view.coming) batch.add(s);
+  return decode_load(view, batch);
+}
+
+// The batch at the time when this one would join it: whoever comes before, less whoever will have ended.
+Refusal predicted(const ClusterAdmission& view, const AdmissionOptions& options) {
+  if (const Refusal p = prefill_load(view)) return p;
+  const double joins_s = view.now_s + view.ttft_s, lasts_s = t_d(view, options);
+  auto there = [&](const DecodeView& s) {
+    const bool known = options.decode == DecodeSeconds::oracle && s.ends_s >= 0;
+    return s.joins_s <= joins_s && s.joins_s + (known ? (s.ends_s - s.joins_s) * options.factor : lasts_s) > joins_s;
+  };
+  Batch batch;
+  for (const DecodeView& s : view.decoding)
+    if (there(s)) batch.add(s);
+  for (const DecodeView& s : view.coming)
+    if (there(s)) batch.add(s);
+  return decode_load(view, batch);
+}
+
+// Saturation is the mean over the instances of the worse of queue / 5 and KV / 0.8.
+Refusal probabilistic(const ClusterAdmission& view, const AdmissionOptions&) {
+  double sum = 0;
+  for (const InstanceView& i : view.instances) {
+    const double used = i.capacity_tokens > 0 ? 1 - double(i.available_tokens) / double(i.capacity_tokens) : 0;
+    sum += std::max(i.queued / 5.0, used / 0.8);
+  }
+  const double saturation = view.instances.empty() ? 0 : sum / double(view.instances.size());
+  const double refused = std::min(1.0, 300 * std::pow(saturation, 5));
+  if (!view.sheddable || view.random >= refused) return {};
+  return {Refusal::load, refused, view.random, 1};
+}
+
+// Whoever was accepted has its room, at its longest, whatever overtakes it: nothing is refused late, so no prefill is
+// wasted, and nothing is predicted but the time of a step.
+Refusal reserve(const ClusterAdmission& view, const AdmissionOptions&) {
+  if (const Refusal p = prefill_load(view)) return p;
+  const double own = double(view.prompt_tokens + view.max_tokens), room = double(view.capacity_tokens);
+  Batch batch;
+  for (auto sequences : {view.decoding, view.coming})
+    for (const DecodeView& s : sequences) batch.add(s);
+  const auto fits = [&](const Batch& b) { return b.at_longest + own <= room; };
+  if (!fits(batch)) return {Refusal::room, batch.at_longest + own, room, seconds_until(view, batch, fits)};
+  return decode_load(view, batch);
+}
+
+constexpr AdmissionPolicy kPolicies[] = {
+    {"none", nullptr, nullptr, "vLLM, SGLang: whoever comes is queued"},
+    {"late", late, at_join, "Mooncake (arXiv v4) section 7.2, the baseline: D decides when the prompt is done"},
+    {"early", early, at_join, "Mooncake (arXiv v4) section 7.2: max of both loads, on arrival"},
+    {"early_in_flight", early_in_flight, at_join, "…, with the prompts that are on their way to D"},
+    {"predicted", predicted, at_join, "Mooncake (arXiv v4) section 7.4: D's load at the time of joining"},
+    {"probabilistic", probabilistic, nullptr, "llm-d, probabilistic admitter: 300 saturation^5"},
+    {"reserve", reserve, nullptr, "ours: an accepted request holds its room on D until it ends"},
+};
+
+}  // namespace
+
+const char* refusal_name(Refusal::Why why) {
+  static constexpr const char* kNames[] = {"none", "ttft", "tbt", "room", "load"};
+  static_assert(std::size(kNames) == kRefusals);
+  return kNames[why];
+}
+
+std::span<const AdmissionPolicy> admission_policies() { return kPolicies; }
+
+const AdmissionPolicy* find_admission_policy(std::string_view name) { return find_row(kPolicies, name); }
+
+}  // namespace xpyd::disagg

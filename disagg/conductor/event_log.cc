@@ -1,0 +1,105 @@
+#include "disagg/conductor/event_log.h"
+
+#include <fcntl.h>
+#include <stdio_ext.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/log.h"
+
+namespace xpyd::disagg {
+
+Result<std::unique_ptr<EventLog>> EventLog::create(const std::string& path, int64_t max_bytes,
+                                                   const std::string& options) {
+  // Looked at before it is emptied: a device, a pipe or a socket is not a log.
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  if (fd < 0) return Error{ErrorCode::unavailable, "event log " + path + ": " + strerror(errno)};
+  struct stat about {};
+  if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || ftruncate(fd, 0) != 0) {
+    close(fd);
+    return Error{ErrorCode::invalid_argument, "event log " + path + ": not a regular file"};
+  }
+  std::unique_ptr<EventLog> log(new EventLog(path, fdopen(fd, "w"), max_bytes));
+  JsonText json;
+  json.open('{').add("xpyd_event_log", kEventLogVersion).key("options").raw(options).close('}');
+  log->write(json.take());
+  if (log->file_ && std::fflush(log->file_) != 0) log->give_up();  // who is killed early leaves a log all the same
+  return log;
+}
+
+EventLog::~EventLog() {
+  if (!file_) return;
+  if (dropped_ > 0) std::fprintf(file_, "{\"e\":\"left_out\",\"lines\":%lld}\n", static_cast<long long>(dropped_));
+  if (std::fflush(file_) == 0)
+    std::fclose(file_);
+  else
+    give_up();
+}
+
+// What stands in the buffer would come after a hole.
+void EventLog::give_up() {
+  log_line(LogLevel::error, "xpyd: event log %s: %s; it ends here, and the run goes on", path_.c_str(),
+           strerror(errno));
+  __fpurge(file_);
+  std::fclose(std::exchange(file_, nullptr));
+}
+
+void EventLog::begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request) {
+  json.open('{').add("t", now_s, "e", kind, "policy", policy, "request", request);
+}
+
+void EventLog::write(std::string line) {
+  line += '\n';
+  std::lock_guard lock(mutex_);
+  if (!file_) return;
+  if (dropped_ > 0 || int64_t(line.size()) > left_) {  // once one is left out, so are all: no hole is in the middle
+    ++dropped_;
+    return;
+  }
+  left_ -= int64_t(line.size());
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size()) give_up();
+}
+
+namespace {
+
+Status read_event_log(const std::string& path, bool alone,
+                      const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
+  std::ifstream file(path);
+  if (!file) return Error{ErrorCode::not_found, path + ": cannot be read"};
+  std::string text;
+  for (int64_t number = 1; std::getline(file, text) || number == 1; ++number) {
+    const std::string where = path + ":" + std::to_string(number) + ": ";
+    Result<nlohmann::json> parsed = parse_json(text, where);
+    if (!parsed && file.eof() && (number > 1 || !alone)) {
+      log_line(LogLevel::warning, "xpyd: %sthe line is cut off, and left out", where.c_str());
+      break;
+    }
+    if (!parsed) return parsed.error();
+    try {
+      if (number > 1)
+        line(text, parsed.value());
+      else if (parsed.value().value("xpyd_event_log", 0) != kEventLogVersion)
+        return invalid(where + "not an event log of version " + std::to_string(kEventLogVersion));
+    } catch (const std::exception& e) {
+      return invalid(where + e.what());
+    }
+  }
+  return file.bad() ? Status(Error{ErrorCode::unavailable, path + ": reading failed"}) : ok();
+}
+
+}  // namespace
+
+Status read_event_logs(std::span<const std::string> paths,
+                       const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
+  if (paths.empty()) return invalid("expected the event log's FILE");
+  for (const std::string& path : paths)
+    if (Status read = read_event_log(path, paths.size() == 1, line); !read) return read;
+  return ok();
+}
+
+}  // namespace xpyd::disagg

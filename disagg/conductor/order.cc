@@ -1,0 +1,102 @@
+#include "disagg/conductor/order.h"
+
+#include <algorithm>
+
+#include "base/table.h"
+#include "disagg/conductor/placement.h"
+
+namespace xpyd::disagg {
+namespace {
+
+DisaggOrder remote(const DisaggOptions& options) { return options.pull ? DisaggOrder::pull : DisaggOrder::push; }
+
+DisaggOrder prefill_first(const DisaggView&, const DisaggOptions& options) { return remote(options); }
+
+DisaggOrder decode_first(const DisaggView&, const DisaggOptions&) { return DisaggOrder::decode_first; }
+
+// 0.1: examples/llm/components/disagg_router.py. 1.x: conditional_disagg.rs, IslBounding or
+// PrefillLoad.
+DisaggOrder conditional_threshold(const DisaggView& view, const DisaggOptions& o) {
+  if (o.first_generation) {
+    const bool far = view.tokens - view.cached_decode > o.max_local_prefill_tokens &&
+                     view.prefill_jobs < o.max_prefill_queue;
+    return far ? DisaggOrder::decode_first : DisaggOrder::local;
+  }
+  const int uncached = view.tokens - view.cached_decode;
+  const bool little = uncached < o.min_remote_tokens && double(uncached) < o.min_remote_ratio * double(view.tokens);
+  const bool busy = view.prefill_queued_tokens > o.max_prefill_queued_tokens;
+  return little || busy ? DisaggOrder::local : remote(o);
+}
+
+// The time of D's first token either way.
+struct Ways {
+  double append_s;  // of local_s, the prompt's computation: who decodes there waits for it
+  double local_s, remote_s;
+};
+
+Ways ways(const DisaggView& view) {
+  const double local_tokens = double(view.tokens - view.cached_decode);
+  const double remote_tokens = double(view.tokens - view.cached_prefill);
+  const double chunks = local_tokens / double(std::max(1, view.chunk_tokens));
+  const double append_s = local_tokens * view.decode_s_per_token;
+  const double local_s = double(view.decode_queued_tokens) * view.decode_s_per_token + append_s + chunks * view.step_s;
+  const double compute_s = remote_tokens * view.prefill_s_per_token;
+  const double transfer_s = double(view.tokens - view.cached_decode) * view.kv_s_per_token;
+  const double exposed_s = transfer_s - std::min(transfer_s * view.overlap, compute_s);
+  const double remote_s = double(view.prefill_queued_tokens) * view.prefill_s_per_token + compute_s + exposed_s +
+                          view.step_s;
+  return {append_s, local_s, remote_s};
+}
+
+// What a local prompt costs those who decode there is charged to it: it delays every one of them.
+DisaggOrder conditional_cost(const DisaggView& view, const DisaggOptions& o) {
+  const Ways w = ways(view);
+  return w.remote_s < w.local_s + view.decode_sequences * w.append_s ? remote(o) : DisaggOrder::local;
+}
+
+// PPD's score (its code, ppd_decision_engine.py): the share of the TTFT that computing an append on D saves, less the
+// share that it adds to TBT there, by weight (both 1 there). PPD looks both up in measurements of a whole load served
+// either way; here they are predicted, TBT as if all turns like this one were appended: N decodes that each last L are
+// N / L turns a second (Little's law), which take so large a share of D's time from its decodes.
+DisaggOrder append_cost(const DisaggView& view, const DisaggOptions& o) {
+  if (view.cached_decode == 0 || view.decode_life_s == 0) return remote(o);  // nobody's next turn
+  const Ways w = ways(view);
+  const double sooner = (w.remote_s - w.local_s) / w.remote_s;
+  const double slower = view.decode_sequences * w.append_s / view.decode_life_s;
+  return sooner > o.append_tbt_weight * slower ? DisaggOrder::local : remote(o);
+}
+
+// Of those with room for the prompt the one that has most of it; of equals the one that decodes least.
+int nearest_decode(const ClusterView& view) {
+  int best = -1;
+  for (int i = 0; i < int(view.instances.size()); ++i) {
+    const InstanceView& here = view.instances[size_t(i)];
+    if (here.role != Role::decode || here.held_tokens() == 0 || here.available_tokens < view.prompt_tokens) continue;
+    const InstanceView& there = view.instances[size_t(std::max(best, 0))];
+    const int more = here.held_tokens() - there.held_tokens();
+    if (best < 0 || more > 0 || (more == 0 && here.sequences < there.sequences)) best = i;
+  }
+  return best;
+}
+
+constexpr DisaggPolicy kOrders[] = {
+    {"prefill_first", prefill_first, false, false, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
+    {"decode_first", decode_first, true, false, false, "Dynamo's vLLM patch: a global prefill queue"},
+    {"conditional_threshold", conditional_threshold, true, true, false, "Dynamo 0.1 and 1.x"},
+    {"conditional_cost", conditional_cost, false, true, true, "remote where its first token comes sooner"},
+    {"append_cost", append_cost, false, true, true, "PPD (2603.13358): next turns where their KV is", nearest_decode},
+};
+
+}  // namespace
+
+double overlap(StreamKv stream, bool pull, int n_layers, int tokens, int chunk_tokens) {
+  if (pull || stream == StreamKv::request) return 0;
+  const double last = std::min(1.0, double(chunk_tokens) / std::max(1, tokens));
+  return 1 - (stream == StreamKv::layer ? last / n_layers : last);
+}
+
+std::span<const DisaggPolicy> disagg_policies() { return kOrders; }
+
+const DisaggPolicy* find_disagg_policy(std::string_view name) { return find_row(kOrders, name); }
+
+}  // namespace xpyd::disagg

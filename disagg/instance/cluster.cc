@@ -1,0 +1,334 @@
+#include "disagg/instance/cluster.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "allocator/offload/tiered.h"
+#include "allocator/pool/block_ledger.h"
+#include "allocator/schemes.h"
+#include "disagg/chunked_pp/far_kv.h"
+#include "disagg/conductor/event_log.h"
+#include "disagg/messages.h"
+
+namespace xpyd::disagg {
+
+Result<std::vector<Role>> parse_topology(const std::string& text, int most) {
+  auto error = [&](const char* why) {
+    return invalid("--topology " + text + ": " + why + "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
+  };
+  int counts[3] = {0, 0, 0};  // C, P, D
+  for (size_t i = 0; i < text.size();) {
+    size_t digits = 0;
+    int n = 0;
+    while (i < text.size() && text[i] >= '0' && text[i] <= '9' && digits < 4) {
+      n = n * 10 + (text[i++] - '0');
+      ++digits;
+    }
+    if (digits == 0 || i == text.size()) return error("a number must stand before each letter");
+    size_t kind = std::string("CPD").find(text[i++]);
+    if (kind == std::string::npos) return error("the letters are C, P and D");
+    if (n < 1 || n > most || counts[kind] != 0)
+      return error(("each letter once, with 1 to " + std::to_string(most) + " instances").c_str());
+    counts[kind] = n;
+  }
+  if (text.empty()) return error("it is empty");
+  if ((counts[1] == 0) != (counts[2] == 0)) return error("P and D need each other");
+  std::vector<Role> roles;
+  constexpr Role kinds[] = {Role::colocated, Role::prefill, Role::decode};
+  for (int kind = 0; kind < 3; ++kind) roles.insert(roles.end(), size_t(counts[kind]), kinds[kind]);
+  return roles;
+}
+
+namespace {
+
+KvOptions kv_options(const ClusterOptions& o) {
+  KvOptions kv = o.kv;
+  kv.max_sequence_tokens = o.max_model_len;
+  kv.vattention.max_sequences = max_sequences(o.max_batch);
+  kv.device = o.device;
+  return kv;
+}
+
+}  // namespace
+
+Limits limits(const ClusterOptions& o) {
+  return {.vocab = o.vocab,
+          .max_model_len = o.max_model_len,
+          .n_layers = o.kv.shape.n_layers,
+          .n_kv_heads = o.kv.shape.n_kv_heads,
+          .head_dim = o.kv.shape.head_dim};
+}
+
+ConductorOptions conductor_options(const ClusterOptions& o) {
+  ConductorOptions conductor = o;
+  conductor.zero_copy = o.transport->shared_pool;
+  conductor.limits = limits(o);
+  if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
+    conductor.fetch_s_per_token = 2 * double(o.kv.shape.token_bytes()) / o.prior->rates.bytes_per_s;
+  return conductor;
+}
+
+Status check_shared_pool(const ClusterOptions& o, bool processes) {
+  if (!o.transport->shared_pool || (!processes && o.topology.size() < 2)) return ok();
+  const KvShards shards = o.shards(o.topology[0]);
+  const auto ranks = [](const KvShards& s) { return "tp " + std::to_string(s.tp) + ", pp " + std::to_string(s.pp); };
+  for (Role role : o.topology)
+    if (const KvShards others = o.shards(role); others != shards)
+      return invalid(std::string("--transport ") + o.transport->name + ": one instance has " + ranks(shards) +
+                     ", another one " + ranks(others) +
+                     ", which cut the bytes of a block otherwise: expected equal ranks on one "
+                     "pool, or a wire that copies");
+  if (shards.n_ranks() > 1 && o.kv_scheme->page_groups)
+    return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
+                   ": a group has one rank's bytes: expected, with --transport " + o.transport->name +
+                   ", paged, token, contiguous or slots");
+  if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
+    return invalid(std::string("--transport ") + o.transport->name + ": at most " +
+                   std::to_string(BlockLedger::kMembers) + " processes share a pool");
+  if (processes && o.kv_scheme->page_groups)
+    return invalid("--allocator " + std::string(o.kv_scheme->name) +
+                   ": its page groups are mapped by one process: expected, with --transport " + o.transport->name +
+                   " and processes, paged, token, contiguous or slots");
+  return ok();
+}
+
+Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
+  if (!o.transport->shared_pool) return std::unique_ptr<HandoffPool>();
+  if (Status can = check_shared_pool(o, true); !can) return can.error();
+  return HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
+}
+
+Result<JoinedPool> join_pool(const ClusterOptions& o, const Welcome& as) {
+  if (!o.transport->shared_pool) return JoinedPool{};
+  if (Status can = check_shared_pool(o, true); !can) return can.error();
+  return join_handoff_pool(as.pool, o.kv_scheme->name, kv_options(o), o.shards(as.role));
+}
+
+std::string instance_name(Role role, int index) {
+  const char* letter = role == Role::prefill ? "P" : role == Role::decode ? "D" : "C";
+  return letter + std::to_string(index);
+}
+
+std::vector<std::string> instance_names(const std::vector<Role>& topology) {
+  std::vector<std::string> names;
+  int counts[3] = {0, 0, 0};
+  for (Role role : topology) names.push_back(instance_name(role, counts[int(role)]++));
+  return names;
+}
+
+Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) try {
+  BuiltInstance built;
+  InstanceMemory& own = built.memory;
+  if (left.pool && left.role == as.role && left.local == as.local && bool(left.cache_log) == as.report_cache)
+    own = std::move(left);
+  { const InstanceMemory gone = std::move(left); }  // its ports and files, too, are free from now on
+  own.role = as.role, own.local = as.local;
+  if (!own.name) own.name = std::make_shared<std::string>();
+  *own.name = as.name;
+  if (!own.queue)
+    own.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
+                                     : as.role == Role::decode ? Device::Phase::decode
+                                                               : Device::Phase::both);
+  KvOptions kv = kv_options(o);
+  kv.queue = own.queue.get();
+  kv.clock = &clock;
+  if (o.transport->pool_device) {
+    if (o.device != &cpu_device())
+      return invalid(std::string("--transport ") + o.transport->name +
+                     ": KV must be in memory of the host, and --device has its own");
+    kv.device = &o.transport->pool_device();
+  }
+  if (pool) {
+    kv.pool_bytes *= size_t(kv.n_memories);
+    // What is handed over there is looked for again by who was preempted alone.
+    kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
+  }
+  if (o.log)
+    kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
+                                                             std::span<const BlockUse> first) {
+      log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
+    };
+  const KvShards shards = o.shards(as.role);
+  const PoolPlan plan = need(plan_ranks(o.kv_scheme->name, kv, shards));
+  std::unique_ptr<ranks::RemotePipeline> pipeline;
+  if (o.ranks && shards.pp > 1) {
+    ranks::HeadOptions head = *o.ranks;
+    head.window = o.pipeline_window;
+    head.step_tokens = std::max(o.step_tokens, o.max_batch);
+    head.max_logits = o.max_batch;
+    head.checksum = o.kv_checksum;
+    if (head.far && as.role == Role::decode)
+      return invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
+    head.instance = as.id;
+    head.silence_s = std::max(head.silence_s, as.lease_s);
+    head.wire = o.transport;
+    head.wire_host = o.wire_host;
+    pipeline = need(ranks::RemotePipeline::make(std::move(head), plan, clock));
+    kv.rank_memory = pipeline->kv_memory();
+    if (pipeline->far()) {
+      own.queue = std::make_unique<ranks::FarQueue>(*pipeline);
+      kv.queue = own.queue.get();
+    }
+  }
+  if (!own.memory) {
+    if (as.report_cache && !pool) {
+      kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
+      if (kv.tiers.block_tokens == plan.whole.block_tokens)
+        kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
+    }
+    if (!o.kv_events.endpoint.empty()) {
+      KvEventsOptions to = o.kv_events;
+      to.rank += model_index;
+      own.events = need(KvEvents::open(to));
+      kv.listeners.push_back(own.events);
+      kv.tiers.listeners.push_back(own.events);
+      if (pool && model_index == 0) pool->tell(own.events);  // what threads share is told once
+    }
+    if (!pool) {
+      pool = need(make_ranked_pool(o.kv_scheme->name, kv, shards), "--kv-bytes: ");
+      for (const auto& listener : kv.listeners) pool->tell(listener);
+      if (!pipeline) own.pool = pool;  // a pipeline's is memory of its stages
+    }
+    std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
+    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) memory = need(make_tiered(std::move(memory), kv));
+    own.memory = std::move(memory);
+  } else if (own.cache_log) {
+    own.cache_log->begin_anew();  // whoever hears it now knows nothing
+  }
+  const std::shared_ptr<KvMemory> memory = own.memory;
+  ranks::RemotePipeline* far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
+  std::unique_ptr<Model> model = std::move(pipeline);
+  double peak_flops = 0;
+  if (!model) {
+    model = need(o.make_model(model_index, *own.queue));
+    if (o.peak_flops) peak_flops = o.peak_flops(model_index);
+  }
+  std::vector<MemoryRange> regions;  // of each rank
+  for (int rank = 0; rank < memory->n_ranks(); ++rank) {
+    KvLayout layout = memory->layout();
+    layout.shape = rank_shape(layout.shape, shards, rank);
+    regions.push_back({memory->base(rank), layout.pool_bytes()});
+  }
+  const TransportOptions wire_options{.regions = std::move(regions),
+                                      .queue = own.queue.get(),
+                                      .clock = &clock,
+                                      .self = as.id,
+                                      .host = o.wire_host,
+                                      .nics = o.nics};
+  std::unique_ptr<KvTransport> wire = need(o.transport->make(wire_options), "--transport: ");
+  if (o.faults) wire = make_fault_transport(std::move(wire), *o.faults, wire_options);
+  if (far) wire = ranks::make_far_wire(std::move(wire), *far, clock);
+  InstanceOptions options{.id = as.id,
+                          .name = as.name,
+                          .role = as.role,
+                          .stream_kv = o.stream_kv,
+                          .escrow = o.escrow,
+                          .cost = first_cost(o.prior),
+                          .lease_s = as.lease_s,
+                          .checksum = o.kv_checksum && !far,  // it cannot read its KV
+                          .post_by_stage = far != nullptr,
+                          .cache_log = own.cache_log,
+                          .log = o.log,
+                          .peak_tflops = 1e-12 * peak_flops};
+  options.engine = {.policy = o.batching,
+                    .admission = o.admit,
+                    .max_batch = o.max_batch,
+                    .step_tokens = o.step_tokens,
+                    .chunks = o.chunks,
+                    .ahead = o.ahead,
+                    .by_layer = o.kv_by_layer,
+                    .eos_tokens = o.eos_tokens,
+                    .tokenizer = o.tokenizer};
+  const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
+  if (!leaves) options.engine.speculation = o.speculation;
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
+                                              post);
+  return built;
+} catch (const Error& error) {
+  return error;
+}
+
+Cluster::Cluster(const ClusterOptions& options, Clock& clock) : conductor_(conductor_options(options), clock, *this) {}
+
+Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock) try {
+  auto cluster = std::unique_ptr<Cluster>(new Cluster(o, clock));
+  const size_t n = o.topology.size();
+  const bool shared = o.transport->shared_pool && n > 1;
+  o.kv.n_memories = int(n);
+  o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
+  need(check_shared_pool(o, false));
+  std::shared_ptr<KvPool> shared_pool;
+  if (shared) {
+    KvOptions pool_options = kv_options(o);
+    pool_options.pool_bytes *= n;
+    const KvShards shards = o.shards(o.topology[0]);
+    need(plan_ranks(o.kv_scheme->name, pool_options, shards));
+    shared_pool = need(make_ranked_pool(o.kv_scheme->name, pool_options, shards), "--kv-bytes: ");
+  }
+  cluster->conductor_.set_shared_pool(shared);
+
+  const std::vector<std::string> names = instance_names(o.topology);
+  cluster->cpus_ = o.cpus.empty() ? std::vector<std::vector<int>>(n) : o.cpus;
+  for (size_t i = 0; i < n; ++i) {
+    const Role role = o.topology[i];
+    const OnCpus here(cluster->cpus_[i]);
+    const Welcome as{.id = cluster->conductor_.new_id(), .name = names[i], .role = role, .local = o.disagg->local};
+    BuiltInstance built = need(build_instance(o, as, int(i), shared_pool, clock, *cluster));
+    cluster->memories_.push_back(std::move(built.memory));
+    cluster->instances_.push_back(std::move(built.instance));
+  }
+  for (auto& instance : cluster->instances_)
+    cluster->conductor_.joined(instance->info(), std::make_shared<LocalProbe>(*instance));
+  return cluster;
+} catch (const Error& error) {
+  return error;
+}
+
+Cluster::~Cluster() { stop(); }
+
+void Cluster::send(InstanceId from, InstanceId to, Message message) {
+  if (to == kConductor) return conductor_.receive(from, std::move(message));
+  instances_[size_t(to)]->send(from, std::move(message));
+}
+
+Status Cluster::start() {
+  for (size_t i = 0; i < instances_.size(); ++i)
+    threads_.emplace_back([this, i] {
+      const OnCpus here(cpus_[i]);
+      instances_[i]->run(stop_);
+    });
+  threads_.emplace_back([this] {
+    std::unique_lock lock(stop_mutex_);
+    while (!stopping_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stop_.load(); }))
+      conductor_.tick();
+  });
+  return ok();
+}
+
+void Cluster::clear_prefix_caches() {
+  for (auto& instance : instances_) instance->memory().clear_prefix_cache();
+}
+
+bool Cluster::turn() {
+  bool moved = false;
+  conductor_.tick();
+  for (auto& instance : instances_) moved |= instance->turn();
+  return moved;
+}
+
+void Cluster::stop() {
+  drain();
+  {
+    std::lock_guard lock(stop_mutex_);
+    stop_.store(true);
+    stopping_.notify_all();
+  }
+  for (auto& instance : instances_) instance->poke();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  for (auto& instance : instances_) instance->shut_down(FinishReason::abort, "the server stopped");
+  conductor_.end_all("the server stopped");
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,286 @@
+#include "disagg/processes/process_cluster.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "base/log.h"
+#include "base/numbers.h"
+#include "disagg/instance/cluster.h"
+#include "disagg/messages.h"
+
+namespace xpyd::disagg {
+
+// What a worker last reported.
+class ProcessCluster::Probe final : public InstanceProbe {
+ public:
+  Probe(const InstanceInfo& info, double now) {
+    stats_.heartbeat_s = now;
+    stats_.name = info.name;
+    stats_.kv.capacity = stats_.kv.free = info.capacity_blocks;
+    stats_.kv.block_tokens = info.block_tokens;
+  }
+  void heard(InstanceStats stats) {
+    std::lock_guard lock(mutex_);
+    stats_ = std::move(stats);
+    ++version_;
+  }
+  InstanceStats stats() const override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  KvStats kv() const override { return stats().kv; }
+  // Its cache is in another process.
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  const std::atomic<uint64_t>* version() const override { return &version_; }
+
+ private:
+  mutable std::mutex mutex_;
+  InstanceStats stats_;
+  std::atomic<uint64_t> version_{1};
+};
+
+ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      door_{kToConductor, options_.conductor.limits},
+      id_("conductor." + hex(random_secret())),
+      takes_workers_(!options_.stands_by),
+      conductor_(options_.conductor, clock, *this) {}
+
+Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options, Clock& clock) {
+  auto cluster = std::unique_ptr<ProcessCluster>(new ProcessCluster(std::move(options), clock));
+  ProcessCluster& c = *cluster;
+  c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
+    log_line(LogLevel::warning, "xpyd: a peer was refused: %s", text.c_str());
+  });
+  const NodeIdentity self{NodeRole::conductor, c.id_, c.options_.fingerprint, codec_schema()};
+  Result<std::string> address = c.loop_->listen({c.options_.listen, c.options_.key, self},
+                                                [&c](ChannelPtr ch) { return c.on_open(ch); });
+  if (!address) return address.error();
+  c.address_ = address.value();
+  c.keeper_ = std::thread([&c] { c.keep(); });
+  return cluster;
+}
+
+ProcessCluster::~ProcessCluster() { stop(); }
+
+void ProcessCluster::stop() {
+  drain();
+  conductor_.end_all("the server stopped");
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_) return;
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (keeper_.joinable()) keeper_.join();  // it is not where there was nothing to listen at
+  loop_.reset();                           // closes every channel: the workers find themselves alone
+}
+
+// A new channel is a new instance, whatever its process was before.
+ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
+  const NodeIdentity& peer = channel->peer();
+  if (peer.fingerprint != options_.fingerprint) {
+    log_line(LogLevel::warning, "xpyd: a worker with another model, dtype or layout was refused");
+    channel->close("model, dtype or layout differ from the conductor's");
+    return {};
+  }
+  if (!takes_workers_) {
+    channel->close("it stands by: another conductor serves");
+    return {};
+  }
+  const InstanceId id = conductor_.new_id();
+  {
+    std::lock_guard lock(mutex_);
+    workers_[id].channel = channel;
+    workers_[id].process = peer.id;
+  }
+  return {[this, id, channel](uint16_t type, std::string_view payload) {
+            Result<Envelope> got = decode(type, payload, clock_.now(), door_);
+            if (got) return on_message(id, std::move(got.value().message));
+            log_line(LogLevel::warning, "xpyd: instance %d is refused: it said %s", id, got.error().message.c_str());
+            // What it had is placed anew, and is no reason to suspect the request.
+            conductor_.left(id, "it was refused", AttemptFailure::refused);
+            channel->close("refused: it said " + got.error().message);
+          },
+          [this, id](const std::string& why) { on_closed(id, why); }};
+}
+
+void ProcessCluster::on_message(InstanceId id, Message message) {
+  if (auto* request = std::get_if<JoinRequest>(&message)) {
+    Welcome welcome{.id = id,
+                    .role = request->role,
+                    .lease_s = options_.conductor.lease_s,
+                    .pool = options_.pool ? options_.pool->address() : "",
+                    .report_cache = true,
+                    .local = options_.conductor.disagg->local};
+    {
+      std::lock_guard lock(mutex_);
+      Worker& worker = workers_.at(id);
+      if (!worker.name.empty()) return;
+      worker.role = request->role;
+      worker.name = welcome.name = free_name(request->role);
+    }
+    return send(kConductor, id, std::move(welcome));
+  }
+  if (auto* joined = std::get_if<Joined>(&message)) {
+    InstanceInfo info = std::move(joined->info);
+    if (info.block_tokens < 1 || info.capacity_blocks < 1 || info.max_batch < 1) {
+      std::unique_lock lock(mutex_);
+      const ChannelPtr channel = workers_.at(id).channel;
+      lock.unlock();
+      return channel->close("an instance without room for a sequence");
+    }
+    auto probe = std::make_shared<Probe>(info, clock_.now());
+    {
+      std::lock_guard lock(mutex_);
+      Worker& worker = workers_.at(id);
+      if (worker.name.empty() || worker.joined) return;
+      worker.joined = true;
+      info.id = id;  // not what it says
+      info.name = worker.name;
+      info.role = worker.role;
+      worker.probe = probe;
+    }
+    conductor_.joined(std::move(info), std::move(probe));
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+    return;
+  }
+  if (std::holds_alternative<LeaveRequest>(message)) {
+    conductor_.drain(id, true);
+    std::lock_guard lock(mutex_);
+    workers_.at(id).retiring = true;
+    return;
+  }
+  if (auto* report = std::get_if<Report>(&message)) {
+    std::lock_guard lock(mutex_);
+    Worker& worker = workers_.at(id);
+    report->stats.name = worker.name;  // not what it says
+    if (worker.probe) worker.probe->heard(report->stats);
+  }
+  conductor_.receive(id, std::move(message));
+}
+
+void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
+  bool joined;
+  {
+    std::lock_guard lock(mutex_);
+    auto found = workers_.find(id);
+    joined = found->second.joined;
+    if (joined && !found->second.retiring && !stop_)
+      log_line(LogLevel::warning, "xpyd: %s (instance %d) is gone: %s", found->second.name.c_str(), id, why.c_str());
+    workers_.erase(found);
+    changed_.notify_all();
+  }
+  if (joined) conductor_.left(id, why);
+}
+
+void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
+  ChannelPtr channel;
+  {
+    std::lock_guard lock(mutex_);
+    auto found = workers_.find(to);
+    if (found == workers_.end()) return;
+    channel = found->second.channel;
+  }
+  channel->send(frame_type(message), encode(from, to, message, clock_.now()));
+}
+
+// The lowest number that no worker has: one that is started again goes on under the name of the one
+// before, and metrics keep their series.
+std::string ProcessCluster::free_name(Role role) const {
+  for (int i = 0;; ++i) {
+    const std::string name = instance_name(role, i);
+    if (std::none_of(workers_.begin(), workers_.end(), [&](const auto& entry) { return entry.second.name == name; }))
+      return name;
+  }
+}
+
+Presence ProcessCluster::presence(const std::string& process) const {
+  std::lock_guard lock(mutex_);
+  Presence seen = Presence::absent;
+  for (const auto& [id, worker] : workers_)
+    if (worker.process == process) seen = std::max(seen, worker.joined ? Presence::serving : Presence::connected);
+  return seen;
+}
+
+bool ProcessCluster::was_retired(const std::string& process) const {
+  std::lock_guard lock(mutex_);
+  return retired_.contains(process);
+}
+
+// Silent instances are closed by their channel or by the conductor's lease, whichever notices
+// first; then the other one follows.
+void ProcessCluster::keep() {
+  const double lease = options_.conductor.lease_s;
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    changed_.wait_for(lock, std::chrono::duration<double>(lease > 0 ? lease / 8 : 0.1));
+    const std::map<InstanceId, Worker> workers = workers_;
+    lock.unlock();
+    if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
+    conductor_.tick();
+    const std::vector<InstanceInfo> members = conductor_.members();
+    for (const auto& [id, worker] : workers) {
+      if (worker.retiring && conductor_.idle(id)) {
+        const Message retire = Retire{worker.next_role.has_value(), worker.next_role.value_or(Role::colocated)};
+        worker.channel->send(frame_type(retire), encode(kConductor, 0, retire, clock_.now()));
+      }
+      if (worker.joined && std::ranges::find(members, id, &InstanceInfo::id) == members.end())
+        worker.channel->close("it fell silent");
+    }
+    lock.lock();
+  }
+}
+
+Status ProcessCluster::retire(const std::string& name, std::optional<Role> role) {
+  InstanceId id = -1;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [i, worker] : workers_)
+      if (worker.name == name && worker.joined) id = i;
+    if (id < 0) return Error{ErrorCode::not_found, "no instance has the name " + name};
+    workers_.at(id).retiring = true;
+    workers_.at(id).next_role = role;
+    if (!role) retired_.insert(workers_.at(id).process);
+  }
+  conductor_.drain(id, true);
+  return ok();
+}
+
+// What a worker's door would refuse costs its channel: it is refused here. What is too long the
+// conductor says in words of its own.
+Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
+  const StartRequest start{.request = request};
+  if (int64_t(request->prompt.size()) + request->max_tokens <= options_.conductor.max_model_len)
+    if (auto crossed = decode(frame_type(start), encode(kConductor, 0, start, clock_.now()), clock_.now(),
+                              {kToInstance, options_.conductor.limits});
+        !crossed)
+      return crossed.error();
+  return conductor_.submit(std::move(request), std::move(sink));
+}
+
+ServiceStats ProcessCluster::stats() const {
+  ServiceStats all = conductor_.stats();
+  if (const HandoffPool* pool = options_.pool.get())
+    all.process_pool = {.blocks = pool->ledger().n_blocks(),
+                        .free = pool->ledger().count_free(),
+                        .bytes = int64_t(pool->bytes()),
+                        .block_bytes = int64_t(pool->block_bytes())};
+  return all;
+}
+
+void ProcessCluster::clear_prefix_caches() {
+  for (const InstanceInfo& info : conductor_.members()) send(kConductor, info.id, ClearPrefixCache{});
+}
+
+bool ProcessCluster::wait_members(int n, double seconds) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.joined; }) >= n;
+  });
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,99 @@
+// A cluster whose instances are processes: the conductor, and the channels to workers (worker.h)
+// that join, drain, change their role, leave and die while requests run.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "disagg/conductor/conductor.h"
+#include "disagg/net/channel.h"
+#include "disagg/processes/codec.h"
+#include "disagg/transport/handoff/handoff_pool.h"
+
+namespace xpyd::disagg {
+
+struct ProcessClusterOptions {
+  ConductorOptions conductor;
+  std::string listen = "127.0.0.1:0";
+  ClusterKey key;
+  uint64_t fingerprint = 0;           // of what workers must agree on; others are refused
+  std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
+  bool stands_by = false;             // no worker is taken before take_workers(true)
+};
+
+// What the conductor sees of a worker's process: no channel; one, but no instance; an instance.
+// `stopped` (SIGSTOP), and without a channel, is what its parent alone can see.
+enum class Presence : uint8_t { absent, stopped, connected, serving };
+
+class ProcessCluster final : public Runtime, public Post {
+ public:
+  static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options, Clock& clock);
+  ~ProcessCluster() override;
+
+  const std::string& address() const { return address_; }  // where workers join
+  const std::string& id() const { return id_; }            // "conductor.1f…": no other one has it
+  void take_workers(bool yes) { takes_workers_ = yes; }    // those that come from now on
+  bool wait_members(int n, double seconds);                // true: so many instances serve
+  Presence presence(const std::string& process) const;     // by the name that process_name() gave it
+  bool was_retired(const std::string& process) const;      // retire() told it to leave
+  Status retire(const std::string& name, std::optional<Role> role) override;
+  Status start() override { return ok(); }  // workers join by themselves
+  void clear_prefix_caches() override;
+  void drain() override { conductor_.drain(); }
+  bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
+  void stop() override;  // and closes every channel
+
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
+  void abort(uint64_t request_id) override { conductor_.abort(request_id); }
+  ServiceStats stats() const override;
+  ServicePicture picture() const override { return conductor_.picture(); }
+  std::string trouble() const override { return conductor_.trouble(); }
+  uint64_t logits_hash() const override { return conductor_.logits_hash(); }
+  const Conductor& conductor() const { return conductor_; }
+
+  void send(InstanceId from, InstanceId to, Message message) override;
+
+ private:
+  class Probe;
+  struct Worker {
+    ChannelPtr channel;
+    std::string name, process;
+    Role role = Role::colocated;
+    std::shared_ptr<Probe> probe;
+    bool joined = false, retiring = false;
+    std::optional<Role> next_role;
+  };
+
+  ProcessCluster(ProcessClusterOptions options, Clock& clock);
+  ChannelEvents on_open(ChannelPtr channel);
+  void on_message(InstanceId id, Message message);
+  void on_closed(InstanceId id, const std::string& why);
+  std::string free_name(Role role) const;  // under the mutex
+  void keep();                             // the thread that looks after leases and retirements
+
+  const ProcessClusterOptions options_;
+  Clock& clock_;
+  const Door door_;
+  const std::string id_;
+  std::atomic<bool> takes_workers_;
+  std::string address_;
+  Conductor conductor_;
+
+  mutable std::mutex mutex_;  // guards what follows; never held while the conductor is called
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::map<InstanceId, Worker> workers_;
+  std::set<std::string> retired_;  // processes
+  std::thread keeper_;
+  std::unique_ptr<ControlLoop> loop_;
+};
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,339 @@
+// nccl: memory of CUDA cards, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is two-sided and knows no
+// permissions, so a side channel goes with it: the poster asks for each group of calls, the owner looks at the window,
+// and both enqueue their halves on streams of the wire's own, or neither does.
+//
+//   poster's link                     owner's guest
+//     ask(window, ranges)  ────────>  open? its generation? inside?  enter the window
+//                          <────────  accepted, or refused
+//     ncclSend…            ── go ──>  ncclRecv…
+//                          <────────  placed: the stream has got past it; arrived() + 1
+//
+// A communicator of two ranks for each pair and direction: the poster is rank 0 and decides the
+// order, so no order between communicators can lock two instances up. All of NCCL is called from
+// the meeting's thread, and no call blocks (communicators are made with blocking = 0).
+#include <deque>
+#include <map>
+#include <unordered_map>
+
+#include "base/device/device.h"
+#include "disagg/transport/nccl/nccl_link.h"
+#include "disagg/transport/posting_transport.h"
+#include "disagg/transport/wires.h"
+
+namespace xpyd::disagg::nccl {
+namespace {
+
+// The owner's half: one peer that has called us, and the communicator that it has made first of all, in which we are
+// rank 1. A group that it asks for enters its window when we accept it, and leaves when the peer drops it or our half
+// has run, or has been broken off. So a window is closed when close() says so, and quarantined while one of its groups
+// is accepted: then until the peer goes on, or is gone (its channel ends, or disconnect()).
+// The meeting's thread's.
+class Guest {
+ public:
+  using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
+  Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, ChannelPtr channel)
+      : peer_(peer), make_pipe_(std::move(make_pipe)), windows_(windows), channel_(std::move(channel)) {}
+  ~Guest();
+
+  PeerId peer() const { return peer_; }
+  bool take(std::string_view body);  // false: the peer talks nonsense
+  // The channel has ended, or the peer was disconnected.
+  void end(const std::string& why = "it was disconnected");
+  bool turn();  // true: again soon
+  bool gone() const { return ended_ && pipes_.empty(); }
+
+ private:
+  struct Held {  // an accepted group
+    Ask ask;
+    bool going = false;
+  };
+  bool accept(uint64_t seq, const Ask& ask);
+  void go(uint64_t seq, const Ask& ask);
+  void ended(uint64_t seq, bool whole);
+  void say(Message::Kind kind, uint64_t seq);
+
+  const PeerId peer_;
+  const MakePipe make_pipe_;
+  WindowTable& windows_;
+  const ChannelPtr channel_;
+  std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
+  std::map<uint64_t, Held> held_;
+  uint64_t last_seq_ = 0;
+  // Of the post whose groups run now: they come in their order.
+  uint64_t post_ = 0;
+  uint32_t placed_ = 0;
+  bool ended_ = false;
+};
+
+Guest::~Guest() {
+  pipes_.clear();
+  for (const auto& [seq, held] : held_) windows_.leave(held.ask.window, false);
+}
+
+void Guest::say(Message::Kind kind, uint64_t seq) { disagg::say(channel_, Message{.kind = kind, .seq = seq}); }
+
+bool Guest::take(std::string_view body) {
+  const auto read = read_message(body);
+  if (!read || ended_) return false;
+  const Message& message = read.value();
+  const uint64_t seq = message.seq;
+  if (message.kind == Message::ask || message.kind == Message::renew) {
+    if (seq <= std::exchange(last_seq_, seq)) return false;
+    if (message.kind == Message::ask) return accept(seq, *message.asked);
+    if (!pipes_.empty()) pipes_.back()->abort("the other end has made another communicator");
+    pipes_.push_back(make_pipe_(*message.id, 1));
+    return true;
+  }
+  const auto at = held_.find(seq);
+  if (at == held_.end() || at->second.going) return false;
+  if (message.kind == Message::go) {
+    at->second.going = true;
+    go(seq, at->second.ask);
+    return true;
+  }
+  if (message.kind != Message::drop) return false;
+  windows_.leave(at->second.ask.window, false);
+  held_.erase(at);
+  return true;
+}
+
+bool Guest::accept(uint64_t seq, const Ask& ask) {
+  // Each pipe that runs out may have as many.
+  if (pipes_.empty() || held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
+  std::vector<Copy> copies;
+  for (const AddressRange& range : ask.ranges) {
+    auto* here = reinterpret_cast<std::byte*>(range.begin);
+    copies.push_back({here, here, range.bytes});
+  }
+  const bool may = windows_.enter(ask.window, peer_, ask.op, copies);
+  if (may) held_[seq] = {ask};
+  say(may ? Message::accepted : Message::refused, seq);
+  return true;
+}
+
+void Guest::go(uint64_t seq, const Ask& ask) {
+  std::vector<MemoryRange> parts;
+  for (const AddressRange& range : ask.ranges)
+    parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
+  pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
+}
+
+void Guest::ended(uint64_t seq, bool whole) {
+  const Ask ask = std::move(held_.at(seq).ask);
+  held_.erase(seq);
+  if (whole && ask.group == 0) post_ = ask.post, placed_ = 0;
+  const bool next = whole && ask.post == post_ && ask.group == placed_;
+  placed_ += next;
+  const bool counted = windows_.leave(ask.window, next && placed_ == ask.n_groups);
+  say(counted && next ? Message::placed : Message::lost, seq);
+}
+
+void Guest::end(const std::string& why) {
+  if (std::exchange(ended_, true)) return;
+  channel_->close(why);
+  for (const auto& pipe : pipes_) pipe->abort("the peer is gone");
+  std::erase_if(held_, [&](const auto& held) {
+    if (held.second.going) return false;
+    windows_.leave(held.second.ask.window, false);
+    return true;
+  });
+}
+
+bool Guest::turn() {
+  bool soon = false;
+  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  if (!ended_ && !pipes_.empty()) {
+    const Pipe& pipe = *pipes_.back();
+    // One that never stood will not get better by another try.
+    if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.was_ready())) end();
+  }
+  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
+         (ended_ || pipes_.size() > 1))
+    pipes_.pop_front();
+  return soon;
+}
+
+struct Peer {
+  std::shared_ptr<Link> link;
+  std::string address;
+  std::vector<AddressRange> regions;
+  bool dead() const { return link->dead(); }
+};
+struct Transfer {
+  std::shared_ptr<nccl::Post> post;
+  std::shared_ptr<Link> link;
+  std::optional<int64_t> mark;  // of the instance's queue
+  bool submitted = false;
+};
+
+class NcclTransport final : public PostingTransport<Peer, Transfer> {
+ public:
+  NcclTransport(const TransportOptions& options, const NcclApi& api)
+      : PostingTransport("nccl", options),
+        api_(api),
+        windows_(options.regions, true),
+        calls_("nccl", options_),
+        meeting_("nccl", options.self, schema_of<nccl::Message>(), wire_limits(kMaxMessageBytes),
+                 [this] { return turn(); }) {}
+  ~NcclTransport() override {
+    windows_.shut();
+    meeting_.end();
+    transfers_.clear(), peers_.clear();  // with the last of their links
+  }
+
+  Status start() {
+    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) {
+      auto guest = std::make_shared<Guest>(peer, make_pipe(), windows_, channel);
+      guests_.push_back(guest);
+      return hear_end(channel, guest);
+    });
+  }
+
+  std::string address() const override { return meeting_.address(); }
+
+ private:
+  static constexpr double kReclaimSeconds = 5;
+
+  // Two answers are waited for: of the peer's process, and then of NCCL, in both processes.
+  Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) override {
+    auto at = joining_.find(peer);
+    if (at != joining_.end() && at->second->address != address) {
+      give_up_call(peer);
+      at = joining_.end();
+    }
+    if (at == joining_.end()) {
+      auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+      if (!met) return met.error();
+      if (!met.value()) return std::shared_ptr<Peer>();
+      const auto regions = parse_wire_address("nccl", address).value().regions;
+      at = joining_.emplace(peer, std::make_shared<Peer>(Peer{*met.value(), address, regions})).first;
+    }
+    if (!at->second->link->settled()) return std::shared_ptr<Peer>();  // the link gives up after kJoinSeconds
+    auto joined = std::move(at->second);
+    joining_.erase(at);
+    if (joined->dead())
+      return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + joined->link->why()};
+    windows_.connect(peer);
+    return joined;
+  }
+  void leave(PeerId peer, const std::shared_ptr<Peer>& known) override {
+    give_up_call(peer);
+    windows_.disconnect(peer);
+    meeting_.post([this, peer, known] {
+      if (known) known->link->end("it was disconnected");
+      for (const auto& guest : guests_)
+        if (guest->peer() == peer) guest->end();
+    });
+  }
+  std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
+                                  const TransferPlan& plan) override {
+    auto transfer = std::make_shared<Transfer>(
+        Transfer{std::make_shared<nccl::Post>(uint64_t(id), what, plan.copies), peer->link});
+    // The source is there when the instance's queue has got as far as this.
+    if (what.op == KvOp::write) transfer->mark = options_.queue->mark();
+    submit(*transfer);
+    return transfer;
+  }
+  TransferState progress(Transfer& transfer, bool unwanted) override {
+    if (unwanted && !transfer.submitted) return TransferState::failed;
+    submit(transfer);
+    const TransferState state = transfer.post->state;
+    if (unwanted && state == TransferState::in_flight && transfer.post->wanted.exchange(false)) meeting_.post([] {});
+    return state;
+  }
+  WindowTable& windows() const override { return windows_; }
+  int64_t strangers() const override { return meeting_.refused(); }
+
+  void submit(Transfer& transfer) {
+    if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
+    transfer.submitted = true;
+    meeting_.post([link = transfer.link, post = transfer.post] { link->add(post); });
+  }
+  void give_up_call(PeerId peer) {
+    calls_.give_up(peer);
+    joining_.erase(peer);
+    meeting_.post([] {});  // turn() sees that nobody has its link
+  }
+  Status call(const std::string& text, const std::shared_ptr<Answer<std::shared_ptr<Link>>>& answer) {
+    return meeting_.call(text, 0, answer, [this](const ChannelPtr& channel, const auto& wanted) {
+      auto link = std::make_shared<Link>(api_, make_pipe(), channel);
+      links_.push_back(link);
+      link->start();
+      wanted->set(link);
+      return hear_end(channel, link);
+    });
+  }
+  // A Link or a Guest.
+  template <class End>
+  static ChannelEvents hear_end(const ChannelPtr& channel, const std::shared_ptr<End>& end) {
+    return hear(
+        channel,
+        [weak = std::weak_ptr(end)](std::string_view body) {
+          auto held = weak.lock();
+          return held && held->take(body);
+        },
+        [weak = std::weak_ptr(end)] {
+          if (auto held = weak.lock()) held->end("it has hung up");
+        });
+  }
+  Link::MakePipe make_pipe() {
+    return [this](const NcclUniqueId& id, int rank) {
+      auto queue = dynamic_cast<VendorQueue&>(*options_.queue).make_beside();
+      return std::make_unique<nccl::Pipe>(api_, std::move(queue), id, rank);
+    };
+  }
+
+  // On the meeting's thread.
+  bool turn() {
+    bool soon = false;
+    for (const auto& link : links_) {
+      if (link.use_count() == 1) link->end("it was given up");  // nobody waits for it, or posts
+      soon |= link->turn();
+    }
+    for (const auto& guest : guests_) soon |= guest->turn();
+    std::erase_if(links_, [](const auto& link) { return link->gone(); });
+    std::erase_if(guests_, [](const auto& guest) { return guest->gone(); });
+    return soon;
+  }
+
+  struct AtLast {
+    ~AtLast() { await_aborted(kReclaimSeconds); }
+  } at_last_;  // after everything below
+  const NcclApi& api_;
+  mutable WindowTable windows_;
+  Calls<std::shared_ptr<Link>> calls_;
+  std::unordered_map<PeerId, std::shared_ptr<Peer>> joining_;  // to the communicator
+  std::vector<std::shared_ptr<Link>> links_;                   // the meeting's thread's
+  std::vector<std::shared_ptr<Guest>> guests_;                 // the meeting's thread's
+  Meeting meeting_;
+};
+
+Status check_queue(const TransportOptions& options) {
+  if (dynamic_cast<VendorQueue*>(options.queue)) return ok();
+  return Error{ErrorCode::unavailable,
+               "nccl: KV lies in memory of the host, and NCCL moves memory of CUDA cards; build "
+               "with `make CUDA=1` and serve with --device cuda, or take --transport tcp"};
+}
+
+}  // namespace
+}  // namespace xpyd::disagg::nccl
+
+namespace xpyd::disagg {
+
+MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api) {
+  XPYD_CHECK(options.queue && options.clock);
+  if (Status suits = nccl::check_queue(options); !suits) return suits.error();
+  auto made = std::make_unique<nccl::NcclTransport>(options, api);
+  if (Status started = made->start(); !started) return started.error();
+  return std::unique_ptr<KvTransport>(std::move(made));
+}
+
+MadeTransport make_nccl_transport(const TransportOptions& options) {
+  XPYD_CHECK(options.queue && options.clock);
+  if (Status suits = nccl::check_queue(options); !suits) return suits.error();
+  auto api = load_nccl();
+  if (!api) return api.error();
+  return make_nccl_transport(options, *api.value());
+}
+
+}  // namespace xpyd::disagg

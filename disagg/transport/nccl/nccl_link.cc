@@ -1,0 +1,210 @@
+#include "disagg/transport/nccl/nccl_link.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace xpyd::disagg::nccl {
+namespace {
+
+constexpr double kPatience = 1;  // seconds
+
+double now() { return RealClock().now(); }
+
+}  // namespace
+
+Post::Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies) : id(id_), what(what_), groups(1) {
+  // Neighbours on both sides are one call.
+  std::vector<Copy> joined;
+  for (const Copy& copy : copies) {
+    if (copy.bytes == 0) continue;
+    if (!joined.empty() && joined.back().source + joined.back().bytes == copy.source &&
+        joined.back().destination + joined.back().bytes == copy.destination)
+      joined.back().bytes += copy.bytes;
+    else
+      joined.push_back(copy);
+  }
+  size_t bytes = 0;
+  for (Copy copy : joined) {
+    while (copy.bytes > 0) {
+      if (bytes == kGroupBytes || groups.back().size() == kGroupParts) groups.emplace_back(), bytes = 0;
+      const size_t n = std::min(copy.bytes, kGroupBytes - bytes);
+      groups.back().push_back({copy.source, copy.destination, n});
+      bytes += n;
+      copy.source += n, copy.destination += n, copy.bytes -= n;
+    }
+  }
+}
+
+void Link::start() {
+  Message message{.kind = Message::renew, .seq = ++last_seq_, .id = NcclUniqueId()};
+  if (const int result = api_.get_unique_id(&*message.id); result != kNcclSuccess)
+    return end(nccl_error(api_, result, nullptr));
+  say(channel_, message);
+  pipes_.push_back(make_pipe_(*message.id, 0));
+}
+
+void Link::add(std::shared_ptr<Post> post) {
+  posts_.push_back(std::move(post));
+  ask();
+  settle();
+}
+
+void Link::ask() {
+  // What is asked for while a renewed communicator is being made might have to be given up before
+  // it stands, and then the making would have to be broken off.
+  if (!connected()) return;
+  for (const auto& post : posts_) {
+    while (usable(*post) && post->asked < post->groups.size()) {
+      if (flights_.size() >= kMaxAhead) return;
+      Ask asked{.post = post->id,
+                .group = uint32_t(post->asked),
+                .n_groups = uint32_t(post->groups.size()),
+                .window = post->what.window,
+                .op = post->what.op,
+                .ranges = {}};
+      for (const Copy& copy : post->groups[post->asked]) {
+        const std::byte* there = post->what.op == KvOp::write ? copy.destination : copy.source;
+        asked.ranges.push_back({reinterpret_cast<uint64_t>(there), copy.bytes});
+      }
+      say(channel_, Message{.kind = Message::ask, .seq = ++last_seq_, .asked = std::move(asked)});
+      flights_[last_seq_] = {post, post->asked++};
+    }
+  }
+}
+
+bool Link::take(std::string_view body) {
+  const auto message = read_message(body);
+  if (!message || message.value().seq == 0 || message.value().seq > last_seq_) return false;
+  const uint64_t seq = message.value().seq;
+  auto at = flights_.find(seq);
+  // What was broken off here may have an answer on its way.
+  const bool known = at != flights_.end();
+  switch (message.value().kind) {
+    case Message::accepted:
+      if (!known || at->second.gone) return false;
+      accepted(seq, at->second);
+      break;
+    case Message::refused:
+      if (!known || at->second.gone) return false;
+      at->second.post->failed = true;
+      flights_.erase(at);
+      break;
+    case Message::placed:
+      if (!known) return true;
+      if (!at->second.gone || at->second.placed) return false;
+      at->second.placed = true;
+      finish(seq, at->second);
+      break;
+    case Message::lost:
+      if (!known) return true;
+      if (!at->second.gone || at->second.placed) return false;
+      at->second.post->failed = true;
+      at->second.placed = true;
+      // It may have run whole there, into a window that was closed meanwhile: then it soon has
+      // here, too. If it was broken off, turn() does so here after kPatience.
+      finish(seq, at->second);
+      break;
+    default: return false;
+  }
+  ask();
+  settle();
+  return true;
+}
+
+void Link::accepted(uint64_t seq, Flight& flight) {
+  Post& post = *flight.post;
+  if (!usable(post) || !connected()) {
+    post.failed = true;
+    say(channel_, Message{.kind = Message::drop, .seq = seq});
+    flights_.erase(seq);
+    return;
+  }
+  const bool send = post.what.op == KvOp::write;
+  std::vector<MemoryRange> parts;
+  for (const Copy& copy : post.groups[flight.group])
+    parts.push_back({send ? const_cast<std::byte*>(copy.source) : copy.destination, copy.bytes});
+  flight.gone = true;
+  flight.pipe = n_pipes_;
+  ++post.inside;
+  pipes_.back()->enqueue(seq, send, std::move(parts));
+  say(channel_, Message{.kind = Message::go, .seq = seq});
+}
+
+void Link::ended(uint64_t seq, bool whole) {
+  Flight& flight = flights_.at(seq);
+  --flight.post->inside;
+  flight.run = true;
+  if (!whole) flight.post->failed = true, flight.placed = true;  // its answer matters no more
+  finish(seq, flight);
+}
+
+void Link::finish(uint64_t seq, Flight& flight) {
+  if (!flight.run || !flight.placed) return;
+  flight.post->placed += !flight.post->failed;
+  flights_.erase(seq);
+}
+
+void Link::settle() {
+  std::erase_if(posts_, [&](const std::shared_ptr<Post>& post) {
+    const bool done = post->placed == post->groups.size();
+    if (post->inside > 0 || (!done && usable(*post))) return false;
+    post->state = done ? TransferState::done : TransferState::failed;
+    return true;
+  });
+}
+
+void Link::renew() {
+  const Pipe& pipe = *pipes_.back();
+  if (dead_ || pipe.state() != Pipe::State::broken) return;
+  if (pipe.by_nccl() && !pipe.was_ready()) return end(pipe.why());
+  ++n_pipes_;
+  start();
+}
+
+void Link::end(const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (dead_) return;
+    why_ = why;
+  }
+  dead_ = true;
+  for (const auto& pipe : pipes_) pipe->abort(why);
+  std::erase_if(flights_, [](const auto& flight) { return !flight.second.gone; });
+  channel_->close(why);
+}
+
+std::string Link::why() const {
+  std::lock_guard lock(mutex_);
+  return why_;
+}
+
+bool Link::turn() {
+  bool soon = false;
+  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  if (!pipes_.empty() && pipes_.back()->overdue())
+    end("it did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
+  if (!pipes_.empty()) renew();
+  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty())
+    pipes_.pop_front();
+  if (dead_ || connected()) settled_ = true;
+  for (const auto& post : posts_) {
+    if (usable(*post) || post->inside == 0) continue;
+    if (post->unwanted_s == 0) post->unwanted_s = now();
+    // What is in a pipe that was broken off before runs out by itself.
+    const bool in_use = std::any_of(flights_.begin(), flights_.end(), [&](const auto& flight) {
+      const Flight& f = flight.second;
+      return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;
+    });
+    if (in_use && connected() && now() > post->unwanted_s + kPatience) {
+      pipes_.back()->abort("a transfer was given up that the other end did not take");
+      post->unwanted_s = now();
+    }
+    soon = true;
+  }
+  ask();
+  settle();
+  return soon;
+}
+
+}  // namespace xpyd::disagg::nccl

@@ -1,0 +1,467 @@
+// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or host. The parts:
+// rdma_verbs (devices, queue pairs), rdma_messages and meeting (what the sides tell each other over TCP), rdma_plan
+// (ranges, requests, batches: arithmetic that needs no device), rdma_serving (windows), and here transfers.
+#include "disagg/transport/rdma/rdma.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "disagg/transport/wires.h"
+
+namespace xpyd::disagg::rdma {
+namespace {
+
+// How long a cancelled transfer waits for what is under way before it takes the link down with it.
+constexpr double kCancelSeconds = 2;
+constexpr size_t kRequestBytes = 1 << 20;
+constexpr uint32_t kMaxIndex = 1 << 20;
+
+// What every rail can carry.
+RequestLimits limits_of(const std::vector<Rail>& rails) {
+  RequestLimits limits{kRequestBytes, UINT32_MAX};
+  for (const Rail& rail : rails) {
+    limits.bytes = std::min(limits.bytes, rail.message_bytes);
+    limits.pieces = std::min(limits.pieces, uint32_t(rail.pieces));
+  }
+  return limits;
+}
+
+}  // namespace
+
+RdmaTransport::RdmaTransport(const TransportOptions& options, std::vector<Rail> rails)
+    : PostingTransport("rdma", options),
+      rails_(std::move(rails)),
+      serving_(rails_, options.regions),
+      meeting_("rdma", options.self, schema_of<Message>() ^ schema_of<Offer>(), wire_limits(kMaxMessageBytes)),
+      limits_(limits_of(rails_)),
+      clock_(*options.clock),
+      device_queue_(rails_[0].device_memory ? options.queue : nullptr),
+      calls_("rdma", options_),
+      rail_requests_(rails_.size()),
+      requests_(kBatchRequests + 1),
+      pieces_(size_t(kBatchRequests) * limits_.pieces) {}
+
+// No peer may be answered by what is half gone; and queue pairs go before their rails.
+RdmaTransport::~RdmaTransport() {
+  meeting_.end();
+  transfers_.clear(), peers_.clear();
+}
+
+Status RdmaTransport::start() {
+  return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) { return accepted(channel, peer); });
+}
+
+ChannelEvents RdmaTransport::accepted(const ChannelPtr& channel, PeerId peer) {
+  return hear(
+      channel,
+      [this, channel, peer, n_rails = size_t(0)](std::string_view bytes) mutable {
+        if (n_rails > 0) {
+          const auto message = read_message(bytes, n_rails);
+          return message && serving_.take(peer, message.value());
+        }
+        const auto offer = from_bytes<Offer>(bytes);
+        if (offer && !offer.value().rails.empty()) n_rails = serving_.join(peer, channel, offer.value());
+        return n_rails > 0;
+      },
+      [this, channel, peer] { serving_.left(peer, channel.get()); });
+}
+
+bool Mail::take(const Message& message) {
+  std::lock_guard lock(mutex);
+  switch (message.kind) {
+    case Message::opened:
+      if (message.window.index > kMaxIndex) return false;
+      keys[message.window.index] = std::make_shared<const WindowKeys>(message.window);
+      return true;
+    case Message::closed: {
+      auto it = keys.find(message.window.index);
+      if (it != keys.end() && it->second->generation == message.window.generation) keys.erase(it);
+      return true;
+    }
+    case Message::synced: synced = std::max(synced.load(), message.number); return true;
+    case Message::renewed:
+      keys.clear();  // of queue pairs that are gone
+      renewed = message.rails;
+      news = true;
+      return true;
+    default: return false;
+  }
+}
+
+Result<std::shared_ptr<Link>> RdmaTransport::connect_peer(PeerId peer, const std::string& address) {
+  auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+  if (!met) return met.error();
+  if (!met.value()) return std::shared_ptr<Link>();
+  auto link = answered(address, *met.value());
+  if (!link)
+    return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over rdma: " + link.error().message};
+  if (auto known = peers_.find(peer); known != peers_.end()) die(*known->second);
+  serving_.connect(peer);
+  return link;
+}
+
+Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
+  auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
+  if (!made) return made.error();
+  auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
+  return meeting_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
+    wanted->channel = held(channel);
+    say(channel, Offer{ends_of(*queues), ""});
+    auto mail = std::make_shared<Mail>();
+    return hear(
+        channel,
+        [queues, mail, weak = std::weak_ptr(wanted), n = size_t(0)](std::string_view bytes) mutable {
+          if (n > 0) {
+            const auto message = read_message(bytes, n);
+            return message && mail->take(message.value());
+          }
+          auto offer = from_bytes<Offer>(bytes);
+          auto waits = weak.lock();
+          if (!offer || !waits) return false;
+          n = offer.value().rails.size();
+          waits->set(Connected{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
+          return n > 0;
+        },
+        [mail] {
+          std::lock_guard lock(mail->mutex);
+          mail->left = true;
+          mail->news = true;
+        });
+  });
+}
+
+Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address, Connected& met) {
+  if (met.offer.rails.empty()) return invalid("it refuses: " + met.offer.refusal);
+  if (met.offer.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
+  met.queues.resize(met.offer.rails.size());
+  if (auto connected = connect_queues(rails_, met.queues, met.offer.rails); !connected) return connected.error();
+  auto link = std::make_shared<Link>();
+  link->address = address;
+  link->regions = parse_wire_address("rdma", address).value().regions;
+  link->channel = std::move(met.channel);
+  link->mail = met.mail;
+  number_lines(*link, met.queues);
+  return link;
+}
+
+void RdmaTransport::leave(PeerId peer, const std::shared_ptr<Link>& link) {
+  calls_.give_up(peer);
+  if (link) die(*link);
+  serving_.disconnect(peer);
+}
+
+std::shared_ptr<Transfer> RdmaTransport::begin(TransferId, const std::shared_ptr<Link>& link, const KvTransfer& what,
+                                               const TransferPlan& plan) {
+  auto t = std::make_shared<Transfer>();
+  t->link = link;
+  t->what = what;
+  t->copies = plan.copies;
+  t->batches.assign(rails_.size(), 0);
+  if (device_queue_ && what.op == KvOp::write) t->mark = device_queue_->mark();
+  link->waiting.push_back(t.get());
+  pump(*link);
+  return t;
+}
+
+void RdmaTransport::settle(Transfer& t, bool good) {
+  t.stage = good ? Transfer::done : Transfer::failed;
+  t.keys.reset();
+}
+
+TransferState RdmaTransport::progress(Transfer& t, bool unwanted) {
+  Link& link = *t.link;
+  if (!t.settled()) {
+    poll_completions();
+    pump(link);
+  }
+  if (!t.settled() && unwanted && t.until_s == 0) {
+    t.until_s = clock_.now() + kCancelSeconds;
+    if (t.stage != Transfer::sent) {  // else nothing is left to hold back
+      std::erase(link.waiting, &t);
+      t.stage = Transfer::stopped;
+      if (t.n_batches == 0) settle(t, false);
+    }
+  }
+  const double now = clock_.now();
+  const bool late = t.what.deadline_s > 0 && now >= t.what.deadline_s;
+  if (!t.settled() && (late || (t.until_s > 0 && now >= t.until_s))) {
+    std::erase(link.waiting, &t);
+    if (t.n_batches > 0) renew(link, &t, false);
+    if (!t.settled()) settle(t, false);
+  }
+  if (!t.settled()) return TransferState::in_flight;
+  return t.stage == Transfer::done ? TransferState::done : TransferState::failed;
+}
+
+// Every transfer that waits goes on as far as it can, in the order of their posts.
+void RdmaTransport::pump(Link& link) {
+  read_mail(link);
+  bool full = false;
+  for (size_t i = 0; i < link.waiting.size();) {
+    Transfer& t = *link.waiting[i];
+    if (t.stage == Transfer::refused && t.sync != 0 && link.mail->synced >= t.sync) settle(t, false);
+    if (link.state == Link::ready) {
+      if (t.stage == Transfer::seeking) seek(link, t);
+      if (t.stage == Transfer::moving && !full) {
+        full = !advance(link, t);
+        if (link.state != Link::ready) return;  // it broke, and others may have left
+      }
+    }
+    if (t.stage == Transfer::seeking || t.stage == Transfer::moving || t.stage == Transfer::refused)
+      ++i;
+    else
+      link.waiting.erase(link.waiting.begin() + long(i));
+  }
+}
+
+// Window keys come on the channel, control messages go their own way: a key that is not there yet
+// may be under way, until the owner has answered.
+void RdmaTransport::seek(Link& link, Transfer& t) {
+  if (t.mark != 0 && !device_queue_->reached(t.mark)) return;
+  {
+    std::lock_guard lock(link.mail->mutex);
+    auto it = link.mail->keys.find(t.what.window.index);
+    if (it != link.mail->keys.end() && t.what.window.secret == 0 &&
+        it->second->generation == t.what.window.generation) {
+      t.keys = it->second;
+      t.stage = Transfer::moving;
+    } else if (t.sync != 0 && link.mail->synced < t.sync) {
+      return;
+    }
+  }
+  if (t.stage == Transfer::moving) {
+    if (!t.planned)
+      t.planned = t.keys->op == t.what.op && plan_requests(t.copies, *t.keys, options_.regions, limits_, t.requests);
+    if (!t.planned) refuse(link, t);
+  } else if (t.sync != 0) {
+    refuse(link, t);
+  } else {
+    t.sync = ++link.last_sync;
+    say(link.channel, Message{Message::sync, {}, t.sync, {}});
+  }
+}
+
+// A piece that no window allows: the owner hears of it, and has counted it when this transfer fails.
+void RdmaTransport::refuse(Link& link, Transfer& t) {
+  t.stage = Transfer::refused;
+  t.sync = ++link.last_sync;
+  say(link.channel, Message{Message::refused, {}, t.sync, {}});
+}
+
+// ---- lines: what goes out, comes back, breaks and is renewed
+
+namespace {
+
+// Under way in one queue: 400 Gb/s * 20 us are 1 MB, and a cancelled transfer waits for this much.
+constexpr size_t kAheadBytes = 4 << 20;
+constexpr size_t kStripeBytes = 256 << 10;  // smaller transfers use one rail
+
+}  // namespace
+
+void RdmaTransport::number_lines(Link& link, std::vector<Queue>& queues) {
+  link.lines.clear();
+  for (size_t rail = 0; rail < queues.size(); ++rail) {
+    link.lines.push_back({std::move(queues[rail]), ++last_serial_, {}, 0, 0});
+    places_[last_serial_] = {&link, rail};
+  }
+}
+
+bool RdmaTransport::advance(Link& link, Transfer& t) {
+  while (t.stage == Transfer::moving) {
+    if (t.rail < 0 || t.requests.bytes >= kStripeBytes) {
+      t.rail = 0;
+      for (size_t rail = 1; rail < link.lines.size(); ++rail)
+        if (link.lines[rail].bytes < link.lines[size_t(t.rail)].bytes) t.rail = int(rail);
+    }
+    Line& line = link.lines[size_t(t.rail)];
+    const int n_before = line.requests;
+    if (line.bytes >= kAheadBytes) return false;
+    if (!send_batch(link, t, size_t(t.rail))) {
+      renew(link, &t, false);
+      return false;
+    }
+    if (line.requests == n_before) return false;  // full, or the last one waits for other rails
+  }
+  return true;
+}
+
+bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
+  Line& line = link.lines[rail];
+  const bool write = t.what.op == KvOp::write;
+  const int room = std::min(rails_[rail].queue_depth - line.requests, rails_[rail].send_depth - rail_requests_[rail]);
+  const bool alone = t.n_batches == t.batches[rail];
+  const BatchSize size = next_batch(t.requests, t.what.op, t.next, room, alone);
+  const int n = size.n + int(size.notice);
+  if (n == 0) return true;
+  size_t bytes = 0, n_pieces = 0;
+  for (int i = 0; i < n; ++i) {
+    ibv_send_wr& wr = requests_[size_t(i)];
+    wr = {};
+    wr.wr_id = uint64_t(line.serial) << 1;
+    wr.next = &wr + 1;
+    if (i == size.n) continue;  // the notice
+    const Request& request = t.requests.list[t.next++];
+    wr.sg_list = &pieces_[n_pieces];
+    wr.num_sge = int(request.n_pieces);
+    for (uint32_t k = 0; k < request.n_pieces; ++k) {
+      const LocalPiece& piece = t.requests.pieces[request.first_piece + k];
+      pieces_[n_pieces++] = {piece.address, piece.bytes, rails_[rail].regions[piece.region]->lkey};
+    }
+    wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+    wr.wr.rdma = {request.remote, t.keys->key(request.range, rail)};
+    if (write && !device_queue_ && int(request.bytes) <= line.queue.inline_bytes) wr.send_flags = IBV_SEND_INLINE;
+    bytes += request.bytes;
+  }
+  ibv_send_wr& last = requests_[size_t(n - 1)];
+  last.next = nullptr;
+  last.wr_id |= 1;
+  last.send_flags |= IBV_SEND_SIGNALED;
+  if (size.last) {
+    last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    last.imm_data = htonl(t.keys->generation);
+    if (size.notice && !write) last.send_flags |= IBV_SEND_FENCE;  // behind the reads
+    t.stage = Transfer::sent;
+  }
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(line.queue.pair.get(), requests_.data(), &bad);
+  line.batches.push_back({&t, n, bytes});
+  line.requests += n;
+  line.bytes += bytes;
+  rail_requests_[rail] += n;
+  ++t.batches[rail];
+  ++t.n_batches;
+  return error == 0;
+}
+
+void RdmaTransport::poll_completions() {
+  constexpr int kMost = 16;
+  ibv_wc found[kMost];
+  for (size_t rail = 0; rail < rails_.size(); ++rail) {
+    int n;
+    do {
+      n = ibv_poll_cq(rails_[rail].sends.get(), kMost, found);
+      for (int i = 0; i < n; ++i) completed(rail, found[i]);
+    } while (n == kMost);
+  }
+}
+
+void RdmaTransport::completed(size_t rail, const ibv_wc& wc) {
+  auto place = places_.find(uint32_t(wc.wr_id >> 1));
+  if (place == places_.end()) return;  // of a queue pair that is no more
+  Link& link = *place->second.link;
+  Line& line = link.lines[rail];
+  const Batch batch = line.batches.front();
+  if (wc.status != IBV_WC_SUCCESS) return renew(link, batch.transfer, wc.status == IBV_WC_REM_ACCESS_ERR);
+  if ((wc.wr_id & 1) == 0) return;
+  line.batches.pop_front();
+  line.requests -= batch.requests;
+  line.bytes -= batch.bytes;
+  rail_requests_[rail] -= batch.requests;
+  Transfer& t = *batch.transfer;
+  --t.batches[rail];
+  --t.n_batches;
+  if (t.n_batches == 0 && (t.stage == Transfer::sent || t.stage == Transfer::stopped))
+    settle(t, t.stage == Transfer::sent);
+}
+
+std::vector<Transfer*> RdmaTransport::drop_queues(Link& link) {
+  std::vector<Transfer*> hit;
+  for (size_t rail = 0; rail < link.lines.size(); ++rail) {
+    Line& line = link.lines[rail];
+    places_.erase(line.serial);
+    line.queue.pair.reset();
+    for (const Batch& batch : line.batches) {
+      rail_requests_[rail] -= batch.requests;
+      Transfer& t = *batch.transfer;
+      --t.batches[rail];
+      if (--t.n_batches == 0) hit.push_back(&t);
+    }
+    line.batches.clear();
+    line.requests = 0;
+    line.bytes = 0;
+  }
+  return hit;
+}
+
+void RdmaTransport::renew(Link& link, Transfer* culprit, bool refused) {
+  if (link.state == Link::lost) return;
+  const size_t n = link.lines.size();
+  for (Transfer* t : drop_queues(link)) {
+    if (refused && t == culprit && t->stage != Transfer::stopped) {
+      // Fails when the owner has counted it, which its answer says.
+      t->stage = Transfer::refused;
+      t->sync = 0;
+      if (std::find(link.waiting.begin(), link.waiting.end(), t) == link.waiting.end()) link.waiting.push_back(t);
+      continue;
+    }
+    settle(*t, false);
+    std::erase(link.waiting, t);
+  }
+  for (Transfer* t : link.waiting)  // they have not failed, but their keys are no more
+    if (t->stage == Transfer::moving) t->stage = Transfer::seeking, t->sync = 0;
+  auto made = make_queues(rails_, n, Role::post);
+  if (!made) return die(link);
+  number_lines(link, made.value());
+  link.state = Link::renewing;
+  Message message{Message::renew, {}, refused ? 1u : 0u, {}};
+  for (const Line& line : link.lines) message.rails.push_back(line.queue.end);
+  say(link.channel, message);
+}
+
+void RdmaTransport::read_mail(Link& link) {
+  if (!link.mail->news || link.state == Link::lost) return;
+  std::optional<std::vector<RailEnd>> renewed;
+  bool left;
+  {
+    std::lock_guard lock(link.mail->mutex);
+    renewed.swap(link.mail->renewed);
+    left = link.mail->left;
+    link.mail->news = false;
+  }
+  bool up = !left && renewed && link.state == Link::renewing && renewed->size() == link.lines.size();
+  if (up) {
+    std::vector<Queue> queues;
+    for (Line& line : link.lines) queues.push_back(std::move(line.queue));
+    up = connect_queues(rails_, queues, *renewed).ok();
+    for (size_t i = 0; i < queues.size(); ++i) link.lines[i].queue = std::move(queues[i]);
+  }
+  if (!up) return die(link);
+  link.state = Link::ready;
+  // The owner has counted what it refused.
+  std::erase_if(link.waiting, [this](Transfer* t) {
+    if (t->stage != Transfer::refused || t->sync != 0) return false;
+    settle(*t, false);
+    return true;
+  });
+}
+
+void RdmaTransport::die(Link& link) {
+  if (std::exchange(link.state, Link::lost) == Link::lost) return;
+  for (Transfer* t : drop_queues(link)) {
+    settle(*t, false);
+    std::erase(link.waiting, t);
+  }
+  for (Transfer* t : std::exchange(link.waiting, {})) settle(*t, false);
+  link.lines.clear();
+  link.channel->close("it was given up");
+}
+
+}  // namespace xpyd::disagg::rdma
+
+namespace xpyd::disagg {
+
+MadeTransport make_rdma_transport(const TransportOptions& options) {
+  return make_rdma_transport(options, rdma::Keys::automatic);
+}
+
+MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys) {
+  XPYD_CHECK(options.clock != nullptr);
+  auto rails = rdma::open_rails(options, keys);
+  if (!rails) return rails.error();
+  auto made = std::make_unique<rdma::RdmaTransport>(options, std::move(rails.value()));
+  if (auto started = made->start(); !started) return started.error();
+  return std::unique_ptr<KvTransport>(std::move(made));
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,116 @@
+#include "disagg/transport/shm/shm_owner.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <new>
+
+#include "disagg/transport/shared_memory.h"
+
+namespace xpyd::disagg::shm {
+Owner::Owner(PeerId self)
+    : meeting_("shm", self, schema_of<Welcome>(), wire_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
+
+Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try {
+  auto owner = std::unique_ptr<Owner>(new Owner(options.self));
+  if (options.regions.size() > kMaxRegions)
+    return invalid("shm: " + std::to_string(options.regions.size()) + " regions, at most " +
+                   std::to_string(kMaxRegions));
+  for (size_t i = 0; i < options.regions.size(); ++i) {
+    const SharedFile file = need(shared_file(options.regions[i]), "shm: ");
+    owner->welcome_.regions.push_back({file.offset, options.regions[i].size()});
+    owner->fds_.emplace_back(fcntl(file.fd, F_DUPFD_CLOEXEC, 0));
+    if (owner->fds_.back().get() < 0) return Error{ErrorCode::unavailable, "shm: a file of KV memory: " + os_text()};
+  }
+  Fd table;
+  owner->memory_ = need(make_shared_file("xpyd-windows", sizeof(SharedTable), table), "shm: ");
+  owner->fds_.insert(owner->fds_.begin(), std::move(table));
+  owner->table_ = new (owner->memory_.get()) SharedTable;
+  owner->regions_ = RangeSet(options.regions);
+  const auto let_in = [o = owner.get()](const ChannelPtr& channel, PeerId) { return o->let_in(channel); };
+  need(owner->meeting_.listen_here(let_in));
+  return owner;
+} catch (const Error& error) {
+  return error;
+}
+
+Owner::~Owner() {
+  meeting_.end();
+  if (!table_) return;
+  for (SharedSlot& slot : std::span(table_->slots, own_.size()))
+    slot.state.fetch_and(~uint64_t(1), std::memory_order_seq_cst);
+}
+
+void Owner::disconnect(PeerId peer) {
+  std::erase(peers_, peer);
+  for (uint32_t i = 0; i < own_.size(); ++i) {
+    SharedSlot& slot = table_->slots[i];
+    if (own_[i].open && slot.peer.load(std::memory_order_relaxed) == peer)
+      slot.state.store(uint64_t(own_[i].generation) << 1, std::memory_order_seq_cst);
+  }
+}
+
+Result<WindowKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
+  for (const MemoryRange& range : ranges)
+    if (!regions_.contains(range.data(), range.size()))
+      return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
+  if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end())
+    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
+  if (free_.empty()) {
+    if (own_.size() == size_t(kSharedSlots))
+      return Error{ErrorCode::unavailable, "shm: all " + std::to_string(kSharedSlots) + " windows are open"};
+    free_.push_back(uint32_t(own_.size()));
+    own_.push_back({});
+  }
+  const uint32_t index = free_.front();
+  free_.pop_front();
+  SharedSlot& slot = table_->slots[index];
+  own_[index] = {own_[index].generation + 1, true};
+  slot.peer.store(peer, std::memory_order_relaxed);
+  slot.op.store(uint32_t(op), std::memory_order_relaxed);
+  slot.arrived.store(0, std::memory_order_relaxed);
+  slot.state.store(uint64_t(own_[index].generation) << 1 | 1, std::memory_order_seq_cst);
+  return WindowKey{index, own_[index].generation, 0};
+}
+
+bool Owner::close(const WindowKey& window) {
+  if (!live(window)) return true;
+  table_->slots[window.index].state.store(uint64_t(window.generation) << 1, std::memory_order_seq_cst);
+  const uint64_t announced = uint64_t(window.index) << 32 | window.generation;
+  const int lines = n_lines_.load(std::memory_order_acquire);
+  for (int i = 0; i < lines; ++i)
+    for (const auto& inside : table_->lines[i].inside)
+      if (inside.load(std::memory_order_seq_cst) == announced) return false;
+  own_[window.index].open = false;
+  if (window.generation != UINT32_MAX) free_.push_back(window.index);
+  return true;
+}
+
+int Owner::arrived(const WindowKey& window) const {
+  return live(window) ? int(table_->slots[window.index].arrived.load(std::memory_order_acquire)) : 0;
+}
+
+ChannelEvents Owner::let_in(const ChannelPtr& channel) {
+  const auto spare = std::find(used_.begin(), used_.end(), false);
+  if (spare == used_.end()) {
+    table_->refused.fetch_add(1, std::memory_order_relaxed);
+    channel->close("as many peers are here as there are lines");
+    return {};
+  }
+  *spare = true;
+  const int number = int(spare - used_.begin());
+  // Its line must be seen by close() before it can be used.
+  if (number >= n_lines_) n_lines_.store(number + 1, std::memory_order_seq_cst);
+  Welcome welcome = welcome_;
+  welcome.line = number;
+  std::vector<int> files;
+  for (const Fd& fd : fds_) files.push_back(fd.get());
+  channel->send_files(kFirstFrameType, to_bytes(welcome), files);
+  return {.on_closed = [this, number](const std::string&) {
+    // Its last thread has ended: what it was inside of is left.
+    for (auto& inside : table_->lines[number].inside) inside.store(0, std::memory_order_release);
+    used_[size_t(number)] = false;
+  }};
+}
+
+}  // namespace xpyd::disagg::shm

@@ -1,0 +1,76 @@
+// The owner's half of the shm wire: its windows, which the peers look at by themselves (shm_table.h), and the lines of
+// peers that it has let in. A peer's channel stays open: the kernel closes it when the last thread of the peer has
+// ended, and that is the proof that it writes no more.
+//
+// Thread safety: the instance's thread.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "disagg/transport/meeting.h"
+#include "disagg/transport/shm/shm_table.h"
+#include "disagg/transport/window_table.h"
+
+namespace xpyd::disagg::shm {
+
+constexpr size_t kMaxRegions = 64;
+
+// What an owner says to whom it lets in, with the descriptors of the table and of the regions.
+struct Welcome {
+  int32_t line = 0;
+  std::vector<AddressRange> regions;  // in their files
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Welcome> s) {
+  auto& [line, regions] = s;
+  a.number("line", line, 0, kSharedLines - 1);
+  a.list("regions", regions, kMaxRegions);
+}
+
+class Owner {
+ public:
+  static Result<std::unique_ptr<Owner>> make(const TransportOptions& options);
+  ~Owner();
+
+  const std::string& address() const { return meeting_.address(); }
+  int64_t refused() const { return table_->refused.load(std::memory_order_relaxed); }
+  void connect(PeerId peer) { peers_.push_back(peer); }
+  Meeting& meeting() { return meeting_; }
+  void disconnect(PeerId peer);
+  // As KvTransport says it.
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
+  bool close(const WindowKey& window);
+  int arrived(const WindowKey& window) const;
+
+ private:
+  struct Own {
+    uint32_t generation = 0;
+    bool open = false;  // until close() has said true
+  };
+  explicit Owner(PeerId self);
+
+  bool live(const WindowKey& w) const {
+    return w.generation != 0 && w.index < own_.size() && own_[w.index].open && own_[w.index].generation == w.generation;
+  }
+  ChannelEvents let_in(const ChannelPtr& channel);
+
+  std::vector<Fd> fds_;  // the table, then the regions
+  std::shared_ptr<std::byte> memory_;
+  SharedTable* table_ = nullptr;
+  Welcome welcome_;
+  RangeSet regions_;
+
+  std::vector<Own> own_;
+  std::deque<uint32_t> free_;
+  std::vector<PeerId> peers_;
+
+  std::atomic<int> n_lines_{0};                               // that have ever been used
+  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // the meeting's thread's
+  Meeting meeting_;
+};
+
+}  // namespace xpyd::disagg::shm

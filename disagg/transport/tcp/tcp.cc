@@ -1,0 +1,275 @@
+// tcp: several connections to each peer, over which a post's frames go as each has room. Bytes go from the poster's
+// rows into the socket (sendmsg) and from the socket into the owner's rows (readv), with no copy of ours in between.
+//
+// The owner's own thread places every byte, and asks the window before each readv; none blocks. So
+// a window is closed at once, whatever the peer does, and nobody reaches memory that it was not
+// given. A frame that is refused is read and dropped.
+//
+// A poster proves itself with the token of the owner's address, which only travels over control
+// channels. Whoever holds it may say which instance it is; a window's key holds a secret.
+//
+// MSG_ZEROCOPY is left out: over loopback it is slower (the kernel copies there all the same), and
+// source rows would have to stay until the peer's acknowledgements.
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+#include "base/device/device.h"
+#include "disagg/transport/meeting.h"
+#include "disagg/transport/posting_transport.h"
+#include "disagg/transport/tcp/tcp_poster.h"
+#include "disagg/transport/wires.h"
+
+namespace xpyd::disagg::tcp {
+namespace {
+
+constexpr int kMaxLinks = 4096;      // connections to one owner
+constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is read
+
+// The owner's half: connections that peers have made to it. Any thread.
+struct Host {
+  explicit Host(std::span<const MemoryRange> regions) : windows(regions, true) {}
+  void disconnect(PeerId peer) {
+    windows.disconnect(peer);
+    ++disconnects;
+  }
+  // One more connection of a session, which has a number that its poster drew. Null: it is another peer's.
+  std::shared_ptr<InboundSession> session(uint64_t number, PeerId peer) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(sessions_, [](const auto& entry) { return entry.second.expired(); });
+    auto& entry = sessions_[number];
+    auto session = entry.lock();
+    if (session) return session->peer() == peer ? session : nullptr;
+    entry = session = std::make_shared<InboundSession>(peer, windows);
+    return session;
+  }
+
+  WindowTable windows;
+  std::atomic<int> links{0};
+  std::atomic<int> disconnects{0};  // links look whether it was theirs
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::weak_ptr<InboundSession>> sessions_;
+};
+
+class OwnerLink final : public Link {
+ public:
+  OwnerLink(Fd socket, Host& host, std::shared_ptr<InboundSession> session)
+      : Link(std::move(socket)), host_(host), reader_(host.windows, std::move(session)) {
+    ++host_.links;
+  }
+  ~OwnerLink() override { --host_.links; }
+
+  Next run() override {
+    if (!flush()) return Next::close;
+    for (int turn = 0; turn < kTurn; ++turn) {
+      if (answers_.size() > kMaxAnswers) return Next::wait;  // for room in the socket
+      const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
+      for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
+      reader_.answers().clear();
+      if (!flush()) return Next::close;
+      if (reader_.reason()) host_.windows.count_refused();
+      if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
+      if (outcome == TcpReader::Outcome::would_block) return given_up() ? Next::close : Next::wait;
+    }
+    return given_up() ? Next::close : Next::again;
+  }
+
+ private:
+  struct Outgoing {
+    InboundReader::Answer answer;
+    Sending bytes, data;
+    bool begun = false;
+  };
+
+  // A peer that was disconnected since it came.
+  bool given_up() {
+    const int disconnects = host_.disconnects;
+    if (disconnects == seen_disconnects_) return false;
+    seen_disconnects_ = disconnects;
+    const bool was_ours = std::exchange(known_, host_.windows.connected(reader_.peer()));
+    return was_ours && !known_;
+  }
+
+  bool flush() {
+    if (!known_) known_ = host_.windows.connected(reader_.peer());
+    while (!answers_.empty()) {
+      from_.clear();
+      bool entered = false;
+      Outgoing* last = nullptr;  // with data: nothing goes behind it in this call
+      for (Outgoing& out : answers_) {
+        if (!std::exchange(out.begun, true)) {
+          out.bytes.set({{out.answer.bytes.data(), out.answer.bytes.size()}});
+          out.data.set(std::move(out.answer.ranges));
+        }
+        out.bytes.append_to(from_);
+        if (!out.data.empty() || from_.size() >= kMaxAnswers) {
+          last = &out;
+          break;
+        }
+      }
+      if (last && !last->data.empty()) {
+        const FrameHead& asked = last->answer.asked;
+        entered = !last->answer.refused &&
+                  host_.windows.enter(asked.window, reader_.peer(), KvOp::read, std::span<const Copy>());
+        if (!entered && !std::exchange(last->answer.refused, true)) last->data.become_zeros();
+        last->data.append_to(from_);
+      }
+      const ssize_t n = send_now(fd(), from_);
+      if (entered) host_.windows.leave(last->answer.asked.window, false);
+      if (n < 0) return false;
+      if (n == 0) return true;
+      for (size_t sent = size_t(n); sent > 0;) {
+        Outgoing& out = answers_.front();
+        out.bytes.advance(sent);
+        out.data.advance(sent);
+        if (!out.bytes.empty() || !out.data.empty()) break;
+        finish_front();
+      }
+    }
+    return true;
+  }
+
+  void finish_front() {
+    const InboundReader::Answer answer = std::move(answers_.front().answer);
+    answers_.pop_front();
+    if (answer.asked.type != FrameType::read) return;
+    reader_.answer(answer.asked, KvOp::read, !answer.refused);
+    for (auto& more : reader_.answers()) answers_.push_back({std::move(more), {}, {}, false});
+    reader_.answers().clear();
+  }
+
+  Host& host_;
+  InboundReader reader_;
+  std::deque<Outgoing> answers_;
+  std::vector<iovec> from_;
+  bool known_ = false;  // the owner has connected to this peer, too
+  int seen_disconnects_ = 0;
+};
+
+struct Transfer {
+  std::shared_ptr<PosterSession> session;
+  std::shared_ptr<Post> post;
+};
+
+class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
+ public:
+  explicit TcpTransport(const TransportOptions& options)
+      : PostingTransport("tcp", options),
+        host_(options_.regions),
+        calls_("tcp", options_),
+        meeting_("tcp", options.self, kTcpVersion, wire_limits(0)) {
+    const int cores = int(std::thread::hardware_concurrency());
+    const int n = std::clamp(std::min(options.connections, cores / 2), 1, 8);
+    for (int i = 0; i < n; ++i) loops_.push_back(std::make_unique<Loop>());
+  }
+  ~TcpTransport() override {
+    meeting_.end();
+    for (auto& loop : loops_) loop->stop();
+  }
+
+  Status listen() {
+    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) -> ChannelEvents {
+      auto session = host_.session(channel->peer().fingerprint, peer);
+      if (!session) return {.take_over = [this](const Fd&) { host_.windows.count_refused(); }};
+      return {.take_over = [this, session](Fd socket) {
+        if (host_.links >= kMaxLinks) return host_.windows.count_refused();
+        loops_[accepted_++ % loops_.size()]->add(std::make_unique<OwnerLink>(std::move(socket), host_, session));
+      }};
+    });
+  }
+
+  std::string address() const override { return meeting_.address(); }
+
+ private:
+  Result<std::shared_ptr<PosterSession>> connect_peer(PeerId peer, const std::string& address) override {
+    auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+    if (!met) return met.error();
+    if (!met.value()) return std::shared_ptr<PosterSession>();
+    auto& [session, sockets] = *met.value();
+    for (size_t i = 0; i < sockets.size(); ++i)
+      loops_[i % loops_.size()]->add(make_poster_link(std::move(sockets[i]), session));
+    host_.windows.connect(peer);
+    return session;
+  }
+  void leave(PeerId peer, const std::shared_ptr<PosterSession>& session) override {
+    calls_.give_up(peer);
+    if (session) session->give_up();
+    host_.disconnect(peer);
+    kick();
+  }
+  std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<PosterSession>& session, const KvTransfer& what,
+                                  const TransferPlan& plan) override {
+    auto post = std::make_shared<Post>();
+    post->id = uint64_t(id), post->what = what;
+    cut(plan, *post);
+    session->add(post);
+    kick();
+    return std::make_shared<Transfer>(Transfer{session, post});
+  }
+  TransferState progress(Transfer& transfer, bool unwanted) override {
+    const TransferState state = transfer.session->poll(*transfer.post, unwanted);
+    if (unwanted && state == TransferState::failed) kick();  // there may be an abandon to send
+    return state;
+  }
+  WindowTable& windows() const override { return host_.windows; }
+  int64_t strangers() const override { return meeting_.refused(); }
+
+  // A peer that has let all connections in.
+  struct Connected {
+    std::shared_ptr<PosterSession> session;
+    std::vector<Fd> sockets;
+  };
+  Status call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
+    const auto to = parse_wire_address("tcp", address);
+    if (!to) return to.error();
+    auto met = std::make_shared<Connected>();  // the loop's thread's
+    met->session = std::make_shared<PosterSession>(address);
+    met->session->regions = to.value().regions;
+    const size_t n = size_t(std::max(1, options_.connections));
+    for (size_t i = 0; i < n; ++i) {
+      const auto let_in = [met, n, weak = std::weak_ptr(answer)](Fd socket) {
+        met->sockets.push_back(std::move(socket));
+        auto wanted = weak.lock();
+        if (wanted && met->sockets.size() == n) wanted->set(std::move(*met));
+      };
+      const Status calls = meeting_.call(address, met->session->number, answer, [let_in](const auto&, const auto&) {
+        return ChannelEvents{.take_over = let_in};
+      });
+      if (!calls) return calls;
+    }
+    return ok();
+  }
+
+  void kick() {
+    for (auto& loop : loops_) loop->kick();
+  }
+
+  mutable Host host_;
+  Calls<Connected> calls_;
+  size_t accepted_ = 0;  // the meeting's thread's
+  std::vector<std::unique_ptr<Loop>> loops_;
+  Meeting meeting_;
+};
+
+}  // namespace
+}  // namespace xpyd::disagg::tcp
+
+namespace xpyd::disagg {
+
+MadeTransport make_tcp_transport(const TransportOptions& options) {
+  XPYD_CHECK(options.clock);
+  if (dynamic_cast<VendorQueue*>(options.queue))
+    return Error{ErrorCode::unavailable,
+                 "tcp: the KV is in a card's memory, which sockets cannot read; expected "
+                 "--transport nccl or rdma, or local or handoff in one process"};
+  auto transport = std::make_unique<tcp::TcpTransport>(options);
+  if (Status status = transport->listen(); !status) return status.error();
+  return std::unique_ptr<KvTransport>(std::move(transport));
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,117 @@
+// The poster's half of the tcp wire: posts, cut into frames, and the connections to one owner that they go over.
+//
+// Thread safety: PosterSession: any thread.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "disagg/net/hello.h"
+#include "disagg/transport/tcp/tcp_frames.h"
+#include "disagg/transport/tcp/tcp_loop.h"
+
+namespace xpyd::disagg::tcp {
+
+struct Frame {
+  size_t first = 0, n = 0;  // of Post::copies
+  size_t bytes = 0;
+};
+
+struct Post {
+  uint64_t id = 0;
+  KvTransfer what;
+  std::vector<Copy> copies;  // none is in two frames
+  std::vector<Frame> frames;
+  // Guarded by the session's mutex.
+  uint32_t begun = 0, answered = 0;  // frames
+  int inside = 0;                    // links that are in the local rows at this moment
+  bool arrived = false, refused = false;
+  bool given_up = false;  // nobody goes into the local rows any more
+};
+void cut(const TransferPlan& plan, Post& post);
+
+class PosterSession {
+ public:
+  explicit PosterSession(const std::string& address_) : address(address_) {}
+  const std::string address;
+  const uint64_t number = random_secret();
+  std::vector<AddressRange> regions;  // of the owner; before the first link
+  bool dead() const { return dead_; }
+  void give_up() { dead_ = true; }
+
+  void add(const std::shared_ptr<Post>& post) {
+    std::lock_guard lock(mutex_);
+    posts_[post->id] = post;
+    unsent_.push_back(post);
+  }
+  // In flight, or settled and forgotten. `give_up`: it is not wanted any more.
+  TransferState poll(Post& post, bool give_up) {
+    std::lock_guard lock(mutex_);
+    const bool done = post.arrived && post.answered == post.frames.size();
+    if (!done && (give_up || post.refused || dead_) && !std::exchange(post.given_up, true)) {
+      std::erase_if(unsent_, [&](const auto& other) { return other.get() == &post; });
+      if (post.begun > 0 && post.begun < post.frames.size())
+        control_.push_back({.type = FrameType::abandon, .post = post.id, .n_frames = post.begun});
+    }
+    if (!done && (!post.given_up || post.inside > 0)) return TransferState::in_flight;
+    posts_.erase(post.id);
+    return done ? TransferState::done : TransferState::failed;
+  }
+
+  // For links: what to send next.
+  bool next_control(FrameHead& head) {
+    std::lock_guard lock(mutex_);
+    if (control_.empty()) return false;
+    head = control_.front();
+    control_.pop_front();
+    return true;
+  }
+  std::shared_ptr<Post> next_frame(uint32_t& frame) {
+    std::lock_guard lock(mutex_);
+    if (unsent_.empty()) return nullptr;
+    std::shared_ptr<Post> post = unsent_.front();
+    frame = post->begun++;
+    if (post->begun == post->frames.size()) unsent_.pop_front();
+    return post;
+  }
+  std::shared_ptr<Post> find(uint64_t post) {
+    std::lock_guard lock(mutex_);
+    auto found = posts_.find(post);
+    return found == posts_.end() ? nullptr : found->second;
+  }
+  bool enter(Post& post) {
+    std::lock_guard lock(mutex_);
+    if (post.given_up) return false;
+    ++post.inside;
+    return true;
+  }
+  void leave(Post& post) {
+    std::lock_guard lock(mutex_);
+    --post.inside;
+  }
+  void answered(const FrameHead& head) {
+    std::lock_guard lock(mutex_);
+    auto found = posts_.find(head.post);
+    if (found == posts_.end()) return;
+    Post& post = *found->second;
+    ++post.answered;
+    post.arrived |= head.status == FrameStatus::arrived;
+    post.refused |= head.status == FrameStatus::refused;
+  }
+
+ private:
+  std::atomic<bool> dead_{false};
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Post>> posts_;  // not settled
+  std::deque<std::shared_ptr<Post>> unsent_;                   // frames of them
+  std::deque<FrameHead> control_;
+};
+
+std::unique_ptr<Link> make_poster_link(Fd socket, std::shared_ptr<PosterSession> session);
+
+}  // namespace xpyd::disagg::tcp

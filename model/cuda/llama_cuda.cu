@@ -1,0 +1,497 @@
+// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host turns a step into a
+// Plan, whose addresses and sizes are all that the enqueued work depends on; a step of one token per sequence is padded
+// to the next batch size of a captured graph and replayed from it.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/log.h"
+#include "base/status.h"
+#include "model/cuda/codes_cuda.h"
+#include "model/cuda/gemm_cuda.h"
+#include "model/cuda/model_cuda.h"
+#include "model/cuda/ops_cuda.h"
+#include "model/cuda/plan_cuda.h"
+#include "model/cuda/sampler_cuda.h"
+#include "model/llama/llama_step.h"
+
+namespace xpyd::model {
+namespace {
+
+constexpr size_t kChosenBytes = sizeof(uint64_t) + 2 * sizeof(int32_t);  // of one row
+
+int rounded(int n, int to) { return (n + to - 1) / to * to; }
+
+const CudaAttentionVariant* find_variant(const std::string& name, CudaAttentionVariant::Phase phase) {
+  for (const CudaAttentionVariant& variant : cuda_attention_variants())
+    if (variant.phase == phase && variant.name == name) return &variant;
+  return nullptr;
+}
+
+// What is the same for all of a model's calls, and all that refuses() looks at.
+CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, const KvLayout& layout,
+                                 bool contiguous) {
+  CudaAttentionArgs args;
+  args.dtype = activations;
+  args.layout = layout;
+  args.step.contiguous = contiguous;
+  args.n_heads = config.n_heads;
+  args.sliding_window = config.sliding_window;
+  args.scale = float(1 / std::sqrt(double(config.head_dim)));
+  return args;
+}
+
+// The row of cuda_attention_variants() of that name, or the default for "auto". A prefill row may also decode.
+Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase, const std::string& name,
+                                                  const CudaAttentionArgs& args, const cuda::Card& card) {
+  if (name == "auto") return &default_cuda_attention(phase, args, card);
+  const bool decode = phase == CudaAttentionVariant::decode;
+  const CudaAttentionVariant* found = find_variant(name, phase);
+  if (!found && decode) found = find_variant(name, CudaAttentionVariant::prefill);
+  const std::string option = decode ? "decode attention: " : "prefill attention: ";
+  if (!found) {
+    std::string names = "auto";
+    for (const CudaAttentionVariant& v : cuda_attention_variants())
+      if (v.phase == phase) names += std::string(", ") + v.name;
+    return invalid(option + "no variant \"" + name + "\"; expected one of " + names);
+  }
+  if (const char* why = found->refuses(args, card)) return invalid(option + name + " " + why);
+  return found;
+}
+
+class CudaLlama final : public CudaModel {
+ public:
+  CudaLlama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card, cuda::Stream& stream,
+            const CudaModelOptions& options)
+      : weights_(std::move(weights)),
+        c_(weights_->config),
+        dtype_(weights_->dtype),
+        card_(card),
+        stream_(stream),
+        options_(options),
+        q_width_(c_.n_heads * c_.head_dim),
+        kv_width_(c_.n_kv_heads * c_.head_dim),
+        hidden_stride_(rounded(c_.hidden, 8)),
+        qkv_stride_(rounded(q_width_ + 2 * kv_width_, 8)),
+        gate_up_stride_(rounded(2 * c_.intermediate, 8)),
+        on_(stream, options.early_start),
+        gemm_(on_) {
+    XPYD_CHECK(options_.max_step_tokens > 0 && options_.max_seqs > 0 && options_.max_logits >= 0);
+    if (options_.max_kv_length == 0) options_.max_kv_length = c_.max_position;
+    if (options_.max_table_entries == 0) options_.max_table_entries = options_.max_kv_length;
+  }
+  Status allocate();
+
+  const ModelConfig& config() const override { return c_; }
+  void forward(const StepInput& step, float* logits) override;
+  void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
+  bool wait() override;
+  void end(Chosen* chosen) override;
+  bool chooses() const override { return true; }
+  int window() const override { return 2; }
+  Work work(const StepInput& step) const override { return llama_work(step, c_, weights_->matrix_dtype, dtype_); }
+  size_t weight_bytes() const override { return weights_->bytes(); }
+  size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
+  float* pinned_logits() override { return pinned_logits_.as<float>(); }
+  Counts counts() const override { return counts_; }
+  std::string describe() const override;
+
+ private:
+  void check(const StepInput& step, int n_previous) const;
+  void choose_attention(const StepInput& step);
+  // Enqueues everything up to the logits on the device. The step before chose `n_previous` tokens.
+  // Gives where the device finds `rows`.
+  const Draw* start(const StepInput& step, int n_previous, std::span<const Draw> rows);
+  int graph_batch(const StepInput& step) const;
+  void run_graph(const Plan& plan);
+  void enqueue(const Plan& plan, LayerObserver* observer);
+  void attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q);
+  void gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype);
+  void add_norm(float* x, const float* bias, const float* norm, int n);
+  CudaGemmArgs product(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, Dtype y_dtype) const {
+    return {.x = x, .y = y, .w = w, .x_dtype = dtype_, .y_dtype = y_dtype, .x_stride = x_stride, .y_stride = y_stride};
+  }
+
+  std::shared_ptr<const CudaWeights> weights_;
+  const ModelConfig& c_;
+  const Dtype dtype_;  // of activations, and of weights that are not codes
+  const cuda::Card card_;
+  cuda::Stream& stream_;
+  CudaModelOptions options_;
+  const int q_width_, kv_width_;                           // elements of one token's q, and of its k or v
+  const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements: rows begin at 16 bytes
+  const cuda::On on_;                                      // for all but attention and copies
+  CudaGemm gemm_;
+  const CudaAttentionVariant *prefill_ = nullptr,
+                             *decode_ = nullptr;  // chosen when the first KV is seen
+  StepPlanner planner_;
+  cuda::Memory scratch_;
+  // Into scratch_, [max_step_tokens, …]:
+  float *x_ = nullptr,
+        *x_wanted_ = nullptr;      // hidden: the residual stream, f32; and the last layer's part of it
+  std::byte* normed_ = nullptr;    // hidden_stride: also the outputs of o_proj and down_proj
+  std::byte* qkv_ = nullptr;       // qkv_stride; after the last append the wanted rows of q
+  std::byte* q_ = nullptr;         // q_width: after RoPE
+  std::byte* attended_ = nullptr;  // q_width
+  std::byte* gate_up_ = nullptr;   // gate_up_stride: SwiGLU's result takes the gate's place
+  float* logits_ = nullptr;        // [max_logits, vocab]
+  float* workspace_ = nullptr;     // of attention
+  // What the last step chose: row hashes [max_logits], tokens and NaN counts, [max_logits] each.
+  uint64_t* hashes_ = nullptr;
+  int32_t *sampled_ = nullptr, *nans_ = nullptr;
+  void* sampling_ = nullptr;  // between the sampler's rounds
+  cuda::Memory pinned_logits_;
+  cuda::Event logits_done_;
+  // Steps between begin() and end(); step i of all uses place i % 2.
+  struct Begun {
+    cuda::Memory pinned;  // as hashes_, sampled_, nans_
+    cuda::Event done;
+    int n = 0;
+  };
+  std::array<Begun, 2> steps_;
+  long begun_ = 0, ended_ = 0;
+  int n_previous_ = 0;  // wanted rows of the step begun last
+  // A graph fits steps of this batch, splits, KV bound, table entries, pool and layout (blocks,
+  // their tokens, order); null until the second such step.
+  using GraphKey = std::tuple<int, int, int, int, const std::byte*, bool, int, int, KvOrder>;
+  std::map<GraphKey, cuda::Graph> graphs_;
+  Counts counts_;
+};
+
+Status CudaLlama::allocate() {
+  if (options_.max_logits > 0 && c_.vocab >= 1 << 23)  // cuda_sample() adds so many weights
+    return Error{ErrorCode::invalid_argument, "vocab_size: expected less than 2^23 with --device cuda"};
+  const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
+  const size_t n_logits = size_t(options_.max_logits);
+  const size_t max_ints = StepPlanner::max_ints(options_);
+  const size_t splits = cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim);
+  int32_t* arrays = nullptr;
+  // Parts of one piece of memory; before it is there (base null) only their sizes are added up.
+  auto place = [&](std::byte* base) {
+    size_t used = 0;
+    auto part = [&](auto*& to, size_t bytes) {
+      if (base) to = reinterpret_cast<std::decay_t<decltype(to)>>(base + used);
+      used += (bytes + 255) / 256 * 256;
+    };
+    part(x_, rows * size_t(c_.hidden) * sizeof(float));
+    part(x_wanted_, rows * size_t(c_.hidden) * sizeof(float));
+    part(normed_, std::max(rows, n_logits) * size_t(hidden_stride_) * element);
+    part(qkv_, rows * size_t(qkv_stride_) * element);
+    part(q_, rows * size_t(q_width_) * element);
+    part(attended_, rows * size_t(q_width_) * element);
+    part(gate_up_, rows * size_t(gate_up_stride_) * element);
+    part(logits_, n_logits * size_t(c_.vocab) * sizeof(float));
+    part(workspace_, splits * sizeof(float));
+    part(hashes_, n_logits * kChosenBytes);
+    part(sampling_, cuda_sample_workspace(options_.max_logits));
+    part(arrays, max_ints * sizeof(int32_t));
+    return used;
+  };
+  const size_t total = place(nullptr);
+  Result<cuda::Memory> scratch = cuda::Memory::device(total);
+  if (!scratch)
+    return Error{ErrorCode::unavailable, "model " + c_.name + ": no room on the card for " +
+                                             std::to_string(total / 1000000) + " MB of activations (steps of " +
+                                             std::to_string(rows) + " tokens): " + scratch.error().message};
+  scratch_ = std::move(scratch).value();
+  // Rows that pad a batch are computed like others; they must start as numbers.
+  cuda::fill(scratch_.data(), 0, scratch_.size(), stream_);
+  place(scratch_.data());
+  sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
+  nans_ = sampled_ + n_logits;
+  planner_.allocate(options_, c_.window(0), arrays, max_ints);
+  if (n_logits > 0) {
+    pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
+    for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);
+  }
+  const CudaLayerWeights& l = weights_->layers[0];
+  for (const auto& [like, m] :
+       {std::pair(product(l.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, dtype_), options_.max_step_tokens),
+        std::pair(product(l.o, attended_, q_width_, normed_, hidden_stride_, dtype_), options_.max_step_tokens),
+        std::pair(product(l.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, dtype_),
+                  options_.max_step_tokens),
+        std::pair(product(l.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, dtype_),
+                  options_.max_step_tokens),
+        std::pair(product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
+                  options_.max_logits)})
+    if (m > 0 && !is_quantised(like.w.codes.dtype))
+      if (Status status = gemm_.prepare(like, m); !status) return status;
+  stream_.wait();
+  return ok();
+}
+
+void CudaLlama::check(const StepInput& step, int n_previous) const {
+  check_step(step, c_, options_.max_step_tokens, options_.max_logits, n_previous);
+  XPYD_CHECK(int(step.views.size()) <= options_.max_seqs, std::to_string(step.views.size()));
+  for (size_t s = 0; s < step.views.size(); ++s) {
+    const KvView &view = step.views[s], &first = step.views[0];
+    XPYD_CHECK(view.pool == first.pool && *view.layout == *first.layout && view.contiguous() == first.contiguous(),
+               "one step, one pool");
+    XPYD_CHECK(step.kv_lengths[s] <= options_.max_kv_length, std::to_string(step.kv_lengths[s]));
+    XPYD_CHECK(table_entries(view, step.kv_lengths[s]) <= options_.max_table_entries,
+               std::to_string(table_entries(view, step.kv_lengths[s])));
+  }
+}
+
+void CudaLlama::choose_attention(const StepInput& step) {
+  if (prefill_) return;
+  const CudaAttentionArgs args = attention_args(c_, dtype_, *step.views[0].layout, step.views[0].contiguous());
+  auto chosen = [&](CudaAttentionVariant::Phase phase, const std::string& name) {
+    Result<const CudaAttentionVariant*> row = attention_row(phase, name, args, card_);
+    XPYD_CHECK(row.ok(), row.ok() ? "" : row.error().message);
+    return row.value();
+  };
+  prefill_ = chosen(CudaAttentionVariant::prefill, options_.prefill_attention);
+  decode_ = chosen(CudaAttentionVariant::decode, options_.decode_attention);
+}
+
+// The batch size of the graph that takes this step; 0: none does.
+int CudaLlama::graph_batch(const StepInput& step) const {
+  const size_t n = step.kv_lengths.size();
+  if (!options_.graphs || step.observer || step.token_ids.size() != n || step.logit_rows.size() != n) return 0;
+  for (size_t s = 0; s < n; ++s)
+    if (step.q_offsets[s + 1] - step.q_offsets[s] != 1) return 0;
+  return std::min({int(std::bit_ceil(unsigned(n))), options_.max_seqs, options_.max_step_tokens, options_.max_logits});
+}
+
+void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype) {
+  CudaGemmArgs args = product(w, x, x_stride, y, y_stride, y_dtype);
+  args.m = m;
+  is_quantised(w.codes.dtype) ? cuda_codes(args, on_) : gemm_.run(args);
+}
+
+// x += normed_ + bias; normed_ = RMSNorm(x), unless norm is null.
+void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) {
+  cuda_add_norm({.x = x,
+                 .delta = normed_,
+                 .bias = bias,
+                 .norm = norm,
+                 .normed = normed_,
+                 .dtype = dtype_,
+                 .eps = float(c_.rms_eps),
+                 .n = n,
+                 .width = c_.hidden,
+                 .stride = hidden_stride_},
+                on_);
+}
+
+void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q) {
+  CudaAttentionArgs args = attention_args(c_, dtype_, plan.layout, plan.all.contiguous);
+  args.pool = plan.pool;
+  args.layer = layer;
+  args.sliding_window = c_.window(layer);
+  args.workspace = workspace_;
+  const size_t row_bytes = size_t(q_width_) * dtype_bytes(dtype_);
+  auto run = [&](const CudaAttentionVariant& variant, const CudaStep& step, int first_row) {
+    if (step.n_seqs == 0) return;
+    args.step = step;
+    args.q = static_cast<const std::byte*>(q) + size_t(first_row) * row_bytes;
+    args.out = attended_ + size_t(first_row) * row_bytes;
+    variant.run(args, stream_);
+  };
+  int first = 0;
+  for (const CudaStep& part : parts.decode) {
+    run(*decode_, part, first);
+    first += part.n_tokens;
+  }
+  run(*prefill_, parts.prefill, first);
+}
+
+void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
+  const auto& layers = weights_->layers;
+  const float eps = float(c_.rms_eps);
+  cuda_embed({.token_ids = plan.token_ids,
+              .previous = sampled_,
+              .table = weights_->embedding,
+              .norm = layers[0].attention_norm,
+              .x = x_,
+              .normed = normed_,
+              .dtype = dtype_,
+              .eps = eps,
+              .n = plan.n,
+              .stride = hidden_stride_},
+             on_);
+  float* x = x_;
+  const void* q = q_;
+  int n = plan.n;
+  for (int i = 0; i < c_.n_layers; ++i) {
+    const CudaLayerWeights& layer = layers[size_t(i)];
+    const bool last = i + 1 == c_.n_layers;
+    gemm(layer.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, n, dtype_);
+    cuda_turn_append({.qkv = qkv_,
+                      .stride = qkv_stride_,
+                      .bias = layer.qkv_bias,
+                      .q_norm = layer.q_norm,
+                      .k_norm = layer.k_norm,
+                      .eps = eps,
+                      .turns = weights_->turns,
+                      .q = q_,
+                      .dtype = dtype_,
+                      .n_heads = c_.n_heads,
+                      .pool = plan.pool,
+                      .layout = plan.layout,
+                      .step = plan.all,
+                      .layer = i},
+                     on_);
+    if (observer) observer->layer_done(i);
+    if (last && plan.n_logits == 0) return;
+    if (last && plan.wanted) {
+      n = plan.n_wanted;
+      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, on_);
+      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, on_);
+      x = x_wanted_;
+      q = qkv_;
+    }
+    attend(i, plan, last ? plan.wanted_parts : plan.parts, q);
+    gemm(layer.o, attended_, q_width_, normed_, hidden_stride_, n, dtype_);
+    add_norm(x, layer.o_bias, layer.mlp_norm, n);
+    gemm(layer.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, n, dtype_);
+    cuda_swiglu({.gate_up = gate_up_,
+                 .bias = layer.gate_up_bias,
+                 .dtype = dtype_,
+                 .n = n,
+                 .width = c_.intermediate,
+                 .stride = gate_up_stride_},
+                on_);
+    gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
+    add_norm(x, layer.down_bias, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
+  }
+  cuda_add_norm({.x = x,
+                 .norm = weights_->final_norm,
+                 .rows = plan.logit_rows,
+                 .normed = normed_,
+                 .dtype = dtype_,
+                 .eps = eps,
+                 .n = plan.n_logits,
+                 .width = c_.hidden,
+                 .stride = hidden_stride_},
+                on_);
+  gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
+}
+
+// The first step of a kind runs plainly, so that its kernels are loaded before anything is captured.
+void CudaLlama::run_graph(const Plan& plan) {
+  const KvLayout& layout = plan.layout;
+  const auto [entry, fresh] = graphs_.try_emplace(GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length,
+                                                           plan.table_entries, plan.pool, plan.all.contiguous,
+                                                           layout.n_blocks, layout.block_tokens, layout.order});
+  cuda::Graph& graph = entry->second;
+  if (fresh) return enqueue(plan, nullptr);
+  if (!graph) {
+    graph = cuda::Graph::capture(stream_, [&] { enqueue(plan, nullptr); });
+    if (!graph) {
+      log_line(LogLevel::warning, "xpyd: no device memory for a CUDA graph: steps run without from now");
+      options_.graphs = false;
+      return enqueue(plan, nullptr);
+    }
+    ++counts_.captures;
+  }
+  graph.launch(stream_);
+  ++counts_.replays;
+}
+
+const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<const Draw> rows) {
+  check(step, n_previous);
+  choose_attention(step);
+  ++counts_.steps;
+  const int batch = graph_batch(step);
+  planner_.begin();
+  const bool split = decode_->run != prefill_->run;  // one kernel takes all sequences at once
+  const std::optional<Plan> padded = batch > 0 ? planner_.plan_padded(step, batch) : std::nullopt;
+  const Plan plan = padded ? *padded : planner_.plan(step, split);
+  const Draw* sampling = planner_.add(rows);
+  planner_.copy(stream_);
+  if (padded)
+    run_graph(plan);
+  else
+    enqueue(plan, step.observer);
+  return sampling;
+}
+
+void CudaLlama::forward(const StepInput& step, float* logits) {
+  XPYD_CHECK(begun_ == ended_, "forward() while steps are under way");
+  start(step, 0, {});
+  const size_t bytes = step.logit_rows.size() * size_t(c_.vocab) * sizeof(float);
+  if (bytes > 0) cuda::copy(pinned_logits_.data(), logits_, bytes, stream_);
+  logits_done_.record(stream_);
+  logits_done_.wait();
+  if (bytes > 0 && logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
+}
+
+void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float*) {
+  XPYD_CHECK(begun_ - ended_ < long(steps_.size()), "two steps are under way");
+  XPYD_CHECK(draws.empty() || draws.size() == step.logit_rows.size(), std::to_string(draws.size()));
+  const Draw* on_card = start(step, n_previous_, draws);
+  Begun& begun = steps_[size_t(begun_++) % steps_.size()];
+  begun.n = n_previous_ = int(step.logit_rows.size());
+  if (begun.n > 0) {
+    auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
+    cuda_sample({.logits = logits_,
+                 .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
+                 .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
+                 .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
+                 .workspace = sampling_,
+                 .tokens = sampled_,
+                 .nans = nans_,
+                 .n = begun.n,
+                 .vocab = c_.vocab},
+                on_);
+    hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
+    cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
+  }
+  begun.done.record(stream_);
+}
+
+bool CudaLlama::wait() {
+  XPYD_CHECK(ended_ < begun_, "no step is under way");
+  steps_[size_t(ended_) % steps_.size()].done.wait();
+  return true;
+}
+
+void CudaLlama::end(Chosen* chosen) {
+  wait();
+  Begun& begun = steps_[size_t(ended_++) % steps_.size()];
+  const uint64_t* hashes = begun.pinned.as<uint64_t>();
+  const int32_t* tokens = reinterpret_cast<const int32_t*>(hashes + options_.max_logits);
+  const int32_t* nans = tokens + options_.max_logits;
+  for (int r = 0; r < begun.n; ++r) chosen[r] = {tokens[r], nans[r], hashes[r]};
+}
+
+std::string CudaLlama::describe() const {
+  std::string lines = gemm_.describe();
+  if (is_quantised(weights_->matrix_dtype))
+    lines += std::string("products of ") + dtype_name(weights_->matrix_dtype) +
+             " codes: made numbers where they are multiplied\n";
+  lines += std::string("attention: prefill ") + (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) +
+           ", decode " + (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
+  lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) + "\n";
+  return lines;
+}
+
+}  // namespace
+
+Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config, Dtype activations,
+                            const KvLayout& layout, bool contiguous, const cuda::Card& card) {
+  const CudaAttentionArgs args = attention_args(config, activations, layout, contiguous);
+  auto prefill = attention_row(CudaAttentionVariant::prefill, options.prefill_attention, args, card);
+  if (!prefill) return prefill.error();
+  auto decode = attention_row(CudaAttentionVariant::decode, options.decode_attention, args, card);
+  if (!decode) return decode.error();
+  return ok();
+}
+
+Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
+                                                   cuda::Stream& stream, const CudaModelOptions& options) {
+  auto model = std::make_unique<CudaLlama>(std::move(weights), card, stream, options);
+  if (Status status = model->allocate(); !status) return status.error();
+  return std::unique_ptr<CudaModel>(std::move(model));
+}
+
+}  // namespace xpyd::model

@@ -1,0 +1,73 @@
+// What a card can do: the denominators of every printed share on a GPU, as base/peak/peak.h
+// has them for the host. In this room because the product is.
+//
+// Thread safety: one thread, its stream's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/cuda/cuda.h"
+#include "base/dtype.h"
+#include "base/row_hash.h"
+#include "model/cuda/gemm_cuda.h"
+
+namespace xpyd::model {
+
+struct CudaPeakSizes {
+  size_t copy_bytes = size_t(1) << 30;  // twice on the card
+  int gemm_n = 8192;
+  size_t link_bytes = size_t(256) << 20;  // of pinned host memory
+};
+
+// The single measurements, for benches that interleave them. Holds the memory that is moved.
+class CudaPeakProbe {
+ public:
+  // Waits for the choice of algorithms. Error `unavailable`: no room on the card.
+  static Result<std::unique_ptr<CudaPeakProbe>> make(cuda::Stream& stream, const CudaPeakSizes& sizes = {});
+  // Seconds on the card of one repetition of what run() enqueues on the stream.
+  double seconds(const std::function<void()>& run, int repetitions);
+
+  double copy_gbps();         // device to device, bytes read and written
+  double read_gbps();         // read only
+  double gemm_tflops();       // bf16, n^3, random data, the fastest algorithm that cuBLASLt offers
+  double one_order_tflops();  // as models multiply: a row's bits do not depend on M
+  double to_card_gbps();      // from pinned memory
+  double from_card_gbps();
+  double launch_us();        // one empty kernel after the other
+  double graph_launch_us();  // of a graph of a hundred
+
+ private:
+  CudaPeakProbe(cuda::Stream& stream, const CudaPeakSizes& sizes);
+  double tflops(CudaGemm& gemm);
+  double link_gbps(void* to, const void* from);
+
+  cuda::Stream& stream_;
+  const CudaPeakSizes sizes_;
+  cuda::Event begin_{true}, end_{true};
+  cuda::Memory from_, to_, a_, b_, c_, host_;
+  CudaGemm any_order_, one_order_;
+  CudaGemmArgs product_;
+};
+
+// Uniform in [-scale, scale), bf16: element i is random_element(array, i).
+void fill_random(void* bf16s, size_t n, uint64_t array, float scale, cuda::Stream& stream);
+
+struct CudaPeak {
+  std::string card;
+  double copy_gbps = 0, read_gbps = 0;
+  double gemm_tflops = 0, one_order_tflops = 0;
+  double to_card_gbps = 0, from_card_gbps = 0;
+  double launch_us = 0, graph_launch_us = 0;
+};
+// Medians of interleaved rounds.
+CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds);
+
+// Element `place` of array `array`, uniform in [-1, 1). Large arrays of them are never copied: the
+// card fills them, and whoever checks a result makes the same elements again.
+XPYD_HD inline bf16 random_element(uint64_t array, uint64_t place) {
+  return to_bf16(float(int32_t(uint32_t(mix64((array << 56) + place + 1)))) * 0x1p-31f);
+}
+
+}  // namespace xpyd::model

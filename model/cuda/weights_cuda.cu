@@ -1,0 +1,166 @@
+// Two passes over one list of parts: the first sums their sizes, the second uploads them through
+// two pieces of pinned memory, one being filled while the other is copied.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "model/cuda/codes_cuda.h"
+#include "model/cuda/weights_cuda.h"
+
+namespace xpyd::model {
+namespace {
+
+constexpr size_t kAlign = 256;
+constexpr size_t kPieceBytes = size_t(16) << 20;
+
+size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+// Hands out places in one allocation; before that (base null) it only adds up their sizes.
+class Uploader {
+ public:
+  Uploader(std::byte* base, cuda::Stream& stream) : base_(base), stream_(stream) {
+    if (!base_) return;
+    for (cuda::Memory& piece : pieces_) piece = cuda::Memory::pinned(kPieceBytes);
+    team_.emplace(std::max(1, int(std::thread::hardware_concurrency())));
+  }
+  size_t bytes() const { return used_; }
+
+  // fill(begin, end, out) writes rows [begin, end) of `row_bytes` each; several threads write some each.
+  template <class Fill>
+  std::byte* rows(int n_rows, size_t row_bytes, Fill fill) {
+    const size_t at = used_;
+    used_ = padded(used_ + size_t(n_rows) * row_bytes, kAlign);
+    if (!base_) return nullptr;
+    XPYD_CHECK(row_bytes <= kPieceBytes, std::to_string(row_bytes));
+    const int most = int(std::min<size_t>(kPieceBytes / row_bytes, size_t(n_rows)));
+    for (int begin = 0; begin < n_rows; begin += most) {
+      const int end = std::min(n_rows, begin + most);
+      cuda::Memory& piece = pieces_[next_];
+      copied_[next_].wait();
+      team_->run([&](int rank) {
+        const Range mine = share(end - begin, rank, team_->size());
+        if (mine.begin < mine.end)
+          fill(begin + mine.begin, begin + mine.end, piece.data() + size_t(mine.begin) * row_bytes);
+      });
+      cuda::copy(base_ + at + size_t(begin) * row_bytes, piece.data(), size_t(end - begin) * row_bytes, stream_);
+      copied_[next_].record(stream_);
+      next_ ^= 1;
+    }
+    return base_ + at;
+  }
+
+  template <class T>
+  const T* vector(const std::vector<T>& values) {
+    if (values.empty()) return nullptr;
+    return reinterpret_cast<const T*>(rows(int(values.size()), sizeof(T), [&](int begin, int end, std::byte* out) {
+      std::memcpy(out, values.data() + begin, size_t(end - begin) * sizeof(T));
+    }));
+  }
+
+  // row_of(begin, end, out, row_bytes) writes rows without their padding.
+  template <class RowOf>
+  CudaMatrix matrix(int n, int k, Dtype dtype, RowOf row_of) {
+    const size_t element = dtype_bytes(dtype), row_bytes = padded(size_t(k) * element, 16);
+    const std::byte* data = rows(n, row_bytes, [&](int begin, int end, std::byte* out) {
+      if (row_bytes != size_t(k) * element) std::memset(out, 0, size_t(end - begin) * row_bytes);
+      row_of(begin, end, out, row_bytes);
+    });
+    return {data, n, k, int(row_bytes / element)};
+  }
+  CudaMatrix matrix(const PackedMatrix& w) {
+    if (is_quantised(w.dtype)) return tiles(w, lay_out_tiles(w));
+    return matrix(w.n, w.k, w.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
+      unpack_rows(w, begin, end, out, row_bytes);
+    });
+  }
+
+ private:
+  CudaMatrix tiles(const PackedMatrix& w, const CodeTiles& of) {
+    const size_t bytes = size_t(of.bytes);
+    const std::byte* data = rows(of.n_tiles, bytes, [&](int begin, int end, std::byte* out) {
+      for (int tile = begin; tile < end; ++tile, out += bytes) write_tile(w, of, tile, out);
+    });
+    CudaCodes codes = of.codes;
+    if (!of.in_order) codes.inputs = vector(of.inputs);
+    return {data, w.n, w.k, of.bytes, codes};
+  }
+
+  std::byte* base_;
+  cuda::Stream& stream_;
+  std::optional<ThreadTeam> team_;
+  size_t used_ = 0;
+  cuda::Memory pieces_[2];
+  cuda::Event copied_[2];
+  int next_ = 0;
+};
+
+// nvcc does not know the length of a template's list that its initializer gives; the interpreter's compiler does.
+constexpr size_t kMatrices = 4, kVectors = 8;
+#ifndef __CUDACC__
+static_assert(std::size(LayerWeights::kMatrices) == kMatrices && std::size(LayerWeights::kVectors) == kVectors);
+#endif
+
+void place(const Weights& host, Uploader& to, CudaWeights& w) {
+  const ModelConfig& c = host.config;
+  w.layers.clear();
+  w.embedding = to.matrix(c.vocab, c.hidden, host.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
+    const size_t bytes = size_t(c.hidden) * dtype_bytes(host.dtype);
+    for (int row = begin; row < end; ++row, out += row_bytes)
+      std::memcpy(out, host.embedding.data() + size_t(row) * bytes, bytes);
+  });
+  w.lm_head = c.tied_embeddings && !is_quantised(host.lm_head.dtype) ? w.embedding : to.matrix(host.lm_head);
+  for (const LayerWeights& layer : host.layers) {
+    CudaLayerWeights l;
+    for (size_t i = 0; i < kMatrices; ++i) {
+      const auto from = layer.kMatrices[i];  // g++ 12's -fsanitize=bounds misreads an index inside .*
+      const auto place = l.kMatrices[i];
+      l.*place = to.matrix(layer.*from);
+    }
+    for (size_t i = 0; i < kVectors; ++i) {
+      const auto from = layer.kVectors[i];
+      const auto place = l.kVectors[i];
+      l.*place = to.vector(layer.*from);
+    }
+    w.layers.push_back(l);
+  }
+  w.final_norm = to.vector(host.final_norm);
+  const size_t half = host.rope_freqs.size();
+  w.turns = reinterpret_cast<const Turn*>(
+      to.rows(c.max_position, half * sizeof(Turn), [&](int begin, int end, std::byte* out) {
+        auto* turn = reinterpret_cast<Turn*>(out);
+        for (int position = begin; position < end; ++position)
+          for (size_t j = 0; j < half; ++j) {
+            const double angle = position * host.rope_freqs[j];
+            *turn++ = {float(std::cos(angle)), float(std::sin(angle))};
+          }
+      }));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream) {
+  auto weights = std::make_shared<CudaWeights>();
+  weights->config = host.config;
+  weights->dtype = host.dtype;
+  weights->matrix_dtype = host.matrix_dtype;
+  Uploader sizes(nullptr, stream);
+  place(host, sizes, *weights);
+  Result<cuda::Memory> memory = cuda::Memory::device(sizes.bytes());
+  if (!memory) {
+    Result<cuda::Card> card = cuda::open();
+    if (!card) return card.error();
+    return Error{ErrorCode::unavailable, "model " + host.config.name + ": the card has " +
+                                             std::to_string(card.value().free_bytes / 1000000) +
+                                             " MB free, the weights need " + std::to_string(sizes.bytes() / 1000000) +
+                                             " MB in " + dtype_name(host.matrix_dtype)};
+  }
+  weights->memory = std::move(memory).value();
+  Uploader upload(weights->memory.data(), stream);
+  place(host, upload, *weights);
+  stream.wait();
+  return std::shared_ptr<const CudaWeights>(std::move(weights));
+}
+
+}  // namespace xpyd::model

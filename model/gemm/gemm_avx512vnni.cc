@@ -1,0 +1,10 @@
+// Whole numbers by VPDPWSSD: one instruction for a product and a sum of two.
+#define XPYD_VNNI
+#include "model/gemm/gemm_lanes.h"
+
+namespace xpyd::model {
+
+extern const DotKernels XPYD_AVX512(kAvx512VnniDot);
+const DotKernels XPYD_AVX512(kAvx512VnniDot) = kTheseDots;
+
+}  // namespace xpyd::model

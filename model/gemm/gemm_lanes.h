@@ -1,0 +1,278 @@
+// The tiles of gemm_kernels.h for AVX2 and for AVX-512: one source, as wide as the file that includes it is compiled
+// for. A panel's 16 columns are kParts vectors. Reached only through gemm.cc, after a run-time check of the CPU.
+#pragma once
+
+#include "base/lanes.h"
+#include "model/gemm/gemm_kernels.h"
+
+#define XPYD_INLINE inline __attribute__((always_inline))
+#if defined(XPYD_EMULATE) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define XPYD_UNROLL(n)  // compiled quickly, and run by tests
+#else
+#define XPYD_PRAGMA(text) _Pragma(#text)
+#define XPYD_UNROLL(n) XPYD_PRAGMA(GCC unroll n)
+#endif
+
+namespace xpyd::model {
+namespace {
+
+constexpr int kParts = kPanel / kLanes;
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(4 * kLanes)));
+
+template <class Vector>
+XPYD_INLINE Vector read(const void* from) {
+  Vector v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+XPYD_INLINE Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
+
+#if defined(__AVX512F__) || defined(XPYD_EMULATE)
+
+XPYD_INLINE Floats halves_to_floats(const void* from) { return _mm512_cvtph_ps(read<__m256i>(from)); }
+XPYD_INLINE Words bytes_to_words(const void* from) { return Words(_mm512_cvtepu8_epi32(read<__m128i>(from))); }
+XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) { sum = _mm512_fmadd_ps(x, w, sum); }
+XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
+#if defined(XPYD_VNNI)
+  sum = Ints(_mm512_dpwssd_epi32(__m512i(sum), __m512i(codes), _mm512_set1_epi32(pair)));
+#else
+  sum += Ints(_mm512_madd_epi16(__m512i(codes), _mm512_set1_epi32(pair)));
+#endif
+}
+// Rows x panels, of 32 registers: 12 or more chains, one or two vectors of weights.
+constexpr TileShapes kShapes = {12, {0, 6, 6, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1}};
+constexpr TileShapes kCodeShapes = kShapes, kDotShapes = kShapes;
+
+#else
+
+XPYD_INLINE Floats halves_to_floats(const void* from) { return _mm256_cvtph_ps(read<__m128i>(from)); }
+// g++ 12 converts a vector of 8 bytes one by one.
+XPYD_INLINE Words bytes_to_words(const void* from) {
+  return Words(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+}
+// In place. From the intrinsic g++ 12 makes the forms that overwrite a factor, moves the chains through other registers
+// and, with 12 of them, through the stack.
+XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
+}
+// In this order: g++ 12 would add the products of a step up first, for which there are no registers.
+XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
+  asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(__m256i(codes), _mm256_set1_epi32(pair))));
+}
+// Of 16 registers: 12 accumulators of 8 floats; with two weights, one broadcast and one mask these are all.
+constexpr TileShapes kShapes = {6, {0, 6, 3, 2, 1, 1, 1}};
+// Codes need some on their way, to f32 or to words of 16 bits.
+constexpr TileShapes kCodeShapes = {6, {0, 4, 2, 1, 1, 1, 1}};
+constexpr TileShapes kDotShapes = {4, {0, 5, 2, 1, 1}};
+
+#endif
+
+// ---- What a weight is. load(w, i, behind, h): part h of the 16 columns at k = i of kStep, which is known where it is
+// compiled; `behind`: what stands behind a piece's codes.
+
+struct F32 {
+  static constexpr int kStep = 4, kBits = 32;
+  static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte*, int h) {
+    return read<Floats>(w + (i * kPanel + h * kLanes) * 4);
+  }
+};
+
+// A lane of 32 bits holds k and, above it, k + 1 of a column: a shift or a mask makes an f32 operand.
+struct Bf16 {
+  static constexpr int kStep = 4, kBits = 16;
+  static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte*, int h) {
+    const Words both = read<Words>(w + (i / 2 * kPanel + h * kLanes) * 4);
+    return as_floats(i % 2 == 0 ? both << 16 : both & 0xffff0000u);
+  }
+};
+
+struct F16 {
+  static constexpr int kStep = 4, kBits = 16;
+  static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte*, int h) {
+    return halves_to_floats(w + (i * kPanel + h * kLanes) * 2);
+  }
+};
+
+XPYD_INLINE Floats scales(const std::byte* behind, int h) { return halves_to_floats(behind + h * kLanes * 2); }
+XPYD_INLINE Ints zeros(const std::byte* behind, int h) {
+  return Ints(bytes_to_words(behind + 2 * kPanel + h * kLanes));
+}
+
+// Codes whose k = i are at bits kBits i of a column's lane. pair(w, i): words of 16 bits, pair i of k as in DotRows.
+template <int kBits_>
+struct Codes {
+  static constexpr int kBits = kBits_, kStep = 32 / kBits, kPairs = kStep / 2;
+  static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
+    const Words code = read<Words>(w + h * kLanes * 4) >> (kBits * i) & ((1u << kBits) - 1);
+    return __builtin_convertvector(Ints(code) - zeros(behind, h), Floats) * scales(behind, h);
+  }
+  static XPYD_INLINE Halves pair(Halves w, int i) {
+    const Halves right = w >> (kBits * i);
+    return i + 1 == kPairs ? right : right & uint16_t((1 << kBits) - 1);
+  }
+};
+using Int8 = Codes<8>;
+using Int4 = Codes<4>;
+
+// e4m3 in the upper byte of a word, shifted by the one bit of exponent that an f16 has more, is the number times 2^-8,
+// small ones, too; its sign, which the shift repeats, is cut back. A panel holds 2^8 times the scale.
+struct Fp8 {
+  static constexpr int kStep = 2, kBits = 8;
+  static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
+    typedef int16_t Signed __attribute__((vector_size(2 * kPanel)));
+    typedef uint16_t Unsigned __attribute__((vector_size(2 * kPanel)));
+    Unsigned both = read<Unsigned>(w);
+    if (i % 2 == 0) both <<= 8;
+    const Unsigned halves = Unsigned(Signed(both) >> 1) & uint16_t(0xbf80);
+    return halves_to_floats(reinterpret_cast<const std::byte*>(&halves) + h * kLanes * 2) *
+           read<Floats>(behind + h * kLanes * 4);
+  }
+};
+
+// ---- Tiles
+
+// Of one row, codes are a few streams, which stop at every piece for its scales: asked for early.
+XPYD_INLINE void prefetch_codes(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at) + 1024, _MM_HINT_T0);
+}
+
+template <int kRows, int kPanels, class Weight>
+XPYD_INLINE void step(const float* x, const std::byte* w, int i, size_t panel_bytes, const std::byte* behind,
+                      Floats (&sums)[kPanels][kRows][kParts]) {
+  const Floats first = splat(x[0]);
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) {
+    // Keeps the loads of several panels or k apart: there are no registers for them.
+    asm volatile("" ::: "memory");
+    Floats parts[kParts];
+    XPYD_UNROLL(2)
+    for (int h = 0; h < kParts; ++h)
+      parts[h] = Weight::load(w + size_t(p) * panel_bytes, i, behind + size_t(p) * panel_bytes, h);
+    XPYD_UNROLL(12)
+    for (int r = 0; r < kRows; ++r) {
+      const Floats b = kRows == 1 ? first : splat(x[r]);
+      XPYD_UNROLL(2)
+      for (int h = 0; h < kParts; ++h) fma_into(sums[p][r][h], b, parts[h]);
+    }
+  }
+}
+
+template <int kRows, int kPanels, class Weight>
+void tile(const GemmTile& t) {
+  Floats sums[kPanels][kRows][kParts];
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
+  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h)
+    sums[p][r][h] = t.resume ? load(t.sums + (p * kRows + r) * kPanel + h * kLanes) : splat(0);
+  const float* x = t.x;
+  const std::byte *w = t.w, *behind = t.w + t.k * kPanel * Weight::kBits / 8;
+  const std::byte* prefetch = t.prefetch;
+  const size_t panel_bytes = t.panel_bytes;
+  const size_t prefetch_step = size_t(t.prefetch_step);
+  constexpr int kStep = Weight::kStep;
+  int k = 0;
+  for (; k + kStep <= t.k; k += kStep) {
+    if (prefetch_step) {
+      XPYD_UNROLL(6)
+      for (int p = 0; p < kPanels; ++p) {
+        auto* line = reinterpret_cast<const char*>(prefetch + size_t(p) * panel_bytes);
+        _mm_prefetch(line, _MM_HINT_T0);
+        if (prefetch_step > 64) _mm_prefetch(line + 64, _MM_HINT_T0);
+      }
+      prefetch += prefetch_step;
+    }
+    if constexpr (kRows == 1 && Weight::kBits <= 8) XPYD_UNROLL(6)
+    for (int p = 0; p < kPanels; ++p) prefetch_codes(w + size_t(p) * panel_bytes);
+    XPYD_UNROLL(8)
+    for (int i = 0; i < kStep; ++i) step<kRows, kPanels, Weight>(x + i * kRows, w, i, panel_bytes, behind, sums);
+    x += kStep * kRows;
+    w += kStep * kPanel * Weight::kBits / 8;
+  }
+  for (int i = 0; k + i < t.k; ++i) step<kRows, kPanels, Weight>(x + i * kRows, w, i, panel_bytes, behind, sums);
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
+  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h) store(t.sums + (p * kRows + r) * kPanel + h * kLanes, sums[p][r][h]);
+}
+
+template <int kRows, int kPanels, class Codes>
+void dot_tile(const GemmTile& t) {
+  const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
+  Ints dots[kPanels][kRows][kParts];
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
+  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h) dots[p][r][h] = Ints{};
+  const std::byte* w = t.w;
+  const size_t panel_bytes = t.panel_bytes;
+  const auto* pairs = x->pairs;
+  for (int k = 0; k < t.k; k += Codes::kStep, w += 64, pairs += Codes::kPairs) XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) {
+    const std::byte* codes = w + size_t(p) * panel_bytes;
+    if (kRows == 1) prefetch_codes(codes);
+    Halves parts[kParts];
+    XPYD_UNROLL(2)
+    for (int h = 0; h < kParts; ++h) parts[h] = read<Halves>(codes + h * kLanes * 4);
+    XPYD_UNROLL(4)
+    for (int i = 0; i < Codes::kPairs; ++i) {
+      Halves words[kParts];
+      XPYD_UNROLL(2)
+      for (int h = 0; h < kParts; ++h) words[h] = Codes::pair(parts[h], i);
+      XPYD_UNROLL(12)
+      for (int r = 0; r < kRows; ++r) {
+        const int pair = read<int>(pairs[i][r]);
+        XPYD_UNROLL(2)
+        for (int h = 0; h < kParts; ++h) dot_into(dots[p][r][h], words[h], pair);
+      }
+    }
+  }
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h) {
+    const std::byte* behind = w + size_t(p) * panel_bytes;
+    const Floats scale = scales(behind, h);
+    const Ints zero = zeros(behind, h);
+    XPYD_UNROLL(12)
+    for (int r = 0; r < kRows; ++r) {
+      float* to = t.sums + (p * kRows + r) * kPanel + h * kLanes;
+      const Ints dot = dots[p][r][h] - zero * x->sum[r];
+      const Floats by = splat(x->scale[r]) * scale;
+      store(to, fma(__builtin_convertvector(dot, Floats), by, t.resume ? load(to) : splat(0)));
+    }
+  }
+}
+
+void add(float* into, const float* from, int n) {
+  for (int i = 0; i < n; i += kLanes) store(into + i, load(into + i) + load(from + i));
+}
+
+template <class Weight>
+struct TilesOf {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
+  };
+};
+template <class Codes>
+struct DotTilesOf {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, Codes>;
+  };
+};
+
+constexpr GemmKernels kTheseKernels = {tiles_of<TilesOf<F32>::At, kShapes>(),
+                                       tiles_of<TilesOf<Bf16>::At, kShapes>(),
+                                       tiles_of<TilesOf<F16>::At, kShapes>(),
+                                       tiles_of<TilesOf<Int8>::At, kCodeShapes>(),
+                                       tiles_of<TilesOf<Int4>::At, kCodeShapes>(),
+                                       tiles_of<TilesOf<Fp8>::At, kCodeShapes>(),
+                                       add};
+constexpr DotKernels kTheseDots = {
+    tiles_of<DotTilesOf<Int8>::At, kDotShapes>(), tiles_of<DotTilesOf<Int4>::At, kDotShapes>(), {}};
+
+}  // namespace
+}  // namespace xpyd::model

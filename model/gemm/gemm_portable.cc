@@ -1,0 +1,159 @@
+// What needs no instruction set: tiles in plain C++, and the oracle.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "model/gemm/gemm.h"
+#include "model/gemm/gemm_kernels.h"
+
+namespace xpyd::model {
+namespace {
+
+// Column c of k, of panels as gemm.md draws them; `behind`: what stands behind a piece's codes.
+struct F32 {
+  static constexpr int kBits = 32;
+  static float load(const std::byte* w, int k, int c, const std::byte*) {
+    return reinterpret_cast<const float*>(w)[k * kPanel + c];
+  }
+};
+struct Bf16 {
+  static constexpr int kBits = 16;
+  static float load(const std::byte* w, int k, int c, const std::byte*) {
+    return to_f32(reinterpret_cast<const bf16*>(w)[k / 2 * 2 * kPanel + 2 * c + k % 2]);
+  }
+};
+struct F16 {
+  static constexpr int kBits = 16;
+  static float load(const std::byte* w, int k, int c, const std::byte*) {
+    return f16_to_f32(reinterpret_cast<const uint16_t*>(w)[k * kPanel + c]);
+  }
+};
+struct Fp8 {
+  static constexpr int kBits = 8;
+  static float load(const std::byte* w, int k, int c, const std::byte* behind) {
+    const float number = e4m3_to_f32(uint8_t(w[k / 2 * 2 * kPanel + 2 * c + k % 2]));
+    return reinterpret_cast<const float*>(behind)[c] * (number / 256);
+  }
+};
+template <class Codes>
+struct Scaled {
+  static float scale(const std::byte* behind, int c) {
+    uint16_t bits;
+    std::memcpy(&bits, behind + 2 * c, 2);
+    return f16_to_f32(bits);
+  }
+  static int zero(const std::byte* behind, int c) { return int(behind[2 * kPanel + c]); }
+  static float load(const std::byte* w, int k, int c, const std::byte* behind) {
+    return scale(behind, c) * float(Codes::code(w, k, c) - zero(behind, c));
+  }
+};
+struct Int8 : Scaled<Int8> {
+  static constexpr int kBits = 8, kHalf = 2;
+  static int code(const std::byte* w, int k, int c) { return int(w[k / 4 * 4 * kPanel + 4 * c + k % 4]); }
+};
+struct Int4 : Scaled<Int4> {
+  static constexpr int kBits = 4, kHalf = 4;
+  static int code(const std::byte* w, int k, int c) {
+    return int(w[k / 8 * 4 * kPanel + 4 * c + k % 8 / 2]) >> (k % 2 * 4) & 15;
+  }
+};
+
+template <class Weight>
+const std::byte* behind_piece(const std::byte* w, int k) {
+  return w + k * kPanel * Weight::kBits / 8;
+}
+
+// Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per element.
+template <int kRows, int kPanels, class Weight>
+void tile(const GemmTile& t) {
+  float sums[kPanels][kRows][kPanel] = {};
+  if (t.resume)
+    for (int i = 0; i < kPanels * kRows * kPanel; ++i) (&sums[0][0][0])[i] = t.sums[i];
+  for (int p = 0; p < kPanels; ++p) {
+    const std::byte* w = t.w + size_t(p) * t.panel_bytes;
+    for (int k = 0; k < t.k; ++k) {
+      float row[kPanel];
+      for (int c = 0; c < kPanel; ++c) row[c] = Weight::load(w, k, c, behind_piece<Weight>(w, t.k));
+      for (int r = 0; r < kRows; ++r) {
+        float x = t.x[size_t(k) * kRows + r];
+        for (int c = 0; c < kPanel; ++c) sums[p][r][c] += x * row[c];
+      }
+    }
+  }
+  for (int i = 0; i < kPanels * kRows * kPanel; ++i) t.sums[i] = (&sums[0][0][0])[i];
+}
+
+template <int kRows, int kPanels, class Codes>
+void dot_tile(const GemmTile& t) {
+  const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
+  for (int p = 0; p < kPanels; ++p) {
+    const std::byte* w = t.w + size_t(p) * t.panel_bytes;
+    const std::byte* behind = behind_piece<Codes>(w, t.k);
+    for (int r = 0; r < kRows; ++r)
+      for (int c = 0; c < kPanel; ++c) {
+        int sum = -Codes::zero(behind, c) * x->sum[r];
+        for (int k = 0; k < t.k; ++k) {
+          const int in_step = k % (2 * Codes::kHalf);
+          const auto& pair = x->pairs[k / (2 * Codes::kHalf) * Codes::kHalf + in_step % Codes::kHalf][r];
+          sum += pair[in_step / Codes::kHalf] * Codes::code(w, k, c);
+        }
+        float& to = t.sums[(p * kRows + r) * kPanel + c];
+        to = std::fma(float(sum), x->scale[r] * Codes::scale(behind, c), t.resume ? to : 0.0f);
+      }
+  }
+}
+
+void add(float* into, const float* from, int n) {
+  for (int i = 0; i < n; ++i) into[i] += from[i];
+}
+
+template <class Weight>
+struct PlainTiles {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
+  };
+};
+template <class Codes>
+struct PlainDots {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, Codes>;
+  };
+};
+constexpr TileShapes kPlain = {6, {0, 6, 3, 2, 1, 1, 1}}, kPlainDot = {4, {0, 4, 2, 1, 1}};
+
+}  // namespace
+
+const GemmKernels kPortableKernels = {tiles_of<PlainTiles<F32>::At, kPlain>(),
+                                      tiles_of<PlainTiles<Bf16>::At, kPlain>(),
+                                      tiles_of<PlainTiles<F16>::At, kPlain>(),
+                                      tiles_of<PlainTiles<Int8>::At, kPlain>(),
+                                      tiles_of<PlainTiles<Int4>::At, kPlain>(),
+                                      tiles_of<PlainTiles<Fp8>::At, kPlain>(),
+                                      add};
+const DotKernels kPortableDot = {
+    tiles_of<PlainDots<Int8>::At, kPlainDot>(), tiles_of<PlainDots<Int4>::At, kPlainDot>(), {}};
+
+// The oracle of every gemm variant: double precision, one loop per index, the same groups and tree.
+// Whole products only: a slice is compared with the part of the whole.
+void gemm_reference(const GemmArgs& args, const float* w_rows) {
+  const PackedMatrix& w = *args.w;
+  const int groups = w.k_groups;
+  for (int m = 0; m < args.m; ++m) {
+    for (int n = 0; n < w.n; ++n) {
+      std::vector<double> sums(size_t(groups), 0.0);
+      for (int g = 0; g < groups; ++g)
+        for (long k = long(g) * w.k / groups; k < long(g + 1) * w.k / groups; ++k)
+          sums[size_t(g)] += double(args.x[size_t(m) * size_t(args.x_stride) + size_t(k)]) *
+                             double(w_rows[size_t(n) * size_t(w.k) + size_t(k)]);
+      for (int step = 1; step < groups; step *= 2)
+        for (int left = 0; left + step < groups; left += 2 * step) sums[size_t(left)] += sums[size_t(left + step)];
+      args.y[size_t(m) * size_t(args.y_stride) + size_t(n)] = float(sums[0] + (args.bias ? double(args.bias[n]) : 0.0));
+    }
+  }
+}
+
+}  // namespace xpyd::model

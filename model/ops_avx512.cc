@@ -1,9 +1,0 @@
-#include "model/ops_lanes.h"
-
-namespace xpyd::model {
-
-extern const Ops XPYD_AVX512(kAvx512Ops);
-const Ops XPYD_AVX512(kAvx512Ops) = {"avx512", rms_norm, add, rope,        swiglu,
-                                     exp_row,  peak,     sum, Isa::avx512, "16 lanes, and the bits of avx2"};
-
-}  // namespace xpyd::model

@@ -1,0 +1,205 @@
+#include "model/text/chat_template.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/json/json.h"
+#include "model/folder.h"
+
+namespace xpyd::model {
+namespace {
+
+using jinja::Value;
+
+constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr const char* kPlain =
+    "{% for message in messages %}{{ '\n' if not loop.first }}{{ message.content }}{% endfor %}";
+
+Value text(std::string_view words, bool from_client) { return jinja::text_value({words, from_client}); }
+
+// A file's text; "" where there is none.
+std::string read_optional(const std::string& path) {
+  auto file = read_model_file(path, kMaxConfigBytes);
+  return !file && file.error().code == ErrorCode::not_found ? "" : need(std::move(file));
+}
+
+// A special token is a string, or an object with its content.
+const std::string* token_text(const nlohmann::json& value) {
+  const nlohmann::json* content = value.is_object() ? find_field(value, "content") : &value;
+  return content && content->is_string() ? &content->get_ref<const std::string&>() : nullptr;
+}
+
+// As Hugging Face's special_tokens_map has them, which the template sees as variables.
+void add_special_tokens(const nlohmann::json& config, std::vector<std::pair<std::string, Value>>& out) {
+  auto add = [&](const std::string& name, Value value) {
+    for (const auto& [known, unused] : out)
+      if (known == name) return;
+    out.emplace_back(name, std::move(value));
+  };
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+    if (auto* value = find_field(config, name))
+      if (auto* token = token_text(*value)) add(name, text(*token, false));
+  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const nlohmann::json* value = find_field(config, name);
+    if (value == nullptr || !value->is_structured()) continue;
+    std::vector<Value> list;
+    for (const auto& [key, each] : value->items()) {
+      const std::string* token = token_text(each);
+      if (token && value->is_object()) add(key, text(*token, false));
+      if (token && value->is_array()) list.push_back(text(*token, false));
+    }
+    if (!list.empty()) add(name, jinja::list_value(std::move(list)));
+  }
+}
+
+Value parts_of(Value words) {
+  return jinja::list_value(
+      {jinja::dict_value({{text("type", false), text("text", false)}, {text("text", false), std::move(words)}})});
+}
+
+}  // namespace
+
+void ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
+  auto made = jinja::Template::parse(source);
+  if (!made.ok())
+    throw invalid(where + ": chat template, " + made.error().message + " (--chat-template names another)");
+  (tool_use ? tool_use_ : default_) = std::make_unique<Source>(Source{std::move(made).value()});
+  look_at_contents(*(tool_use ? tool_use_ : default_));
+}
+
+void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
+  nlohmann::json config = nlohmann::json::object(), map = config;
+  for (auto [name, json] :
+       {std::pair("/tokenizer_config.json", &config), std::pair("/special_tokens_map.json", &map)}) {
+    const std::string file = read_optional(dir + name);
+    if (file.empty()) continue;
+    *json = need(parse_json(file, dir + name, {.max_bytes = kMaxConfigBytes}));
+    if (!json->is_object()) throw invalid(dir + name + ": expected an object");
+    add_special_tokens(*json, special_tokens_);
+  }
+  if (!with_template) return;
+  const std::string file = read_optional(dir + "/chat_template.jinja");
+  const std::string tools = read_optional(dir + "/additional_chat_templates/tool_use.jinja");
+  if (!file.empty()) {
+    set(file, dir + "/chat_template.jinja", false);
+    if (!tools.empty()) set(tools, dir + "/additional_chat_templates/tool_use.jinja", true);
+    return;
+  }
+  const std::string path = dir + "/tokenizer_config.json";
+  const nlohmann::json* value = find_field(config, "chat_template");
+  if (value == nullptr) return;
+  if (value->is_string()) return set(value->get<std::string>(), path, false);
+  if (!value->is_array()) throw invalid(path + ": field \"chat_template\": expected a string or an array");
+  for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
+    JsonFields fields(named, path + ": chat_template");
+    const std::string name = fields.string("name"), source = fields.string("template");
+    if (name == "default" || name == "tool_use") set(source, path, name == "tool_use");
+  }
+  if (!default_) throw invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");
+}
+
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted, const std::string& dir,
+                                                               WallClock clock) try {
+  std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
+  chat->clock_ = std::move(clock);
+  chat->plain_ = wanted == "plain";
+  if (!dir.empty()) chat->read_folder(dir, wanted == "auto");
+  if (chat->plain_) {
+    chat->set(kPlain, "plain", false);
+  } else if (wanted != "auto") {
+    auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
+    if (!file.ok()) return invalid("--chat-template: expected auto, plain, none or a file; " + file.error().message);
+    chat->set(file.value(), wanted, false);
+  }
+  if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
+  return std::unique_ptr<const ChatTemplate>(std::move(chat));
+} catch (const Error& error) {
+  return error;
+}
+
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja, WallClock clock) try {
+  std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
+  chat->clock_ = std::move(clock);
+  chat->set(std::string(jinja), "text", false);
+  return std::unique_ptr<const ChatTemplate>(std::move(chat));
+} catch (const Error& error) {
+  return error;
+}
+
+// A content is text but for a template that iterates over it. Which of those read text, too, is found by trial: a list
+// of one text part should print what its text alone prints.
+void ChatTemplate::look_at_contents(Source& source) {
+  if (!source.jinja.iterates_over_content()) return;
+  const std::string words = "what a user says";
+  auto prints = [&](bool reads_text, bool reads_parts) {
+    source.reads_text = reads_text;
+    source.reads_parts = reads_parts;
+    auto out = run(source,
+                   {{"user", words,
+                     reads_parts ? jinja::dict_value({{text("role", false), text("user", false)},
+                                                      {text("content", false), parts_of(text(words, true))}})
+                                 : Value()}},
+                   {});
+    return out.ok() ? out.value().bytes : "";
+  };
+  const std::string of_text = prints(true, false), of_parts = prints(false, true);
+  source.reads_text = of_text.find(words) != of_text.npos || of_parts.find(words) == of_parts.npos;
+  source.reads_parts = of_text == of_parts || !source.reads_text;
+}
+
+Result<jinja::Text> ChatTemplate::run(const Source& source, const std::vector<ChatMessage>& messages,
+                                      const Request& request) const try {
+  const bool knows_developer = source.jinja.mentions("developer");
+  std::vector<Value> list;
+  for (const ChatMessage& message : messages) {
+    const std::string& role = message.role == "developer" && !knows_developer ? "system" : message.role;
+    Value content = text(message.content, true);
+    if (!source.reads_text) content = parts_of(std::move(content));
+    std::vector<std::pair<Value, Value>> items;
+    // Nothing but calls is none, which templates look for; else it would print as "None".
+    const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
+    if (message.fields.dict())
+      items = message.fields.dict()->items;
+    else
+      items = {{text("role", false), Value()}, {text("content", false), Value()}};
+    for (auto& [key, value] : items) {
+      if (key.text()->bytes == "role") value = text(role, false);
+      if (key.text()->bytes != "content" || (value.is_none() && has_calls)) continue;
+      if (!value.list() || !source.reads_parts) value = content;
+    }
+    list.push_back(jinja::dict_value(std::move(items)));
+  }
+  std::vector<std::pair<std::string, Value>> variables;  // the first of a name counts
+  variables.emplace_back("messages", jinja::list_value(std::move(list)));
+  variables.emplace_back("tools", request.tools);
+  variables.emplace_back("documents", jinja::None());
+  variables.emplace_back("add_generation_prompt", request.add_generation_prompt);
+  if (const jinja::Dict* more = request.kwargs.dict())
+    for (const auto& [name, value] : more->items) variables.emplace_back(name.text()->bytes, value);
+  variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
+  return source.jinja.render(std::move(variables), clock_());
+} catch (const jinja::Fault& fault) {  // the messages are too large or too deep for a value
+  return invalid("messages: " + fault.what);
+}
+
+Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMessage>& messages,
+                                                      const Request& request) const {
+  if (messages.empty()) return invalid("messages: expected at least one message");
+  const bool has_tools = request.tools.list() != nullptr;
+  auto made = run(has_tools && tool_use_ ? *tool_use_ : *default_, messages, request);
+  if (!made.ok()) return invalid("the model's chat template, " + made.error().message);
+  std::vector<PromptPiece> pieces;
+  size_t begin = 0;
+  for (const jinja::Text::Run& run : made.value().runs) {
+    pieces.push_back({made.value().bytes.substr(begin, run.end - begin), !run.from_client});
+    begin = run.end;
+  }
+  return pieces;
+}
+
+std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const std::vector<PromptPiece>& pieces) const {
+  std::vector<Tokenizer::Part> parts;
+  for (const PromptPiece& piece : pieces) parts.push_back({piece.text, piece.from_template});
+  return tokenizer.encode(parts, plain_);
+}
+
+}  // namespace xpyd::model

@@ -1,0 +1,355 @@
+#include "model/weights/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/json/json.h"
+#include "model/folder.h"
+
+namespace xpyd::model {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxIndexBytes = 64u << 20;
+
+// Bytes of one element of every dtype of the format; 0 for a name that it does not have.
+uint64_t element_bytes(const std::string& dtype) {
+  static const struct {
+    const char* name;
+    uint64_t bytes;
+  } kDtypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+                 {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+                 {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
+  for (const auto& d : kDtypes)
+    if (dtype == d.name) return d.bytes;
+  return 0;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+// A name as it may stand in a message: short, and without control characters.
+std::string name_in_quotes(std::string_view name) {
+  std::string text = "\"";
+  for (char c : name.substr(0, 100)) text += (unsigned(c) & 0xff) < 0x20 ? '?' : c;
+  return text + (name.size() > 100 ? "...\"" : "\"");
+}
+
+Error bad(const std::string& file, const std::string& what) {
+  return {ErrorCode::invalid_argument, file + ": " + what};
+}
+
+Error io_error(const std::string& file, const std::string& what, int error) {
+  return {error == ENOENT ? ErrorCode::not_found : ErrorCode::io, file + ": " + what + ": " + strerror(error)};
+}
+
+TensorEntry parse_entry(const json& value, const std::string& name, const std::string& file,
+                        const SafetensorsLimits& limits) {
+  auto wrong = [&](const std::string& what) { return bad(file, "tensor " + name_in_quotes(name) + ": " + what); };
+  if (!value.is_object() || value.size() != 3) throw wrong("expected an object of dtype, shape and data_offsets");
+  const json* dtype = find_field(value, "dtype");
+  const json* shape = find_field(value, "shape");
+  const json* offsets = find_field(value, "data_offsets");
+  if (!dtype || !dtype->is_string()) throw wrong("dtype: expected a string");
+  if (!shape || !shape->is_array()) throw wrong("shape: expected an array of whole numbers");
+  if (!offsets || !offsets->is_array() || offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() ||
+      !(*offsets)[1].is_number_unsigned())
+    throw wrong("data_offsets: expected two whole numbers");
+  TensorEntry entry;
+  entry.dtype = dtype->get<std::string>();
+  entry.begin = (*offsets)[0].get<uint64_t>();
+  entry.end = (*offsets)[1].get<uint64_t>();
+  uint64_t bytes = element_bytes(entry.dtype);
+  if (bytes == 0) throw wrong("unknown dtype " + name_in_quotes(entry.dtype));
+  if (shape->size() > limits.max_rank)
+    throw wrong("shape: more than " + std::to_string(limits.max_rank) + " dimensions");
+  for (const json& dim : *shape) {
+    if (!dim.is_number_unsigned()) throw wrong("shape: expected whole numbers");
+    uint64_t n = dim.get<uint64_t>();
+    if (n > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, n, &bytes))
+      throw wrong("shape: the product overflows 64 bits");
+    entry.shape.push_back(int64_t(n));
+  }
+  if (entry.end < entry.begin) throw wrong("data_offsets: the end lies before the begin");
+  if (entry.end - entry.begin != bytes)
+    throw wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " + entry.dtype + " " +
+                shape_text(entry.shape) + " has " + std::to_string(bytes));
+  return entry;
+}
+
+}  // namespace
+
+Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
+                                           const std::string& file_name, const SafetensorsLimits& limits) try {
+  if (json_text.empty() || json_text[0] != '{') return bad(file_name, "the header does not begin with {");
+  // A tensor is at most 5 + rank values; 10 on the average is twice what real checkpoints have.
+  const JsonLimits json_limits{
+      .max_depth = 4, .max_bytes = limits.max_header_bytes, .max_values = 1000 + 10 * limits.max_tensors};
+  const json root = need(parse_json(json_text, file_name + ": header", json_limits));
+  if (!root.is_object()) return bad(file_name, "the header is not an object");
+  if (root.size() > limits.max_tensors + 1)
+    return bad(file_name, "more than " + std::to_string(limits.max_tensors) + " tensors");
+
+  TensorMap tensors;
+  std::vector<std::pair<const TensorEntry*, const std::string*>> by_offset;
+  for (const auto& [name, value] : root.items()) {
+    if (name == "__metadata__") {
+      if (!value.is_object()) return bad(file_name, "__metadata__: expected an object of strings");
+      for (const auto& [key, text] : value.items())
+        if (!text.is_string()) return bad(file_name, "__metadata__: " + name_in_quotes(key) + " is not a string");
+      continue;
+    }
+    if (name.size() > limits.max_name_bytes)
+      return bad(file_name, "tensor " + name_in_quotes(name) + ": the name is longer than " +
+                                std::to_string(limits.max_name_bytes) + " bytes");
+    auto place = tensors.emplace(name, parse_entry(value, name, file_name, limits)).first;
+    by_offset.emplace_back(&place->second, &place->first);
+  }
+  // Tensors tile the data part: no byte belongs to none or to two of them.
+  std::sort(by_offset.begin(), by_offset.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first->begin, a.first->end) < std::pair(b.first->begin, b.first->end);
+  });
+  uint64_t end = 0;
+  for (const auto& [entry, name] : by_offset) {
+    if (entry->begin != end)
+      return bad(file_name, "tensor " + name_in_quotes(*name) + ": begins at byte " + std::to_string(entry->begin) +
+                                " of the data, but the one before it ends at " + std::to_string(end) +
+                                (entry->begin < end ? " (overlap)" : " (hole)"));
+    end = entry->end;
+  }
+  if (end != data_bytes)
+    return bad(file_name, "the tensors end at byte " + std::to_string(end) + " of the data, but the file has " +
+                              std::to_string(data_bytes) + " (truncated, or bytes that belong to no tensor)");
+  return tensors;
+} catch (const Error& error) {
+  return error;
+}
+
+Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(std::string_view json_text,
+                                                                                const std::string& file_name) try {
+  const json root = need(parse_json(json_text, file_name, {.max_depth = 4, .max_bytes = kMaxIndexBytes}));
+  const json& weight_map = *need(get_object(root, "weight_map", file_name));
+  std::map<std::string, std::string, std::less<>> shards;
+  for (const auto& [tensor, shard] : weight_map.items()) {
+    if (!shard.is_string()) return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": expected a file name");
+    const std::string& name = shard.get_ref<const std::string&>();
+    // The name comes from outside: it may only choose among the files of this folder.
+    if (name.empty() || name[0] == '.' || name.size() > 255 ||
+        name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
+      return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": " + name_in_quotes(name) +
+                                " is not the name of a file in the model's folder");
+    shards.emplace(tensor, name);
+  }
+  if (shards.empty()) return bad(file_name, "weight_map: names no tensor");
+  return shards;
+} catch (const Error& error) {
+  return error;
+}
+
+Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string& path,
+                                                               const SafetensorsLimits& limits) try {
+  std::unique_ptr<SafetensorsFile> file(new SafetensorsFile);
+  file->path_ = path;
+  if (std::optional<std::string_view> embedded = embedded_file(path)) {
+    file->embedded_ = *embedded;
+    file->file_bytes_ = embedded->size();
+  } else {
+    // O_NONBLOCK: opening a FIFO must not wait for a writer.
+    file->fd_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file->fd_.get() < 0) return io_error(path, "cannot open", errno);
+    struct stat info;
+    if (fstat(file->fd_.get(), &info) != 0) return io_error(path, "cannot stat", errno);
+    if (!S_ISREG(info.st_mode)) return bad(path, "not a regular file");
+    file->file_bytes_ = uint64_t(info.st_size);
+  }
+  if (file->file_bytes_ < 8) return bad(path, "shorter than 8 bytes: not a safetensors file");
+
+  unsigned char length[8];
+  need(file->read_exactly(length, 8, 0));
+  uint64_t header_bytes = 0;
+  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
+  if (header_bytes > limits.max_header_bytes)
+    return bad(path, "header length " + std::to_string(header_bytes) + " is above the limit of " +
+                         std::to_string(limits.max_header_bytes));
+  if (header_bytes > file->file_bytes_ - 8)
+    return bad(path, "header length " + std::to_string(header_bytes) + " is beyond the end of the file");
+  std::string header(header_bytes, '\0');
+  need(file->read_exactly(header.data(), header_bytes, 8));
+  file->data_start_ = 8 + header_bytes;
+  file->tensors_ = need(parse_safetensors_header(header, file->file_bytes_ - file->data_start_, path, limits));
+  return file;
+} catch (const Error& error) {
+  return error;
+}
+
+Status SafetensorsFile::read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor) const {
+  if (fd_.get() < 0) memcpy(out, embedded_.substr(at, n).data(), n);
+  for (size_t done = 0; fd_.get() >= 0 && done < n;) {
+    const ssize_t got = pread(fd_.get(), static_cast<char*>(out) + done, n - done, off_t(at + done));
+    if (got < 0 && errno == EINTR) continue;
+    const int error = errno;
+    const std::string of = got > 0 || tensor.empty() ? "" : "tensor " + name_in_quotes(tensor) + ": ";
+    if (got < 0) return io_error(path_, of + "cannot read" + (tensor.empty() ? " the header" : ""), error);
+    if (got == 0) return Error{ErrorCode::io, path_ + ": " + of + "truncated while it was read"};
+    done += size_t(got);
+  }
+  return ok();
+}
+
+Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const {
+  const uint64_t size = element_bytes(tensor.dtype);
+  XPYD_CHECK(first >= 0 && n >= 0 && uint64_t(first + n) * size <= tensor.end - tensor.begin);
+  // Data may begin at any byte offset: elements are copied out of the buffer, never cast in place.
+  unsigned char buffer[16384];
+  const int chunk = int(sizeof buffer / size);
+  for (int done = 0; done < n;) {
+    int now = std::min(chunk, n - done);
+    const size_t want = size_t(now) * size;
+    const uint64_t at = data_start_ + tensor.begin + uint64_t(first + done) * size;
+    if (Status status = read_exactly(buffer, want, at, name); !status) return status;
+    float* to = out + done;
+    if (size == 4) {
+      memcpy(to, buffer, want);
+    } else {
+      const bool is_bf16 = tensor.dtype == "BF16";
+      for (int i = 0; i < now; ++i) {
+        uint16_t bits;
+        memcpy(&bits, buffer + 2 * i, 2);
+        to[i] = is_bf16 ? to_f32(bf16{bits}) : f16_to_f32(bits);
+      }
+    }
+    done += now;
+  }
+  return ok();
+}
+
+Status SafetensorsFile::check_unchanged() const {
+  if (fd_.get() < 0) return ok();
+  struct stat info;
+  if (fstat(fd_.get(), &info) != 0) return io_error(path_, "cannot stat", errno);
+  if (uint64_t(info.st_size) != file_bytes_)
+    return Error{ErrorCode::io, path_ + ": changed from " + std::to_string(file_bytes_) + " to " +
+                                    std::to_string(info.st_size) + " bytes while it was read"};
+  return ok();
+}
+
+namespace {
+
+// Path of DIR/name with links followed, if it ends where a model's files may lie.
+Result<std::string> resolve(const std::string& dir, const std::string& name) {
+  const std::string path = dir + "/" + name;
+  if (is_embedded(path)) {
+    if (embedded_file(path)) return path;
+    return Error{ErrorCode::not_found, path + ": no such file"};
+  }
+  char real_dir[PATH_MAX], real_file[PATH_MAX];
+  if (!realpath(dir.c_str(), real_dir)) return io_error(dir, "cannot open the model's folder", errno);
+  if (!realpath(path.c_str(), real_file)) return io_error(path, "cannot open", errno);
+  std::string_view folder = real_dir, file = real_file;
+  auto inside = [&](std::string_view root) {
+    return file.size() > root.size() && file.substr(0, root.size()) == root && file[root.size()] == '/';
+  };
+  if (inside(folder)) return std::string(file);
+  size_t revision = folder.rfind('/');
+  if (revision != std::string_view::npos) {
+    std::string_view parent = folder.substr(0, revision), tail = "/snapshots";
+    if (parent.size() > tail.size() && parent.substr(parent.size() - tail.size()) == tail &&
+        inside(std::string(parent.substr(0, parent.size() - tail.size())) + "/blobs"))
+      return std::string(file);
+  }
+  return bad(path,
+             "is a link out of the model's folder (only links inside it, or into the blobs folder of a "
+             "Hugging Face cache, are followed)");
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const std::string& dir) try {
+  Checkpoint checkpoint;
+  const std::string index_name = "model.safetensors.index.json", single_name = "model.safetensors";
+  auto add = [&](const std::string& name) {
+    checkpoint.files_.push_back(need(SafetensorsFile::open(need(resolve(dir, name)))));
+    return checkpoint.files_.back().get();
+  };
+
+  Result<std::string> index_path = resolve(dir, index_name);
+  if (!index_path && index_path.error().code != ErrorCode::not_found) return index_path.error();
+  if (!index_path) {
+    checkpoint.source_ = dir + "/" + single_name;
+    const SafetensorsFile* file = add(single_name);
+    for (const auto& [name, entry] : file->tensors()) checkpoint.where_[name] = file;
+    return checkpoint;
+  }
+
+  checkpoint.source_ = dir + "/" + index_name;
+  const std::string text = need(read_small_file(index_path.value(), kMaxIndexBytes));
+  std::map<std::string, const SafetensorsFile*> shards;
+  for (const auto& [tensor, shard] : need(parse_safetensors_index(text, checkpoint.source_))) {
+    const SafetensorsFile*& file = shards[shard];
+    if (!file) {
+      if (shards.size() > 4096) return bad(checkpoint.source_, "weight_map: more than 4096 shards");
+      file = add(shard);
+    }
+    if (file->tensors().find(tensor) == file->tensors().end())
+      return bad(file->path(),
+                 "tensor " + name_in_quotes(tensor) + ": missing, although " + index_name + " places it here");
+    checkpoint.where_[tensor] = file;
+  }
+  return checkpoint;
+} catch (const Error& error) {
+  return error;
+}
+
+const TensorEntry* Checkpoint::entry(std::string_view name) const {
+  auto found = where_.find(name);
+  return found == where_.end() ? nullptr : &found->second->tensors().find(name)->second;
+}
+
+Result<TensorHandle> Checkpoint::find(std::string_view name, const std::vector<int64_t>& shape,
+                                      const std::vector<std::string>& dtypes) const {
+  auto found = where_.find(name);
+  if (found == where_.end()) return bad(source_, "tensor " + name_in_quotes(name) + ": missing");
+  auto tensor = found->second->tensors().find(name);
+  const TensorEntry& entry = tensor->second;
+  if (std::find(dtypes.begin(), dtypes.end(), entry.dtype) == dtypes.end()) {
+    std::string expected;
+    for (size_t i = 0; i < dtypes.size(); ++i)
+      expected += (i == 0 ? "" : i + 1 == dtypes.size() ? " or " : ", ") + dtypes[i];
+    return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": dtype " + entry.dtype +
+                                          " is not supported (expected " + expected + ")");
+  }
+  if (entry.shape != shape)
+    return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": shape " + shape_text(entry.shape) +
+                                          " where config.json implies " + shape_text(shape));
+  return TensorHandle{found->second, tensor->first, &entry};
+}
+
+std::vector<std::string_view> Checkpoint::names() const {
+  std::vector<std::string_view> names;
+  for (const auto& [name, file] : where_) names.push_back(name);
+  return names;
+}
+
+Error Checkpoint::unexpected(std::string_view name, const std::string& family) const {
+  return bad(where_.find(name)->second->path(),
+             "tensor " + name_in_quotes(name) + ": a " + family + " model of this config.json has no such tensor");
+}
+
+Status Checkpoint::check_unchanged() const {
+  for (const auto& file : files_)
+    if (Status status = file->check_unchanged(); !status) return status;
+  return ok();
+}
+
+}  // namespace xpyd::model

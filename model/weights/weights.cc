@@ -1,0 +1,422 @@
+// Checkpoint -> Weights, in two passes: the first finds every tensor and checks dtype and shape
+// against the configuration; the second allocates, and streams rows into the packed matrices, so
+// that beside the packed bytes only a few rows are in memory.
+#include "model/weights/weights.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "base/numbers.h"
+#include "base/random.h"
+#include "model/meta.h"
+#include "model/weights/safetensors.h"
+#include "model/weights/weight_source.h"
+
+namespace xpyd::model {
+namespace {
+
+struct TensorSpec {
+  std::string name;
+  int rows, cols;  // a vector has one row
+  bool matrix;
+};
+
+std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
+
+// Of the multi-token head, whether or not it is in use; below it stand its layer and the rest.
+std::string head_prefix(const ModelConfig& c) {
+  return c.predict_names->prefix ? c.predict_names->prefix : layer_prefix(c.trunk_layers());
+}
+
+// A tensor of a head that is not in use, or a copy of the trunk's embedding or lm_head, which all heads share.
+bool is_of_heads(const ModelConfig& c, std::string_view name) {
+  if (!c.predict_names) return false;
+  if (c.predict_names->prefix) return name.starts_with(c.predict_names->prefix);
+  int layer = -1;
+  constexpr std::string_view kLayers = "model.layers.";
+  return name.starts_with(kLayers) &&
+         read_number(name.substr(kLayers.size(), name.find('.', kLayers.size()) - kLayers.size()), layer) &&
+         layer >= c.trunk_layers();
+}
+
+bool all_zero(const Checkpoint& checkpoint, std::string_view name) {
+  const TensorEntry& entry = *checkpoint.entry(name);
+  const auto found = checkpoint.find(name, entry.shape);
+  if (!found || entry.shape.size() != 1) return false;
+  std::vector<float> values(size_t(entry.shape[0]));
+  return found.value().read(0, int(entry.shape[0]), values.data()).ok() &&
+         std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
+}
+
+using Sources = std::map<std::string, WeightSource, std::less<>>;
+
+Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConfig& config,
+                                   const std::vector<TensorSpec>& specs, ReadErrors& errors) {
+  Sources sources;
+  std::set<std::string, std::less<>> used;
+  const bool meta = checkpoint.entry(kMetaEmbedding) != nullptr;
+  if (meta && (config.quantization.method != Quantization::Method::none || config.qkv_bias || config.qk_norm))
+    return invalid("tensor \"" + std::string(kMetaEmbedding) +
+                   "\": Meta's names, of which Llama without codes, biases and norms of heads is read");
+  for (const TensorSpec& spec : specs) {
+    constexpr std::string_view kWeight = ".weight";
+    const std::string name = meta ? meta_name(spec.name) : spec.name;
+    Result<WeightSource> source = spec.matrix ? matrix_source(checkpoint, config.quantization,
+                                                              name.substr(0, name.size() - kWeight.size()), spec.rows,
+                                                              spec.cols, errors, used)
+                                              : dense_source(checkpoint, name, {spec.cols}, spec.cols, errors, used);
+    if (!source) return source.error();
+    WeightSource& found = sources[spec.name] = std::move(source).value();
+    if (!meta || !meta_reorders(spec.name)) continue;
+    found.rows = [rows = found.rows, d = config.head_dim](int row, float* out) { rows(meta_row(row, d), out); };
+    found.elements = [elements = found.elements, d = config.head_dim](int row, std::byte* out) {
+      elements(meta_row(row, d), out);
+    };
+  }
+  // A tensor that no line above reads would change the model's meaning: a bias, an adapter.
+  for (std::string_view name : checkpoint.names()) {
+    if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
+    if (name.ends_with(".rotary_emb.inv_freq") || name == "rope.freqs")
+      continue;  // old files; follows from config.json
+    if (is_of_heads(config, name)) continue;
+    // GPTQ's tools write biases of zeros for matrices that have none.
+    if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
+        all_zero(checkpoint, name))
+      continue;
+    return checkpoint.unexpected(name, config.family);
+  }
+  return sources;
+}
+
+// Seeded random rows for speed runs: matrices uniform with variance 1 / columns, so that
+// activations keep their size through the layers; norms about 1, biases about 0. A row depends on
+// the seed, the tensor's name and the row, not on the thread that makes it.
+Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
+  Sources sources;
+  for (const TensorSpec& spec : specs) {
+    uint64_t name_hash = 0xcbf29ce484222325u;  // FNV-1a
+    for (char c : spec.name) name_hash = (name_hash ^ uint64_t(c)) * 0x100000001b3u;
+    const bool norm = !spec.matrix && spec.name.ends_with("weight");
+    const float centre = norm ? 1 : 0;
+    const float half_width = spec.matrix ? std::sqrt(3.0f / float(spec.cols)) : 0.1f;
+    sources[spec.name].rows = [=, cols = spec.cols](int row, float* out) {
+      Random random(Random(seed ^ name_hash ^ (uint64_t(row) << 32)).next());
+      const float scale = half_width * 0x1p-31f;
+      for (int i = 0; i < cols; i += 2) {
+        const uint64_t bits = random.next();
+        out[i] = centre + scale * float(int32_t(bits));
+        if (i + 1 < cols) out[i + 1] = centre + scale * float(int32_t(bits >> 32));
+      }
+    };
+  }
+  return sources;
+}
+
+// What build() asks for, tensor by tensor. Without readers it is only listed, and nothing is made.
+class WeightLoader {
+ public:
+  // folder_codes: the folder says which of its matrices are codes, and what it has left dense stays so.
+  // `total`: elements of all that will be loaded.
+  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, double total,
+               ReadErrors& errors, ThreadTeam& team)
+      : sources_(std::move(sources)),
+        options_(options),
+        matrices_(matrices),
+        folder_codes_(folder_codes),
+        errors_(errors),
+        total_(total),
+        team_(team) {}
+  Dtype matrices() const { return matrices_; }
+  bool lists() const { return sources_.empty(); }
+  const std::vector<TensorSpec>& listed() const { return listed_; }
+
+  struct Part {
+    std::string name;
+    int rows;
+  };
+  // The parts' rows one under another.
+  PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
+    int rows = 0;
+    std::vector<std::pair<int, const WeightSource*>> starts;
+    for (const Part& part : parts) {
+      starts.emplace_back(rows, source({part.name + ".weight", part.rows, cols, true}));
+      rows += part.rows;
+    }
+    if (lists()) return {};
+    const auto at = [&starts](int row) {
+      return *std::prev(
+          std::upper_bound(starts.begin(), starts.end(), row, [](int r, const auto& s) { return r < s.first; }));
+    };
+    const auto read = [&](int row, float* out) {
+      const auto [first, from] = at(row);
+      from->rows(row - first, out);
+    };
+    const auto name_of = [&](int row) {
+      for (size_t i = parts.size() - 1;; --i)
+        if (starts[i].first <= row) return parts[i].name;
+    };
+    std::vector<std::shared_ptr<CodeSource>> codes;
+    for (const auto& [first, from] : starts)
+      if (from->codes) codes.push_back(from->codes);
+    for (const auto& c : codes) errors_.keep(c->open());
+    if (!errors_.first()) return {};
+    const bool all = codes.size() == starts.size();
+    const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
+    const bool as_it_is = std::all_of(starts.begin(), starts.end(),
+                                      [&](const auto& s) { return s.second->elements && s.second->dtype == dtype; });
+    // Codes that are made anew would not be those of the folder, and what it left dense would be codes.
+    if (is_quantised(dtype) && !codes.empty() && !all)
+      for (size_t i = 0; i < parts.size(); ++i)
+        if (!starts[i].second->codes)
+          errors_.keep(invalid("tensor \"" + parts[i].name +
+                               ".weight\": dense beside codes, with which it is one matrix "
+                               "here (--weight-dtype f32 or bf16 reads them)"));
+    if (!errors_.first()) return {};
+    PackedMatrix packed;
+    if (as_it_is) {
+      packed = pack_elements(
+          rows, cols, k_groups, dtype,
+          [&](int row, std::byte* out) {
+            const auto [first, from] = at(row);
+            from->elements(row - first, out);
+          },
+          team_);
+    } else if (!is_quantised(dtype)) {
+      packed = pack_matrix(
+          rows, cols, k_groups, dtype,
+          [&](int row, float* out) {
+            read(row, out);
+            if (dtype == Dtype::f16 && std::any_of(out, out + cols, [](float x) { return std::abs(x) >= 65520; }))
+              errors_.keep(invalid("tensor \"" + name_of(row) + ".weight\": a weight is too large for f16"));
+          },
+          team_);
+    } else if (all && codes[0]->dtype == dtype) {
+      for (size_t i = 1; i < codes.size(); ++i)
+        if (codes[i]->groups != codes[0]->groups)
+          errors_.keep(invalid("tensor \"" + parts[i].name + ".g_idx\": other groups than \"" + parts[0].name +
+                               ".g_idx\", with which it is one matrix here"));
+      if (!errors_.first()) return {};
+      packed = pack_codes(
+          rows, cols, k_groups, dtype, codes[0]->groups,
+          [&](int row, QuantRow& out) {
+            const auto [first, from] = at(row);
+            from->codes->read(row - first, out);
+          },
+          team_);
+    } else {
+      const QuantGroups groups = made_groups(dtype, options_.weight_group, cols);
+      packed = pack_codes(
+          rows, cols, k_groups, dtype, groups,
+          [&](int row, QuantRow& out) {
+            std::vector<float> values(static_cast<size_t>(cols));
+            read(row, values.data());
+            if (!quantise_row(dtype, groups, values.data(), out))
+              errors_.keep(invalid("tensor \"" + name_of(row) +
+                                   ".weight\": a weight is not finite, or too large, and has no " + dtype_name(dtype)));
+          },
+          team_);
+    }
+    for (const auto& c : codes) c->close();
+    loaded(double(rows) * cols);
+    return packed;
+  }
+  std::vector<float> vector(const std::vector<Part>& parts) {
+    std::vector<float> values;
+    for (const Part& part : parts) {
+      const WeightSource* from = source({part.name, 1, part.rows, false});
+      if (!from) continue;
+      values.resize(values.size() + size_t(part.rows));
+      from->rows(0, values.data() + values.size() - size_t(part.rows));
+    }
+    return values;
+  }
+  Buffer table(const std::string& name, int rows, int cols) {
+    const WeightSource* from = source({name, rows, cols, true});
+    if (!from) return {};
+    const bool f32 = options_.dtype == Dtype::f32, raw = !f32 && from->elements && from->dtype == Dtype::bf16;
+    Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(options_.dtype));
+    if (from->codes) errors_.keep(from->codes->open());
+    if (!errors_.first()) return {};
+    team_.run([&](int rank) {
+      std::vector<float> values(static_cast<size_t>(cols));
+      Range mine = share(rows, rank, team_.size());
+      for (int row = mine.begin; row < mine.end; ++row) {
+        const size_t first = size_t(row) * size_t(cols);
+        if (raw)
+          from->elements(row, reinterpret_cast<std::byte*>(table.as<bf16>() + first));
+        else
+          from->rows(row, f32 ? table.as<float>() + first : values.data());
+        if (!f32 && !raw) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
+      }
+    });
+    if (from->codes) from->codes->close();
+    loaded(double(rows) * cols);
+    return table;
+  }
+
+ private:
+  void loaded(double elements) {
+    done_ += elements;
+    if (options_.progress) options_.progress(std::min(1.0, done_ / total_));
+  }
+  const WeightSource* source(TensorSpec spec) {
+    if (!lists()) return &sources_.find(spec.name)->second;
+    listed_.push_back(std::move(spec));
+    return nullptr;
+  }
+
+  const Sources sources_;
+  const LoadOptions& options_;
+  const Dtype matrices_;
+  const bool folder_codes_;
+  ReadErrors& errors_;
+  double total_ = 1, done_ = 0;  // elements
+  ThreadTeam& team_;
+  std::vector<TensorSpec> listed_;
+};
+
+// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face; loaded, what `of` needs.
+std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader, Range of) {
+  const auto wanted = [&](int layer) { return loader.lists() || (of.begin <= layer && layer < of.end); };
+  auto weights = std::make_shared<Weights>();
+  weights->config = c;
+  weights->dtype = dtype;
+  weights->matrix_dtype = loader.matrices();
+  weights->rope_freqs = rope_frequencies(c);
+  if (wanted(0)) weights->embedding = loader.table("model.embed_tokens.weight", c.vocab, c.hidden);
+  const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
+  weights->layers.resize(size_t(c.n_layers));
+  for (int i = 0; i < c.n_layers; ++i) {
+    if (!wanted(i)) continue;
+    LayerWeights& layer = weights->layers[size_t(i)];
+    const std::string prefix = i < c.trunk_layers() ? layer_prefix(i) : head_prefix(c) + c.predict_names->layer;
+    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+    layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
+                              c.hidden, 1);
+    layer.o = loader.matrix({{attention + "o_proj", c.hidden}}, q, kRowParallelGroups);
+    layer.gate_up = loader.matrix({{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden,
+                                  1);
+    layer.down = loader.matrix({{mlp + "down_proj", c.hidden}}, c.intermediate, kRowParallelGroups);
+    layer.attention_norm = loader.vector({{prefix + "input_layernorm.weight", c.hidden}});
+    layer.mlp_norm = loader.vector({{prefix + "post_attention_layernorm.weight", c.hidden}});
+    if (c.qkv_bias)
+      layer.qkv_bias = loader.vector(
+          {{attention + "q_proj.bias", q}, {attention + "k_proj.bias", kv}, {attention + "v_proj.bias", kv}});
+    if (c.o_bias) layer.o_bias = loader.vector({{attention + "o_proj.bias", c.hidden}});
+    if (c.qk_norm) {
+      layer.q_norm = loader.vector({{attention + "q_norm.weight", c.head_dim}});
+      layer.k_norm = loader.vector({{attention + "k_norm.weight", c.head_dim}});
+    }
+    if (c.mlp_bias) {
+      layer.gate_up_bias = loader.vector(
+          {{mlp + "gate_proj.bias", c.intermediate}, {mlp + "up_proj.bias", c.intermediate}});
+      layer.down_bias = loader.vector({{mlp + "down_proj.bias", c.hidden}});
+    }
+  }
+  if (!wanted(c.n_layers - 1)) return weights;
+  if (c.n_predict) {
+    const PredictNames& names = *c.predict_names;
+    const auto norm = [&](const char* name) { return loader.vector({{head_prefix(c) + name + ".weight", c.hidden}}); };
+    weights->head.join = loader.matrix({{head_prefix(c) + names.join, c.hidden}}, 2 * c.hidden, 1);
+    weights->head.embedding_norm = norm(names.embedding_norm);
+    weights->head.hidden_norm = norm(names.hidden_norm);
+    weights->head.norm = norm(names.norm);
+  }
+  weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
+  weights->lm_head = loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
+  return weights;
+}
+
+// A configuration that cannot fit is an error of the input, found before memory is asked for.
+Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, int group, Range layers) {
+  const double head = double(c.vocab) * c.hidden * (layers.end == c.n_layers);
+  const double matrices = double(c.parameters()) - double(c.vocab) * c.hidden * (c.tied_embeddings ? 1 : 2);
+  const double needed = (matrices * (layers.end - layers.begin) / c.n_layers + head) * stored_bits(dtype, group) / 8 +
+                        double(c.vocab) * c.hidden * (layers.begin == 0) * double(dtype_bytes(table));
+  const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  if (needed < machine) return ok();
+  return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) + " MB in " +
+                 dtype_name(dtype) + ", but this machine has " + std::to_string(long(machine / 1e6)) + " MB of memory");
+}
+
+}  // namespace
+
+QuantGroups made_groups(Dtype dtype, int weight_group, int columns) {
+  return even_groups(columns, weight_group > 0 ? weight_group : dtype == Dtype::int4 ? 128 : 0);
+}
+
+Dtype matrix_dtype(const ModelConfig& config, const LoadOptions& options) {
+  if (options.weight_dtype) return *options.weight_dtype;
+  if (options.dummy || config.quantization.method == Quantization::Method::none) return options.dtype;
+  return config.quantization.method == Quantization::Method::gptq ? Dtype::int4 : Dtype::fp8;
+}
+
+std::vector<double> rope_frequencies(const ModelConfig& config) {
+  const RopeScaling& scaling = config.rope_scaling;
+  std::vector<double> freqs(size_t(config.head_dim / 2));
+  for (size_t i = 0; i < freqs.size(); ++i) {
+    double f = std::pow(config.rope_theta, -2.0 * double(i) / config.head_dim);
+    if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
+    if (scaling.kind == RopeScaling::Kind::llama3) {
+      // Turns that complete more than high_freq_factor times in the original context are kept,
+      // those below low_freq_factor are slowed by `factor`, and between them both are blended.
+      const double turns = scaling.original_max_position * f / (2 * M_PI);
+      const double kept = std::clamp(
+          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);
+      f = kept * f + (1 - kept) * f / scaling.factor;
+    }
+    freqs[i] = f;
+  }
+  return freqs;
+}
+
+size_t Weights::bytes() const {
+  size_t total = embedding.size() + lm_head.bytes() + head.join.bytes(),
+         floats = final_norm.size() + 3 * head.norm.size();
+  for (const LayerWeights& l : layers) {
+    for (auto matrix : LayerWeights::kMatrices) total += (l.*matrix).bytes();
+    for (auto vector : LayerWeights::kVectors) floats += (l.*vector).size();
+  }
+  return total + floats * sizeof(float);
+}
+
+Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
+                                                    const LoadOptions& options, ThreadTeam& team) {
+  if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16) return invalid("dtype: expected f32 or bf16");
+  if (options.weight_group < 0) return invalid("weight_group: expected 0 or more");
+  const Dtype matrices = matrix_dtype(config, options);
+  const Range layers = options.layers.end > 0 ? options.layers : Range{0, config.n_layers};
+  const bool folder_codes = !options.dummy && config.quantization.method != Quantization::Method::none;
+  ReadErrors errors;
+  WeightLoader names({}, options, matrices, folder_codes, 1, errors, team);
+  build(config, options.dtype, names, layers);
+  const double total = double(config.parameters()) +
+                       (config.tied_embeddings ? double(config.vocab) * config.hidden : 0);
+  auto load = [&](Sources sources) -> Result<std::shared_ptr<const Weights>> {
+    WeightLoader loader(std::move(sources), options, matrices, folder_codes, total, errors, team);
+    std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
+    if (!errors.first()) return errors.first().error();
+    return std::shared_ptr<const Weights>(std::move(weights));
+  };
+  if (options.dummy) {
+    if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
+      return status.error();
+    return load(dummy_sources(names.listed(), options.seed));
+  }
+  Result<Checkpoint> checkpoint = Checkpoint::open(dir);
+  if (!checkpoint) return checkpoint.error();
+  Result<Sources> sources = checkpoint_sources(checkpoint.value(), config, names.listed(), errors);
+  if (!sources) return sources.error();
+  if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
+    return status.error();
+  auto weights = load(std::move(sources).value());
+  if (!weights) return weights;
+  if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
+  return weights;
+}
+
+}  // namespace xpyd::model

@@ -1,0 +1,228 @@
+// The subcommands that are short: generate, worker, peak, export; and the result files of all.
+#include "server/cli/commands.h"
+
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/files.h"
+#include "base/json/json.h"
+#include "base/peak/peak.h"
+#include "base/version.h"
+#include "model/folder.h"
+#include "server/stack.h"
+#include "server/workers/local_workers.h"
+#include "server/workers/rank_processes.h"
+#include "server/workers/signals.h"
+
+namespace xpyd::server {
+namespace {
+
+Status of_option(const Status& status, ErrorCode code) {
+  return status ? status : Error{code, "--json: " + status.error().message};
+}
+
+// A device's own figures.
+nlohmann::json peak_of_device(const DeviceRow& device) {
+  const DevicePeak peak = need(device.peak());
+  std::printf("%s\n", peak.device.c_str());
+  nlohmann::json out = {{"machine", peak.device}, {"figures", nlohmann::json::array()}};
+  for (const PeakFigure& figure : peak.figures) {
+    std::printf("%-40s %10.2f %s\n", figure.name, figure.value, figure.unit);
+    out["figures"].push_back({{"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}});
+  }
+  return out;
+}
+
+nlohmann::json peak_of_host(int threads) {
+  std::vector<int> cpus = usable_cpus();
+  if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());
+  if (threads > int(cpus.size()) && !cpus.empty())
+    throw invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores");
+  if (!cpus.empty()) cpus.resize(size_t(threads));
+  ThreadTeam team(threads, cpus);
+  const Peak peak = cached_peak(team, true);
+  std::printf("%s", to_text(peak).c_str());
+  return need(parse_json(to_json(peak), "peak"));
+}
+
+// Prints text as it becomes certain and keeps the times.
+class Printer final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override {
+    std::fputs(event.text.c_str(), stdout);
+    std::fflush(stdout);
+    std::lock_guard lock(mutex_);
+    if (event.token >= 0) times.push_back(event.time_s);
+    if (event.finish != FinishReason::none) {
+      end = std::move(event);
+      ended_ = true;
+      done_.notify_all();
+    }
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return ended_; });
+  }
+  std::vector<double> times;  // of each token
+  TokenEvent end;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+nlohmann::json run_header(const Options& options) {
+  nlohmann::json header = provenance();
+  header["options"] = options.shown_values();
+  return header;
+}
+
+Status check_result_file(const Options& options) {
+  const std::string& path = options.text("json");
+  return path.empty() ? ok() : of_option(check_replaceable(path), ErrorCode::invalid_argument);
+}
+
+Status write_result_file(const Options& options, nlohmann::json result) {
+  const std::string& path = options.text("json");
+  if (path.empty()) return ok();
+  result["run"] = run_header(options);
+  return of_option(replace_file(path, json_text(result, 2) + "\n"), ErrorCode::io);
+}
+
+// xpyd export DIR: the demo model inside this binary as a folder, from which clients load a tokenizer.
+int export_main(const Options& options) try {
+  if (options.positional().empty()) throw invalid("expected DIR, a new or an empty folder");
+  need(export_demo(options.positional()[0]));
+  return 0;
+} catch (const Error& error) {
+  return fail(": export", error);
+}
+
+// xpyd peak: what this machine can do, measured now; other runs read the figures from the cache it leaves.
+int peak_main(const Options& options) try {
+  need(check_result_file(options));
+  const DeviceRow& device = *find_device(options.text("device"));
+  need(
+      write_result_file(options, device.peak ? peak_of_device(device) : peak_of_host(int(options.integer("threads")))));
+  return 0;
+} catch (const Error& error) {
+  return fail(": peak", error);
+}
+
+// xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve
+// --processes`), serves, and joins again when that was restarted. The first SIGTERM drains, the
+// second ends it.
+int worker_main(const Options& options) {
+  SignalThread signals;
+  const std::unique_ptr<Stack> prepared = need(prepare_stack(options));
+  Stack& stack = *prepared;
+  const OnCpus here(stack.options.cpus.empty() ? std::span<const int>() : stack.options.cpus[0]);  // its threads, too
+  WorkerOptions worker_options{.fingerprint = fingerprint(stack)};
+  options.fill(worker_options);
+  ProcessOptions cluster;
+  options.fill(cluster);
+  if (!cluster.key_file.empty()) worker_options.key = cluster.read_key();
+  const bool is_stage = options.integer("rank") >= 0;
+  struct Found {
+    std::mutex mutex;
+    std::string value;
+  } found;  // by the registry, below
+  const std::unique_ptr<Registry> registry = cluster.open_registry(stack.clock);
+  if (registry) {
+    const std::string name = is_stage ? rank_group_name(options) : kConductorName;
+    registry->watch(name, [&found, name](const Registry::Entries& entries) {
+      auto entry = entries.find(name);
+      std::lock_guard lock(found.mutex);
+      found.value = entry == entries.end() ? "" : entry->second;
+    });
+    worker_options.find_conductor = [&found] {
+      std::lock_guard lock(found.mutex);
+      return NamedConductor::of(found.value);
+    };
+  }
+  stack.options.ranks = head_options(options, stack, worker_options.key, registry.get());
+  if (!is_stage && !stack.options.ranks) need(open_backend(stack));
+  worker_options.cluster = stack.options;
+  const std::string& bind = worker_options.listen;
+  if (!bind.starts_with("unix:")) {
+    std::string host = bind.substr(0, bind.rfind(':'));
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    worker_options.cluster.wire_host = host;
+  }
+  if (is_stage) {
+    need(serve_stage(options, stack, worker_options, signals));
+    return 0;
+  }
+  Worker worker(std::move(worker_options), stack.clock);
+  signals.handle([&worker](int count) {
+    log_line(LogLevel::info, "xpyd worker: %s", count > 1 ? "stopping" : "leaving; a second signal ends it at once");
+    if (count > 1)
+      worker.stop();
+    else
+      worker.leave();
+  });
+  const Status served = worker.run();
+  signals.finish();
+  need(served);
+  return 0;
+}
+
+// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
+int generate_main(const Options& options) {
+  SignalThread signals;
+  const std::unique_ptr<Stack> built = need(build_stack(options));
+  Stack& stack = *built;
+  if (!stack.tokenizer) throw invalid("the model folder has no tokenizer.json");
+
+  auto request = std::make_shared<Request>();
+  request->id = 1;
+  const std::string& prompt = options.text("prompt");
+  if (options.flag("chat")) {
+    if (!stack.chat_template) throw invalid("--chat: the model has no chat template; --chat-template names one");
+    request->prompt = stack.chat_template->encode(*stack.tokenizer,
+                                                  need(stack.chat_template->render({{"user", prompt}}, true)));
+    request->prompt_is_text_prefix = false;
+  } else {
+    request->prompt = stack.tokenizer->encode(prompt);
+  }
+  if (request->prompt.empty()) throw invalid("--prompt is empty, and this model has no BOS token");
+  int room = stack.options.max_model_len - int(request->prompt.size());
+  if (room < 1)
+    throw invalid("--prompt has " + std::to_string(request->prompt.size()) + " tokens, the context has " +
+                  std::to_string(stack.options.max_model_len));
+  options.fill(*request);
+  request->max_tokens = std::min(room, request->max_tokens);
+  request->sampling.seed = stack.options.seed;
+  request->arrival_s = stack.clock.now();
+
+  auto printer = std::make_shared<Printer>();
+  if (stack.processes)
+    signals.handle([&](int) {
+      stack.runtime->drain();
+      stack.runtime->abort(request->id);
+    });
+  const Status elected = stack.runtime->stand_by();
+  const Status started = elected ? stack.runtime->start() : elected;
+  const Status taken = started ? stack.runtime->submit(request, printer) : started;
+  if (taken) printer->wait();
+  signals.finish();
+  stack.runtime->stop();
+  if (signals.first()) return 128 + signals.first();
+  if (!taken) return fail(" generate", taken.error(), started ? 2 : 1);
+  const std::vector<double>& times = printer->times;
+  double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
+  double tpot = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
+  std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TPOT %.2f ms\n",
+               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tpot);
+  std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(stack.runtime->logits_hash()));
+  if (printer->end.finish == FinishReason::error) throw Error{ErrorCode::io, printer->end.error};
+  return 0;
+}
+
+}  // namespace xpyd::server

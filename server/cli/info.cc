@@ -1,0 +1,468 @@
+// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json
+// (or params.json).
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "allocator/schemes.h"
+#include "attention/attention.h"
+#include "attention/kv_dtype/kv_row.h"
+#include "base/cpu.h"
+#include "base/utf8.h"
+#include "disagg/handover/rank_table.h"
+#include "disagg/handover/transfer_plan.h"
+#include "model/cost/cost_model.h"
+#include "model/folder.h"
+#include "model/gemm/gemm.h"
+#include "model/gemm/ops.h"
+#include "model/weights/weights.h"
+#include "server/cli/commands.h"
+#include "server/stack.h"
+
+namespace xpyd::server {
+namespace {
+
+using nlohmann::json;
+
+std::string mib(double bytes) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.0f bytes (%.2f MiB)", bytes, bytes / (1 << 20));
+  return text;
+}
+
+// Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, codes with their scales, norms and
+// biases in f32, and a tied embedding twice, as table and as packed lm_head. A card has it once unless one of them is
+// codes, and RoPE's turns in f32 (CudaWeights).
+double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, bool on_card) {
+  double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim, h = c.hidden;
+  double layer = 2 * h;
+  if (c.qkv_bias) layer += q + 2 * kv;
+  if (c.o_bias) layer += h;
+  if (c.mlp_bias) layer += 2.0 * c.intermediate + h;
+  if (c.qk_norm) layer += 2.0 * c.head_dim;
+  double vectors = c.n_layers * layer + h;
+  double matrices = double(c.parameters()) - vectors - (c.tied_embeddings ? 0 : c.vocab * h);
+  const double turns = on_card ? double(c.max_position) * c.head_dim : 0;
+  const double tables = on_card && c.tied_embeddings && dtype == table ? 0 : 1;
+  const double bits = stored_bits(dtype, group > 0 ? group : dtype == Dtype::int4 ? 128 : 0);
+  return matrices * bits / 8 + tables * c.vocab * h * double(dtype_bytes(table)) + (vectors + turns) * 4;
+}
+
+// Descriptors of one transfer of `tokens` tokens between two pools of this kind. Blocks are taken
+// two apart, as in a pool in use: neighbours in the sequence are not neighbours in memory.
+size_t descriptors(const KvShape& shape, KvOrder order, int block_tokens, int tokens) {
+  int blocks = (tokens + block_tokens - 1) / block_tokens;
+  KvLayout layout{shape, order, block_tokens, 2 * blocks};
+  std::vector<int32_t> table;
+  for (int i = 0; i < blocks; ++i) table.push_back(2 * i);
+  // Only addresses are computed: nothing is read there.
+  auto* from = reinterpret_cast<std::byte*>(uintptr_t{1} << 44);
+  auto* to = reinterpret_cast<std::byte*>(uintptr_t{1} << 45);
+  KvView source{from, &layout, table.data(), 0}, destination{to, &layout, table.data(), 0};
+  // Layers of layer_major memory never touch, so one layer tells of all.
+  int layers = order == KvOrder::layer_major ? 1 : shape.n_layers;
+  TransferPlan plan;
+  plan_transfer(source, destination, {0, tokens, 0, layers}, plan);
+  return plan.copies.size() * size_t(shape.n_layers / layers);
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+// `chosen`: by name, as the machine's default may be a copy.
+template <class Variant>
+json variant_list(std::span<const Variant> variants, const Variant* wanted, const Variant& otherwise) {
+  const std::string chosen = (wanted ? *wanted : otherwise).name;
+  json list = json::array();
+  for (const Variant& variant : variants)
+    list.push_back({{"name", variant.name},
+                    {"available", variant.available()},
+                    {"chosen", variant.name == chosen},
+                    {"source", variant.source}});
+  return list;
+}
+
+void print_variants(const char* title, const json& list) {
+  std::printf("%s\n", title);
+  for (const json& v : list)
+    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ', v["name"].get<std::string>().c_str(),
+                v["available"].get<bool>() ? "available" : "not used here", v["source"].get<std::string>().c_str());
+}
+
+// What info_main's parts look at.
+struct Subject {
+  const Options& options;
+  ModelConfig config;
+  ClusterOptions cluster;
+  BackendOptions backend;
+  int tokens = 0;  // of the transfer that is worked out
+};
+
+json describe_model(const ModelConfig& c) {
+  std::printf("model %s (%s)\n", c.name.c_str(), c.family.c_str());
+  std::printf("  layers %d, hidden %d, intermediate %d, heads %d, KV heads %d, head dim %d\n", c.n_layers, c.hidden,
+              c.intermediate, c.n_heads, c.n_kv_heads, c.head_dim);
+  std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position, c.sliding_window,
+              c.tied_embeddings ? ", tied embeddings" : "");
+  std::printf("  parameters %ld%s\n\n", c.parameters(),
+              c.predict_names ? ", beside a multi-token head (--speculate mtp)" : "");
+  return {{"n_layers", c.n_layers},
+          {"hidden", c.hidden},
+          {"intermediate", c.intermediate},
+          {"n_heads", c.n_heads},
+          {"n_kv_heads", c.n_kv_heads},
+          {"head_dim", c.head_dim},
+          {"vocab", c.vocab},
+          {"max_position", c.max_position},
+          {"sliding_window", c.sliding_window},
+          {"tied_embeddings", c.tied_embeddings}};
+}
+
+json describe_weights(const Subject& subject) {
+  json out;
+  std::printf("weights in memory\n");
+  const LoadOptions& load = subject.backend.load;
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::fp8, Dtype::int8, Dtype::int4}) {
+    bool chosen = dtype == matrix_dtype(subject.config, load);
+    const bool table = dtype == Dtype::f32 || dtype == Dtype::bf16;  // --dtype is the table's, too
+    const bool on_card = subject.backend.device->name != std::string("cpu");
+    double bytes = weight_bytes(subject.config, table && !load.weight_dtype ? dtype : load.dtype, dtype,
+                                load.weight_group, on_card);
+    std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
+    out[dtype_name(dtype)] = bytes;
+  }
+  return out;
+}
+
+json describe_scratch(const Subject& subject) {
+  const int max_batch = subject.cluster.max_batch;
+  const int threads = subject.backend.threads ? subject.backend.threads : usable_cores();
+  json out;
+  std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
+  for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
+    int step_tokens = std::max(int(subject.options.integer(option)), max_batch);
+    // The model itself knows; its weights are not needed for that.
+    auto weights = std::make_shared<Weights>();
+    const ModelConfig& c = weights->config = subject.config;
+    weights->layers.resize(size_t(c.n_layers));  // their shapes are
+    const LoadOptions& load = subject.backend.load;
+    const Dtype dtype = matrix_dtype(c, load);
+    const auto shape = [&](int n, int k, int k_groups) {
+      const QuantGroups groups = made_groups(dtype, load.weight_group, k);
+      return lay_out(n, k, k_groups, dtype, is_quantised(dtype) ? &groups : nullptr);
+    };
+    const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
+    for (LayerWeights& layer : weights->layers) {
+      layer.qkv = shape(q + 2 * kv, c.hidden, 1), layer.o = shape(c.hidden, q, kRowParallelGroups);
+      layer.gate_up = shape(2 * c.intermediate, c.hidden, 1);
+      layer.down = shape(c.hidden, c.intermediate, kRowParallelGroups);
+    }
+    ThreadTeam team(threads);
+    size_t model = make_llama(weights, team, step_tokens, max_batch)->scratch_bytes();
+    size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);
+    std::printf("  %-24s activations %s, logits %s\n", batching, mib(double(model)).c_str(),
+                mib(double(logits)).c_str());
+    out.push_back(
+        {{"batching", batching}, {"step_tokens", step_tokens}, {"activation_bytes", model}, {"logits_bytes", logits}});
+  }
+  return out;
+}
+
+json describe_kv_tokens(const Subject& subject) {
+  const ModelConfig& c = subject.config;
+  json out;
+  std::printf("\nKV of one token\n");
+  const double f16 = double(kv_shape(c, Dtype::f16).token_bytes());
+  for (Dtype dtype : kKvDtypes) {
+    const KvShape shape = kv_shape(c, dtype);
+    if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
+    const size_t bytes = shape.token_bytes();
+    bool chosen = dtype == subject.cluster.kv.shape.dtype;
+    std::printf("  %c %-8s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
+                dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
+    out[dtype_name(dtype)] = bytes;
+  }
+  // The xPyD notes' arithmetic: 10,000 tokens/s of prompts make 3 GB of KV a second (of LLaMA-2-70B in f16).
+  const double rate = 1e4, made = rate * double(subject.cluster.kv.shape.token_bytes());
+  std::printf("  prompts of %.0f tokens/s make %.2f GB of it a second: %.1f Gb/s between P and D\n", rate, made / 1e9,
+              8 * made / 1e9);
+  return out;
+}
+
+// The virtual buffers of one rank, as the vAttention paper counts them (section 5.2): one for each
+// layer's K and V, of B sequences of L tokens of S bytes. B is --max-batch; an instance reserves
+// twice as much, because the KV of as many sequences may be on its way.
+json describe_addresses(const ClusterOptions& cluster) {
+  const KvShards shards = cluster.shards(Role::prefill);
+  KvShape rank;  // the one with the most
+  for (int i = 0; i < shards.n_ranks(); ++i)
+    if (const KvShape own = rank_shape(cluster.kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
+  const double n = 2.0 * rank.n_layers, batch = double(cluster.max_batch);
+  const double token = double(rank.token_bytes()) / n, buffer = batch * cluster.max_model_len * token;
+  std::printf("    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n, batch,
+              cluster.max_model_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", of each rank" : "");
+  return {{"buffers", n},
+          {"sequences", batch},
+          {"tokens", cluster.max_model_len},
+          {"token_bytes", token},
+          {"buffer_bytes", buffer},
+          {"bytes", n * buffer},
+          {"ranks", shards.n_ranks()},
+          {"reserved_bytes", n * buffer * max_sequences(1)}};
+}
+
+json describe_pool(const Subject& subject, const KvScheme& scheme) {
+  const KvOptions& kv = subject.cluster.kv;
+  auto plan = plan_pool(scheme.name, kv);
+  if (!plan) {
+    std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
+    json none = {{"scheme", scheme.name}, {"error", plan.error().message}};
+    if (scheme.page_groups) none["addresses"] = describe_addresses(subject.cluster);
+    return none;
+  }
+  const KvLayout& layout = plan.value();
+  int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
+  const size_t block_bytes = scheme.block_bytes(kv);
+  size_t unused = kv.pool_bytes - size_t(layout.n_blocks) * block_bytes;
+  // A slot is never in a prefix cache.
+  bool shares = scheme.prefix_index && layout.block_tokens < subject.cluster.max_model_len;
+  size_t tables = pool_metadata_bytes(layout, shares);
+  std::printf(
+      "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
+      "tables %zu bytes\n",
+      scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
+  json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},
+              {"block_bytes", block_bytes}, {"tokens", tokens},          {"unused_bytes", unused},
+              {"table_bytes", tables}};
+  if (scheme.page_groups) out["addresses"] = describe_addresses(subject.cluster);
+  for (auto [order, name] : {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
+    const int run = scheme.page_groups ? kv.max_sequence_tokens : layout.block_tokens;  // of addresses
+    size_t copies = descriptors(kv.shape, order, run, subject.tokens);
+    size_t bytes = size_t(subject.tokens) * kv.shape.token_bytes();
+    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,
+                bytes / copies);
+    out["transfer"][name] = {{"tokens", subject.tokens}, {"descriptors", copies}, {"bytes", bytes}};
+  }
+  return out;
+}
+
+// Mooncake (FAST'25), section 2.2, by this model's widths: a prefix of p tokens is brought in bytes / B seconds, and
+// computed again in FLOPs / G. `tflops`: G, of all cards of an instance, as they reach it.
+json describe_break_even(const Subject& subject, double tflops, double link_gbps) {
+  const LoadOptions& load = subject.backend.load;
+  const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
+  std::printf("KV that is brought, or computed again at %g TFLOP/s\n", tflops);
+  std::vector<int> prefixes{subject.tokens};
+  for (int64_t n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
+  std::ranges::sort(prefixes);
+  prefixes.erase(std::ranges::unique(prefixes).begin(), prefixes.end());
+  json out = json::array();
+  for (int prefix : prefixes) {
+    const double bytes = prefix * cost.kv_token_bytes(),
+                 computed_s = cost.prefill(prefix, 0, false).flops / (1e12 * tflops),
+                 least = cost.break_even_bytes_per_s(prefix, 1e12 * tflops), brought_s = 8e-9 * bytes / link_gbps;
+    std::printf(
+        "  %7d tokens: %.3g GB, computed in %.3g s: worth bringing from %.3g GB/s (%.3g Gb/s) on; %.3g s at %g "
+        "Gb/s, %.3g of it\n",
+        prefix, 1e-9 * bytes, computed_s, 1e-9 * least, 8e-9 * least, brought_s, link_gbps, brought_s / computed_s);
+    out.push_back({{"tokens", prefix},
+                   {"bytes", bytes},
+                   {"computed_s", computed_s},
+                   {"bytes_per_s", least},
+                   {"brought_s", brought_s}});
+  }
+  return out;
+}
+
+// --ranks.
+struct Ranks {
+  int n_prefill = 1, n_decode = 1;  // instances
+  KvShards p, d;                    // of one of each
+};
+
+Ranks read_ranks(const std::string& text, const ModelConfig& c) {
+  const KvShards one{.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
+  Ranks ranks{.p = one, .d = one};
+  const size_t colon = text.find(':');
+  const bool several = text.find_first_of("PD") < colon && colon != std::string::npos;
+  const std::string topology = several ? text.substr(0, colon) : "1P1D";
+  const char* shapes = text.c_str() + (several ? colon + 1 : 0);
+  char more;
+  KvShards &p = ranks.p, &d = ranks.d;
+  if (std::sscanf(shapes, "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
+    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1 or 2P3D:2x1:4x1, got '" + printable(text) +
+                  "'");
+  const auto roles = parse_topology(topology);
+  if (!roles) throw invalid("--ranks: " + roles.error().message);
+  ranks.n_prefill = int(std::ranges::count(roles.value(), Role::prefill));
+  ranks.n_decode = int(std::ranges::count(roles.value(), Role::decode));
+  if (ranks.n_prefill == 0 || ranks.n_decode == 0 || ranks.n_prefill + ranks.n_decode < int(roles.value().size()))
+    throw invalid("--ranks: expected a P and a D at least, and no C");
+  need(check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"));
+  need(check_model_shards(c, d, "--ranks: decode tp", "decode pp"));
+  return ranks;
+}
+
+// What the xPyD notes print that is not so for these numbers (tests/disagg/rank_table_test.cc has each by itself).
+std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p, const KvShards& d) {
+  const auto n = [](auto number) { return std::to_string(number); };
+  const int heads = p.n_kv_heads, tpm = d.tp / p.tp;
+  std::vector<std::string> wrong;
+  if (p.pp > 1 || d.pp > 1) wrong.push_back("pp is asserted to be 1");
+  if (tpm == 0) wrong.push_back("D tp // P tp is 0, by which the ranks of D are then divided");
+  if (tpm > 0 && d.tp % p.tp != 0)
+    wrong.push_back("D tp // P tp drops a remainder: ranks of D are in groups that do not exist");
+  if (p.tp / d.tp != tpm)
+    wrong.push_back("P tp // D tp, in the text, is " + n(p.tp / d.tp) + ": D tp // P tp is meant");
+  if (tpm > 1)
+    wrong.push_back("2 * rank // TPM + 1 lacks its parentheses: the ports marked ! are nobody's of the group");
+  if (const int sent = heads / p.tp / d.tp; sent * d.tp < heads)
+    wrong.push_back(n(heads) + " // p_tp // d_tp is " + n(sent) + " heads for a rank of D: " + n(sent * d.tp) + " of " +
+                    n(heads) + " arrive");
+  const KvShape& shape = subject.cluster.kv.shape;
+  wrong.push_back(n(heads * shape.head_dim) +
+                  " per token are elements of K or V of one layer: " + n(shape.token_bytes()) + " bytes");
+  if (d.tp > 1 && d.tp <= heads)
+    wrong.push_back("P's copy does not go to all ranks of D: only where these hold the same head (MLA)");
+  return wrong;
+}
+
+// The notes' example: which token and heads are in row `slot` of their tensor, and which must be.
+json describe_slices(const KvShards& p, int head_dim) {
+  constexpr int kSlots = 10;
+  const int heads = p.n_kv_heads, own = heads / p.tp;
+  json out = json::array();
+  std::printf("\n[%d, %d, %d] for %d ranks, by slot: as the notes read it (! wrongly), and as it must be\n", kSlots,
+              heads, head_dim, p.tp);
+  std::printf("       row of [%d, %d, %d]          row of each rank's [%d, %d, %d]\n", kSlots * p.tp, own, head_dim,
+              kSlots, own, head_dim);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const int token = slot / p.tp, head = slot % p.tp * own;
+    std::printf("  %4d token %d, heads %3d to %-3d %c  token %d, heads", slot, token, head, head + own,
+                token == slot ? ' ' : '!', slot);
+    for (int rank = 0; rank < p.tp; ++rank)
+      std::printf("%s %d to %d", rank > 0 ? "," : "", rank * own, (rank + 1) * own);
+    std::printf("\n");
+    out.push_back({{"slot", slot}, {"printed_token", token}, {"printed_heads", {head, head + own}}});
+  }
+  return out;
+}
+
+json describe_ranks(const Subject& subject, const Ranks& ranks) {
+  const auto& [n_prefill, n_decode, p, d] = ranks;
+  json out = {{"moves", json::array()}, {"table", json::array()}};
+  std::printf("KV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
+  for (const ShardMove& move : map_shards(p, d).moves) {
+    const auto [layers, heads] = move.rect;
+    KvShape part = subject.cluster.kv.shape;
+    part.n_layers = layers.size();
+    part.n_kv_heads = heads.size();
+    std::printf("  P rank %-2d -> D rank %-2d  layers %d to %d, KV heads %d to %d: %zu bytes\n", move.source_rank,
+                move.destination_rank, layers.begin, layers.end, heads.begin, heads.end, part.token_bytes());
+    out["moves"].push_back({{"from", move.source_rank},
+                            {"to", move.destination_rank},
+                            {"layers", {layers.begin, layers.end}},
+                            {"heads", {heads.begin, heads.end}},
+                            {"bytes", part.token_bytes()}});
+  }
+  const RankTable table(n_prefill, n_decode, p, d);
+  const int tpm = d.tp / p.tp;
+  std::printf(
+      "\nas %d NCCL groups, of %zu ranks of %d P and %d D (! as the notes print the port)\n"
+      "        rank  kv_rank  group  rank in it  kv_world_size  global rank  port\n",
+      table.n_groups, table.rows.size(), n_prefill, n_decode);
+  for (const RankTable::Row& row : table.rows) {
+    const KvShards& side = row.prefill ? p : d;
+    const int printed = row.prefill || tpm == 0 ? row.port() : 2 * side.tensor_rank_of(row.rank) / tpm + 1;
+    std::printf("  %7c%d.%-2d %8d", "DP"[row.prefill], row.kv_rank, row.rank, row.kv_rank);
+    if (row.group < 0)
+      std::printf("   none                           %12d\n", row.global_rank);
+    else
+      std::printf(" %6d %11d %14d %12d    +%d%s\n", row.group, row.group_rank, row.group_size, row.global_rank,
+                  row.port(), printed == row.port() ? "" : (" !+" + std::to_string(printed)).c_str());
+    out["table"].push_back({{"side", row.prefill ? "P" : "D"},
+                            {"kv_rank", row.kv_rank},
+                            {"rank", row.rank},
+                            {"group", row.group},
+                            {"group_rank", row.group_rank},
+                            {"kv_world_size", row.group_size},
+                            {"global_rank", row.global_rank},
+                            {"port", row.port()},
+                            {"printed_port", printed}});
+  }
+  out["errata"] = notes_errata(subject, p, d);
+  for (const std::string wrong : out["errata"]) std::printf("  notes: %s\n", wrong.c_str());
+  if (p.tp > 1 && p.n_kv_heads % p.tp == 0) out["slices"] = describe_slices(p, subject.config.head_dim);
+  return out;
+}
+
+}  // namespace
+
+int info_main(const Options& options) try {
+  const std::string dir = model_dir(options);
+  need(check_result_file(options));
+  if (Status status = check_model_folder(dir, false); !status) throw invalid(status.error().message);
+  Result<ModelConfig> loaded = load_model_config(dir);
+  if (!loaded) throw invalid(loaded.error().message);
+  Subject subject{options, loaded.value(), {}, {}};
+  const ModelConfig& config = subject.config;
+  ClusterOptions& cluster = subject.cluster;
+  read_options(options, cluster, subject.backend);
+  int& max_len = cluster.max_model_len;
+  if (max_len > config.max_position)
+    throw invalid("--max-model-len: the model's context is " + std::to_string(config.max_position) + " tokens");
+  if (max_len == 0) max_len = config.max_position;
+  const int tokens = int(options.integer("tokens"));
+  subject.tokens = std::min(tokens, max_len);
+  if (options.given("tokens") && tokens > max_len)
+    throw invalid("--tokens: the longest sequence is " + std::to_string(max_len) + " tokens");
+  cluster.kv.shape = kv_shape(config, cluster.kv.shape.dtype);
+  cluster.kv.max_sequence_tokens = max_len;
+  cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
+  need(check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp"));
+
+  const std::string& ranks = options.text("ranks");
+  Ranks between;
+  if (!ranks.empty()) between = read_ranks(ranks, config);
+
+  // A question has its answer alone.
+  if (const double tflops = options.number("break-even"); tflops > 0 || !ranks.empty()) {
+    json answer = {{"model", config.name}};
+    if (tflops > 0) answer["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));
+    if (tflops > 0 && !ranks.empty()) std::printf("\n");
+    if (!ranks.empty()) answer["ranks"] = describe_ranks(subject, between);
+    std::fflush(stdout);
+    need(write_result_file(options, std::move(answer)));
+    return 0;
+  }
+  json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
+  out["config"] = describe_model(config);
+  out["weight_bytes"] = describe_weights(subject);
+  out["scratch"] = describe_scratch(subject);
+  out["kv_bytes_per_token"] = describe_kv_tokens(subject);
+  std::printf("pool of --kv-bytes %s\n", mib(double(cluster.kv.pool_bytes)).c_str());
+  for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
+  out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
+  out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
+  out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());
+  out["cpu_kernels"] = best_row(kIsas).name;
+  std::printf("\ncpu kernels: %s\n", best_row(kIsas).name);
+  for (const IsaRow& row : kIsas)
+    if (const char* lacks = cpu_lacks(row.needs); *lacks) std::printf("  no %s: this CPU lacks %s\n", row.name, lacks);
+  print_variants("gemm (* chosen)", out["gemm"]);
+  print_variants("attention (* chosen)", out["attention"]);
+  print_variants("row operations (* chosen)", out["ops"]);
+  std::fflush(stdout);
+  need(write_result_file(options, std::move(out)));
+  return 0;
+} catch (const Error& error) {
+  return fail(": info", error);
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,168 @@
+// xpyd serve. Read server/cli/tour.cc first. One request travels like this, one call per arrow:
+//
+//   HTTP bytes        -> HttpRequest  server/http/http.cc       one I/O thread, every connection
+//   HttpRequest       -> Request      server/openai/api_parse.cc  JSON fields checked, text -> tokens
+//   Request           -> Placement    disagg/conductor/conductor.cc  submit: a snapshot, a placement policy
+//   Placement         -> P (or C)     disagg/instance/instance.cc   StartRequest; ReserveKv to D
+//   waiting sequences -> BatchPlan    batch/policies/policy.cc      what runs in the next step
+//   BatchPlan         -> logits       batch/engine/engine.cc      memory from allocator/, forward
+//                                                          of model/, attention/ over KvViews
+//   KV of the prompt  -> D            disagg/handover/sender.cc, transport/, handover/receiver.cc
+//   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
+//   TokenEvent        -> SSE          server/openai/generation.cc
+#include <cstdio>
+#include <filesystem>
+
+#include "base/log.h"
+#include "base/numbers.h"
+#include "base/os.h"
+#include "base/version.h"
+#include "model/folder.h"
+#include "model/generation_config.h"
+#include "server/cli/commands.h"
+#include "server/openai/api.h"
+#include "server/stack.h"
+#include "server/workers/signals.h"
+
+namespace xpyd::server {
+namespace {
+ServerOptions http_options(const Options& options, Stack& stack);
+}  // namespace
+
+int serve_main(const Options& options) {
+  SignalThread signals;
+
+  // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
+  const std::unique_ptr<Stack> built = need(build_stack(options));
+  Stack& stack = *built;
+
+  const struct Finish {
+    SignalThread& signals;
+    ~Finish() { signals.finish(); }  // before what its handlers use goes
+  } finish{signals};
+
+  // Of several conductors one serves.
+  if (stack.processes) signals.handle([&](int) { stack.runtime->drain(); });
+  if (const Status elected = stack.runtime->stand_by(); !elected) {
+    signals.finish();
+    if (signals.first()) return 128 + signals.first();
+    need(elected);
+  }
+
+  // HTTP bytes -> Request, TokenEvent -> SSE: the port is bound, and nobody is answered yet.
+  raise_descriptor_limit();
+  const ServerOptions http = http_options(options, stack);
+  const std::unique_ptr<HttpServer> listening = need(
+      HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock));
+  HttpServer& server = *listening;
+  if (http.api_keys.empty() && !server.is_loopback())
+    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it", http.host.c_str());
+
+  signals.handle([&](int count) {
+    log_line(LogLevel::info, "xpyd serve: %s", count > 1 ? "stopping" : "draining; a second signal stops at once");
+    stack.runtime->drain();
+    if (count > 1)
+      server.stop();
+    else
+      server.begin_drain();
+  });
+
+  // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
+  const Status started = stack.runtime->start();
+  if (started) {
+    say("xpyd serve: " + http.name + " as " + options.text("topology") + " on http://" + http.host + ":" +
+        std::to_string(server.port()));
+    server.run();
+  }
+  signals.finish();
+  stack.runtime->stop();
+  if (!started && signals.first()) return 128 + signals.first();
+  need(started);
+  if (stack.backend)  // graphs and kernels chosen since it started
+    say(stack.backend->describe());
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+    say("logits hash " + hex(hash));
+  return 0;
+}
+
+namespace {
+
+// Which files, names and addresses there are is not for whoever reads /stats: of these alone that they are given.
+std::string switches_json(const Options& options, const Stack& stack) {
+  auto shown = options.shown_values();
+  if (!options.given("transport")) shown["transport"] = stack.options.transport->name;  // processes have another one
+  JsonText out;
+  out.open('[');
+  for (const OptionRow& row : options.rows()) {
+    const std::string_view takes = row.choices;
+    const bool listed = takes.starts_with("xPyD") || (takes.find('|') != takes.npos && !takes.starts_with("FILE"));
+    const bool given = options.given(row.name);
+    const bool hidden = row.kind == OptionKind::text && given && !listed;
+    out.open('[').value(row.name).value(hidden ? "given" : shown.at(row.name)).value(given).close(']');
+  }
+  return out.close(']').take();
+}
+
+size_t descriptor_limit() {  // of this process, now
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
+}
+
+// What is wrong with it is thrown.
+ServerOptions http_options(const Options& options, Stack& stack) {
+  ServerOptions http;
+  options.fill<HttpListenOptions>(http);
+  options.fill<ServedModel>(http);
+  options.fill(http);
+  const int wanted = http.max_connections;
+  http.max_connections = connections_within(wanted, descriptor_limit());
+  if (http.max_connections < wanted)
+    log_line(LogLevel::warning,
+             "xpyd serve: this process may have %zu file descriptors: %d connections at once, not --max-connections %d",
+             descriptor_limit(), http.max_connections, wanted);
+  http.name = http.names.empty() ? stack.config.name : http.names.front();
+  http.model_root = stack.model_dir;
+  if (!is_embedded(stack.model_dir)) {
+    http.model_root = std::filesystem::absolute(stack.model_dir).string();
+  } else if (Result<std::string> folder = cached_demo(); folder) {
+    http.model_root = folder.value();
+  } else {
+    log_line(LogLevel::warning, "xpyd serve: clients find no tokenizer of the demo model: %s",
+             folder.error().message.c_str());
+  }
+  http.other_names = {stack.model_dir, http.model_root};
+  http.version = version();
+  http.max_model_len = stack.options.max_model_len;
+  http.vocab_size = stack.config.vocab;
+  http.seed = stack.options.seed;
+  http.speculates = stack.options.speculation.on();
+  http.eos_tokens = stack.config.eos_tokens;
+  if (options.text("generation-config") == "auto")
+    http.sampling = need(load_generation_config(stack.model_dir), "--generation-config auto: ");
+  if (const std::string defaults = describe_defaults(http.sampling); !defaults.empty())
+    log_line(LogLevel::info,
+             "xpyd serve: requests that do not say have %s, as generation_config.json wants "
+             "(--generation-config none: not so)",
+             defaults.c_str());
+  for (const std::string& key : http.api_keys)
+    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
+  if (!http.api_key_file.empty()) {
+    const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
+    http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
+  }
+  for (const std::string& origin : http.allowed_origins) {
+    const size_t host = origin.find("://");
+    if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
+      throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
+  }
+  http.server_info = options.table();
+  http.switches = switches_json(options, stack);
+  http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
+  http.retire_instance = [&stack](const std::string& name, const std::string& role) {
+    return stack.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
+  };
+  return http;
+}
+
+}  // namespace
+}  // namespace xpyd::server

@@ -1,0 +1,772 @@
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/json/json.h"
+#include "base/numbers.h"
+#include "base/table.h"
+#include "batch/drafter.h"
+#include "server/openai/api.h"
+
+namespace xpyd::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kIntMax = INT32_MAX;
+constexpr IntegerField kIntegerFields[] = {
+    {"max_tokens", 1, kIntMax, true, true},
+    {"max_completion_tokens", 1, kIntMax, true, true},
+    {"min_tokens", 0, kIntMax, true, true},
+    {"n", 1, 8, true, true},
+    {"best_of", 1, 8, true, false},
+    {"top_k", -1, kIntMax, true, true},
+    {"logprobs", 0, 20, true, false},
+    {"top_logprobs", 0, 20, false, true},
+    {"prompt_logprobs", 0, 20, true, true},
+    {"seed", INT64_MIN, INT64_MAX, true, true},
+    {"priority", INT32_MIN, INT32_MAX, true, true},
+};
+constexpr int kDefaultCompletionTokens = 16;
+constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
+constexpr size_t kMaxBadWords = 256, kMaxBiases = 1024;
+
+// Fields of other servers that this one does not know how to follow. A value that asks for something is refused: the
+// answer would not be what the client expects.
+struct RefusedField {
+  const char* name;
+  const char* asks_nothing = R"([false,"",[],{}])";  // JSON: values that are as good as none, beside null
+  const char* instead = "";
+  bool completions = true, chat = true;
+};
+constexpr const char* kTemplateKwargs = "; chat_template_kwargs has what the model's template reads";
+constexpr RefusedField kRefusedFields[] = {
+    // What the output may look like.
+    {"guided_json", R"([false,"",[]])"},
+    {"guided_regex"},
+    {"guided_choice"},
+    {"guided_grammar"},
+    {"guided_decoding_backend"},
+    {"guided_whitespace_pattern"},
+    {"structured_outputs"},
+    {"structural_tag"},
+    {"json_schema"},
+    {"regex"},
+    {"ebnf"},
+    {"grammar"},
+    {"stop_regex"},
+    {"no_stop_trim", R"([false])", "; include_stop_str_in_output is"},
+    {"logits_processors"},
+    {"custom_logit_processor"},
+    {"custom_params"},
+    {"vllm_xargs"},
+    {"watermarking"},
+    {"repetition_detection"},
+    {"thinking_token_budget", "[-1]"},
+    {"use_beam_search"},
+    {"detokenize", "[true]"},
+    {"lora_path"},
+    {"suffix", R"([""])", "", true, false},
+    // What the answer says.
+    {"logprob_token_ids"},
+    {"return_tokens_as_token_ids"},
+    {"return_hidden_states"},
+    {"return_routed_experts"},
+    {"routed_experts_prompt_start", "[0]"},
+    {"routed_experts_start_len", "[0]"},
+    {"return_cached_tokens_details"},
+    {"return_prompt_text"},
+    {"return_prompt_token_ids", "[false]", "; return_token_ids is", false, true},
+    {"return_meta_info", "[false]", "", false, true},
+    // What the prompt is, and where its KV is.
+    {"prompt_embeds"},
+    {"truncate_prompt_tokens", "[]"},
+    {"session_params"},
+    {"extra_key", R"([""])", "; cache_salt is"},
+    {"kv_transfer_params"},
+    {"ec_transfer_params"},
+    {"bootstrap_host"},
+    {"bootstrap_port"},
+    {"bootstrap_room"},
+    {"echo", "[false]", "", false, true},
+    {"best_of", "[1]", "", false, true},
+    {"input_ids", "[[]]", "; /v1/completions takes token ids", false, true},
+    {"continue_final_message", "[false]", "", false, true},
+    {"chat_template", "[]", "", false, true},
+    {"documents", "[[]]", "", false, true},
+    {"add_special_tokens", "[false]", "; the chat template begins the prompt", false, true},
+    {"task", R"([""])", "", false, true},
+    {"enable_thinking", "[]", kTemplateKwargs, false, true},
+    {"thinking", R"([{}])", kTemplateKwargs, false, true},
+    {"reasoning_effort", R"([""])", kTemplateKwargs, false, true},
+    {"reasoning", R"([{}])", kTemplateKwargs, false, true},
+    {"include_reasoning", "[true]", "", false, true},
+    {"verbosity", R"(["","medium"])", "", false, true},
+    {"functions", "[[],{}]", "; tools are", false, true},
+    {"function_call", R"(["none","auto"])", "", false, true},
+    {"modalities", R"([[],["text"]])", "", false, true},
+    {"audio", "[]", "", false, true},
+    {"web_search_options", "[]", "", false, true},
+};
+// Fields that change no answer of this server, whatever they say: who asks, where it runs, what belongs to a feature
+// that is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
+// clang-format off
+constexpr const char* kHarmlessFields[] = {
+    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels", "service_tier",
+    "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "ngram_corpus_id", "prediction",
+    "prompt_cache_key", "prompt_cache_retention", "stream_interval", "length_penalty", "truncation_side",
+    "spaces_between_special_tokens", "parallel_tool_calls", "separate_reasoning", "stream_reasoning",
+    "return_token_offsets", "return_mm_kwargs", "mm_processor_kwargs", "media_io_kwargs", "images_config",
+    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video"};
+// clang-format on
+
+ApiError bad(std::string param, std::string message) {
+  return {.message = std::move(message), .param = std::move(param)};
+}
+ApiError field_error(const std::string& name, const std::string& expected) {
+  return bad(name, "field \"" + name + "\": expected " + expected);
+}
+
+// Reads one object's fields and remembers which names it was asked for. A wrong one is an ApiError, thrown.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {}
+
+  const json* find(const std::string& name) {  // null where missing or null
+    known_.push_back(name);
+    return find_field(object_, name);
+  }
+  int64_t integer(const std::string& name, int64_t fallback) {
+    if (find(name) == nullptr) return fallback;
+    const IntegerField* field = find_row(kIntegerFields, name);
+    XPYD_CHECK(field, name + " is not in the table of integer fields");
+    return good(name, get_int(object_, name, field->min, field->max));
+  }
+  double number(const std::string& name, double min, double max, double fallback) {
+    return find(name) == nullptr ? fallback : good(name, get_double(object_, name, min, max));
+  }
+  bool boolean(const std::string& name, bool fallback) {
+    return find(name) == nullptr ? fallback : good(name, get_bool(object_, name));
+  }
+  std::string text(const std::string& name, size_t min_bytes, size_t max_bytes) {
+    if (find(name) == nullptr) return "";
+    std::string value = good(name, get_string(object_, name));
+    if (value.size() < min_bytes || value.size() > max_bytes)
+      throw field_error(name, std::to_string(min_bytes) + " to " + std::to_string(max_bytes) + " bytes of text, got " +
+                                  std::to_string(value.size()));
+    return value;
+  }
+  // A feature that is not here: asking for it must not be answered as if it had been heard.
+  void unsupported(const std::string& name, bool asked, const std::string& instead = "") {
+    if (asked) throw bad(name, "field \"" + name + "\": not supported by this server" + instead);
+  }
+  void known(const std::string& name) { known_.push_back(name); }
+
+  std::vector<std::string> unknown() const {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : object_.items())
+      if (std::find(known_.begin(), known_.end(), name) == known_.end()) names.push_back(name);
+    return names;
+  }
+
+ private:
+  template <class T>
+  static T good(const std::string& name, Result<T> result) {
+    if (!result) throw bad(name, result.error().message);
+    return std::move(result).value();
+  }
+  const json& object_;
+  std::vector<std::string> known_;
+};
+
+json parse_body(std::string_view body) {
+  auto parsed = parse_json(body, "request body");
+  if (!parsed) throw bad("", parsed.error().message);
+  if (!parsed.value().is_object())
+    throw bad("", std::string("request body: expected a JSON object, got ") + parsed.value().type_name());
+  return std::move(parsed).value();
+}
+
+void check_model(Fields& fields, const ServedModel& model) {
+  const std::string name = fields.text("model", 0, 1024);
+  if (!name.empty() && !model.is_called(name)) throw unknown_model(name, model);
+}
+
+ApiError too_long(const std::string& param, const std::string& what, const ServedModel& model) {
+  return {.message = "This model's maximum context length is " + std::to_string(model.max_model_len) +
+                     " tokens. However, " + what + ". Please shorten the prompt or ask for fewer tokens.",
+          .param = param,
+          .code = "context_length_exceeded",
+          .reason = RejectReason::too_long};
+}
+
+// The ids that `encode` makes. Its Error is that the model's own regexes do not get through this text.
+template <class Encode>
+std::vector<int32_t> encoded(const std::string& param, Encode encode) try {
+  return encode();
+} catch (const Error& error) {
+  throw bad(param, error.message);
+}
+
+std::vector<int32_t> encode_text(const std::string& text, const ServedModel& model, bool add_special_tokens) {
+  if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer: send the prompt as token ids");
+  if (text.size() > model.max_prompt_bytes)
+    throw too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
+  return encoded("prompt", [&] { return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens}); });
+}
+
+// All elements must be ids below the vocabulary's size.
+std::vector<int32_t> read_ids(const json& list, const std::string& name, int vocab_size) {
+  std::vector<int32_t> ids;
+  ids.reserve(list.size());
+  for (const auto& item : list) {
+    int64_t id = item.is_number_unsigned() && item.get<uint64_t>() <= uint64_t{INT32_MAX} ? item.get<int64_t>() : -1;
+    if (id < 0 || id >= vocab_size) throw field_error(name, "token ids from 0 to " + std::to_string(vocab_size - 1));
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+struct Prompt {
+  std::vector<int32_t> ids;
+  std::string text;
+};
+
+// A string, a list of strings, a list of ids, or a list of lists of ids.
+std::vector<Prompt> read_prompts(const json* prompt, const ServedModel& model, bool add_special_tokens) {
+  const ApiError wrong = field_error("prompt",
+                                     "a string, a list of strings, a list of token ids or a list of such lists");
+  auto read = [&](const json& one) {
+    Prompt p;
+    if (one.is_string()) {
+      p.text = one.get<std::string>();
+      p.ids = encode_text(p.text, model, add_special_tokens);
+    } else if (one.is_array()) {
+      p.ids = read_ids(one, "prompt", model.vocab_size);
+    } else {
+      throw wrong;
+    }
+    if (p.ids.empty()) throw field_error("prompt", "at least one token, got an empty prompt");
+    return p;
+  };
+  if (prompt == nullptr) throw wrong;
+  std::vector<Prompt> out;
+  const bool is_list_of_prompts = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!is_list_of_prompts) {
+    out.push_back(read(*prompt));
+    return out;
+  }
+  if (prompt->size() > kMaxChoicesPerCall)
+    throw field_error("prompt", "at most " + std::to_string(kMaxChoicesPerCall) + " prompts");
+  for (const auto& one : *prompt) {
+    if (one.type() != prompt->front().type()) throw wrong;
+    out.push_back(read(one));
+  }
+  return out;
+}
+
+// Text or a list of {"type":"text"} parts.
+std::string read_content(const json* content) {
+  if (content == nullptr) return "";
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array()) throw field_error("messages", "each content to be a string or a list of text parts");
+  std::string text;
+  for (const auto& part : *content) {
+    const json* type = part.is_object() ? find_field(part, "type") : nullptr;
+    const json* words = part.is_object() ? find_field(part, "text") : nullptr;
+    if (type == nullptr || *type != "text" || words == nullptr || !words->is_string())
+      throw field_error("messages", "content parts of type \"text\"; this model reads text only");
+    text += words->get_ref<const std::string&>();
+  }
+  return text;
+}
+
+// The arguments of a message's tool calls are JSON text in the API, and values for templates.
+void read_tool_calls(jinja::Value& calls, size_t& values_left) {
+  const char* expected = "tool_calls as a list of {\"function\": {\"name\", \"arguments\"}}";
+  if (calls.is_none()) return;
+  if (!calls.list()) throw field_error("messages", expected);
+  std::vector<jinja::Value> list = calls.list()->items;
+  for (jinja::Value& call : list) {
+    const jinja::Value* function = call.dict() ? call.dict()->find("function") : nullptr;
+    if (function == nullptr || !function->dict() || !function->dict()->find("name"))
+      throw field_error("messages", expected);
+    auto call_items = call.dict()->items, items = function->dict()->items;
+    for (auto& [key, value] : items) {
+      if (key.text()->bytes != "arguments" || !value.text()) continue;
+      const std::string text = value.text()->bytes.empty() ? "{}" : value.text()->bytes;
+      auto arguments = parse_json(text, "arguments of a tool call", {.max_values = values_left});
+      if (!arguments.ok()) throw bad("messages", "messages: " + arguments.error().message);
+      value = jinja::json_value(text);
+      values_left -= std::min(values_left, jinja::weight_of(value));
+    }
+    for (auto& [key, value] : call_items)
+      if (key.text()->bytes == "function") value = jinja::dict_value(items);
+    call = jinja::dict_value(std::move(call_items));
+  }
+  calls = jinja::list_value(std::move(list));
+}
+
+// `ordered` is the message with its fields in the client's order.
+ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& values_left) {
+  auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
+  if (!role.ok()) throw field_error("messages", "each message to be an object with a role and a content");
+  static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+  if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
+    throw field_error("messages", "a role of system, developer, user, assistant or tool");
+  const json* content = find_field(item, "content");
+  ChatMessage message{std::move(role).value(), read_content(content)};
+  if (item.size() == 2 && content != nullptr && content->is_string()) return message;
+  auto items = ordered.dict()->items;
+  for (auto& [key, value] : items)
+    if (key.text()->bytes == "tool_calls") read_tool_calls(value, values_left);
+  message.fields = jinja::dict_value(std::move(items));
+  return message;
+}
+
+// What a chat brings beside its messages.
+void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedModel& model,
+                       ChatTemplate::Request& request) {
+  request.add_generation_prompt = fields.boolean("add_generation_prompt", true);
+  const json *tools = fields.find("tools"), *choice = fields.find("tool_choice");
+  const bool has_tools = tools != nullptr && !tools->empty(), none = choice != nullptr && *choice == "none";
+  fields.unsupported("tool_choice", choice != nullptr && !none && (has_tools || *choice != "auto"));
+  if (has_tools) {
+    auto is_object = [](const json& tool) { return tool.is_object(); };
+    if (!tools->is_array() || !std::all_of(tools->begin(), tools->end(), is_object))
+      throw field_error("tools", "a list of objects");
+    else if (!none && model.chat_template != nullptr && !model.chat_template->takes_tools())
+      throw bad("tools", "field \"tools\": this model's chat template does not read them");
+    if (!none) request.tools = *ordered.find("tools");
+  }
+  const json* kwargs = fields.find("chat_template_kwargs");
+  if (kwargs == nullptr) return;
+  if (!kwargs->is_object() || kwargs->size() > 64)
+    throw field_error("chat_template_kwargs", "an object of at most 64 fields");
+  for (const char* name : {"messages", "tools", "documents", "add_generation_prompt"})
+    if (kwargs->contains(name)) throw field_error("chat_template_kwargs", std::string("no \"") + name + "\" in it");
+  request.kwargs = *ordered.find("chat_template_kwargs");
+}
+
+// `list`: the conversation so far; the new messages are put behind it.
+std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& ordered, const ServedModel& model,
+                                   const ChatTemplate::Request& request, std::vector<ChatMessage>& list) {
+  if (messages == nullptr || !messages->is_array() || messages->empty() ||
+      list.size() + messages->size() > kMaxMessages)
+    throw field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
+  if (model.tokenizer == nullptr || model.chat_template == nullptr)
+    throw bad("messages", "this model has no chat template: use /v1/completions");
+  size_t bytes = 0;
+  for (const ChatMessage& message : list) bytes += message.content.size();
+  const std::vector<jinja::Value>& as_sent = ordered.find("messages")->list()->items;
+  size_t values_left = 1 << 18;  // in the arguments of tool calls
+  for (size_t i = 0; i < messages->size(); ++i) {
+    list.push_back(read_message((*messages)[i], as_sent[i], values_left));
+    bytes += list.back().content.size();
+  }
+  if (bytes > model.max_prompt_bytes)
+    throw too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long", model);
+  auto pieces = model.chat_template->render(list, request);
+  if (!pieces.ok()) throw bad("messages", pieces.error().message);
+  bytes = 0;
+  for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
+  if (bytes > model.max_prompt_bytes)
+    throw too_long("messages", "your messages as a prompt are " + std::to_string(bytes) + " bytes long", model);
+  std::vector<int32_t> ids = encoded("messages",
+                                     [&] { return model.chat_template->encode(*model.tokenizer, pieces.value()); });
+  if (ids.empty()) throw field_error("messages", "at least one token of prompt");
+  return ids;
+}
+
+void read_stops(Fields& fields, const ServedModel& model, Request& request) {
+  if (const json* stop = fields.find("stop")) {
+    std::string expected = "a string or a list of at most " + std::to_string(kMaxStops) + " strings of 1 to " +
+                           std::to_string(kMaxStopBytes) + " bytes";
+    auto add = [&](const json& one) {
+      const std::string text = one.is_string() ? one.get<std::string>() : "";
+      if (text.empty() || text.size() > kMaxStopBytes) throw field_error("stop", expected);
+      request.stop.push_back(text);
+    };
+    if (stop->is_array() && stop->size() > kMaxStops) throw field_error("stop", expected);
+    if (!stop->is_array())
+      add(*stop);
+    else
+      for (const auto& one : *stop) add(one);
+  }
+  if (const json* ids = fields.find("stop_token_ids")) {
+    if (!ids->is_array() || ids->size() > kMaxStopTokens)
+      throw field_error("stop_token_ids", "a list of at most " + std::to_string(kMaxStopTokens) + " token ids");
+    request.stop_token_ids = read_ids(*ids, "stop_token_ids", model.vocab_size);
+  }
+  request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
+}
+
+// Every id once, ascending.
+void sort_ids(std::vector<int32_t>& ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+// OpenAI's: an object of token ids, as text, and what is added to their logits.
+std::vector<TokenBias> read_biases(const json& object, const ServedModel& model) {
+  const std::string expected = "an object of at most " + std::to_string(kMaxBiases) + " token ids from 0 to " +
+                               std::to_string(model.vocab_size - 1) + ", each with a number from -100 to 100";
+  std::vector<TokenBias> biases;
+  if (object.is_array() && object.empty()) return biases;
+  if (!object.is_object() || object.size() > kMaxBiases) throw field_error("logit_bias", expected);
+  for (const auto& [key, value] : object.items()) {
+    int32_t id = -1;
+    const bool is_id = read_number(key, id) && std::to_string(id) == key && id >= 0 && id < model.vocab_size;
+    if (!is_id || !value.is_number() || !(std::abs(value.get<double>()) <= 100))
+      throw field_error("logit_bias", expected);
+    if (value != 0) biases.push_back({id, value.get<float>()});
+  }
+  return biases;
+}
+
+// vLLM's: each text as it stands, and, where that is another token, with a blank before it.
+std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) {
+  const std::string expected = "a list of at most " + std::to_string(kMaxBadWords) + " texts of 1 to " +
+                               std::to_string(kMaxStopBytes) + " bytes";
+  if (!list.is_array() || list.size() > kMaxBadWords) throw field_error("bad_words", expected);
+  std::vector<BadWord> words;
+  for (const json& one : list) {
+    std::string text = one.is_string() ? one.get<std::string>() : "";
+    if (text.empty() || text.size() > kMaxStopBytes) throw field_error("bad_words", expected);
+    if (model.tokenizer == nullptr) throw bad("bad_words", "field \"bad_words\": this model has no tokenizer");
+    text.erase(0, std::min(text.find_first_not_of(' '), text.size() - 1));
+    const auto plain = model.tokenizer->encode(text, {.add_special_tokens = false});
+    const auto after_blank = model.tokenizer->encode(" " + text, {.add_special_tokens = false});
+    if (plain.empty()) throw field_error("bad_words", "texts of at least one token");
+    words.push_back({plain});
+    if (after_blank.size() == plain.size() && after_blank[0] != plain[0]) words.push_back({after_blank});
+  }
+  return words;
+}
+
+// What is said of single tokens. stop_token_ids are read.
+void read_rules(Fields& fields, const ServedModel& model, Request& request) {
+  TokenRules rules;
+  if (const json* allowed = fields.find("allowed_token_ids")) {
+    if (!allowed->is_array() || allowed->empty())
+      throw field_error("allowed_token_ids", "a list of at least one token id");
+    rules.allowed = read_ids(*allowed, "allowed_token_ids", model.vocab_size);
+    sort_ids(rules.allowed);
+  }
+  if (const json* biases = fields.find("logit_bias")) rules.bias = read_biases(*biases, model);
+  if (const json* words = fields.find("bad_words")) rules.bad_words = read_bad_words(*words, model);
+  rules.min_tokens = static_cast<int>(fields.integer("min_tokens", 0));
+  if (rules.min_tokens > 0) {
+    rules.end_tokens.assign(model.eos_tokens.begin(), model.eos_tokens.end());
+    rules.end_tokens.insert(rules.end_tokens.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
+    sort_ids(rules.end_tokens);
+  }
+  if (rules.end_tokens.empty()) rules.min_tokens = 0;
+  if (rules.allowed.empty() && rules.bias.empty() && rules.bad_words.empty() && rules.end_tokens.empty()) return;
+
+  std::vector<int32_t> forbidden = rules.end_tokens;
+  for (const BadWord& word : rules.bad_words)
+    if (word.tokens.size() == 1) forbidden.push_back(word.tokens[0]);
+  sort_ids(forbidden);
+  if (!rules.allowed.empty() && std::ranges::includes(forbidden, rules.allowed))
+    throw bad("allowed_token_ids", "allowed_token_ids: bad_words and min_tokens forbid every one of them");
+  request.sampling.rules = std::make_shared<const TokenRules>(std::move(rules));
+}
+
+void read_sampling(Fields& fields, bool chat, const ServedModel& model, Request& request, bool& has_seed) {
+  SamplingParams& s = request.sampling;
+  s = model.sampling;
+  s.temperature = static_cast<float>(fields.number("temperature", 0, 100, s.temperature));
+  s.top_p = static_cast<float>(fields.number("top_p", 0, 1, s.top_p));
+  if (s.top_p <= 0) throw field_error("top_p", "a number above 0, at most 1");
+  int64_t top_k = fields.integer("top_k", s.top_k);
+  s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
+  s.min_p = static_cast<float>(fields.number("min_p", 0, 1, s.min_p));
+  s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, s.repetition_penalty));
+  if (s.repetition_penalty <= 0) throw field_error("repetition_penalty", "a number above 0, at most 100");
+  s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
+  s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
+  has_seed = fields.find("seed") != nullptr;
+  s.seed = static_cast<uint64_t>(fields.integer("seed", 0));
+  if (chat) {
+    bool wanted = fields.boolean("logprobs", false);
+    int64_t top = fields.integer("top_logprobs", 0);
+    if (top > 0 && !wanted) throw bad("top_logprobs", "top_logprobs needs logprobs: true");
+    s.top_logprobs = wanted ? static_cast<int>(top) : -1;
+  } else {
+    s.top_logprobs = static_cast<int>(fields.integer("logprobs", -1));
+  }
+}
+
+void read_stream(Fields& fields, GenerationCall& call) {
+  call.stream = fields.boolean("stream", false);
+  const json* options = fields.find("stream_options");
+  if (options == nullptr) return;
+  if (!call.stream) throw bad("stream_options", "stream_options needs stream: true");
+  if (!options->is_object()) throw field_error("stream_options", "an object");
+  try {
+    Fields inner(*options);
+    call.include_usage = inner.boolean("include_usage", false);
+    call.continuous_usage = inner.boolean("continuous_usage_stats", false);
+  } catch (const ApiError& error) {
+    throw bad("stream_options", error.message);
+  }
+}
+
+// "speculative": {"tokens": N}: drafts in a step at most; 0: none.
+void read_speculative(Fields& fields, const ServedModel& model, Request& request) {
+  const json* options = fields.find("speculative");
+  if (options == nullptr) return;
+  if (!options->is_object() || options->size() != 1 || !options->contains("tokens"))
+    throw field_error("speculative", "an object with \"tokens\"");
+  const Result<int64_t> tokens = get_int(*options, "tokens", 0, batch::kMostDrafts);
+  if (!tokens) throw bad("speculative", "speculative: " + tokens.error().message);
+  request.most_drafts = static_cast<int>(tokens.value());
+  if (request.most_drafts > 0 && !model.speculates)
+    throw bad("speculative", "speculative: this server drafts nothing (--speculate off)");
+}
+
+void refuse_unsupported(Fields& fields, bool chat) {
+  for (const RefusedField& field : kRefusedFields) {
+    if (!(chat ? field.chat : field.completions)) continue;
+    const json* value = fields.find(field.name);
+    if (value == nullptr) continue;
+    const json asks_nothing = json::parse(field.asks_nothing);
+    fields.unsupported(field.name, std::ranges::find(asks_nothing, *value) == asks_nothing.end(), field.instead);
+  }
+  const json* format = fields.find("response_format");
+  const json* type = format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
+  fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
+}
+
+// OpenAI has two names for it, of which the newer one wins.
+const char* max_tokens_name(Fields& fields) {
+  fields.known("max_tokens");
+  return fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
+}
+
+// How many output tokens: asked for, or by default, and never beyond the context.
+void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model, Request& request) {
+  const char* prompt = chat ? "messages" : "prompt";
+  int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  int64_t room = model.max_model_len - prompt_tokens;
+  if (room < 1) throw too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model);
+  const char* name = max_tokens_name(fields);
+  int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
+  int64_t wanted = prompt_only ? 1 : fields.integer(name, fallback);
+  if (wanted > room)
+    throw too_long(name,
+                   "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
+                       std::to_string(prompt_tokens) + " in the " + prompt + ", " + std::to_string(wanted) +
+                       " in the completion)",
+                   model);
+  request.max_tokens = static_cast<int>(wanted);
+  const int64_t min_tokens = fields.integer("min_tokens", 0);
+  if (min_tokens > wanted) throw field_error("min_tokens", "at most max_tokens, " + std::to_string(wanted));
+  request.min_tokens = static_cast<int>(min_tokens);
+}
+
+// The conversation that the request names.
+void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
+                  Sessions* sessions, GenerationCall& out) {
+  const std::string& id = request.session_id;
+  if (id.empty()) {
+    if (out.session_end) throw bad("session_end", "session_end needs a session_id");
+    if (!generation.empty()) throw bad("session_generation", "session_generation needs a session_id");
+    return;
+  }
+  if (sessions == nullptr) throw bad("session_id", "field \"session_id\": no sessions here");
+  if (request.n > 1) throw bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (generation.empty())
+    throw bad("session_generation",
+              "session_generation: expected \"new\" in the first turn of a session, and in each later one that of the "
+              "answer before it");
+  const std::string name = "session `" + id + "`";
+  auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
+    return ApiError{.status = status, .message = why, .param = param, .code = code};
+  };
+  switch (sessions->begin(session_key(id, salt), out.turn, generation)) {
+    case Sessions::State::taken:
+      request.cache_salt = out.turn.salt();  // a session's KV is its own
+      break;
+    case Sessions::State::busy:
+      throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
+    case Sessions::State::dropped:
+      throw refused(410, name + " is not here any more: send the whole conversation with session_generation \"new\"",
+                    "session_expired");
+    case Sessions::State::stale:
+      throw refused(409, name + " is at another turn than the session_generation says", "session_stale",
+                    "session_generation");
+    case Sessions::State::full:
+      ApiError full = refused(503, "every session that this server can keep is in use", "sessions_full");
+      full.reason = RejectReason::overloaded;
+      throw full;
+  }
+  const Conversation& so_far = out.turn.so_far();
+  if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
+    throw bad("session_id",
+              name + " was begun with " + (chat ? "/v1/completions" : "/v1/chat/completions") + ": go on there");
+}
+
+}  // namespace
+
+bool ServedModel::is_called(std::string_view wanted) const {
+  return wanted == name || std::find(names.begin(), names.end(), wanted) != names.end() ||
+         std::find(other_names.begin(), other_names.end(), wanted) != other_names.end();
+}
+
+ApiError unknown_model(const std::string& name, const ServedModel& model) {
+  return {.status = 404,
+          .message = "The model `" + name + "` does not exist; this server serves `" + model.name + "`.",
+          .param = "model",
+          .code = "model_not_found",
+          .reason = RejectReason::unknown_model};
+}
+
+std::span<const IntegerField> integer_fields() { return kIntegerFields; }
+
+size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
+  size_t longest = 1;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.piece(id).size());
+  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four times.
+  return 4 * longest * static_cast<size_t>(std::max(max_model_len, 1));
+}
+
+std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
+                                         GenerationCall& out, Sessions* sessions) try {
+  const json object = parse_body(body);
+  Fields fields(object);
+  check_model(fields, model);
+
+  out.chat = chat;
+  Request request;
+  read_stream(fields, out);
+  read_sampling(fields, chat, model, request, out.has_seed);
+  read_stops(fields, model, request);
+  read_rules(fields, model, request);
+  refuse_unsupported(fields, chat);
+  request.n = static_cast<int>(fields.integer("n", 1));
+  if (!chat && fields.integer("best_of", request.n) != request.n) fields.unsupported("best_of", true);
+  request.ignore_eos = fields.boolean("ignore_eos", false);
+  request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
+  request.priority = static_cast<int>(fields.integer("priority", 0));
+  out.session_id = request.session_id = fields.text("session_id", 1, kMaxShortText);
+  out.session_end = fields.boolean("session_end", false);
+  std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
+  const std::string generation = fields.text("session_generation", 1, kMaxShortText);
+  if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
+  read_speculative(fields, model, request);
+  out.return_token_ids = fields.boolean("return_token_ids", false);
+  out.echo = !chat && fields.boolean("echo", false);
+  const std::string most = max_tokens_name(fields);
+  const json* max_tokens = fields.find(most);
+  out.prompt_only = out.echo && max_tokens != nullptr && *max_tokens == 0;
+  request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
+  out.prompt_logprobs = request.prompt_logprobs >= 0;
+  if (out.prompt_logprobs && out.stream)
+    throw bad("prompt_logprobs", "prompt_logprobs are not part of a stream; echo with logprobs is");
+  if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
+  if (request.prompt_logprobs >= 0 && !request.session_id.empty())
+    throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
+              "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
+  const bool add_special_tokens = !chat && fields.boolean("add_special_tokens", true);
+  const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
+  ChatTemplate::Request chat_request;
+  if (chat)
+    read_chat_request(fields, *ordered.dict(), model, chat_request);
+  else
+    fields.known("add_generation_prompt");
+  for (const char* name : kHarmlessFields) fields.known(name);
+  // Every cheap check is done: tokenizing may take a while.
+  for (const auto& field : kIntegerFields)
+    if ((chat ? field.chat : field.completions) && !(out.prompt_only && field.name == most))
+      fields.integer(field.name, 0);
+  const json* prompt = fields.find(chat ? "messages" : "prompt");
+
+  // Salts keep tenants apart, so they are part of a session's name.
+  take_session(request, salt, generation, chat, sessions, out);
+  const Conversation& so_far = out.turn.so_far();
+
+  std::vector<Prompt> prompts;
+  if (chat) {
+    std::vector<ChatMessage> list = so_far.messages;
+    prompts.push_back({read_messages(prompt, *ordered.dict(), model, chat_request, list), ""});
+    if (out.turn) out.messages = std::move(list);
+  } else {
+    prompts = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty());
+  }
+  if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt: a session is one conversation");
+  if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
+    throw field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
+
+  size_t judged = 0;
+  for (const auto& p : prompts) judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
+  if (judged > kMaxPromptLogprobs)
+    throw bad("prompt", "logprobs of " + std::to_string(judged) + " prompt tokens and alternatives: expected at most " +
+                            std::to_string(kMaxPromptLogprobs) + " in a call");
+
+  request.prompt_is_text_prefix = !chat;
+  for (auto& p : prompts) {
+    request.prompt = so_far.tokens;
+    request.prompt.insert(request.prompt.end(), p.ids.begin(), p.ids.end());
+    set_max_tokens(fields, chat, out.prompt_only, model, request);
+    if (out.echo) {
+      bool was_ids = p.text.empty() && model.tokenizer != nullptr;
+      out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(p.ids) : std::move(p.text));
+    }
+    out.prompts.push_back(request);
+  }
+  out.ignored = fields.unknown();
+  return {};
+} catch (ApiError& error) {
+  // What does not fit may be the history's fault, which the client does not see in its request.
+  if (out.turn && error.reason == RejectReason::too_long)
+    error.message += " The conversation so far, session `" + out.session_id + "`, counts too.";
+  return error;
+}
+
+std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer) try {
+  const json object = parse_body(body);
+  Fields fields(object);
+  check_model(fields, model);
+  bool add_special_tokens = fields.boolean("add_special_tokens", true);
+  const jinja::Value ordered = jinja::json_value(body);
+  ChatTemplate::Request request;
+  read_chat_request(fields, *ordered.dict(), model, request);
+  bool with_text = fields.boolean("return_token_strs", false);
+  const json* messages = fields.find("messages");
+  const json* prompt = fields.find("prompt");
+  if (messages == nullptr && (prompt == nullptr || !prompt->is_string()))
+    throw field_error("prompt", "a string (or a field \"messages\")");
+  std::vector<ChatMessage> list;
+  const std::vector<int32_t> ids = messages != nullptr
+                                       ? read_messages(messages, *ordered.dict(), model, request, list)
+                                       : encode_text(prompt->get<std::string>(), model, add_special_tokens);
+  JsonText text;
+  text.open('{').add("count", ids.size(), "max_model_len", model.max_model_len, "tokens", ids);
+  if (with_text) {
+    text.key("token_strs").open('[');
+    for (int32_t id : ids) text.value(model.tokenizer->piece(id));
+    text.close(']');
+  }
+  answer = text.close('}').take();
+  return {};
+} catch (const ApiError& error) {
+  return error;
+}
+
+std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer) try {
+  const json object = parse_body(body);
+  Fields fields(object);
+  check_model(fields, model);
+  const json* tokens = fields.find("tokens");
+  if (tokens == nullptr || !tokens->is_array()) throw field_error("tokens", "a list of token ids");
+  if (model.tokenizer == nullptr) throw bad("tokens", "this model has no tokenizer");
+  answer =
+      JsonText().object("prompt", model.tokenizer->decode(read_ids(*tokens, "tokens", model.vocab_size), false)).take();
+  return {};
+} catch (const ApiError& error) {
+  return error;
+}
+
+}  // namespace xpyd::server

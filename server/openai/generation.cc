@@ -1,0 +1,527 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+
+#include "base/utf8.h"
+#include "server/openai/api.h"
+
+namespace xpyd::server {
+namespace {
+
+// The cluster ends late requests itself; this much later the frontend stops waiting for it.
+constexpr double kDeadlineGraceSeconds = 5;
+
+const ApiError kTookTooLong = {
+    .status = 504, .message = "the request took longer than this server allows", .code = "request_timeout"};
+
+// One server-sent event: a single data line.
+std::string sse_event(std::string_view event) { return "data: " + std::string(event) + "\n\n"; }
+// A comment, which readers of events pass over.
+constexpr const char* kWaiting = ": waiting\n\n";
+
+// Text of one token for a JSON string: bytes that are not UTF-8 as OpenAI's "bytes:\xe2\x80".
+std::string token_text(const Tokenizer* tokenizer, int32_t id) {
+  if (tokenizer == nullptr || id < 0 || id >= tokenizer->vocab_size()) return "token_id:" + std::to_string(id);
+  const std::string& piece = tokenizer->piece(id);
+  if (is_utf8(piece)) return piece;
+  std::string out = "bytes:";
+  for (char c : piece) {
+    char hex[8];
+    std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(c));
+    out += hex;
+  }
+  return out;
+}
+
+// {"token","logprob","bytes"}, not closed.
+void open_chat_logprob(JsonText& out, const Tokenizer* tokenizer, const TokenLogprob& token) {
+  out.open('{').add("token", token_text(tokenizer, token.token), "logprob", token.logprob);
+  out.key("bytes").open('[');
+  if (tokenizer != nullptr && token.token >= 0 && token.token < tokenizer->vocab_size())
+    for (char c : tokenizer->piece(token.token)) out.value(int{static_cast<unsigned char>(c)});
+  out.close(']');
+}
+
+void add_chat_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& tokens) {
+  out.open('{').key("content").open('[');
+  for (const Sampled& sampled : tokens) {
+    open_chat_logprob(out, tokenizer, sampled.chosen);
+    out.key("top_logprobs").open('[');
+    for (const auto& other : sampled.top) {
+      open_chat_logprob(out, tokenizer, other);
+      out.close('}');
+    }
+    out.close(']').close('}');
+  }
+  out.close(']').close('}');
+}
+
+// A prompt's first token, which nothing foretells.
+bool is_first(const Sampled& s) { return std::isnan(s.chosen.logprob); }
+
+// vLLM's: by token id, the prompt's own token first.
+void add_prompt_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& prompt) {
+  out.key("prompt_logprobs").open('[');
+  for (const Sampled& s : prompt) {
+    if (is_first(s)) {
+      out.value(nullptr);
+      continue;
+    }
+    auto add = [&](const TokenLogprob& t, int64_t rank) {
+      out.key(std::to_string(t.token));
+      out.object("logprob", t.logprob, "rank", rank, "decoded_token", token_text(tokenizer, t.token));
+    };
+    out.open('{');
+    add(s.chosen, s.rank);
+    for (size_t i = 0; i < s.top.size(); ++i)
+      if (s.top[i].token != s.chosen.token) add(s.top[i], static_cast<int64_t>(i) + 1);
+    out.close('}');
+  }
+  out.close(']');
+}
+
+void add_completion_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& tokens,
+                             const std::vector<int32_t>& offsets) {
+  out.open('{').key("tokens").open('[');
+  for (const Sampled& s : tokens) out.value(token_text(tokenizer, s.chosen.token));
+  out.close(']').key("token_logprobs").open('[');
+  for (const Sampled& s : tokens) out.value(s.chosen.logprob);
+  out.close(']').key("top_logprobs").open('[');
+  for (const Sampled& s : tokens) {
+    if (is_first(s)) {
+      out.value(nullptr);
+      continue;
+    }
+    // Of tokens with one text the likeliest: a client's dictionary would keep the last.
+    std::vector<std::string> listed;
+    auto add = [&](const TokenLogprob& t) {
+      std::string text = token_text(tokenizer, t.token);
+      if (std::find(listed.begin(), listed.end(), text) != listed.end()) return;
+      out.add(text, t.logprob);
+      listed.push_back(std::move(text));
+    };
+    out.open('{');
+    for (const auto& other : s.top) add(other);
+    add(s.chosen);
+    out.close('}');
+  }
+  out.close(']').add("text_offset", offsets).close('}');
+}
+
+}  // namespace
+
+// Engine threads come in here; everything else happens on the I/O thread.
+class Generation::Sink final : public EventSink {
+ public:
+  Sink(std::shared_ptr<Generation> generation, size_t prompt, Clock& clock, HttpPost post)
+      : generation_(std::move(generation)), prompt_(prompt), clock_(clock), post_(std::move(post)) {}
+  void on_event(TokenEvent event) override {
+    post_([g = generation_, prompt = prompt_, e = std::move(event), now = clock_.now()]() mutable {
+      g->on_event(prompt, std::move(e), now);
+    });
+  }
+
+ private:
+  std::shared_ptr<Generation> generation_;
+  size_t prompt_;
+  Clock& clock_;
+  HttpPost post_;
+};
+
+Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
+                       std::string client_id, HttpHeaders headers, double arrival_s)
+    : api_(api),
+      call_(std::move(call)),
+      exchange_(std::move(exchange)),
+      id_(std::move(id)),
+      client_id_(std::move(client_id)),
+      more_headers_(std::move(headers)),
+      arrival_s_(arrival_s) {
+  JsonText shared;
+  if (call_.turn) shared.add("session_generation", call_.turn.generation());
+  shared.add("created", int64_t{std::time(nullptr)}).add("model", api.model_.name).add("system_fingerprint", nullptr);
+  shared_ = shared.take();
+}
+
+void Generation::start() {
+  auto self = shared_from_this();
+  exchange_->on_gone([weak = weak_from_this()] {
+    if (auto g = weak.lock()) g->on_gone();
+  });
+  exchange_->on_half_closed([weak = weak_from_this()] {
+    if (auto g = weak.lock(); g && !g->over_) g->send(kWaiting);
+  });
+  if (over_) return end();  // it left while its body was being read
+  choices_.resize(call_.prompts.size() * static_cast<size_t>(call_.prompts[0].n));
+  prompts_.resize(call_.prompts.size());
+  double timeout = api_.options_.request_timeout_s;
+  for (size_t i = 0; i < call_.prompts.size(); ++i) {
+    auto request = std::make_shared<Request>(std::move(call_.prompts[i]));
+    request->id = ++api_.last_request_id_;
+    request->arrival_s = arrival_s_;
+    request->deadline_s = timeout > 0 ? arrival_s_ + timeout : 0;
+    if (!call_.has_seed) request->sampling.seed = api_.random_.next();
+    // kv_salt() counts on it: a server's numbers begin anew, what its workers keep may not.
+    if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
+    prompts_[i].request = request;
+    prompts_[i].seen = {.n = request->n,
+                        .prompt_tokens = static_cast<int>(request->prompt.size()),
+                        .max_tokens = request->max_tokens,
+                        .arrival_s = arrival_s_};
+    Status taken = api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
+    if (taken.ok()) {
+      expected_ += static_cast<size_t>(request->n);
+      continue;
+    }
+    ApiError error = {.status = 500, .message = taken.error().message};
+    if (taken.error().code == ErrorCode::invalid_argument)
+      error.status = 400, error.param = call_.chat ? "messages" : "prompt";
+    if (taken.error().code == ErrorCode::unavailable)
+      error.status = 503, error.code = "queue_full", error.reason = RejectReason::queue_full;
+    prompts_.resize(i);  // the others were never sent
+    if (error.status != 500) api_.metrics_.rejected(error.reason);
+    return fail(error);
+  }
+  // What the cluster has refused by now is an HTTP status: its event is before this.
+  if (call_.stream)
+    api_.post_([self] {
+      if (!self->over_) self->begin_stream();
+    });
+}
+
+void Generation::on_event(size_t prompt_index, TokenEvent event, double received_s) {
+  Prompt& prompt = prompts_[prompt_index];
+  const int n = prompt.request->n;
+  XPYD_CHECK(event.choice >= 0 && event.choice < n, "event of choice " + std::to_string(event.choice));
+  const size_t index = prompt_index * static_cast<size_t>(n) + static_cast<size_t>(event.choice);
+  Choice& choice = choices_[index];
+  XPYD_CHECK(choice.finish == FinishReason::none, "event after the end of a choice");
+  auto self = shared_from_this();
+  count(prompt, choice, event, received_s);
+  if (!event.prompt_logprobs.empty()) prompt.logprobs = std::move(event.prompt_logprobs);
+  bool last = event.finish != FinishReason::none;
+  if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
+  if (!over_) {
+    if (event.finish == FinishReason::refused) {
+      api_.metrics_.rejected(RejectReason::objective);
+      fail({.status = 429, .message = event.error, .code = "objective_missed", .retry_s = event.retry_s});
+    } else if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
+      fail(event.finish == FinishReason::timeout
+               ? kTookTooLong
+               : ApiError{.status = 500, .message = event.error, .code = "internal_error"});
+    } else {
+      gather(choice, std::move(event));
+      if (call_.stream) stream(prompt_index, index);
+    }
+  }
+  if (last && ended_ == expected_) complete();
+}
+
+void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s) {
+  FinishedRequest& seen = prompt.seen;
+  seen.cached_tokens = std::max(seen.cached_tokens, event.cached_tokens);
+  seen.queued_s = event.queued_s;
+  seen.last_token_s = received_s;
+  if (event.token >= 0) {
+    ++choice.tokens;
+    api_.metrics_.generated_token();
+    if (choice.last_token_s > 0) api_.metrics_.inter_token(received_s - choice.last_token_s);
+    choice.last_token_s = received_s;
+    if (seen.first_token_s == 0) {
+      seen.first_token_s = received_s;
+      seen.scheduled_s = event.scheduled_s;
+      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens, seen.cached_tokens);
+    }
+  }
+  if (event.finish == FinishReason::none) return;
+  choice.finish = event.finish;
+  ++ended_;
+  seen.finishes.push_back(event.finish);
+  seen.generated.push_back(choice.tokens);
+  seen.preemptions += event.preemptions;
+  if (++prompt.ended == seen.n) api_.metrics_.finished(seen);
+}
+
+// ---- a session
+
+// A token that ends the reply (end of sequence, stop_token_ids) is no part of it, unless the client
+// wants it in the text. Of a stop string the tokens stay: a token may hold more than the string.
+void Generation::remember(Choice& choice, const TokenEvent& event) {
+  const bool ends = event.finish == FinishReason::stop && event.stop_text.empty() &&
+                    !(event.stop_token >= 0 && prompts_[0].request->include_stop_text);
+  if (event.token >= 0 && !ends) choice.session_tokens.push_back(event.token);
+  choice.reply += event.text;
+}
+
+// Before the client hears the end, so that it can go on at once. Not whole: as if never asked.
+void Generation::end_turn(bool whole) {
+  if (!call_.turn) return;
+  if (!whole) return call_.turn.release();
+  if (call_.session_end) return call_.turn.end();
+  Conversation now;
+  Choice& choice = choices_[0];
+  if (call_.chat) {
+    now.messages = std::move(call_.messages);
+    now.messages.push_back({"assistant", std::move(choice.reply)});
+  } else {
+    now.tokens = prompts_[0].request->prompt;
+    now.tokens.insert(now.tokens.end(), choice.session_tokens.begin(), choice.session_tokens.end());
+  }
+  call_.turn.commit(std::move(now));
+}
+
+// ---- what is said
+
+void Generation::gather(Choice& choice, TokenEvent event) {
+  Part& part = choice.part;
+  part.finish = event.finish;
+  part.stop_text = std::move(event.stop_text);
+  part.stop_token = event.stop_token;
+  part.with_logprobs = event.has_logprobs;
+  if (call_.prompt_only) return;
+  if (event.token >= 0 && call_.return_token_ids) part.token_ids.push_back(event.token);
+  if (event.has_logprobs) {
+    part.offsets.push_back(choice.text_length);
+    part.logprobs.push_back(std::move(event.sampled));
+  }
+  part.text += event.text;
+  choice.text_length += int(count_code_points(event.text));
+}
+
+// The prompt before a choice's first part: text, and where they are shown the logprobs of its tokens.
+void Generation::echo(size_t prompt_index, Choice& choice) const {
+  const Prompt& prompt = prompts_[prompt_index];
+  const std::string& text = call_.prompt_texts[prompt_index];
+  const auto shift = int32_t(count_code_points(text));
+  std::vector<int32_t> offsets;
+  if (prompt.request->sampling.top_logprobs >= 0) {
+    const bool has_text = api_.model_.tokenizer != nullptr;
+    Detokenizer pieces = has_text ? Detokenizer(*api_.model_.tokenizer, true) : Detokenizer();
+    int32_t length = 0;
+    for (int32_t id : prompt.request->prompt) {
+      offsets.push_back(length);
+      if (has_text) length += int(count_code_points(pieces.feed(id)));
+    }
+  }
+  Part& part = choice.part;
+  part.text.insert(0, text);
+  for (int32_t offset : part.offsets) offsets.push_back(offset + shift);
+  part.offsets = std::move(offsets);
+  part.logprobs.insert(part.logprobs.begin(), prompt.logprobs.begin(), prompt.logprobs.end());
+  choice.text_length += shift;
+}
+
+void Generation::add_choice(JsonText& out, size_t index, bool first) const {
+  const Part& part = choices_[index].part;
+  const Tokenizer* tokenizer = api_.model_.tokenizer;
+  out.open('{').add("index", index);
+  if (!call_.chat) {
+    out.add("text", part.text);
+  } else {
+    out.key(call_.stream ? "delta" : "message").open('{');
+    if (first) out.add("role", "assistant");
+    if (first || !part.text.empty()) out.add("content", part.text);
+    out.close('}');
+  }
+  out.key("logprobs");
+  if (!part.with_logprobs)
+    out.value(nullptr);
+  else if (call_.chat)
+    add_chat_logprobs(out, tokenizer, part.logprobs);
+  else
+    add_completion_logprobs(out, tokenizer, part.logprobs, part.offsets);
+  out.key("finish_reason");
+  if (part.finish == FinishReason::none)
+    out.value(nullptr);
+  else
+    out.value(finish_reason_name(part.finish));
+  out.key("stop_reason");
+  if (part.finish == FinishReason::stop && !part.stop_text.empty())
+    out.value(part.stop_text);
+  else if (part.finish == FinishReason::stop && part.stop_token >= 0)
+    out.value(part.stop_token);
+  else
+    out.value(nullptr);
+  const Prompt& prompt = prompts_[index / static_cast<size_t>(prompts_[0].request->n)];
+  if (call_.return_token_ids) out.add("token_ids", part.token_ids);
+  if (call_.return_token_ids && first) out.add("prompt_token_ids", prompt.request->prompt);
+  if (call_.prompt_logprobs && !call_.chat) add_prompt_logprobs(out, tokenizer, prompt.logprobs);
+  out.close('}');
+}
+
+void Generation::add_usage(JsonText& out, const Usage& usage) {
+  out.key("usage").open('{').add("prompt_tokens", usage.prompt_tokens, "completion_tokens", usage.completion_tokens);
+  out.add("total_tokens", usage.prompt_tokens + usage.completion_tokens);
+  out.key("prompt_tokens_details").object("cached_tokens", usage.cached_tokens).close('}');
+}
+
+std::string Generation::answer(const std::string& choices_and_usage) const {
+  const char* object = !call_.chat ? "text_completion" : call_.stream ? "chat.completion.chunk" : "chat.completion";
+  JsonText out;
+  out.open('{').add("id", id_, "object", object);
+  return out.take() + "," + shared_ + ",\"choices\":" + choices_and_usage + "}";
+}
+
+void Generation::complete() {
+  if (over_) return end();
+  over_ = true;
+  status_ = 200;
+  const FinishReason finish = choices_[0].finish;
+  end_turn(finish == FinishReason::stop || finish == FinishReason::length);
+  JsonText out;
+  out.open('[');
+  if (call_.stream) {
+    out.close(']');
+    add_usage(out, usage());
+    if (call_.include_usage) send(sse_event(answer(out.take())));
+    send("data: [DONE]\n\n");
+    exchange_->end_stream();
+    return end();
+  }
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const size_t prompt = i / static_cast<size_t>(prompts_[0].request->n);
+    Part& part = choices_[i].part;
+    part.with_logprobs = prompts_[prompt].request->sampling.top_logprobs >= 0;
+    if (call_.prompt_only) part.stop_text.clear(), part.stop_token = -1;
+    if (call_.echo) echo(prompt, choices_[i]);
+    add_choice(out, i, true);
+  }
+  out.close(']');
+  add_usage(out, usage());
+  if (call_.chat && call_.prompt_logprobs) add_prompt_logprobs(out, api_.model_.tokenizer, prompts_[0].logprobs);
+  exchange_->respond({.headers = headers(), .body = answer(out.take())});
+  end();
+}
+
+// One event per token, the role and the finish reason in the first's and the last's: clients count
+// events as tokens, and take the first for the first token.
+void Generation::stream(size_t prompt_index, size_t index) {
+  const Prompt& prompt = prompts_[prompt_index];
+  Choice& choice = choices_[index];
+  const bool first = !std::exchange(choice.began, true);
+  if (first && call_.echo) echo(prompt_index, choice);
+  JsonText out;
+  out.open('[');
+  add_choice(out, index, first);
+  out.close(']');
+  if (call_.continuous_usage)
+    add_usage(out, {prompt.seen.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.seen.cached_tokens});
+  else if (call_.include_usage)
+    out.add("usage", nullptr);
+  send(sse_event(answer(out.take())));
+  choice.part = {};
+}
+
+// The head goes out before the first event: a proxy in between then knows that the server is at work.
+void Generation::begin_stream() {
+  if (std::exchange(streaming_, true)) return;
+  HttpResponse head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = headers();
+  head.headers.emplace_back("Cache-Control", "no-cache");
+  head.headers.emplace_back("X-Accel-Buffering", "no");
+  exchange_->begin_stream(std::move(head));
+  sent_s_ = api_.clock_.now();
+}
+
+void Generation::send(std::string bytes) {
+  begin_stream();
+  exchange_->write(std::move(bytes));
+  sent_s_ = api_.clock_.now();
+}
+
+// ---- the end
+
+void Generation::fail(const ApiError& error) {
+  over_ = true;
+  status_ = error.status;
+  end_turn(false);
+  abort_all();
+  if (streaming_) {
+    send(sse_event(error_body(error)) + "data: [DONE]\n\n");
+    exchange_->end_stream();
+  } else {
+    HttpResponse response = api_.error_response(error);
+    for (auto& header : headers()) response.headers.push_back(std::move(header));
+    exchange_->respond(std::move(response));
+  }
+  if (ended_ == expected_) end();
+}
+
+void Generation::on_gone() {
+  if (over_) return;
+  over_ = true;
+  status_ = 499;
+  end_turn(false);
+  abort_all();
+}
+
+void Generation::abort_all() {
+  for (const Prompt& prompt : prompts_)
+    if (prompt.request && prompt.ended < prompt.request->n) api_.service_.abort(prompt.request->id);
+}
+
+void Generation::tick(double now) {
+  if (streaming_ && !over_ && now - sent_s_ >= kQuietSeconds) send(kWaiting);
+  double timeout = api_.options_.request_timeout_s;
+  if (timeout <= 0 || now < arrival_s_ + timeout + kDeadlineGraceSeconds) return;
+  auto self = shared_from_this();
+  if (!over_) fail(kTookTooLong);
+  end();
+}
+
+void Generation::end() {
+  if (api_.live_.erase(this) == 0) return;
+  const LogLevel level = status_ >= 500 ? LogLevel::error : status_ >= 400 ? LogLevel::warning : LogLevel::info;
+  api_.log_line(level, log_text(api_.clock_.now()));
+  api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST", status_);
+}
+
+Generation::Usage Generation::usage() const {
+  Usage sum;
+  for (const Prompt& prompt : prompts_) {
+    sum.prompt_tokens += prompt.seen.prompt_tokens;
+    sum.cached_tokens += prompt.seen.cached_tokens;
+  }
+  for (const Choice& choice : choices_)
+    if (!call_.prompt_only) sum.completion_tokens += choice.tokens;
+  return sum;
+}
+
+HttpHeaders Generation::headers() const {
+  HttpHeaders all = more_headers_;
+  all.emplace_back("X-Request-Id", client_id_.empty() ? id_ : client_id_);
+  return all;
+}
+
+std::string Generation::log_text(double now) const {
+  Usage total = usage();
+  double first = 0;
+  for (const Prompt& prompt : prompts_)
+    if (prompt.seen.first_token_s > 0 && (first == 0 || prompt.seen.first_token_s < first))
+      first = prompt.seen.first_token_s;
+  char numbers[256];
+  std::snprintf(numbers, sizeof numbers,
+                " stream=%d prompts=%zu choices=%zu prompt_tokens=%lld cached_tokens=%lld "
+                "completion_tokens=%lld",
+                call_.stream, prompts_.size(), choices_.size(), static_cast<long long>(total.prompt_tokens),
+                static_cast<long long>(total.cached_tokens), static_cast<long long>(total.completion_tokens));
+  std::string line = "request id=" + id_ + (call_.chat ? " route=chat" : " route=completions") +
+                     " status=" + std::to_string(status_) + numbers;
+  if (!choices_.empty() && choices_[0].finish != FinishReason::none)
+    line += std::string(" finish=") + finish_reason_name(choices_[0].finish);
+  std::snprintf(numbers, sizeof numbers, " ttft_ms=%.1f e2e_ms=%.1f", first > 0 ? 1e3 * (first - arrival_s_) : -1.0,
+                1e3 * (now - arrival_s_));
+  line += numbers;
+  if (!client_id_.empty()) line += " client_id=" + client_id_;
+  // Names of fields are a client's text: the first few, short and printable.
+  for (size_t i = 0; i < std::min<size_t>(call_.ignored.size(), 4); ++i) {
+    line += i == 0 ? " ignored=" : ",";
+    for (char c : call_.ignored[i].substr(0, 32))
+      line += std::isalnum(static_cast<unsigned char>(c)) || c == '_' ? c : '?';
+  }
+  return line;
+}
+
+}  // namespace xpyd::server

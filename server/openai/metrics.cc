@@ -1,0 +1,462 @@
+#include "server/openai/metrics.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+namespace xpyd::server {
+namespace {
+
+constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",    "draining",
+                                        "overloaded", "unauthorized", "unknown_model", "objective"};
+
+std::string number_text(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
+  char digits[40];
+  return std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+
+std::string label_value(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    if (c == '\n')
+      out += "\\n";
+    else
+      out += c;
+  }
+  return out;
+}
+
+double resident_bytes() {
+  long pages = 0;
+  if (FILE* file = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(file, "%*s %ld", &pages) != 1) pages = 0;
+    std::fclose(file);
+  }
+  return static_cast<double>(pages) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+// Who is told of which blocks: instances over one pool see the same ones, which are told once.
+struct PoolRows {
+  std::vector<InstanceStats> holders;  // of kv_blocks and kv_bytes
+  std::vector<InstanceStats> users;    // of the share in use; capacity: of their pool
+  std::vector<InstanceStats> pools;    // of capacities
+};
+
+PoolRows pool_rows(const ServiceStats& service) {
+  std::vector<InstanceStats> all = service.instances;
+  if (service.shared_pool && !all.empty()) {
+    all.resize(1);
+    all[0].name = "pool";
+  }
+  if (!service.process_pool) return {all, all, all};
+  // Each tells what it holds; what nobody holds is told of the pool.
+  const SharedPoolStats& shared = *service.process_pool;
+  InstanceStats pool;
+  pool.name = "pool";
+  pool.kv.block_tokens = all.empty() ? 0 : all[0].kv.block_tokens;
+  pool.kv.free = shared.free;
+  pool.kv.capacity = shared.blocks;
+  pool.kv.idle_bytes = shared.free * shared.block_bytes;
+  pool.kv.capacity_bytes = pool.kv.mapped_bytes = shared.bytes;
+  pool.kv.external_bytes = shared.bytes - shared.blocks * shared.block_bytes;
+  for (InstanceStats& i : all) {
+    i.kv.idle_bytes -= i.kv.free * shared.block_bytes;
+    i.kv.free = 0;
+    i.kv.capacity = shared.blocks;
+    i.kv.external_bytes = 0;
+  }
+  PoolRows rows{all, all, {pool}};
+  rows.holders.push_back(pool);
+  return rows;
+}
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  size_t i = static_cast<size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin());
+  ++counts_[i];
+  sum_ += value;
+  ++count_;
+}
+
+// Families one after another, each with its HELP and TYPE, all samples of one together.
+class MetricsText {
+ public:
+  MetricsText(std::string prefix, const std::string& model)
+      : prefix_(std::move(prefix) + ":"), model_("model_name=\"" + label_value(model) + "\"") {}
+
+  void family(const std::string& name, const char* type, const char* help, bool prefixed = true) {
+    name_ = (prefixed ? prefix_ : "") + name;
+    out_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
+  }
+  template <class T>
+  void sample(const std::string& labels, T value, const char* suffix = "") {
+    out_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number_text(double(value)) + "\n";
+  }
+  std::string engine(std::string_view name, const std::string& more = "") const {
+    return model_ + ",engine=\"" + label_value(name) + "\"" + (more.empty() ? "" : "," + more);
+  }
+  template <class T>
+  void counter(const std::string& name, const char* help, T value) {
+    family(name, "counter", help);
+    sample(engine("all"), value);
+  }
+  void histogram(const std::string& name, const char* help, const Histogram& h) {
+    family(name, "histogram", help);
+    uint64_t below = 0;
+    for (size_t i = 0; i < h.counts_.size(); ++i) {
+      below += h.counts_[i];
+      std::string le = i < h.bounds_.size() ? number_text(h.bounds_[i]) : "+Inf";
+      sample(engine("all", "le=\"" + le + "\""), below, "_bucket");
+    }
+    sample(engine("all"), h.sum_, "_sum");
+    sample(engine("all"), h.count_, "_count");
+  }
+  // Of transfers, a histogram of which only sum and count are known.
+  template <class F>
+  void totals(const std::string& name, const char* help, std::span<const InstanceStats> all, F sum) {
+    if (all.empty()) return;
+    family(name, "histogram", help);
+    for (const auto& instance : all) {
+      const int64_t n = instance.transfers;
+      sample(engine(instance.name, "le=\"+Inf\""), n, "_bucket");
+      sample(engine(instance.name), instance.*sum, "_sum");
+      sample(engine(instance.name), n, "_count");
+    }
+  }
+  // One sample for each instance and value of a label: a field of a part of its state.
+  template <class Field, class Part>
+  void labelled(const std::string& name, const char* help, std::span<const InstanceStats> all, const std::string& label,
+                Part part, std::initializer_list<std::pair<const char*, Field>> values) {
+    family(name, gauge_or_counter(name), help);
+    for (const auto& instance : all)
+      for (const auto& [value, field] : values)
+        sample(engine(instance.name, label + "=\"" + value + "\""), std::invoke(part, instance).*field);
+  }
+  // One sample per instance.
+  template <class F>
+  void instances(const std::string& name, const char* help, std::span<const InstanceStats> all, F value) {
+    family(name, gauge_or_counter(name), help);
+    for (const auto& instance : all) sample(engine(instance.name), std::invoke(value, instance));
+  }
+  std::string take() { return std::move(out_); }
+
+ private:
+  static const char* gauge_or_counter(const std::string& name) {  // by Prometheus's convention
+    return name.ends_with("_total") ? "counter" : "gauge";
+  }
+  std::string prefix_, model_, name_, out_;
+};
+
+std::vector<double> Metrics::tokens_up_to(int max_tokens) {
+  std::vector<double> bounds;
+  for (double ten = 1;; ten *= 10)
+    for (double step : {1.0, 2.0, 5.0}) {
+      if (ten * step > max_tokens && !bounds.empty()) return bounds;
+      bounds.push_back(ten * step);
+    }
+}
+
+bool Metrics::valid_prefix(std::string_view prefix) {
+  auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  return !prefix.empty() && prefix.size() <= 64 && !(prefix[0] >= '0' && prefix[0] <= '9') &&
+         std::all_of(prefix.begin(), prefix.end(), good);
+}
+
+void Metrics::first_token(double ttft_s, int prompt_tokens, int cached_tokens) {
+  ttft_.observe(ttft_s);
+  prompt_tokens_ += static_cast<uint64_t>(prompt_tokens);
+  cached_prompt_tokens_ += static_cast<uint64_t>(cached_tokens);
+}
+
+void Metrics::inter_token(double s) { inter_token_.observe(s); }
+
+void Metrics::finished(const FinishedRequest& r) {
+  for (FinishReason reason : r.finishes) ++finishes_[static_cast<size_t>(reason)];
+  n_.observe(r.n);
+  max_tokens_.observe(r.max_tokens);
+  prompt_tokens_per_request_.observe(r.prompt_tokens);
+  e2e_.observe(std::max(0.0, r.last_token_s - r.arrival_s));
+  preemptions_.observe(r.preemptions);
+  if (r.first_token_s == 0) return;  // ended without a token: no interval below exists
+  for (int tokens : r.generated) generation_tokens_per_request_.observe(tokens);
+  max_generated_.observe(*std::max_element(r.generated.begin(), r.generated.end()));
+  queue_.observe(std::max(0.0, r.scheduled_s - r.queued_s));
+  prefill_.observe(std::max(0.0, r.first_token_s - r.scheduled_s));
+  const double decode_s = std::max(0.0, r.last_token_s - r.first_token_s);
+  decode_.observe(decode_s);
+  if (const int longest = *std::max_element(r.generated.begin(), r.generated.end()); longest > 1)
+    time_per_token_.observe(decode_s / (longest - 1));
+  inference_.observe(std::max(0.0, r.last_token_s - r.scheduled_s));
+}
+
+void Metrics::http_request(std::string_view handler, std::string_view method, int status) {
+  bool known = method == "GET" || method == "POST" || method == "HEAD";
+  ++http_[{std::string(handler), known ? std::string(method) : "other", std::to_string(status / 100) + "xx"}];
+}
+
+std::string Metrics::render(const ServiceStats& service) const {
+  MetricsText text(prefix_, model_name_);
+  using S = InstanceStats;
+  using I = const S&;
+  using T = KvTierStats;
+  std::span<const InstanceStats> all = service.instances;
+  const auto [holders, users, pools] = pool_rows(service);
+  const auto instances = [&](const char* name, const char* help, auto value) {
+    text.instances(name, help, all, value);
+  };
+  const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
+  const auto mapping = [](auto field) { return [field](I i) { return i.kv.vattention.*field; }; };
+  const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
+  const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
+
+  instances("num_requests_running", "Sequences in the running batch.", &S::running);
+  instances("num_requests_waiting", "Requests waiting for their first step.", &S::waiting);
+  text.labelled<int S::*>("num_requests_waiting_by_reason",
+                          "capacity: those of num_requests_waiting; deferred: those of "
+                          "num_requests_remote_prefilling.",
+                          all, "reason", std::identity(),
+                          {{"capacity", &S::waiting}, {"deferred", &S::queue_remote_prefilling}});
+  instances("num_requests_remote_prefilling", "Requests whose prefill runs elsewhere and will come here.",
+            &S::queue_remote_prefilling);
+  instances("num_requests_sending", "Prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
+  auto usage = [](I i) { return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity; };
+  text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
+  text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
+
+  text.instances("kv_escrowed_blocks",
+                 "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
+                 holders, [](I i) { return double(i.kv.escrowed); });
+  text.labelled<int KvStats::*>(
+      "kv_blocks",
+      "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
+      "pool) each tells what it holds, and what only others hold is elsewhere, as of its last "
+      "report; what nobody holds is the pool's free, as of now, which belongs to every engine's "
+      "sum: that is the capacity when nothing has changed since the reports.",
+      holders, "state", &S::kv,
+      {{"free", &KvStats::free},
+       {"active", &KvStats::active},
+       {"cached", &KvStats::cached},
+       {"in_transfer", &KvStats::in_transfer},
+       {"elsewhere", &KvStats::elsewhere}});
+  text.instances("kv_blocks_capacity", "KV blocks in all.", pools, kv(&KvStats::capacity));
+  text.labelled<int64_t KvStats::*>(
+      "kv_bytes",
+      "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
+      "the rest of blocks in use, idle anybody can have, external is in no block. Of a pool that "
+      "processes share, a block that two hold counts for both.",
+      holders, "state", &S::kv,
+      {{"written", &KvStats::written_bytes},
+       {"reserved", &KvStats::reserved_bytes},
+       {"internal", &KvStats::internal_bytes},
+       {"idle", &KvStats::idle_bytes},
+       {"external", &KvStats::external_bytes}});
+  text.instances("kv_capacity_bytes",
+                 "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
+                 "of one pool hold is there twice.",
+                 pools, kv(&KvStats::capacity_bytes));
+  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).",
+                 pools, kv(&KvStats::mapped_bytes));
+  instances("kv_mappings",
+            "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
+            "of a pool that processes share); its limit is vm.max_map_count.",
+            kv(&KvStats::mappings));
+  text.family("cache_config_info", "gauge", "Shape of the KV memory.");
+  for (I i : pools)
+    text.sample(text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) + "\",num_gpu_blocks=\"" +
+                                        std::to_string(i.kv.capacity) + "\""),
+                1);
+  instances("kv_evictions_total", "Cached blocks given to other tokens.", kv(&KvStats::evictions));
+
+  instances("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.", kv(&KvStats::prefix_query_tokens));
+  instances("prefix_cache_hits_total", "Prompt tokens found, in tokens.", kv(&KvStats::prefix_hit_tokens));
+  instances("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
+  instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
+  instances("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
+  instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
+  instances("kv_transfers_total", "KV transfers.", &S::transfers);
+  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all, &S::transfer_bytes);
+  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", all, &S::transfer_descriptors);
+  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", all, &S::transfer_seconds);
+  instances("nixl_num_failed_transfers_total", "kv_refused_total.", &S::kv_refused);
+  instances("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
+  instances("kv_refused_total", "Prompts computed again because their KV came short or changed.", &S::kv_refused);
+  instances("kv_leases_expired_total", "Promises of room given up because the peer was silent.", &S::leases_expired);
+  const auto fetch = [](auto field) { return [field](I i) { return i.fetch.*field; }; };
+  instances("kv_fetches_total", "Prefixes that came from another instance (--kv-fetch).", fetch(&FetchStats::fetches));
+  instances("kv_fetched_tokens_total", "Tokens of them.", fetch(&FetchStats::tokens));
+  instances("kv_fetches_failed_total", "Parts of them that did not come, came late, or came changed.",
+            fetch(&FetchStats::failed));
+  instances("kv_fetch_seconds_total", "From asking for them to their end.", fetch(&FetchStats::seconds));
+  instances("kv_fetch_wait_seconds_total", "That steps stood still for a layer of them.", fetch(&FetchStats::wait_s));
+  instances("kv_fetch_regret_seconds_total", "Of these, more than computing what came was said to take.",
+            fetch(&FetchStats::regret_s));
+  instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
+  instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
+  instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
+  const ConductorStats& c = service.conductor;
+  text.family("global_prefill_queue_length", "gauge",
+              "Prompts that no prefill instance has taken yet (--disagg decode_first).");
+  text.sample(text.engine("all"), c.prefill_jobs);
+  text.counter("attempts_total", "Tries at serving a request's choices.", c.attempts);
+  text.family("attempts_failed_total", "counter", "Tries that an instance's failure ended.");
+  for (int i = 0; i < kAttemptFailures; ++i)
+    text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
+                c.failed_by[size_t(i)]);
+  text.counter("choices_replaced_total", "Choices that went on at another place.", c.replaced_choices);
+  text.family("requests_refused_total", "counter", "By --admission: when they came, and when their prompt was done.");
+  text.sample(text.engine("all", "when=\"early\""), c.refused_early);
+  text.sample(text.engine("all", "when=\"late\""), c.refused_late);
+  text.family("requests_refused_by_total", "counter", "By --admission: what would have been missed.");
+  for (int i = 1; i < kRefusals; ++i)
+    text.sample(text.engine("all", "objective=\"" + std::string(refusal_name(Refusal::Why(i))) + "\""),
+                c.refused_by[size_t(i)]);
+  text.counter("prefill_wasted_seconds_total", "Predicted, of prompts refused when they were done.",
+               c.wasted_prefill_s);
+  text.counter("choices_ended_total", "That ended by stop or length.", c.ended);
+  text.counter("choices_kept_total", "Of them, within both objectives (goodput).", c.kept);
+  instances("chunk_decisions_total", "Steps with prompts of which --chunk-policy said how many tokens they have.",
+            &S::chunk_decisions);
+  instances("chunk_extrapolations_total",
+            "Of these, by a cost that has seen fewer than 8 steps, or none half as long or half as far.",
+            &S::chunk_extrapolations);
+  instances("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
+            [](I i) { return i.cost_error.mape(); });
+  instances("step_prediction_bias", "Mean of (predicted - seen) / seen.", [](I i) { return i.cost_error.bias(); });
+  const auto prediction = [&](const std::string& of, const PredictionError& error) {
+    text.family(of + "_prediction_error", "gauge", "Mean of |predicted - seen| / seen; predicted by placement.");
+    text.sample(text.engine("all"), error.mape());
+    text.family(of + "_prediction_bias", "gauge", "Mean of (predicted - seen) / seen.");
+    text.sample(text.engine("all"), error.bias());
+  };
+  prediction("ttft", c.ttft_error);
+  prediction("tbt", c.tbt_error);
+  text.counter("placement_regret_total", "Tokens that a choice of instance computes and another had: their shares.",
+               c.regret);
+  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
+  text.counter("instances_joined_total", "Instances that came.", c.joined);
+  text.counter("instances_left_total", "Instances that left or were lost.", c.left);
+  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", mapping(&VattentionStats::map_calls));
+  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", mapping(&VattentionStats::unmap_calls));
+  instances("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
+            mapping(&VattentionStats::map_wait_seconds));
+  if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
+    text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all, "tier", tiers,
+                                {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
+    text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", all, "tier", tiers,
+                                {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
+    text.labelled<int64_t T::*>("kv_tier_hit_tokens_total", "Prompt tokens whose KV came from a tier.", all, "tier",
+                                tiers, {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+    instances("external_prefix_cache_queries_total", "Prompt tokens that the pool's prefix cache did not have.",
+              [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
+    instances("external_prefix_cache_hits_total", "Of these, those that a tier had.",
+              [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
+    instances("kv_offload_store_bytes_total", "KV bytes copied pool to host.", tier(&T::bytes_out));
+    instances("kv_offload_load_bytes_total", "KV bytes copied host to pool.", tier(&T::bytes_in));
+    instances("kv_offload_cpu_cache_usage_perc", "Host blocks in use, 0 to 1.", [](I i) {
+      return double(i.kv.tiers.host_blocks) / double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
+    });
+    text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.", all, "tier", tiers,
+                                {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
+    instances("kv_tier_relieved_blocks_total", "Blocks that the host gave up to have room (--host-high-watermark).",
+              tier(&T::host_relieved));
+    text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", all, "way", tiers,
+                                {{"pool_to_host", &T::bytes_out},
+                                 {"host_to_pool", &T::bytes_in},
+                                 {"host_to_disk", &T::disk_bytes_written},
+                                 {"disk_to_host", &T::disk_bytes_read}});
+    text.labelled<int64_t T::*>("kv_tier_copies_total", "Contiguous copies between pool and host.", all, "way", tiers,
+                                {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
+    text.labelled<int64_t T::*>(
+        "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.", all, "what", tiers,
+        {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
+    instances("kv_tier_dropped_blocks_total", "Full blocks that the tiers had no room or time for.",
+              tier(&T::dropped_out));
+    instances("kv_tier_load_seconds_total", "Time that sequences waited for their KV to come back.",
+              tier(&T::load_wait_seconds));
+  }
+  text.labelled<double Spent::*>(
+      "kv_occupation_gb_seconds_total",
+      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each "
+      "of "
+      "them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
+      "(transfer). Over requests ended it is the cost of one.",
+      all, "phase", &S::spent,
+      {{"prefill", &Spent::prefill_gb_s}, {"decode", &Spent::decode_gb_s}, {"transfer", &Spent::transfer_gb_s}});
+  instances("model_flops_total", "FLOPs of forward passes, as the model counts them: products and attention.",
+            [](I i) { return 1e12 * i.spent.tflop; });
+  std::vector<InstanceStats> rated = service.instances;
+  std::erase_if(rated, [](I i) { return i.spent.peak_tflops == 0 || i.step_seconds == 0; });
+  if (!rated.empty())
+    text.instances(
+        "mfu",
+        "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
+        "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
+        "where nobody has measured it.",
+        rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
+  instances("engine_steps_total", "Forward passes.", &S::steps);
+  instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
+  instances("engine_wait_seconds_total",
+            "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", &S::wait_seconds);
+  instances("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
+  instances("engine_prompt_tokens_total",
+            "Prompt tokens computed in steps: none whose KV was reused, and each time those that were computed again. "
+            "Where nothing is computed again, the sum over instances is prompt_tokens_total - "
+            "prompt_tokens_cached_total, once requests have their first token.",
+            &S::prompt_tokens);
+  instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
+  instances("spec_decode_num_draft_tokens_total", "--speculate: tokens computed before they were known.",
+            &S::draft_tokens);
+  instances("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
+
+  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token, computed and reused ones.",
+               prompt_tokens_);
+  text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
+  text.counter("prompt_tokens_cached_total", "Of prompt_tokens_total, those whose KV was reused.",
+               cached_prompt_tokens_);
+  text.family("request_success_total", "counter", "Ended choices by reason.");
+  constexpr std::pair<FinishReason, const char*> kReasons[] = {
+      {FinishReason::stop, "stop"},       {FinishReason::length, "length"}, {FinishReason::abort, "abort"},
+      {FinishReason::timeout, "timeout"}, {FinishReason::error, "error"},   {FinishReason::refused, "refused"}};
+  for (auto [reason, name] : kReasons)
+    text.sample(text.engine("all", std::string("finished_reason=\"") + name + "\""),
+                finishes_[static_cast<size_t>(reason)]);
+  text.family("requests_rejected_total", "counter", "Requests refused before they ran.");
+  for (size_t i = 0; i < rejected_.size(); ++i)
+    text.sample(text.engine("all", std::string("reason=\"") + kRejectNames[i] + "\""), rejected_[i]);
+
+  text.histogram("time_to_first_token_seconds", "Arrival at the frontend to first token.", ttft_);
+  text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
+  text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", inter_token_);
+  text.histogram("request_time_per_output_token_seconds",
+                 "First to last token by the tokens after the first, of a request's longest choice.", time_per_token_);
+  text.histogram("request_num_preemptions", "Times that a request was sent back to the queue.", preemptions_);
+  text.histogram("e2e_request_latency_seconds", "Arrival to last token.", e2e_);
+  text.histogram("request_queue_time_seconds", "Arrival at the engine to first step.", queue_);
+  text.histogram("request_prefill_time_seconds", "First step to first token.", prefill_);
+  text.histogram("request_decode_time_seconds", "First token to last token.", decode_);
+  text.histogram("request_inference_time_seconds", "First step to last token.", inference_);
+  text.histogram("request_prompt_tokens", "Prompt tokens of a request.", prompt_tokens_per_request_);
+  text.histogram("request_generation_tokens", "Output tokens of a choice.", generation_tokens_per_request_);
+  text.histogram("request_max_num_generation_tokens", "Output tokens of a request's longest choice.", max_generated_);
+  text.histogram("request_params_max_tokens", "max_tokens asked for.", max_tokens_);
+  text.histogram("request_params_n", "Choices asked for.", n_);
+
+  text.family("http_requests_total", "counter", "Answers by route, method and status class.", false);
+  for (const auto& [key, count] : http_)
+    text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" + key[2] + "\"", count);
+  text.family("process_resident_memory_bytes", "gauge", "Resident memory.", false);
+  text.sample("", resident_bytes());
+  return text.take();
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,11 @@
+// The demo page at "/", carried inside the binary: the assembler copies the file in. A compile runs
+// in the repository's root, as every include expects.
+__asm__(
+    ".section .rodata\n"
+    ".global xpyd_page_begin\n"
+    ".global xpyd_page_end\n"
+    "xpyd_page_begin:\n"
+    ".incbin \"server/openai/page.html\"\n"
+    "xpyd_page_end:\n"
+    ".byte 0\n"
+    ".previous\n");

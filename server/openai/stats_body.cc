@@ -1,0 +1,82 @@
+// GET /stats: what the page draws.
+#include <algorithm>
+
+#include "base/json/json.h"
+#include "server/openai/api.h"
+
+namespace xpyd::server {
+namespace {
+
+// [how many cells are alike, blocks by KvState], and [cell, request, its blocks there].
+void add_map(JsonText& out, const BlockMap& map, double now) {
+  out.open('{').add("age_s", std::max(0.0, now - map.t), "per_cell", map.per_cell).key("cells").open('[');
+  for (auto cell = map.cells.begin(); cell != map.cells.end();) {
+    const auto other = std::find_if(cell, map.cells.end(), [&](const auto& c) { return c != *cell; });
+    out.open('[').value(other - cell);
+    for (int blocks : *cell) out.value(blocks);
+    out.close(']');
+    cell = other;
+  }
+  out.close(']').key("requests").open('[');
+  for (const BlockMap::Holder& h : map.holders) out.open('[').value(h.cell).value(h.request).value(h.blocks).close(']');
+  out.close(']').close('}');
+}
+
+// In microseconds, so that all phases of one that is over are its time; of one that is not, the last goes on.
+void add_life(JsonText& out, RequestLife life, double now) {
+  const bool over = life.ended > 0;
+  if (!over) {
+    const bool crosses = life.prefill != life.decode;
+    double& mark = life.placed == 0                                                   ? life.placed
+                   : life.started == 0                                                ? life.started
+                   : life.prompt_done == 0 && life.first == 0                         ? life.prompt_done
+                   : crosses && life.granted == 0 && life.joined == 0 && !life.second ? life.granted
+                   : crosses && life.joined == 0 && !life.second                      ? life.joined
+                   : life.second == 0                                                 ? life.second
+                                                                                      : life.ended;
+    mark = life.ended = now;
+    if (life.first > 0 && life.second == 0) life.second = now;
+  }
+  const auto us = [](double seconds) { return std::llround(1e6 * std::max(0.0, seconds)); };
+  out.open('{').add("request", life.request, "age_us", us(now - life.t), "prefill", life.prefill, "decode",
+                    life.decode);
+  const auto seconds = attribute(life);
+  double before = 0;
+  out.key("us").open('{');
+  for (size_t i = 0; i < kPhases.size(); ++i) out.add(kPhases[i], us(seconds[i])), before += seconds[i];
+  out.add("decode", us(life.ended - life.t - before)).close('}');
+  out.add("ttft_us", life.first > 0 ? us(life.first - life.t) : 0, "prompt", life.prompt, "cached", life.cached);
+  out.add("output", life.output, "attempts", life.attempts, "finish", over ? life.finish : "").close('}');
+}
+
+}  // namespace
+
+std::string stats_body(const ServedModel& model, const ServiceStats& stats, const ServicePicture& picture,
+                       const std::string& switches) {
+  JsonText out;
+  out.open('{').add("model", model.name, "max_model_len", model.max_model_len);
+  out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr, "shared_pool", stats.shared_pool);
+  const auto& pool = stats.process_pool;  // what nobody holds is the pool's, and not of each instance
+  if (pool) out.key("pool").object("blocks", pool->blocks, "free", pool->free);
+  out.key("instances").open('[');
+  for (const InstanceStats& i : stats.instances) {
+    const KvStats& kv = i.kv;
+    out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
+    out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
+    out.add("block_tokens", kv.block_tokens).key("blocks");
+    out.object("capacity", pool ? pool->blocks : kv.capacity, "free", pool ? 0 : kv.free, "active", kv.active, "cached",
+               kv.cached, "in_transfer", kv.in_transfer);
+    out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
+    out.add("draft_tokens", i.draft_tokens, "accepted_tokens", i.accepted_tokens);
+    out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
+    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
+    if (const auto map = picture.maps.find(i.name); map != picture.maps.end())
+      add_map(out.key("map"), *map->second, picture.t);
+    out.close('}');
+  }
+  out.close(']').key("answers").open('[');
+  for (const RequestLife& life : picture.lives) add_life(out, life, picture.t);
+  return out.close(']').key("switches").raw(switches).close('}').take();
+}
+
+}  // namespace xpyd::server

@@ -1,0 +1,155 @@
+#include "server/workers/rank_processes.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "disagg/chunked_pp/stage.h"
+#include "server/workers/signals.h"
+#include "server/workers/spawn.h"
+
+namespace xpyd::server {
+namespace {
+
+// The stages of one life of an instance.
+class StageProcesses final : public ranks::Processes {
+ public:
+  ~StageProcesses() override {
+    end_all(pids_, 1, [this] { look(); });
+  }
+  Status start(const Command& command) {
+    Result<pid_t> pid = spawn_self(command, STDERR_FILENO);
+    if (!pid) return pid.error();
+    pids_.push_back(pid.value());
+    return ok();
+  }
+  Status run() override {
+    look();
+    for (size_t i = 0; i < pids_.size(); ++i)
+      if (pids_[i] < 0)
+        return Error{killed_ ? ErrorCode::unavailable : ErrorCode::io,
+                     "the process of stage " + std::to_string(i) + " has ended"};
+    return ok();
+  }
+
+ private:
+  void look() {
+    for (pid_t& pid : pids_)
+      if (int status = 0; pid > 0 && waitpid(pid, &status, WNOHANG) == pid) {
+        pid = -1;
+        killed_ |= WIFSIGNALED(status);
+      }
+  }
+  std::vector<pid_t> pids_;  // -1: it has ended
+  bool killed_ = false;      // by a signal: another one may live
+};
+
+}  // namespace
+
+Status check_rank_processes(const Options& options, const Stack& stack) {
+  const std::string& ranks = options.text("ranks");
+  if (ranks == "threads") return ok();
+  const ClusterOptions& cluster = stack.options;
+  const std::string what = "--ranks " + ranks + ": ";
+  const bool worker = options.values().contains("role");  // it is told the options of the whole cluster
+  if (!worker && std::ranges::none_of(cluster.topology, [&](Role role) { return cluster.shards(role).pp > 1; }))
+    return invalid(what + "no instance has several stages: expected --prefill-pp or --decode-pp");
+  const std::string wire = cluster.transport->name;
+  if (wire != "shm" && wire != "tcp")
+    return invalid(what + "--transport " + wire + " does not carry activations: expected shm or tcp");
+  if (ranks == "remote") {
+    if (wire != "tcp") return invalid(what + "--transport " + wire + " stays on one host: expected tcp");
+    if (cluster.topology[0] == Role::decode)
+      return invalid(what + "--role decode: KV does not come to ranks on other hosts: expected prefill or colocated");
+    if (cluster.kv.tiers.on() || !cluster.kv.tiers.disk_dir.empty())
+      return invalid(what + "--host-kv-bytes: the KV of other hosts' ranks goes to no tier here");
+  }
+  if (cluster.kv.slot_chunk > 0)
+    return invalid(what + "--slot-prealloc: the memory of their slots is theirs from the start: expected all");
+  if (cluster.kv_scheme->page_groups)
+    return invalid(what + "--allocator " + cluster.kv_scheme->name +
+                   ": its page groups are mapped by one process: expected paged, token, contiguous or slots");
+  return ok();
+}
+
+std::string rank_group_name(const Options& options) { return "ranks/" + options.text("rank-group"); }
+
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key,
+                                               Registry* registry) {
+  const ClusterOptions& cluster = stack.options;
+  const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
+  if (!stages || options.text("ranks") == "threads") return {};
+  ranks::HeadOptions head{.fingerprint = fingerprint(stack),
+                          .config = stack.config,
+                          .dtype = matrix_dtype(stack.config, stack.backend_options.load)};
+  if (options.text("ranks") == "remote") {
+    head.listen = options.text("rank-bind");
+    head.key = key;
+    head.far = true;
+    if (registry)
+      head.start = [registry, name = rank_group_name(options)](const std::string& address, int) {
+        registry->announce(name, address);
+        return Result<std::unique_ptr<ranks::Processes>>(std::unique_ptr<ranks::Processes>());
+      };
+    return head;
+  }
+  // Only processes of this user reach a Unix socket: they need no key.
+  constexpr std::string_view kOwn[] = {
+      "config",           "cluster-key-file", "registry",      "join",      "ranks",           "rank",
+      "rank-bind",        "rank-group",       "give-up",       "event-log", "event-log-bytes", "kv-events",
+      "kv-events-replay", "kv-events-topic",  "kv-events-rank"};
+  Command command = worker_command(options, kOwn);
+  head.start = [command](const std::string& address, int n) -> Result<std::unique_ptr<ranks::Processes>> {
+    auto processes = std::make_unique<StageProcesses>();
+    for (int stage = 0; stage < n; ++stage) {
+      Command own = command;
+      own.insert(own.end(), {"--rank", std::to_string(stage), "--join", address, "--give-up", "1"});
+      if (Status started = processes->start(own); !started) return started.error();
+    }
+    return std::unique_ptr<ranks::Processes>(std::move(processes));
+  };
+  return head;
+}
+
+Status serve_stage(const Options& options, const Stack& stack, const WorkerOptions& worker, SignalThread& signals) {
+  const BackendOptions& backend = stack.backend_options;
+  ranks::StageOptions stage{.stage = int(options.integer("rank")),
+                            .join = worker.join,
+                            .key = worker.key,
+                            .fingerprint = worker.fingerprint,
+                            .retry_s = worker.retry_s,
+                            .give_up_s = worker.give_up_s,
+                            .config = stack.config,
+                            .dtype = matrix_dtype(stack.config, backend.load),
+                            .wire_host = worker.cluster.wire_host,
+                            .faults = stack.options.faults};
+  if (worker.find_conductor) stage.find_head = [find = worker.find_conductor] { return find().address; };
+  stage.make_ranks = [&](const KvShards& shards, int own, int step_tokens) -> Result<ranks::StageOptions::Built> {
+    const int cores = std::max(1, int(std::thread::hardware_concurrency()));
+    const int threads = std::max(1, (backend.threads > 0 ? backend.threads : cores) / shards.n_ranks());
+    const int total = threads * shards.n_ranks();
+    if (backend.pin && total > cores)
+      return invalid("--pin on: " + std::to_string(total) + " threads, more than the " + std::to_string(cores) +
+                     " cores here");
+    ShardOptions o{.shards = shards, .threads_per_rank = threads};
+    for (int cpu = 0; backend.pin && cpu < total; ++cpu) o.cpus.push_back(cpu);
+    const allocator::KvRange layers = shards.layers(own);
+    LoadOptions load = backend.load;
+    load.layers = {layers.begin, layers.end};
+    ThreadTeam loaders(cores);
+    auto weights = load_weights(stack.model_dir, stack.config, load, loaders);
+    if (!weights) return weights.error();
+    return ranks::StageOptions::Built{
+        std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens, ranks::kSlots,
+                                            backend.kernels, total > allowed_cpus()),
+        weights.value()->bytes()};
+  };
+  RealClock clock;
+  ranks::Stage process(std::move(stage), clock);
+  signals.handle([&process](int) { process.stop(); });
+  const Status served = process.run();
+  signals.finish();
+  return served;
+}
+
+}  // namespace xpyd::server
