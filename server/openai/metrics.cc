@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <functional>
 
+#include "disagg/conductor/admission.h"
+
 namespace xpyd::server {
 namespace {
 
