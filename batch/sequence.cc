@@ -34,6 +34,14 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   return s;
 }
 
+void open_choice(Sequence& s, int choice, const Tokenizer* tokenizer) {
+  if (s.n_output() > 0) return;
+  s.choice = choice;
+  s.stands_for = 1;
+  s.sampler = SamplerState(s.request->sampling, choice, s.request->prompt);
+  s.text = OutputText(tokenizer, *s.request);
+}
+
 ChoiceState state_of(const Sequence& s) {
   return {.choice = s.choice,
           .stands_for = s.stands_for,

@@ -94,6 +94,8 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer);
 ChoiceState state_of(const Sequence& sequence);
+// What a choice has of its own, its sampler and its text, begins with its first token. Later calls do nothing.
+void open_choice(Sequence& sequence, int choice, const Tokenizer* tokenizer);
 
 // What every event of a choice says; the token, or the end, is the caller's.
 TokenEvent event_of(const Sequence& sequence, int choice, double now);

@@ -4,6 +4,14 @@
 
 namespace xpyd::batch {
 
+StepEntry entry_of(Sequence& s, int n_tokens) {
+  const int end = s.computed + n_tokens;
+  StepEntry entry{.sequence = &s, .first = s.computed, .n_tokens = n_tokens};
+  entry.wants_logits = end == int(s.tokens.size());
+  if (s.wants_prompt_logprobs()) entry.n_prompt_rows = std::min(end, s.n_prompt() - 1) - s.computed;
+  return entry;
+}
+
 void StepArrays::arrange(std::vector<StepEntry>& entries) {
   newcomers_.clear();
   arranged_.assign(owners_.size(), StepEntry{});

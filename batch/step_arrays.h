@@ -28,6 +28,9 @@ struct StepEntry {  // one sequence's share of a step
   int n_rows() const { return n_prompt_rows + wants_logits + n_drafts; }  // of logits
 };
 
+// The next n_tokens of a sequence.
+StepEntry entry_of(Sequence& sequence, int n_tokens);
+
 class StepArrays {
  public:
   // Puts the entries in the order of their sequences' rows. Sequence::row is this object's.

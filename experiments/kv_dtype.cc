@@ -118,7 +118,8 @@ std::vector<float> logits_over(Demo& demo, Dtype dtype) {
   std::vector<int32_t> rows;
   for (int i = 0; i < n; ++i) rows.push_back(i);
   std::vector<float> logits(size_t(n) * size_t(demo.config.vocab));
-  make_llama(demo.weights, demo.team, n, n)->forward({demo.text, offsets, lengths, {&view, 1}, rows}, logits.data());
+  compute_step(*make_llama(demo.weights, demo.team, n, n), {demo.text, offsets, lengths, {&view, 1}, rows},
+               logits.data());
   return logits;
 }
 

@@ -12,7 +12,7 @@ namespace xpyd::experiments {
 // A Model of the shape of `config` that neither writes nor reads KV. The logits of a token are 0 but for one 1, at a
 // place that follows from the token's id and position alone, so that a greedy continuation is deterministic and does
 // not depend on batching, chunking or the cache. The observer is called for every layer. Nothing is allocated per step.
-class NullModel final : public Model {
+class NullModel final : public SynchronousModel {
  public:
   explicit NullModel(const ModelConfig& config) : config_(config) {}
   const ModelConfig& config() const override { return config_; }

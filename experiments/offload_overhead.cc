@@ -131,7 +131,7 @@ REGISTER_EXPERIMENT("offload_overhead", "any", points, open);
 // 1.05, not 1.30, which is an engine in Python. With a tier / without .9 to 1.05.
 namespace ahead {
 
-// forward() of another model on a thread of its own, two steps under way.
+// Another model on a thread of its own, two steps under way.
 class AheadModel final : public Model {
  public:
   explicit AheadModel(Model& inner) : inner_(inner), thread_([this] { run(); }) {}
@@ -144,11 +144,6 @@ class AheadModel final : public Model {
     thread_.join();
   }
   const ModelConfig& config() const override { return inner_.config(); }
-  void forward(const StepInput& step, float* logits) override {
-    begin(step, {}, logits);
-    wait();
-    end(nullptr);
-  }
   int window() const override { return 2; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
     auto wave = std::make_unique<Wave>();
@@ -208,12 +203,13 @@ class AheadModel final : public Model {
       Wave& wave = *waves_[done_];
       lock.unlock();
       const double start = clock.now();
-      inner_.forward({.token_ids = wave.tokens,
-                      .q_offsets = wave.offsets,
-                      .kv_lengths = wave.lengths,
-                      .views = wave.views,
-                      .logit_rows = wave.rows},
-                     wave.logits);
+      compute_step(inner_,
+                   {.token_ids = wave.tokens,
+                    .q_offsets = wave.offsets,
+                    .kv_lengths = wave.lengths,
+                    .views = wave.views,
+                    .logit_rows = wave.rows},
+                   wave.logits);
       wave.seconds = clock.now() - start;
       lock.lock();
       wave.ended = true;

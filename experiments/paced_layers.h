@@ -10,7 +10,7 @@
 namespace xpyd::experiments {
 
 // Every layer takes so long when its observer has let it: what waits for KV waits where a real model does.
-class PacedLayers final : public Model {
+class PacedLayers final : public SynchronousModel {
  public:
   PacedLayers(const ModelConfig& config, double layer_s, Clock& clock)
       : null_(make_null_model(config)), layer_s_(layer_s), clock_(clock) {}
@@ -24,7 +24,7 @@ class PacedLayers final : public Model {
     }
     StepInput unobserved = step;
     unobserved.observer = nullptr;
-    null_->forward(unobserved, logits);
+    compute_step(*null_, unobserved, logits);
     ended_s = clock_.now();
   }
   Work work(const StepInput&) const override { return {}; }

@@ -96,7 +96,6 @@ class Pipelined {
    public:
     Watched(Model& model, PipelinedRun& run) : model_(model), run_(run) {}
     const ModelConfig& config() const override { return model_.config(); }
-    void forward(const StepInput& step, float* logits) override { model_.forward(step, logits); }
     int window() const override { return model_.window(); }
     int stages() const override { return model_.stages(); }
     void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override {

@@ -475,16 +475,16 @@ class NamesTest(unittest.TestCase):
 
     def test_a_variable_by_another_name_in_one_function_makes_nothing_stale(self):
         def rename(text):
-            begin = text.index(b"SequencePtr Engine::remove(")
+            begin = text.index(b"SequencePtr Scheduler::remove(")
             return text[:begin] + text[begin:].replace(b"&s]", b"&it]", 1).replace(b"== &s;", b"== &it;", 1).replace(
                 b"const Sequence& s)", b"const Sequence& it)", 1)
-        self.assertEqual(self.edited(rename, "batch/engine/engine.cc"), self.stamp)
+        self.assertEqual(self.edited(rename, "batch/engine/scheduler.cc"), self.stamp)
 
     def test_another_call_another_argument_and_another_literal_are_seen(self):
-        for old, new in ((b"std::max", b"std::min"), (b"waiting_views_", b"running_views_"), (b"+ 1)", b"+ 2)"),
+        for old, new in ((b"std::max", b"std::min"), (b"views_.waiting", b"views_.running"), (b"+ 1)", b"+ 2)"),
                          (b"waiting_with_kv() + head_waits", b"make_room() + head_waits"), (b"push_back", b"emplace_back"),
                          (b"Model& model, KvMemory& memory", b"KvMemory& memory, Model& model"), (b"release(s);", b"reserve(s);")):
-            file = "batch/engine/engine.cc" if b"Model& model" in old else "batch/engine/engine_plan.cc"
+            file = "batch/engine/engine.cc" if b"Model& model" in old else "batch/engine/scheduler.cc"
             self.assertNotEqual(self.edited(lambda text: text.replace(old, new, 1), file), self.stamp, old)
 
 

@@ -41,7 +41,7 @@ struct StepCost {
   }
 };
 
-class TimedModel : public Model {
+class TimedModel : public SynchronousModel {
  public:
   TimedModel(CostModel cost, Rates rates, VirtualClock& clock)
       : TimedModel(
@@ -56,7 +56,7 @@ class TimedModel : public Model {
   const ModelConfig& config() const override { return null_->config(); }
   void forward(const StepInput& step, float* logits) override {
     last_s = seconds_(step);
-    null_->forward(step, logits);
+    compute_step(*null_, step, logits);
     sleep_(last_s);
     ++steps;
     tokens += double(step.token_ids.size());

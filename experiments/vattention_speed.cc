@@ -98,12 +98,13 @@ class Hall {
     for (int done = 0; done < sizes_.context;) {
       const int n = std::min(kChunk, sizes_.context - done), end = done + n;
       const int32_t offsets[] = {0, n}, last = n - 1;
-      model_->forward({.token_ids = std::span(known_).subspan(size_t(done), size_t(n)),
-                       .q_offsets = offsets,
-                       .kv_lengths = {&end, 1},
-                       .views = {&view, 1},
-                       .logit_rows = {&last, 1}},
-                      logits.data());
+      compute_step(*model_,
+                   {.token_ids = std::span(known_).subspan(size_t(done), size_t(n)),
+                    .q_offsets = offsets,
+                    .kv_lengths = {&end, 1},
+                    .views = {&view, 1},
+                    .logit_rows = {&last, 1}},
+                   logits.data());
       done = end;
     }
     return ok();

@@ -54,7 +54,7 @@ ModelConfig shape_of_nothing(int max_len, int row_tokens) {
 }
 
 // Sees every step: which sequences hold KV, and how much of it.
-class Watcher final : public Model {
+class Watcher final : public SynchronousModel {
  public:
   Watcher(const ModelConfig& config, const KvMemory& memory, const std::vector<Lengths>& requests)
       : null_(make_null_model(config)), memory_(memory), requests_(requests) {}
@@ -62,7 +62,7 @@ class Watcher final : public Model {
 
   const ModelConfig& config() const override { return null_->config(); }
   void forward(const StepInput& step, float* logits) override {
-    null_->forward(step, logits);
+    compute_step(*null_, step, logits);
     const KvStats kv = memory_.stats();
     double useful = 0, later = 0;
     for (size_t s = 0; s < step.views.size(); ++s) {

@@ -23,9 +23,10 @@ struct AttentionVariant;  // attention/attention.h
 
 namespace xpyd::model {
 
-// Called on the engine's thread during forward() (inside a pipeline: on its ranks' threads), layer by layer, after the
-// KV of `layer` (counted in the whole model) has been written for every token of the step, by all ranks: the hook of
-// layer-wise KV streaming. On one stage the layer's attention, which reads all KV of it, starts when it returns.
+// The hook of layer-wise KV streaming. It is called on the engine's thread during Model::begin() (inside a pipeline: on
+// its ranks' threads), layer by layer, after the KV of `layer` (counted in the whole model) has been written for every
+// token of the step, by all ranks. On one stage the layer's attention, which reads all KV of it, starts when it
+// returns.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
@@ -52,7 +53,7 @@ struct StepInput {
   std::span<const KvView> views;
   std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
   LayerObserver* observer = nullptr;    // may be null
-  bool watched = false;                 // begin(): Model::wait() returns at the end of each stage, too
+  bool watched = false;                 // Model::wait() returns at the end of each stage, too
   HiddenStates hidden = {};
 };
 
@@ -63,14 +64,42 @@ struct Chosen {
   uint64_t row_hash = 0;   // base/row_hash.h, of the logits
 };
 
-// Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many models.
+// Every step goes one way: it is begun, it is computed, and it is ended. A step that is under way is a wave; waves end
+// in the order in which they were begun.
+//
+// Thread safety: one thread, the engine's, calls everything but interrupt(). Weights may be shared by many models.
 class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelConfig& config() const = 0;
-  // Writes KV through the views and the wanted logits to logits[n_logits, vocab].
-  // Before: every token id is in [0, vocab), every position is below max_position.
-  virtual void forward(const StepInput& step, float* logits) = 0;
+  virtual int window() const {
+    return 1;
+  }  // waves that may be under way; 1: begin() has computed the step, or enqueued it
+  virtual int stages() const { return 1; }  // that compute different waves at the same time
+  // True: a device that computes beside the CPU can choose the tokens, so that a wave may compute what the one before
+  // it has not chosen yet. False: the CPU does, when the wave has ended.
+  virtual bool chooses() const { return false; }
+
+  // Begins a step, which writes KV through the views, and the wanted logits to logits[n_logits, vocab]; they stay the
+  // model's until the step has ended. Spans of the step are read during the call alone.
+  // Before: fewer than window() waves are under way; every token id is in [0, vocab), every position is below
+  // max_position. A model that chooses() is given no `logits` where it shall choose, once by `draws` for each wanted
+  // row; among its token ids -1 - r stands for what row r of the step begun just before will choose. Where it is given
+  // `logits`, no other wave is under way.
+  // The observer is called by a model of one stage, when what it asks for has been computed or enqueued. A model of
+  // several stages calls none: an observer only says that layers_written() counts layers.
+  virtual void begin(const StepInput& step, std::span<const Draw> draws, float* logits) = 0;
+  // Waits until the oldest wave has ended, and returns true; or until there is other news since the last call: layers
+  // of a watched wave, or interrupt(), which any thread may call.
+  virtual bool wait() = 0;
+  virtual bool ended() const { return false; }  // the oldest wave has: wait() returns at once
+  virtual void interrupt() {}
+  // Layers whose KV a wave has written, from the first one; as far as it tells before its end. `wave`: 0 is the oldest.
+  virtual int layers_written(int wave) const { return (void)wave, 0; }
+  // After wait(): the oldest wave's KV and logits are in place. chosen: one for each wanted row, of a model that chose.
+  virtual void end(Chosen* chosen) = 0;
+  // Of the wave that ended last, [stages()], until the next one ends; empty: not known.
+  virtual std::span<const double> stage_seconds() const { return {}; }
 
   // The multi-token head's logits, [n_seqs, vocab], of the token behind the next one: of one token of each sequence,
   // which no step has computed yet. Its own layer's KV is written, which the step that computes the token writes again;
@@ -80,42 +109,33 @@ class Model {
     XPYD_CHECK(false, "predict() of a model without a multi-token head");
   }
 
-  // Waves: steps that are begun and not ended, at most so many, and they end in order; forward() is called when there
-  // are none. 1: forward() alone.
-  virtual int window() const { return 1; }
-  virtual int stages() const { return 1; }  // that compute different waves at the same time
-  // True: a device that computes beside the CPU chooses the tokens, so that a wave may compute what the one before it
-  // has not chosen yet. False: the CPU does, when the wave has ended.
-  virtual bool chooses() const { return false; }
-  // Begins a wave and returns. Who chooses makes one choice by `draws` for each wanted row, and among its token ids
-  // -1 - r stands for what row r of the wave begun just before will choose; hooks are called as by forward(), when what
-  // they ask for has been enqueued. Who does not writes wanted rows to `logits`, which stay the model's until the wave
-  // has ended, and calls no hook: an observer only says that layers_written() counts layers. Spans of the step are read
-  // during the call alone.
-  virtual void begin(const StepInput& step, std::span<const Draw> draws, float* logits) {
-    (void)step, (void)draws, (void)logits;
-    XPYD_CHECK(window() > 1, "begin() of a model without waves");
-  }
-  // Waits until the oldest wave has ended, and returns true; or until there is other news since the last call: layers
-  // of a watched wave, or interrupt(), which any thread may call.
-  virtual bool wait() { return true; }
-  virtual bool ended() const { return false; }  // the oldest wave has: wait() returns at once
-  virtual void interrupt() {}
-  // Layers whose KV a wave has written, from the first one; as far as it tells before its end. `wave`: 0 is the oldest.
-  virtual int layers_written(int wave) const { return (void)wave, 0; }
-  // After wait(): the oldest wave's KV is in place. chosen: one for each wanted row, of who chooses.
-  virtual void end(Chosen* chosen) {
-    (void)chosen;
-    XPYD_CHECK(window() > 1, "end() of a model without waves");
-  }
-  // Of the wave that ended last, [stages()], until the next one ends; empty: not known.
-  virtual std::span<const double> stage_seconds() const { return {}; }
-
   // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
   virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
   virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
 };
+
+// A model whose begin() computes the step, on the caller's thread.
+class SynchronousModel : public Model {
+ public:
+  void begin(const StepInput& step, std::span<const Draw>, float* logits) final {
+    XPYD_CHECK(!computed_, "a step is begun before the last one has ended");
+    forward(step, logits);
+    computed_ = true;
+  }
+  bool wait() final { return true; }
+  bool ended() const final { return computed_; }
+  void end(Chosen*) final { computed_ = false; }
+
+ protected:
+  virtual void forward(const StepInput& step, float* logits) = 0;
+
+ private:
+  bool computed_ = false;
+};
+
+// One step from its begin to its end, its observer's calls included. Before: no wave is under way.
+void compute_step(Model& model, const StepInput& step, float* logits);
 
 inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
   return {c.n_layers, c.n_kv_heads, c.head_dim, kv_dtype};
@@ -150,7 +170,7 @@ struct Kernels {
   const AttentionVariant* attention = nullptr;
 };
 
-// A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one forward() and,
+// A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one step and,
 // with max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
                                   int max_logits, const Kernels& kernels = {});
@@ -162,7 +182,6 @@ struct ShardOptions {
   KvShards shards;
   int threads_per_rank = 1;
   std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] to pin to, or empty
-  int piece_tokens = 0;        // of a step that is alone, that pass from stage to stage together; 0: as many as pay
   int window = 0;              // waves under way on several stages; 0: two for each stage
 };
 // Before: check_model_shards() takes the shape.

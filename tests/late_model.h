@@ -19,10 +19,6 @@ class LateModel final : public Model {
   explicit LateModel(std::unique_ptr<Model> model, int waves = 0) : model_(std::move(model)), waves_(waves) {}
 
   const ModelConfig& config() const override { return model_->config(); }
-  void forward(const StepInput& step, float* logits) override {
-    REQUIRE(steps_.empty());
-    model_->forward(step, logits);
-  }
   bool chooses() const override { return waves_ == 0; }
   int window() const override { return waves_ == 0 ? 2 : waves_; }
   int stages() const override { return std::max(1, waves_ / 2); }
@@ -30,7 +26,8 @@ class LateModel final : public Model {
   bool wait() override { return waves_ == 0 || ++looks_ % 2 == 0; }
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override {
     REQUIRE(steps_.size() < size_t(window()));
-    REQUIRE(draws.size() == (chooses() ? step.logit_rows.size() : 0));
+    REQUIRE((!chooses() || !logits || steps_.empty()));
+    REQUIRE(draws.size() == (chooses() && !logits ? step.logit_rows.size() : 0));
     for (const Draw& draw : draws) REQUIRE(draw.temperature == 0);
     auto copy = [](auto span) { return std::vector<int32_t>(span.begin(), span.end()); };
     Step mine{copy(step.token_ids),
@@ -49,12 +46,12 @@ class LateModel final : public Model {
     }
     for (int32_t token : mine.ids)
       if (token < 0) {
-        REQUIRE(chooses());
+        REQUIRE((chooses() && !logits));
         REQUIRE(steps_.size() == 1);  // else the token is known
         REQUIRE(size_t(-token) <= steps_[0].rows.size());
       }
     steps_.push_back(std::move(mine));
-    ++begun;
+    begun += !chooses() || !logits;
     overlapped += steps_.size() > 1;
   }
   void end(Chosen* chosen) override {
@@ -62,16 +59,17 @@ class LateModel final : public Model {
     Step& step = steps_.front();
     const size_t vocab = size_t(config().vocab);
     std::vector<float> own(step.rows.size() * vocab);
-    float* logits = chooses() ? own.data() : step.logits;
+    float* logits = step.logits ? step.logits : own.data();
     for (int32_t& token : step.ids)
       if (token < 0) token = previous_[size_t(-1 - token)];
-    model_->forward({.token_ids = step.ids,
-                     .q_offsets = step.offsets,
-                     .kv_lengths = step.lengths,
-                     .views = step.views,
-                     .logit_rows = step.rows},
-                    logits);
-    if (!chooses()) return steps_.pop_front();
+    compute_step(*model_,
+                 {.token_ids = step.ids,
+                  .q_offsets = step.offsets,
+                  .kv_lengths = step.lengths,
+                  .views = step.views,
+                  .logit_rows = step.rows},
+                 logits);
+    if (step.logits || !chooses()) return steps_.pop_front();
     previous_.clear();
     SamplerState state;
     for (size_t r = 0; r < step.rows.size(); ++r) {
@@ -85,7 +83,7 @@ class LateModel final : public Model {
   size_t weight_bytes() const override { return model_->weight_bytes(); }
   size_t scratch_bytes() const override { return model_->scratch_bytes(); }
 
-  static inline long begun = 0, overlapped = 0;  // steps, all models: those begun beside another
+  static inline long begun = 0, overlapped = 0;  // steps of all models that may be, and are, begun beside another
 
  private:
   struct Step {

@@ -143,7 +143,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
       return make_sharded_llama(weights,
                                 {.shards = own,
                                  .threads_per_rank = setup.threads,
-                                 .piece_tokens = setup.threads > 1 ? 7 : 0,
                                  .window = setup.window},
                                 max_step, setup.max_batch, kernels);
     return make_llama(weights, *teams[size_t(i)], max_step, setup.max_batch, kernels);

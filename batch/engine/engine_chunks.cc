@@ -2,73 +2,70 @@
 #include "batch/engine/engine_chunks.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
-#include "batch/engine/engine.h"
+#include "batch/engine/engine_parts.h"
+#include "batch/step_arrays.h"
 
 namespace xpyd::batch {
 
-void Engine::know_cost(const StepCost::Terms& cost, double steps_seen) {
-  chunks_.cost = cost;
-  chunks_.steps_seen = steps_seen;
+EngineChunks::EngineChunks(const ChunkOptions& options) : options_(options) {
+  if (!options_.policy) options_.policy = find_chunk_policy("fixed");
 }
 
-// Of a step: the prompts that may run in it, and where their views are told what they get.
-int Engine::choose_chunks(const KvStats& kv) {
-  EngineChunks& c = chunks_;
+int EngineChunks::decide(std::span<const Candidate> candidates, int step_tokens, int block_tokens, int stages) {
   // What was decided last did not run: what was searched for its first prompt holds all the same.
-  if (std::exchange(c.decided, false)) c.state = c.choice.state;
-  if (!c.decides()) return options_.step_tokens;
-  c.prompts.clear();
-  ChunkView& v = c.view = {};
+  if (std::exchange(decided_, false)) state_ = choice_.state;
+  prompts_.clear();
+  view_ = {};
   std::vector<SequenceView*> of;  // [prompt]
-  const auto add = [&](const Sequence& s, SequenceView& view) {
-    if (view.most() < 1) return;  // its token is being computed, or another wave takes it
-    if (view.pending() == 1) {
-      ++v.decodes, v.decode_context += view.n_tokens;
-      return;
+  for (const auto [request, view] : candidates) {
+    if (view->most() < 1) continue;  // its token is being computed, or another wave takes it
+    if (view->pending() == 1) {
+      ++view_.decodes, view_.decode_context += view->n_tokens;
+      continue;
     }
-    c.prompts.push_back({s.request->id, view.n_computed, view.pending()});
-    of.push_back(&view);
-  };
-  for (size_t i = 0; i < running_views_.size(); ++i) add(*running_[size_t(runnable_[i])], running_views_[i]);
-  for (size_t i = 0; i < waiting_views_.size(); ++i) add(*waiting_[size_t(admissible_[i])], waiting_views_[i]);
-  if (c.prompts.empty()) return options_.step_tokens;  // decodes alone: nobody is asked, nothing is remembered
-  v.prompts = c.prompts;
-  v.budget = options_.step_tokens;
-  v.base = c.options.request_tokens > 0 ? std::min(c.options.request_tokens, v.budget) : v.budget;
-  v.block_tokens = kv.block_tokens < v.budget ? kv.block_tokens : 1;  // a slot is no reason to end a chunk
-  v.minimum = chunk_minimum(*c.options.policy, c.options.minimum, v.base, v.block_tokens);
-  v.stages = in_waves() ? model_.stages() : 1;
-  v.cost = c.cost, v.steps_seen = c.steps_seen;
-  v.longest_prefix = c.longest_prefix, v.longest_chunk = c.longest_chunk;
-  xpyd::batch::choose_chunks(*c.options.policy, v, c.state, c.choice);
-  c.decided = true;
-  for (size_t i = 0; i < of.size(); ++i) of[i]->n_held = std::max(0, of[i]->pending() - c.choice.most[i]);
-  return c.choice.step_tokens;
+    prompts_.push_back({request, view->n_computed, view->pending()});
+    of.push_back(view);
+  }
+  if (prompts_.empty()) return step_tokens;  // decodes alone: nobody is asked, nothing is remembered
+  view_.prompts = prompts_;
+  view_.budget = step_tokens;
+  view_.base = options_.request_tokens > 0 ? std::min(options_.request_tokens, step_tokens) : step_tokens;
+  view_.block_tokens = block_tokens < step_tokens ? block_tokens : 1;  // a slot is no reason to end a chunk
+  view_.minimum = chunk_minimum(*options_.policy, options_.minimum, view_.base, view_.block_tokens);
+  view_.stages = stages;
+  view_.cost = cost_, view_.steps_seen = steps_seen_;
+  view_.longest_prefix = longest_prefix_, view_.longest_chunk = longest_chunk_;
+  choose_chunks(*options_.policy, view_, state_, choice_);
+  decided_ = true;
+  for (size_t i = 0; i < of.size(); ++i) of[i]->n_held = std::max(0, of[i]->pending() - choice_.most[i]);
+  return choice_.step_tokens;
 }
 
-// The step runs: what was decided for it counts.
-void Engine::keep_chunks() {
-  EngineChunks& c = chunks_;
-  for (const Entry& entry : next_->entries)
+void EngineChunks::keep(std::span<const StepEntry> entries, EngineStats& stats) {
+  for (const StepEntry& entry : entries)
     if (entry.n_tokens > 1) {
-      c.longest_prefix = std::max(c.longest_prefix, entry.first);
-      c.longest_chunk = std::max(c.longest_chunk, entry.n_tokens);
+      longest_prefix_ = std::max(longest_prefix_, entry.first);
+      longest_chunk_ = std::max(longest_chunk_, entry.n_tokens);
     }
-  if (!std::exchange(c.decided, false)) return;
-  if (c.watcher) c.watcher(c.view, c.state, c.choice);
-  c.state = c.choice.state;
-  ++stats_.chunk_decisions;
-  stats_.chunk_extrapolations += c.choice.extrapolates;
-  if (!c.choice.extrapolates || c.steps_seen < kKnownSteps || std::exchange(c.told, true)) return;
+  if (!std::exchange(decided_, false)) return;
+  if (watcher_) watcher_(view_, state_, choice_);
+  state_ = choice_.state;
+  ++stats.chunk_decisions;
+  stats.chunk_extrapolations += choice_.extrapolates;
+  if (choice_.extrapolates && steps_seen_ >= kKnownSteps && !std::exchange(told_, true)) say_once();
+}
+
+void EngineChunks::say_once() const {
   log_line(
       LogLevel::info,
       "xpyd: --chunk-policy %s extrapolates: it plans %d tokens of prompts, the first behind %d of its own; the steps "
       "that the cost was fitted to had at most %d of a prompt, behind %d at most. From now on such plans are only "
       "counted (chunk_extrapolations_total)",
-      c.options.policy->name, c.choice.step_tokens - c.view.decodes, c.prompts[0].done, c.view.longest_chunk,
-      c.view.longest_prefix);
+      options_.policy->name, choice_.step_tokens - view_.decodes, prompts_[0].done, view_.longest_chunk,
+      view_.longest_prefix);
 }
 
 }  // namespace xpyd::batch

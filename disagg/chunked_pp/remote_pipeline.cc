@@ -36,17 +36,6 @@ RemotePipeline::KvAddress RemotePipeline::find(const std::byte* address) const {
 
 // ---- The engine's thread.
 
-void RemotePipeline::forward(const StepInput& step, float* logits) {
-  XPYD_CHECK(first_ == begun_);
-  begin(step, {}, logits);
-  for (int told = 0; first_ != begun_;) {
-    const bool over = wait();
-    const int layers = over ? config().n_layers : layers_written(0);
-    for (; step.observer && told < layers; ++told) step.observer->layer_done(told);
-    if (over) end(nullptr);
-  }
-}
-
 void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* logits) {
   check_step(step, config(), options_.step_tokens, options_.max_logits, 0, shards_.n_ranks());
   XPYD_CHECK(int(begun_ - first_) < window_);

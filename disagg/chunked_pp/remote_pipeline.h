@@ -81,7 +81,6 @@ class RemotePipeline final : public Model {
   }
 
   const ModelConfig& config() const override { return options_.config; }
-  void forward(const StepInput& step, float* logits) override;
   int window() const override { return window_; }
   int stages() const override { return shards_.pp; }
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;

@@ -57,7 +57,7 @@ class ModelCase {
             .views = std::span(views_).first(batch),
             .logit_rows = rows_};
   }
-  void run(int first_token = 0) { model_->forward(step(first_token), logits_.data()); }
+  void run(int first_token = 0) { compute_step(*model_, step(first_token), logits_.data()); }
   // A prompt, `chunk` tokens a step, with the logits of its last token.
   void prefill(int prompt, int chunk) {
     for (int done = 0; done < prompt; done += chunk) {

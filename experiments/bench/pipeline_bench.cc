@@ -29,7 +29,6 @@ class NullWaves final : public Model {
  public:
   explicit NullWaves(const ModelConfig& config) : config_(config) {}
   const ModelConfig& config() const override { return config_; }
-  void forward(const StepInput&, float*) override {}
   int window() const override { return 4; }
   int stages() const override { return 2; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
@@ -37,6 +36,7 @@ class NullWaves final : public Model {
     ++begun_;
   }
   bool ended() const override { return begun_ > 3; }
+  bool wait() override { return true; }
   void end(Chosen*) override { --begun_; }
   Work work(const StepInput&) const override { return {}; }
   size_t weight_bytes() const override { return 0; }

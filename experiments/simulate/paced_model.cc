@@ -7,21 +7,48 @@
 namespace xpyd::disagg {
 namespace {
 
-class PacedModel final : public Model {
+StepShape shape_of(const StepInput& step) {
+  StepShape shape{.steps = 0};
+  for (size_t s = 0; s < step.views.size(); ++s) {
+    const int n = step.q_offsets[s + 1] - step.q_offsets[s];
+    shape.add_tokens(n, step.kv_lengths[s] - n);
+  }
+  return shape;
+}
+
+void clear(const StepInput& step, const ModelConfig& config, float* logits) {
+  std::fill_n(logits, size_t(config.vocab) * step.logit_rows.size(), 0.0f);
+}
+
+class PacedStep final : public SynchronousModel {
  public:
-  PacedModel(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers, NodeTime& time)
-      : config_(small_shape(n_layers)), terms_(terms), pipeline_(pipeline), time_(time), free_s_(size_t(stages())) {}
+  PacedStep(const StepCost::Terms& terms, int n_layers, NodeTime& time)
+      : config_(small_shape(n_layers)), terms_(terms), time_(time) {}
   const ModelConfig& config() const override { return config_; }
+  Work work(const StepInput&) const override { return {}; }
+  size_t weight_bytes() const override { return 0; }
+  size_t scratch_bytes() const override { return 0; }
+
+ private:
   void forward(const StepInput& step, float* logits) override {
     time_.began_s = time_.clock.seconds;
-    for (int s = 0; s < stages(); ++s)
-      time_.clock.seconds += seconds(terms_, shape_of(step)) + (s > 0 ? boundary(step) : 0);
+    time_.clock.seconds += seconds(terms_, shape_of(step));
     for (int layer = 0; step.observer && layer < config_.n_layers; ++layer) step.observer->layer_done(layer);
     time_.last_began_s = time_.began_s, time_.last_ended_s = time_.clock.seconds;
-    clear(step, logits);
+    clear(step, config_, logits);
   }
 
-  int window() const override { return stages() > 1 ? pipeline_.window : 1; }
+  const ModelConfig config_;
+  const StepCost::Terms terms_;
+  NodeTime& time_;
+};
+
+class PacedWaves final : public Model {
+ public:
+  PacedWaves(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers, NodeTime& time)
+      : config_(small_shape(n_layers)), terms_(terms), pipeline_(pipeline), time_(time), free_s_(size_t(stages())) {}
+  const ModelConfig& config() const override { return config_; }
+  int window() const override { return pipeline_.window; }
   int stages() const override { return pipeline_.stages; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
     Wave wave{.t = seconds(terms_, shape_of(step)), .watched = step.watched, .ends_s = {}};
@@ -32,7 +59,7 @@ class PacedModel final : public Model {
       ready_s = free_s + boundary(step);
     }
     waves_.push_back(std::move(wave));
-    clear(step, logits);
+    clear(step, config_, logits);
   }
   bool ended() const override { return !waves_.empty() && waves_.front().ends_s.back() <= time_.clock.seconds; }
   // Its caller goes on when the clock is where it must be.
@@ -69,19 +96,8 @@ class PacedModel final : public Model {
     bool watched;
     std::vector<double> ends_s;  // [stages]
   };
-  StepShape shape_of(const StepInput& step) const {
-    StepShape shape{.steps = 0};
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s];
-      shape.add_tokens(n, step.kv_lengths[s] - n);
-    }
-    return shape;
-  }
   double boundary(const StepInput& step) const {
     return pipeline_.boundary_s + pipeline_.boundary_s_per_token * double(step.token_ids.size());
-  }
-  void clear(const StepInput& step, float* logits) const {
-    std::fill_n(logits, size_t(config_.vocab) * step.logit_rows.size(), 0.0f);
   }
 
   const ModelConfig config_;
@@ -108,7 +124,8 @@ ModelConfig small_shape(int n_layers) {
 
 std::unique_ptr<Model> make_paced_model(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers,
                                         NodeTime& time) {
-  return std::make_unique<PacedModel>(terms, pipeline, n_layers, time);
+  if (pipeline.stages > 1) return std::make_unique<PacedWaves>(terms, pipeline, n_layers, time);
+  return std::make_unique<PacedStep>(terms, n_layers, time);
 }
 
 }  // namespace xpyd::disagg

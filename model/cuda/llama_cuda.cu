@@ -90,7 +90,6 @@ class CudaLlama final : public CudaModel {
   Status allocate();
 
   const ModelConfig& config() const override { return c_; }
-  void forward(const StepInput& step, float* logits) override;
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
   bool wait() override;
   void end(Chosen* chosen) override;
@@ -99,7 +98,6 @@ class CudaLlama final : public CudaModel {
   Work work(const StepInput& step) const override { return llama_work(step, c_, weights_->matrix_dtype, dtype_); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
-  float* pinned_logits() override { return pinned_logits_.as<float>(); }
   Counts counts() const override { return counts_; }
   std::string describe() const override;
 
@@ -109,6 +107,7 @@ class CudaLlama final : public CudaModel {
   // Enqueues everything up to the logits on the device. The step before chose `n_previous` tokens.
   // Gives where the device finds `rows`.
   const Draw* start(const StepInput& step, int n_previous, std::span<const Draw> rows);
+  size_t logits_bytes(int rows) const { return size_t(rows) * size_t(c_.vocab) * sizeof(float); }
   int graph_batch(const StepInput& step) const;
   void run_graph(const Plan& plan);
   void enqueue(const Plan& plan, LayerObserver* observer);
@@ -148,13 +147,15 @@ class CudaLlama final : public CudaModel {
   int32_t *sampled_ = nullptr, *nans_ = nullptr;
   void* sampling_ = nullptr;  // between the sampler's rounds
   cuda::Memory pinned_logits_;
-  cuda::Event logits_done_;
   // Steps between begin() and end(); step i of all uses place i % 2.
   struct Begun {
     cuda::Memory pinned;  // as hashes_, sampled_, nans_
     cuda::Event done;
-    int n = 0;
+    int n = 0;                // wanted rows
+    float* logits = nullptr;  // where they go; null: the device chooses from them
   };
+  // The device chooses from the wanted rows of a step, and the choices go to `begun`.
+  void choose(std::span<const Draw> draws, const Draw* on_card, Begun& begun);
   std::array<Begun, 2> steps_;
   long begun_ = 0, ended_ = 0;
   int n_previous_ = 0;  // wanted rows of the step begun last
@@ -415,38 +416,38 @@ const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<co
   return sampling;
 }
 
-void CudaLlama::forward(const StepInput& step, float* logits) {
-  XPYD_CHECK(begun_ == ended_, "forward() while steps are under way");
-  start(step, 0, {});
-  const size_t bytes = step.logit_rows.size() * size_t(c_.vocab) * sizeof(float);
-  if (bytes > 0) cuda::copy(pinned_logits_.data(), logits_, bytes, stream_);
-  logits_done_.record(stream_);
-  logits_done_.wait();
-  if (bytes > 0 && logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
-}
-
-void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float*) {
+void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float* logits) {
   XPYD_CHECK(begun_ - ended_ < long(steps_.size()), "two steps are under way");
+  XPYD_CHECK(!logits || begun_ == ended_, "logits are wanted while steps are under way");
   XPYD_CHECK(draws.empty() || draws.size() == step.logit_rows.size(), std::to_string(draws.size()));
-  const Draw* on_card = start(step, n_previous_, draws);
+  const Draw* on_card = start(step, logits ? 0 : n_previous_, draws);
   Begun& begun = steps_[size_t(begun_++) % steps_.size()];
   begun.n = n_previous_ = int(step.logit_rows.size());
+  begun.logits = logits;
   if (begun.n > 0) {
-    auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
-    cuda_sample({.logits = logits_,
-                 .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
-                 .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
-                 .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
-                 .workspace = sampling_,
-                 .tokens = sampled_,
-                 .nans = nans_,
-                 .n = begun.n,
-                 .vocab = c_.vocab},
-                on_);
-    hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
-    cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
+    if (logits) {
+      cuda::copy(pinned_logits_.data(), logits_, logits_bytes(begun.n), stream_);
+    } else {
+      choose(draws, on_card, begun);
+    }
   }
   begun.done.record(stream_);
+}
+
+void CudaLlama::choose(std::span<const Draw> draws, const Draw* on_card, Begun& begun) {
+  auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
+  cuda_sample({.logits = logits_,
+               .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
+               .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
+               .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
+               .workspace = sampling_,
+               .tokens = sampled_,
+               .nans = nans_,
+               .n = begun.n,
+               .vocab = c_.vocab},
+              on_);
+  hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
+  cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
 }
 
 bool CudaLlama::wait() {
@@ -458,6 +459,10 @@ bool CudaLlama::wait() {
 void CudaLlama::end(Chosen* chosen) {
   wait();
   Begun& begun = steps_[size_t(ended_++) % steps_.size()];
+  if (begun.logits) {
+    std::memcpy(begun.logits, pinned_logits_.data(), logits_bytes(begun.n));
+    return;
+  }
   const uint64_t* hashes = begun.pinned.as<uint64_t>();
   const int32_t* tokens = reinterpret_cast<const int32_t*>(hashes + options_.max_logits);
   const int32_t* nans = tokens + options_.max_logits;

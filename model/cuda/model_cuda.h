@@ -1,8 +1,8 @@
 // The Llama family on CUDA: xpyd::Model over weights on the card. KV pools of its steps are device
 // memory, block tables and all other arrays of StepInput host memory, as on the CPU.
 //
-// forward() enqueues a whole step on the stream and waits once, at its end, with or without logits:
-// when it returns the step's KV is in place, and its blocks may be shared, handed over or given up.
+// begin() enqueues a whole step on the stream; wait() waits once, at its end, with or without logits: then the step's KV
+// is in place, and its blocks may be shared, handed over or given up.
 // Work of others that is enqueued on the same stream (KV transfers, hooks of layer_done) is in
 // order with it: layer_done(i) is called when the writing of layer i's KV has been enqueued.
 //
@@ -40,8 +40,6 @@ Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& 
 
 class CudaModel : public Model {
  public:
-  // [max_logits, vocab]: logits given to forward() here are not copied once more by the CPU.
-  virtual float* pinned_logits() = 0;
   struct Counts {
     long steps = 0;     // forward passes
     long captures = 0;  // graphs made

@@ -15,7 +15,7 @@
 namespace xpyd::model {
 namespace {
 
-class Llama final : public Model {
+class Llama final : public SynchronousModel {
  public:
   // `team`: the one rank's, which its owner has; null: every rank has one of its own.
   Llama(std::shared_ptr<const Weights> weights, const ShardOptions& o, ThreadTeam* team, int max_step_tokens,
@@ -32,12 +32,6 @@ class Llama final : public Model {
   }
 
   const ModelConfig& config() const override { return weights_->config; }
-  void forward(const StepInput& step, float* logits) override {
-    check_step(step, config(), max_step_tokens_, max_logits_, 0, tp_);
-    on_ranks(step, [&](LlamaRank& rank, const StepInput& mine) {
-      rank.run(mine, nullptr, rank.x(0), step.observer, logits);
-    });
-  }
   void predict(const StepInput& step, float* logits) override {
     XPYD_CHECK(config().n_predict == 1 && step.token_ids.size() == step.kv_lengths.size());
     check_step(step, config(), max_step_tokens_, max_logits_, 0, tp_);
@@ -51,6 +45,12 @@ class Llama final : public Model {
   size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }
 
  private:
+  void forward(const StepInput& step, float* logits) override {
+    check_step(step, config(), max_step_tokens_, max_logits_, 0, tp_);
+    on_ranks(step, [&](LlamaRank& rank, const StepInput& mine) {
+      rank.run(mine, nullptr, rank.x(0), step.observer, logits);
+    });
+  }
   template <class F>
   void on_ranks(const StepInput& step, F&& f) {
     const size_t n_seqs = step.kv_lengths.size();
@@ -69,6 +69,17 @@ class Llama final : public Model {
 };
 
 }  // namespace
+
+void compute_step(Model& model, const StepInput& step, float* logits) {
+  model.begin(step, {}, logits);
+  for (int told = 0;;) {
+    const bool over = model.wait();
+    const int layers = model.stages() == 1 ? 0 : over ? model.config().n_layers : model.layers_written(0);
+    for (; step.observer && told < layers; ++told) step.observer->layer_done(told);
+    if (over) break;
+  }
+  model.end(nullptr);
+}
 
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
                                   int max_logits, const Kernels& kernels) {

@@ -1,8 +1,7 @@
 // Chunked pipeline parallelism (Mooncake, FAST '25, section 3.3; TeraPipe, ICML '21, without the backward pass): the
 // layers of a Llama-family model in stages, which work at the same time on different waves. A wave is a step of the
 // engine: chunk c + 1 of a prompt enters stage 0 while chunk c is further on, because all that it needs of c is the KV
-// of the stage's own layers, which is there. A wave that is alone (forward()) is cut into pieces that follow each
-// other.
+// of the stage's own layers, which is there.
 //
 //   wave  0 1 2 3          stage s of wave c begins when stage s - 1 has ended it, and s has ended wave c - 1;
 //   stage 0 c0 c1 c2 c3    the engine begins wave c when fewer than W = window() are begun and not ended.
@@ -33,7 +32,6 @@ class Pipeline final : public Model {
   ~Pipeline() override;  // waves that are begun are computed to their end
 
   const ModelConfig& config() const override { return weights_->config; }
-  void forward(const StepInput& step, float* logits) override;
   int window() const override { return window_; }
   int stages() const override { return shards_.pp; }
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
@@ -50,24 +48,17 @@ class Pipeline final : public Model {
   size_t scratch_bytes() const override;
 
  private:
-  // A wave, or some tokens of one that is alone: what passes from stage to stage at once.
-  struct Job {
-    StepInput step;  // without views and observer
-    std::vector<int32_t> q_offsets, kv_lengths, logit_rows;
-    std::vector<KvView> views;  // [n_ranks, n_seqs of this job]
-    int first_token = 0;        // its place in the residual streams of its wave
-    uint32_t wave = 0;
-    bool last = true;           // of its wave
-    float* logits = nullptr;    // [n_logits, vocab]
-    std::atomic<int> ended{0};  // ranks
-  };
+  // The engine may change what it gave while the wave is under way: a wave keeps a copy, block tables included.
   struct Wave {
-    std::vector<int32_t> token_ids;
-    std::vector<std::vector<int32_t>> tables;  // copies of block tables: the engine's may change
-    std::vector<KvView> views;
+    StepInput step;  // spans into what follows, without views and observer
+    std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
+    std::vector<KvView> views;  // [n_ranks, n_seqs]
+    std::vector<std::vector<int32_t>> tables;
+    float* logits = nullptr;              // [n_logits, vocab]
     bool by_layer = false, told = false;  // whether the engine wants to hear of layers, or of stages
     std::atomic<int> layers{0};           // whose KV is written
-    std::vector<double> seconds;          // [pp]
+    std::atomic<int> ranks_done{0};
+    std::vector<double> seconds;  // [pp]
   };
   // Of a stage whose ranks have all written a layer; on its first rank's thread.
   struct Written final : LayerObserver {
@@ -78,29 +69,24 @@ class Pipeline final : public Model {
 
   Wave& wave_of(uint32_t number) { return waves_[number % waves_.size()]; }
   const Wave& wave_of(uint32_t number) const { return waves_[number % waves_.size()]; }
-  void post(const StepInput& step, int n_jobs, float* logits);
-  void fill(Job& job, const StepInput& step, Range tokens, size_t& next_logit);
   void keep(Wave& wave, const StepInput& step);
   void run_rank(int rank);
-  void run_job(int rank, Job& job);
+  void run_wave(int rank, uint32_t number);
   void written(Wave& wave, int layers);
 
   const std::shared_ptr<const Weights> weights_;
   const int max_step_tokens_, max_logits_;
   const KvShards shards_;
-  const int piece_tokens_, window_, places_;  // places_: for residual streams, of a stage that is not the last
+  const int window_, places_;  // places_: for residual streams, of a stage that is not the last
   const bool crowded_;
   std::vector<std::unique_ptr<StageRanks>> stages_;
-  std::vector<Written> observers_;  // [pp]
-  // Rings of powers of two: numbers of waves and of jobs begin anew after 2^32.
-  std::vector<Wave> waves_;            // [window]
-  std::vector<Job> jobs_;              // a ring: those of all waves that are begun
-  WaitWord posted_;                    // jobs
-  std::unique_ptr<WaitWord[]> done_;   // [n_ranks]: jobs that a rank has done
+  std::vector<Written> observers_;     // [pp]
+  std::vector<Wave> waves_;            // a ring of a power of two: numbers of waves begin anew after 2^32
+  WaitWord posted_;                    // waves
+  std::unique_ptr<WaitWord[]> done_;   // [n_ranks]: waves that a rank has done
   std::atomic<uint32_t> over_{0};      // waves
   WaitWord news_;                      // for the engine's thread
   uint32_t begun_ = 0, first_ = 0;     // waves: the engine's thread alone
-  uint32_t n_jobs_ = 0;                // jobs posted
   uint32_t seen_ = 0;                  // news
   std::vector<double> stage_seconds_;  // [pp]
   std::atomic<bool> stop_{false};

@@ -18,7 +18,7 @@ uint64_t row_of(uint64_t prefix, int plane) { return fold(prefix, uint64_t(plane
 
 int32_t token_of(uint64_t all) { return int32_t(all % uint64_t(checksum_config().vocab)); }
 
-class ChecksumModel final : public Model {
+class ChecksumModel final : public SynchronousModel {
  public:
   const ModelConfig& config() const override { return checksum_config(); }
 

@@ -173,7 +173,7 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
   KvView view{pool.data(), &layout, nullptr, 0};
   auto model = make_llama(demo().weights, demo().team, kContext, 1);
   const int32_t offsets[] = {0, int32_t(prompt.size())}, lengths[] = {offsets[1]};
-  model->forward({prompt, offsets, lengths, {&view, 1}, {}}, nullptr);
+  compute_step(*model, {prompt, offsets, lengths, {&view, 1}, {}}, nullptr);
 
   Answer whole = ask(prompt, "1P1D", find_transport("local"));
   REQUIRE(whole.text == "The key of box 17 is amber.");

@@ -126,13 +126,13 @@ TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps 
 }
 
 // Counts steps that are observed: where nothing is streamed, those that wait for layers.
-class Watched final : public Model {
+class Watched final : public SynchronousModel {
  public:
   explicit Watched(std::unique_ptr<Model> model) : model_(std::move(model)) {}
   const ModelConfig& config() const override { return model_->config(); }
   void forward(const StepInput& step, float* logits) override {
     observed += step.observer != nullptr;
-    model_->forward(step, logits);
+    compute_step(*model_, step, logits);
   }
   Work work(const StepInput& step) const override { return model_->work(step); }
   size_t weight_bytes() const override { return model_->weight_bytes(); }

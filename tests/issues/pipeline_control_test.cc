@@ -35,12 +35,11 @@ class GatedModel final : public Model {
  public:
   GatedModel(std::unique_ptr<Model> model, Gate& gate) : model_(std::move(model)), gate_(gate) {}
   const ModelConfig& config() const override { return model_->config(); }
-  void forward(const StepInput&, float*) override { FAIL("a step that is waited for"); }
   int window() const override { return 16; }
   int stages() const override { return 8; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
     std::lock_guard lock(gate_.mutex);
-    model_->forward({step.token_ids, step.q_offsets, step.kv_lengths, step.views, step.logit_rows}, logits);
+    compute_step(*model_, {step.token_ids, step.q_offsets, step.kv_lengths, step.views, step.logit_rows}, logits);
     ++gate_.begun;
     gate_.changed.notify_all();
   }

@@ -60,7 +60,7 @@ inline std::vector<float> run_step(Model& model, const std::vector<KvView>& view
   std::vector<int32_t> rows(ids.size());
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<float> logits(ids.size() * size_t(model.config().vocab));
-  model.forward({ids, offsets, lengths, views, rows, observer}, logits.data());
+  compute_step(model, {ids, offsets, lengths, views, rows, observer}, logits.data());
   return logits;
 }
 

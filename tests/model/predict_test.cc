@@ -43,13 +43,14 @@ void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
     const std::vector<int32_t> rows = {int(tokens.size()) - 1};
     const std::vector<KvView> views = {head.memory->view(kv)};
     const std::vector<const float*> previous = {before.empty() ? nullptr : before.data()};
-    head.model->forward({.token_ids = tokens,
-                         .q_offsets = offsets,
-                         .kv_lengths = lengths,
-                         .views = views,
-                         .logit_rows = rows,
-                         .hidden = {states.data() + at * width, previous}},
-                        logits.data());
+    compute_step(*head.model,
+                 {.token_ids = tokens,
+                  .q_offsets = offsets,
+                  .kv_lengths = lengths,
+                  .views = views,
+                  .logit_rows = rows,
+                  .hidden = {states.data() + at * width, previous}},
+                 logits.data());
     head.memory->written(kv, tokens);
     before.assign(states.begin() + ptrdiff_t((at + tokens.size() - 1) * width),
                   states.begin() + ptrdiff_t((at + tokens.size()) * width));

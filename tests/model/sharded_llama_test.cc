@@ -161,15 +161,13 @@ TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[
     for (float logit : expected) REQUIRE(std::isfinite(logit));
     for (int tp : {1, 2, 4, 8})
       for (int pp : {1, 2, 3})
-        for (int threads : {1, 2})
-          for (int piece : {0, 3}) {
-            const KvShards shards = loaded.shards(tp, pp);
-            auto model = make_sharded_llama(
-                loaded.weights, {.shards = shards, .threads_per_rank = threads, .piece_tokens = piece}, 64, 64);
-            CAPTURE(dtype_name(dtype), tp, pp, threads, piece);
-            const KvOrder order = pp == 2 ? KvOrder::token_major : KvOrder::layer_major;
-            CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, order}), expected));
-          }
+        for (int threads : {1, 2}) {
+          const KvShards shards = loaded.shards(tp, pp);
+          auto model = make_sharded_llama(loaded.weights, {.shards = shards, .threads_per_rank = threads}, 64, 64);
+          CAPTURE(dtype_name(dtype), tp, pp, threads);
+          const KvOrder order = pp == 2 ? KvOrder::token_major : KvOrder::layer_major;
+          CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, order}), expected));
+        }
   }
 }
 
@@ -189,7 +187,7 @@ TEST_CASE("sharded llama: waves have the bits of steps that are waited for", "[s
             int unwritten = 0;
             CHECK(same_bits(run_in_waves(*model, kv, watched && tp == 1, unwritten), expected));
             CHECK(unwritten == 0);
-            if (again == 2) CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3}), expected));  // pieces
+            if (again == 2) CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3}), expected));
           }
 }
 
@@ -299,21 +297,20 @@ TEST_CASE("sharded llama: the observer sees every layer of the model once, in or
       }
     }
   };
-  for (auto [tp, pp] : {std::pair(1, 1), {2, 1}, {1, 3}, {4, 2}})
-    for (int piece : {0, 7}) {
-      const KvShards shards = loaded.shards(tp, pp);
-      RankedKv kv(loaded.config, shards, kTokens);
-      Observer observer;
-      observer.kv = &kv;
-      observer.shards = shards;
-      auto model = make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = piece}, 64, 64);
-      std::vector<int32_t> tokens(kTokens, 3);
-      run_step(*model, kv.views({0}), {tokens}, {0}, &observer);
-      CAPTURE(tp, pp, piece);
-      CHECK(observer.layers == std::vector{0, 1, 2});
-      CHECK(observer.unwritten == 0);
-      CHECK(observer.elsewhere == 0);
-    }
+  for (auto [tp, pp] : {std::pair(1, 1), {2, 1}, {1, 3}, {4, 2}}) {
+    const KvShards shards = loaded.shards(tp, pp);
+    RankedKv kv(loaded.config, shards, kTokens);
+    Observer observer;
+    observer.kv = &kv;
+    observer.shards = shards;
+    auto model = make_sharded_llama(loaded.weights, {.shards = shards}, 64, 64);
+    std::vector<int32_t> tokens(kTokens, 3);
+    run_step(*model, kv.views({0}), {tokens}, {0}, &observer);
+    CAPTURE(tp, pp);
+    CHECK(observer.layers == std::vector{0, 1, 2});
+    CHECK(observer.unwritten == 0);
+    CHECK(observer.elsewhere == 0);
+  }
 }
 
 TEST_CASE("sharded llama: shapes that the model cannot have are refused by name", "[shards][model]") {

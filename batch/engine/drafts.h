@@ -1,0 +1,43 @@
+// The drafts of an engine's steps (batch/drafter.h): how many each sequence gets, and what they have earned.
+//
+// Thread safety: the engine's thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "batch/drafter.h"
+#include "batch/engine/engine_parts.h"
+#include "batch/step_arrays.h"
+
+namespace xpyd::batch {
+
+class Drafts {
+ public:
+  // Before: options.speculation is on.
+  Drafts(const EngineOptions& options, const DrafterParts& parts)
+      : options_(options),
+        memory_(parts.memory),
+        drafter_(options.speculation.drafter->make(options.speculation, parts)) {}
+
+  // Sequences that decode compute drafts beside their next token, as far as the step has tokens and rows of logits for
+  // them and free blocks: nobody is preempted for a draft, and no prefix is forgotten. `cost`: of steps.
+  void add(std::vector<StepEntry>& entries, const StepCost::Terms& cost);
+  // The drafts of an entry are looked at; and a token is put out, `right` as it was drafted.
+  void pay(const StepEntry& entry) { credit_.pay(entry.n_drafts * entry.draft_price); }
+  void token(bool right) { credit_.token(right); }
+
+ private:
+  bool append(const Sequence& sequence, int n_tokens);
+  int most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const;
+
+  const EngineOptions& options_;
+  KvMemory& memory_;
+  const std::unique_ptr<Drafter> drafter_;
+  DraftCredit credit_;
+  // Reused from step to step.
+  std::vector<DraftWish> wishes_;
+  std::vector<StepEntry*> drafted_;  // [wish]
+};
+
+}  // namespace xpyd::batch
