@@ -14,7 +14,7 @@ FLAGS_odr     := -O0 -flto
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 # g++ collects its garbage when it has this many KiB, and not before.
 HEAP     := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=786432)
-CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
+CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include -idirafter %/usr/include/$(ARCH)-linux-gnu) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
