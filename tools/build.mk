@@ -14,13 +14,13 @@ FLAGS_odr     := -O0 -flto
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 # g++ collects its garbage when it has this many KiB, and not before.
 HEAP     := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=786432)
+# SYSROOT: where libraries of another architecture were unpacked (check-aarch64).
+SYSROOT  ?=
+ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include -idirafter %/usr/include/$(ARCH)-linux-gnu) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
-ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 comma     := ,
-# SYSROOT: where libraries of another architecture were unpacked (test-aarch64).
-SYSROOT  ?=
 AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
 LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu:$(SYSROOT)/lib/$(ARCH)-linux-gnu)
 LDLIBS    = -lssl -lcrypto -l:liburing.a -l:libnettle.a -l:libutf8proc.a -l:libpcre2-8.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
