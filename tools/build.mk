@@ -17,7 +17,7 @@ HEAP     := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=786432)
 # SYSROOT: where libraries of another architecture were unpacked (check-aarch64).
 SYSROOT  ?=
 ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
-CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) $(SYSROOT:%=-idirafter %/usr/include/$(ARCH)-linux-gnu) -pthread
+CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include)$(SYSROOT:%= -idirafter %/usr/include/$(ARCH)-linux-gnu) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 comma     := ,
