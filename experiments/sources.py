@@ -25,6 +25,7 @@ IMPLEMENTED = {
     "attention/cpu/kernels.h": ["attention/cpu/walk.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
+    "disagg/instance/cluster.h": ["disagg/instance/build_instance.cc"],
     "experiments/subcommands.h": ["experiments/load/bench.cc", "experiments/load/prefix_stats.cc",
                                   "experiments/simulate/simulate_command.cc", "experiments/event_log/event_log_commands.cc"],
     "experiments/simulate/cluster.h": ["experiments/simulate/result.cc"],

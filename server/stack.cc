@@ -25,6 +25,9 @@
 namespace xpyd::server {
 namespace {
 
+// It has a role, and no topology.
+bool is_worker(const Options& options) { return options.values().contains("role"); }
+
 // Whether the model can be cut as the options say, for the roles that there are. Colocated
 // instances take the prefill ones.
 void check_ranks(const Stack& stack) {
@@ -71,6 +74,140 @@ void read_drafter(Stack& stack) {
   need(predict_next_tokens(stack.config), name + ": ");
   if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
     throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
+}
+
+// The model's configuration, tokenizer and chat template.
+void read_model(const Options& options, Stack& stack) {
+  const bool dummy = stack.backend_options.load.dummy;
+  stack.model_dir = model_dir(options);
+  const std::string& dir = stack.model_dir;
+  need(check_model_folder(dir, !dummy));
+  stack.config = need(load_model_config(dir));
+  read_drafter(stack);
+  if (dummy && !has_model_file(dir + "/tokenizer.json")) return;
+  stack.tokenizer = need(Tokenizer::load(dir));
+  if (stack.tokenizer->vocab_size() > stack.config.vocab)
+    throw invalid(dir + "/tokenizer.json has ids up to " + std::to_string(stack.tokenizer->vocab_size() - 1) +
+                  ", config.json's vocab_size is " + std::to_string(stack.config.vocab));
+  if (stack.config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
+    stack.config.eos_tokens = meta_eos_tokens(*stack.tokenizer);
+  if (const std::string& name = options.text("chat-template"); name != "none")
+    stack.chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
+}
+
+// The types of weights and KV, and the kernels for them, as far as device and allocator have them.
+void choose_numbers(const Options& options, Stack& stack) {
+  BackendOptions& backend = stack.backend_options;
+  if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
+    throw invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
+                  " makes no groups: expected int8, int4 or fp8");
+  if (options.given("slot-prealloc") && options.text("allocator") != "slots")
+    throw invalid("--slot-prealloc: --allocator " + options.text("allocator") +
+                  " has no slots that keep what they hold");
+  if (options.flag("exact")) {
+    if (backend.kernels.gemm && !backend.kernels.gemm->exact)
+      throw invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
+    if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
+  }
+  if (std::string(backend.device->name) == "cpu") return;
+  const Dtype matrices = backend.load.weight_dtype.value_or(backend.load.dtype);
+  if (matrices != backend.load.dtype && !is_quantised(matrices))
+    throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
+                  " has matrices of --dtype, int8, int4 or fp8");
+  if (const Dtype kv = stack.options.kv.shape.dtype; kv_is_fp8(kv))
+    throw invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
+                  " has no kernels of it: expected f32, bf16, int8 or int4");
+}
+
+// What follows from the model: vocabulary, shape of KV, longest context.
+void apply_model(Stack& stack) {
+  ClusterOptions& cluster = stack.options;
+  cluster.vocab = stack.config.vocab;
+  cluster.eos_tokens = stack.config.eos_tokens;
+  cluster.tokenizer = stack.tokenizer.get();
+  cluster.kv.shape = kv_shape(stack.config, cluster.kv.shape.dtype);
+  if (cluster.max_model_len > stack.config.max_position)
+    throw invalid("--max-model-len " + std::to_string(cluster.max_model_len) + " exceeds the model's " +
+                  std::to_string(stack.config.max_position));
+  if (cluster.max_model_len <= 0) cluster.max_model_len = stack.config.max_position;
+}
+
+// The transport, and whether it suits the instances. Processes share no memory unless the transport makes it so.
+void choose_transport(const Options& options, Stack& stack) {
+  ClusterOptions& cluster = stack.options;
+  const bool processes = stack.processes = is_worker(options) || options.flag("processes") ||
+                                           options.text("ranks") == "processes";
+  const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
+  const TransportChoice choice = need(parse_transport(wire), "--transport: ");
+  cluster.transport = choice.row;
+  cluster.faults = choice.faults;
+  if (processes && !cluster.transport->leaves_process)
+    throw invalid("--transport " + wire + " stays within one process: expected, with processes, " +
+                  "one of those that leave it");
+  if (cluster.kv.slot_chunk > 0 && cluster.transport->pool_device)
+    throw invalid("--slot-prealloc: --transport " + wire + " makes the pool as a whole: expected all" +
+                  (processes ? ", or --transport tcp" : ""));
+  if (cluster.transport->shared_pool && cluster.disagg_options.pull)
+    throw invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+}
+
+void bind_to_cpus(const Options& options, ClusterOptions& cluster) {
+  const bool worker = is_worker(options);
+  cluster.cpus = need(
+      parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
+  if (cluster.cpus.empty()) return;
+  if (options.given("threads") && options.integer("threads") > 0)
+    throw invalid("--cpus: an instance has as many threads as cores: expected no --threads");
+  if (!worker && options.text("start-workers") == "off")
+    throw invalid("--cpus: workers from elsewhere have --cpus of their own");
+  if (options.text("ranks") != "threads")
+    throw invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
+}
+
+// Whether the allocator keeps blocks in a form that --kv-events and --prefix-cache can name.
+void check_caches(const Options& options, const Stack& stack) {
+  const ClusterOptions& cluster = stack.options;
+  const std::string scheme = cluster.kv_scheme->name;
+  const bool tells = !cluster.kv_events.endpoint.empty();
+  need(check_kv_events(cluster.kv_events));
+  if (tells && !cluster.kv.tiers.on() && !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
+    throw invalid(
+        "--kv-events: no block is kept to be found again: expected --prefix-cache blocks and --allocator paged "
+        "or token, or --host-kv-bytes");
+  const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
+  if (const std::string& cache = options.text("prefix-cache");
+      options.given("prefix-cache") && cache != "off" &&
+      (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
+    throw invalid("--prefix-cache " + cache + ": --allocator " + scheme + (no_shares ? " with --kv-share off" : "") +
+                  " caches nothing: expected --prefix-cache off, or another allocator");
+  if (!cluster.kv.radix) return;
+  if (!cluster.kv_scheme->prefix_index)
+    throw invalid("--prefix-cache radix: --allocator " + scheme +
+                  " has no blocks of a prefix: expected paged or token, or --prefix-cache blocks");
+  if (stack.processes || tells)
+    throw invalid(std::string("--prefix-cache radix: ") +
+                  (stack.processes ? "who places prompts on processes" : "--kv-events") +
+                  " names what is cached by hashes of blocks: expected --prefix-cache blocks" +
+                  (stack.processes ? ", or instances in one process" : ""));
+}
+
+// Without --max-model-len the context is what one pool holds, if that is less than the model's.
+void fit_context(ClusterOptions& cluster, int wanted_len) {
+  if (cluster.kv_scheme->whole_slots) return;
+  cluster.kv.max_sequence_tokens = cluster.max_model_len;
+  cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
+  int64_t holds = std::numeric_limits<int64_t>::max();
+  for (Role role : cluster.topology) {
+    const KvLayout blocks = need(plan_ranks(cluster.kv_scheme->name, cluster.kv, cluster.shards(role))).whole;
+    holds = std::min(holds, int64_t(blocks.n_blocks) * blocks.block_tokens);
+  }
+  if (holds >= cluster.max_model_len) return;
+  if (wanted_len > 0)
+    throw invalid("--max-model-len " + std::to_string(wanted_len) + ": --kv-bytes holds " + std::to_string(holds) +
+                  " tokens");
+  log_line(LogLevel::warning, "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d", int(holds),
+           int(holds), cluster.max_model_len);
+  cluster.max_model_len = int(holds);
 }
 
 }  // namespace
@@ -150,143 +287,45 @@ void read_options(const Options& options, ClusterOptions& cluster, BackendOption
 }
 
 Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
-  const bool worker = options.values().contains("role");
+  const bool worker = is_worker(options);
   use_huge_pages(HugePages(options.choice("huge-pages")));
   auto stack = std::make_unique<Stack>();
   ClusterOptions& cluster = stack->options;
-  BackendOptions& backend = stack->backend_options;
-  read_options(options, cluster, backend);
-  backend.load.seed = cluster.seed;
+  read_options(options, cluster, stack->backend_options);
+  stack->backend_options.load.seed = cluster.seed;
   cluster.topology = worker ? std::vector{option_value<Role>(options, "role")}
                             : need(parse_topology(options.text("topology")));
   cluster.kv.n_memories = int(cluster.topology.size());
 
-  stack->model_dir = model_dir(options);
-  const std::string& dir = stack->model_dir;
-  need(check_model_folder(dir, !backend.load.dummy));
-  stack->config = need(load_model_config(dir));
-  read_drafter(*stack);
-  if (!backend.load.dummy || has_model_file(dir + "/tokenizer.json")) {
-    stack->tokenizer = need(Tokenizer::load(dir));
-    if (stack->tokenizer->vocab_size() > stack->config.vocab)
-      return invalid(dir + "/tokenizer.json has ids up to " + std::to_string(stack->tokenizer->vocab_size() - 1) +
-                     ", config.json's vocab_size is " + std::to_string(stack->config.vocab));
-    if (stack->config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
-      stack->config.eos_tokens = meta_eos_tokens(*stack->tokenizer);
-    if (const std::string& name = options.text("chat-template"); name != "none")
-      stack->chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
-  }
-  if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
-    return invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
-                   " makes no groups: expected int8, int4 or fp8");
-  if (options.given("slot-prealloc") && options.text("allocator") != "slots")
-    return invalid("--slot-prealloc: --allocator " + options.text("allocator") +
-                   " has no slots that keep what they hold");
-  if (options.flag("exact")) {
-    if (backend.kernels.gemm && !backend.kernels.gemm->exact)
-      return invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
-    if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
-  }
-  const Dtype matrices = backend.load.weight_dtype.value_or(backend.load.dtype);
-  if (std::string(backend.device->name) != "cpu" && matrices != backend.load.dtype && !is_quantised(matrices))
-    return invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
-                   " has matrices of --dtype, int8, int4 or fp8");
-  if (const Dtype kv = cluster.kv.shape.dtype; std::string(backend.device->name) != "cpu" && kv_is_fp8(kv))
-    return invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
-                   " has no kernels of it: expected f32, bf16, int8 or int4");
-  cluster.vocab = stack->config.vocab;
-  cluster.eos_tokens = stack->config.eos_tokens;
-  cluster.tokenizer = stack->tokenizer.get();
-  cluster.kv.shape = kv_shape(stack->config, cluster.kv.shape.dtype);
-  const int wanted_len = std::exchange(cluster.max_model_len, stack->config.max_position);
-  if (wanted_len > stack->config.max_position)
-    return invalid("--max-model-len " + std::to_string(wanted_len) + " exceeds the model's " +
-                   std::to_string(stack->config.max_position));
-  if (wanted_len > 0) cluster.max_model_len = wanted_len;
+  read_model(options, *stack);
+  choose_numbers(options, *stack);
+  const int wanted_len = cluster.max_model_len;  // 0: as long as model and pool allow
+  apply_model(*stack);
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
-
-  // Processes share no memory unless the wire makes it so.
-  const bool processes = stack->processes = worker || options.flag("processes") || options.text("ranks") == "processes";
-  const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
-  Result<TransportChoice> choice = parse_transport(wire);
-  if (!choice) return invalid("--transport: " + choice.error().message);
-  cluster.transport = choice.value().row;
-  cluster.faults = choice.value().faults;
-  if (processes && !cluster.transport->leaves_process)
-    return invalid("--transport " + wire + " stays within one process: expected, with processes, " +
-                   "one of those that leave it");
-  if (cluster.kv.slot_chunk > 0 && cluster.transport->pool_device)
-    return invalid("--slot-prealloc: --transport " + wire + " makes the pool as a whole: expected all" +
-                   (processes ? ", or --transport tcp" : ""));
-  if (cluster.transport->shared_pool && cluster.disagg_options.pull)
-    return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+  choose_transport(options, *stack);
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
   // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
-    cluster.prior = CostPrior{
-        {stack->config, matrix_dtype(stack->config, backend.load), backend.load.dtype, cluster.kv.shape.dtype},
-        instance_rates(backend, cluster.topology.size())};
+    const LoadOptions& load = stack->backend_options.load;
+    cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, load), load.dtype, cluster.kv.shape.dtype},
+                              instance_rates(stack->backend_options, cluster.topology.size())};
   }
-  cluster.cpus = need(
-      parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
-  if (!cluster.cpus.empty() && options.given("threads") && options.integer("threads") > 0)
-    return invalid("--cpus: an instance has as many threads as cores: expected no --threads");
-  if (!cluster.cpus.empty() && !worker && options.text("start-workers") == "off")
-    return invalid("--cpus: workers from elsewhere have --cpus of their own");
-  if (!cluster.cpus.empty() && options.text("ranks") != "threads")
-    return invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
-  need(check_kv_events(cluster.kv_events));
-  if (!cluster.kv_events.endpoint.empty() && !cluster.kv.tiers.on() &&
-      !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
-    return invalid(
-        "--kv-events: no block is kept to be found again: expected --prefix-cache blocks and --allocator paged "
-        "or token, or --host-kv-bytes");
-  const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
-  if (const std::string& cache = options.text("prefix-cache");
-      options.given("prefix-cache") && cache != "off" &&
-      (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
-    return invalid("--prefix-cache " + cache + ": --allocator " + cluster.kv_scheme->name +
-                   (no_shares ? " with --kv-share off" : "") +
-                   " caches nothing: expected --prefix-cache off, or another allocator");
-  if (cluster.kv.radix && !cluster.kv_scheme->prefix_index)
-    return invalid("--prefix-cache radix: --allocator " + std::string(cluster.kv_scheme->name) +
-                   " has no blocks of a prefix: expected paged or token, or --prefix-cache blocks");
-  if (cluster.kv.radix && (processes || !cluster.kv_events.endpoint.empty()))
-    return invalid(std::string("--prefix-cache radix: ") +
-                   (processes ? "who places prompts on processes" : "--kv-events") +
-                   " names what is cached by hashes of blocks: expected --prefix-cache blocks" +
-                   (processes ? ", or instances in one process" : ""));
+  bind_to_cpus(options, cluster);
+  check_caches(options, *stack);
   cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
   check_ranks(*stack);
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
-  need(check_shared_pool(cluster, processes));
+  need(check_shared_pool(cluster, stack->processes));
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
     cluster.prefill_pp = cluster.decode_pp = own.pp;
   }
-  // Without --max-model-len the context is what one pool holds, if that is less than the model's.
-  if (!cluster.kv_scheme->whole_slots) {
-    cluster.kv.max_sequence_tokens = cluster.max_model_len;
-    cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
-    int64_t holds = std::numeric_limits<int64_t>::max();
-    for (Role role : cluster.topology) {
-      const KvLayout blocks = need(plan_ranks(cluster.kv_scheme->name, cluster.kv, cluster.shards(role))).whole;
-      holds = std::min(holds, int64_t(blocks.n_blocks) * blocks.block_tokens);
-    }
-    if (holds < cluster.max_model_len) {
-      if (wanted_len > 0)
-        return invalid("--max-model-len " + std::to_string(wanted_len) + ": --kv-bytes holds " + std::to_string(holds) +
-                       " tokens");
-      log_line(LogLevel::warning, "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d",
-               int(holds), int(holds), cluster.max_model_len);
-      cluster.max_model_len = int(holds);
-    }
-  }
+  fit_context(cluster, wanted_len);
   return stack;
 } catch (const Error& error) {
   return error;

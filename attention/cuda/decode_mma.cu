@@ -156,6 +156,7 @@ constexpr size_t split_shared_bytes() {
   return kv > merge ? kv : merge;
 }
 
+// This kernel stays whole because its steps share registers and shared memory.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     split_mma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv, int chunks) {

@@ -63,6 +63,7 @@ __device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, f
 }
 
 // kHeads: query heads that a block takes at most; groups that are larger take several blocks.
+// This kernel stays whole because its steps share registers and shared memory.
 template <class T, int kHeads>
 __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv,
                                 int chunks) {

@@ -19,6 +19,7 @@ constexpr size_t flash_shared_bytes() {
   return shared_bytes<bf16>(kWarps * 16 * kRowTiles * kDim) + Tiles<T, kDim, 2>::bytes();
 }
 
+// This kernel stays whole because its steps share registers and shared memory.
 template <class T, int kDim, int kRowTiles>
 __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv) {
   constexpr int kWarpRows = 16 * kRowTiles, kRows = kWarps * kWarpRows;

@@ -250,6 +250,7 @@ __device__ inline void pass_turn(int group, bool last) {
   if (group < kGroups - 1 || !last) barrier_arrive(kTurnBarrier + (group + 1) % kGroups, 2 * kGroupThreads);
 }
 
+// This kernel stays whole because its steps share registers and shared memory.
 template <int kDim>
 __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
     flash_wgmma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ PoolMatrix pool,

@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "allocator/offload/tiered.h"
 #include "allocator/pool/block_ledger.h"
 #include "allocator/schemes.h"
-#include "disagg/chunked_pp/far_kv.h"
-#include "disagg/conductor/event_log.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
@@ -39,8 +36,6 @@ Result<std::vector<Role>> parse_topology(const std::string& text, int most) {
   return roles;
 }
 
-namespace {
-
 KvOptions kv_options(const ClusterOptions& o) {
   KvOptions kv = o.kv;
   kv.max_sequence_tokens = o.max_model_len;
@@ -48,8 +43,6 @@ KvOptions kv_options(const ClusterOptions& o) {
   kv.device = o.device;
   return kv;
 }
-
-}  // namespace
 
 Limits limits(const ClusterOptions& o) {
   return {.vocab = o.vocab,
@@ -114,139 +107,6 @@ std::vector<std::string> instance_names(const std::vector<Role>& topology) {
   int counts[3] = {0, 0, 0};
   for (Role role : topology) names.push_back(instance_name(role, counts[int(role)]++));
   return names;
-}
-
-Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
-                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) try {
-  BuiltInstance built;
-  InstanceMemory& own = built.memory;
-  if (left.pool && left.role == as.role && left.local == as.local && bool(left.cache_log) == as.report_cache)
-    own = std::move(left);
-  { const InstanceMemory gone = std::move(left); }  // its ports and files, too, are free from now on
-  own.role = as.role, own.local = as.local;
-  if (!own.name) own.name = std::make_shared<std::string>();
-  *own.name = as.name;
-  if (!own.queue)
-    own.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
-                                     : as.role == Role::decode ? Device::Phase::decode
-                                                               : Device::Phase::both);
-  KvOptions kv = kv_options(o);
-  kv.queue = own.queue.get();
-  kv.clock = &clock;
-  if (o.transport->pool_device) {
-    if (o.device != &cpu_device())
-      return invalid(std::string("--transport ") + o.transport->name +
-                     ": KV must be in memory of the host, and --device has its own");
-    kv.device = &o.transport->pool_device();
-  }
-  if (pool) {
-    kv.pool_bytes *= size_t(kv.n_memories);
-    // What is handed over there is looked for again by who was preempted alone.
-    kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
-  }
-  if (o.log)
-    kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
-                                                             std::span<const BlockUse> first) {
-      log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
-    };
-  const KvShards shards = o.shards(as.role);
-  const PoolPlan plan = need(plan_ranks(o.kv_scheme->name, kv, shards));
-  std::unique_ptr<ranks::RemotePipeline> pipeline;
-  if (o.ranks && shards.pp > 1) {
-    ranks::HeadOptions head = *o.ranks;
-    head.window = o.pipeline_window;
-    head.step_tokens = std::max(o.step_tokens, o.max_batch);
-    head.max_logits = o.max_batch;
-    head.checksum = o.kv_checksum;
-    if (head.far && as.role == Role::decode)
-      return invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
-    head.instance = as.id;
-    head.silence_s = std::max(head.silence_s, as.lease_s);
-    head.wire = o.transport;
-    head.wire_host = o.wire_host;
-    pipeline = need(ranks::RemotePipeline::make(std::move(head), plan, clock));
-    kv.rank_memory = pipeline->kv_memory();
-    if (pipeline->far()) {
-      own.queue = std::make_unique<ranks::FarQueue>(*pipeline);
-      kv.queue = own.queue.get();
-    }
-  }
-  if (!own.memory) {
-    if (as.report_cache && !pool) {
-      kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
-      if (kv.tiers.block_tokens == plan.whole.block_tokens)
-        kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
-    }
-    if (!o.kv_events.endpoint.empty()) {
-      KvEventsOptions to = o.kv_events;
-      to.rank += model_index;
-      own.events = need(KvEvents::open(to));
-      kv.listeners.push_back(own.events);
-      kv.tiers.listeners.push_back(own.events);
-      if (pool && model_index == 0) pool->tell(own.events);  // what threads share is told once
-    }
-    if (!pool) {
-      pool = need(make_ranked_pool(o.kv_scheme->name, kv, shards), "--kv-bytes: ");
-      for (const auto& listener : kv.listeners) pool->tell(listener);
-      if (!pipeline) own.pool = pool;  // a pipeline's is memory of its stages
-    }
-    std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
-    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) memory = need(make_tiered(std::move(memory), kv));
-    own.memory = std::move(memory);
-  } else if (own.cache_log) {
-    own.cache_log->begin_anew();  // whoever hears it now knows nothing
-  }
-  const std::shared_ptr<KvMemory> memory = own.memory;
-  ranks::RemotePipeline* far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
-  std::unique_ptr<Model> model = std::move(pipeline);
-  double peak_flops = 0;
-  if (!model) {
-    model = need(o.make_model(model_index, *own.queue));
-    if (o.peak_flops) peak_flops = o.peak_flops(model_index);
-  }
-  std::vector<MemoryRange> regions;  // of each rank
-  for (int rank = 0; rank < memory->n_ranks(); ++rank) {
-    KvLayout layout = memory->layout();
-    layout.shape = rank_shape(layout.shape, shards, rank);
-    regions.push_back({memory->base(rank), layout.pool_bytes()});
-  }
-  const TransportOptions wire_options{.regions = std::move(regions),
-                                      .queue = own.queue.get(),
-                                      .clock = &clock,
-                                      .self = as.id,
-                                      .host = o.wire_host,
-                                      .nics = o.nics};
-  std::unique_ptr<KvTransport> wire = need(o.transport->make(wire_options), "--transport: ");
-  if (o.faults) wire = make_fault_transport(std::move(wire), *o.faults, wire_options);
-  if (far) wire = ranks::make_far_wire(std::move(wire), *far, clock);
-  InstanceOptions options{.id = as.id,
-                          .name = as.name,
-                          .role = as.role,
-                          .stream_kv = o.stream_kv,
-                          .escrow = o.escrow,
-                          .cost = first_cost(o.prior),
-                          .lease_s = as.lease_s,
-                          .checksum = o.kv_checksum && !far,  // it cannot read its KV
-                          .post_by_stage = far != nullptr,
-                          .cache_log = own.cache_log,
-                          .log = o.log,
-                          .peak_tflops = 1e-12 * peak_flops};
-  options.engine = {.policy = o.batching,
-                    .admission = o.admit,
-                    .max_batch = o.max_batch,
-                    .step_tokens = o.step_tokens,
-                    .chunks = o.chunks,
-                    .ahead = o.ahead,
-                    .by_layer = o.kv_by_layer,
-                    .eos_tokens = o.eos_tokens,
-                    .tokenizer = o.tokenizer};
-  const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
-  if (!leaves) options.engine.speculation = o.speculation;
-  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), memory, std::move(wire), clock,
-                                              post);
-  return built;
-} catch (const Error& error) {
-  return error;
 }
 
 Cluster::Cluster(const ClusterOptions& options, Clock& clock) : conductor_(conductor_options(options), clock, *this) {}

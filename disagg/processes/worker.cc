@@ -102,6 +102,44 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   }
   const NamedConductor conductor = options_.find_conductor ? options_.find_conductor()
                                                            : NamedConductor{.address = options_.join};
+  Result<std::optional<Welcome>> welcome = join(loop, conductor);
+  if (!welcome) return welcome.error();
+  if (!welcome.value()) return Outcome::done;
+  const Welcome as = std::move(*welcome.value());
+  const auto on_call = [this, own = as.id, members = members_of_](ChannelPtr c) {
+    return on_dialled(own, members, std::move(c));
+  };
+  Result<std::string> listening = loop.listen({options_.listen, options_.key, identity(as.id)}, on_call);
+  if (!listening) return listening.error();
+  Result<BuiltInstance> built = build(as);
+  if (!built) return built.error();
+  Instance& instance = *built.value().instance;
+  InstanceInfo info = instance.info();
+  info.control = listening.value();
+  {
+    std::lock_guard lock(mutex_);
+    instance_ = &instance;
+    for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
+    early_.clear();
+  }
+  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(), as.id,
+           info.control.c_str());
+  send(as.id, kConductor, Joined{info});
+  std::atomic<bool> stop{false};
+  std::thread thread([&] { instance.run(stop); });
+  const bool goes = tend(loop, as, instance, conductor.id);
+  stop = true;
+  instance.poke();
+  thread.join();
+  const Outcome outcome = end(goes);
+  instance.shut_down(FinishReason::abort, "the worker ended");
+  // (Without leases, what is being copied to a tier still has its time.)
+  if (outcome == Outcome::again) leave_memory(std::move(built).value(), std::max(as.lease_s, 1.0));
+  return outcome;
+}
+
+// Connects to the conductor, and joins it as an instance. Nothing: stop() has been called.
+Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConductor& conductor) {
   if (conductor.address.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
   const auto is_another = [&](const ChannelPtr& c) { return options_.find_conductor && c->peer().id != conductor.id; };
   // Of one that has died the registry tells for a while yet: whose place it has is not to be waited for.
@@ -126,26 +164,15 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     members_of_ = id.substr(std::min(id.find('.'), id.size()));
   }
   send(-1, kConductor, JoinRequest{options_.role});
-  Welcome as;
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, seconds(10), [&] { return welcome_ || lost_ || stopped_; });
-    if (stopped_) return Outcome::done;
-    if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
-    as = *welcome_;
-  }
-  const auto on_call = [this, own_id = as.id, members = members_of_](ChannelPtr c) {
-    const std::string& id = c->peer().id;
-    if (!id.ends_with(members)) return turned_away(c, "it is another conductor's");
-    const char* const end = id.data() + id.size() - members.size();
-    InstanceId peer = -1;
-    if (id.starts_with('i') && std::from_chars(id.data() + 1, end, peer).ptr != end) peer = -1;
-    if (peer <= own_id)  // below 0 is the conductor; of two instances the later one dials
-      return turned_away(c, "only later instances are expected here");
-    return attach(peer, c);
-  };
-  Result<std::string> listening = loop.listen({options_.listen, options_.key, identity(as.id)}, on_call);
-  if (!listening) return listening.error();
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, seconds(10), [&] { return welcome_ || lost_ || stopped_; });
+  if (stopped_) return std::optional<Welcome>();
+  if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
+  return welcome_;
+}
+
+// Makes the instance, with the memory that the one before it has left.
+Result<BuiltInstance> Worker::build(const Welcome& as) {
   ClusterOptions own = options_.cluster;
   Result<JoinedPool> joined = join_pool(own, as);
   if (!joined) {
@@ -165,69 +192,54 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   }
   Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this,
                                                std::exchange(left_, {}));
-  if (!built) {
-    const bool again = own.ranks && built.error().code == ErrorCode::unavailable;  // a stage is gone
-    return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};
-  }
-  Instance& instance = *built.value().instance;
-  std::atomic<bool> stop{false};
-  InstanceInfo info = instance.info();
-  info.control = listening.value();
-  {
-    std::lock_guard lock(mutex_);
-    instance_ = &instance;
-    for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
-    early_.clear();
-  }
-  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(), as.id,
-           info.control.c_str());
-  send(as.id, kConductor, Joined{info});
-  std::thread thread([&] { instance.run(stop); });
+  if (built) return built;
+  const bool again = own.ranks && built.error().code == ErrorCode::unavailable;  // a stage is gone
+  return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};
+}
+
+// Keeps channels and leases while the instance serves, and asks to leave. True: another conductor holds the name, and
+// the instance goes there.
+bool Worker::tend(ControlLoop& loop, const Welcome& as, Instance& instance, const std::string& conductor) {
   // Who was asleep hears first of what is over: another holder of the name is believed after a while. Then this
   // instance takes nothing new, and has so long to finish what it has begun.
   constexpr double kBelievedSeconds = 0.5, kFinishSeconds = 30;
   double replaced_s = kNever;  // Clock: since then another conductor holds the name
   bool goes = false;
-  {
-    std::unique_lock lock(mutex_);
-    while (!stopped_ && !lost_ && !retire_) {
-      if ((leaving_ || goes) && !leave_said_) {
-        leave_said_ = true;
-        lock.unlock();
-        send(as.id, kConductor, LeaveRequest{});
-        lock.lock();
-        continue;
-      }
+  std::unique_lock lock(mutex_);
+  while (!stopped_ && !lost_ && !retire_) {
+    if ((leaving_ || goes) && !leave_said_) {
+      leave_said_ = true;
       lock.unlock();
-      dial_missing(loop);
-      instance.renew_leases();
-      const std::string holder = options_.find_conductor ? options_.find_conductor().id : "";
-      replaced_s = holder.empty() || holder == conductor.id ? kNever : std::min(replaced_s, clock_.now());
-      const bool believed = clock_.now() >= replaced_s + kBelievedSeconds;
-      if (believed && !std::exchange(goes, true))
-        log_line(LogLevel::warning, "xpyd worker: the registry names another conductor; the instance goes there");
+      send(as.id, kConductor, LeaveRequest{});
       lock.lock();
-      if (clock_.now() >= replaced_s + kBelievedSeconds + kFinishSeconds) lost_ = true;
-      if (goes && !leave_said_) continue;
-      changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
+      continue;
     }
+    lock.unlock();
+    dial_missing(loop);
+    instance.renew_leases();
+    const std::string holder = options_.find_conductor ? options_.find_conductor().id : "";
+    replaced_s = holder.empty() || holder == conductor ? kNever : std::min(replaced_s, clock_.now());
+    const bool believed = clock_.now() >= replaced_s + kBelievedSeconds;
+    if (believed && !std::exchange(goes, true))
+      log_line(LogLevel::warning, "xpyd worker: the registry names another conductor; the instance goes there");
+    lock.lock();
+    if (clock_.now() >= replaced_s + kBelievedSeconds + kFinishSeconds) lost_ = true;
+    if (goes && !leave_said_) continue;
+    changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
   }
-  stop = true;
-  instance.poke();
-  thread.join();
+  return goes;
+}
+
+// Says what follows when the instance's thread has ended. `goes`: tend()'s answer.
+Worker::Outcome Worker::end(bool goes) {
+  std::lock_guard lock(mutex_);
+  instance_ = nullptr;
+  conductor_.reset();  // nobody hears the rest
+  peers_.clear();
   Outcome outcome = Outcome::again;
-  {
-    std::lock_guard lock(mutex_);
-    instance_ = nullptr;
-    conductor_.reset();  // nobody hears the rest
-    peers_.clear();
-    if (stopped_ || (retire_ && !retire_->rejoin && (leaving_ || !goes))) outcome = Outcome::done;
-    if (retire_ && retire_->rejoin) options_.role = retire_->role;
-    if (leaving_ && !retire_ && lost_) outcome = Outcome::done;
-  }
-  instance.shut_down(FinishReason::abort, "the worker ended");
-  // (Without leases, what is being copied to a tier still has its time.)
-  if (outcome == Outcome::again) leave_memory(std::move(built).value(), std::max(as.lease_s, 1.0));
+  if (stopped_ || (retire_ && !retire_->rejoin && (leaving_ || !goes))) outcome = Outcome::done;
+  if (retire_ && retire_->rejoin) options_.role = retire_->role;
+  if (leaving_ && !retire_ && lost_) outcome = Outcome::done;
   return outcome;
 }
 
@@ -288,6 +300,17 @@ ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
             if (instance_) instance_->send(kConductor, PeerBroken{id});
             changed_.notify_all();
           }};
+}
+
+// A peer has dialled. Below 0 is the conductor; of two instances the later one dials.
+ChannelEvents Worker::on_dialled(InstanceId self, const std::string& members, ChannelPtr channel) {
+  const std::string& id = channel->peer().id;
+  if (!id.ends_with(members)) return turned_away(channel, "it is another conductor's");
+  const char* const end = id.data() + id.size() - members.size();
+  InstanceId peer = -1;
+  if (id.starts_with('i') && std::from_chars(id.data() + 1, end, peer).ptr != end) peer = -1;
+  if (peer <= self) return turned_away(channel, "only later instances are expected here");
+  return attach(peer, std::move(channel));
 }
 
 void Worker::on_message(InstanceId from, Message message) {

@@ -64,9 +64,14 @@ class Worker final : public Post {
 
   Result<Outcome> serve_once();
   Result<Outcome> serve_with(ControlLoop& loop);
+  Result<std::optional<Welcome>> join(ControlLoop& loop, const NamedConductor& conductor);
+  Result<BuiltInstance> build(const Welcome& as);
+  bool tend(ControlLoop& loop, const Welcome& as, Instance& instance, const std::string& conductor);
+  Outcome end(bool goes);
   void leave_memory(BuiltInstance built, double patience_s);
   ChannelEvents on_conductor(ChannelPtr channel);
   ChannelEvents on_peer(InstanceId peer, ChannelPtr channel);
+  ChannelEvents on_dialled(InstanceId self, const std::string& members, ChannelPtr channel);
   void on_message(InstanceId from, Message message);
   ChannelEvents attach(InstanceId peer, ChannelPtr channel);
   void dial_missing(ControlLoop& loop);

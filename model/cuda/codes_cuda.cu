@@ -147,6 +147,7 @@ struct Codes {
   }
 };
 
+// This kernel stays whole because its steps share registers and shared memory.
 template <class Form, class T, int kTokens>
 __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_kernel(CudaGemmArgs a) {
   using C = Codes<Form, T, kTokens>;

@@ -44,7 +44,7 @@ constexpr int kExactRows = 1024;  // that are compared in f32, at most
 constexpr size_t kTellingSums = size_t(1) << 18;
 // The order is sought among these sizes' candidates, and over all sizes up to the last, whatever is
 // asked for: instances that take larger and smaller steps add alike.
-constexpr int kSeeds[] = {1, 16, 128, 1024};
+constexpr int kSeeds[] = {1, 16, 128, 1024}, kLastSeed = kSeeds[std::size(kSeeds) - 1];
 
 cudaDataType_t cuda_type(Dtype dtype) { return dtype == Dtype::f32 ? CUDA_R_32F : CUDA_R_16BF; }
 
@@ -106,6 +106,13 @@ std::string name_of(const Algo& chosen) {
 
 int bucket_of(int m) { return std::bit_width(unsigned(m - 1)); }  // m <= 1 << bucket
 
+// The sizes of M that are tried, one for each bucket.
+struct Sizes {
+  int largest;
+  int n() const { return bucket_of(largest) + 1; }
+  int most_of(int bucket) const { return std::min(1 << bucket, largest); }
+};
+
 // Everything of a product but M and the pointers, and what was chosen for each power of two of M.
 struct Product {
   CudaGemmArgs like;
@@ -115,6 +122,10 @@ struct Product {
   std::string notes;
   bool went_elsewhere = false;  // it has been said that none of them started
 
+  std::string shape() const {
+    return std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " + dtype_name(like.x_dtype) + " -> " +
+           dtype_name(like.y_dtype);
+  }
   bool is_like(const CudaGemmArgs& a) const {
     return a.w.n == like.w.n && a.w.k == like.w.k && a.w.stride == like.w.stride && a.x_stride == like.x_stride &&
            a.y_stride == like.y_stride && a.x_dtype == like.x_dtype && a.y_dtype == like.y_dtype;
@@ -338,6 +349,9 @@ struct CudaGemm::Impl {
   }
 
   Status choose(Product& p, int max_m);
+  std::vector<Order> find_orders(const Product& p, Trial& trial, Sizes sizes);
+  void fit_size(const Product& p, Trial& trial, Sizes sizes, int bucket, std::vector<Order>& orders);
+  Status take_fastest(Product& p, Trial& trial, Sizes sizes, const std::vector<std::vector<Algo>>& fit);
   bool go_elsewhere(Product& p, const CudaGemmArgs& a);
 
   cuda::Stream& stream;
@@ -369,93 +383,97 @@ Status CudaGemm::Impl::open() {
 }
 
 Status CudaGemm::Impl::choose(Product& p, int max_m) {
-  const CudaGemmArgs& like = p.like;
-  const int seeded = kSeeds[std::size(kSeeds) - 1], n_seeded = bucket_of(seeded) + 1;
-  const int largest = one_order ? std::max(max_m, seeded) : max_m;
-  const int n_buckets = bucket_of(largest) + 1;
-  auto most_of = [&](int bucket) { return std::min(1 << bucket, largest); };
-  Trial trial(like, stream, [&](const Algo& algo, const CudaGemmArgs& a) { return multiply(p, algo, a); });
-  if (Status status = trial.allocate(largest); !status) return status;
-
-  std::vector<std::vector<Algo>> fit(static_cast<size_t>(n_buckets));
-  const std::string shape = std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " +
-                            dtype_name(like.x_dtype) + " -> " + dtype_name(like.y_dtype);
+  const Sizes sizes{one_order ? std::max(max_m, kLastSeed) : max_m};
+  Trial trial(p.like, stream, [&](const Algo& algo, const CudaGemmArgs& a) { return multiply(p, algo, a); });
+  if (Status status = trial.allocate(sizes.largest); !status) return status;
   if (!one_order) {
-    for (int bucket = 0; bucket < n_buckets; ++bucket) fit[size_t(bucket)] = candidates(p, most_of(bucket), p.n_sms);
-  } else {
-    std::vector<Order> orders;
-    for (int m : kSeeds)
-      for (const Algo& algo : candidates(p, m, 0)) {
-        if (int(orders.size()) == kOrders) break;
-        Hashes bits = trial.run(algo, seeded);
-        if (bits.rows.empty() ||
-            std::any_of(orders.begin(), orders.end(), [&](const Order& o) { return o.bits == bits; }))
-          continue;
-        orders.push_back({std::move(bits), algo, decltype(fit)(size_t(n_buckets))});
-      }
-    for (int bucket = 0; bucket < n_buckets; ++bucket) {
-      const int most = most_of(bucket), least = std::min((1 << bucket) / 2 + 1, most);
-      std::vector<Algo> tried = candidates(p, most, 0);
-      const int n_offered = int(tried.size());
-      // Where the heuristics offer none of its kind.
-      for (const Order& o : orders) tried.push_back(o.found);
-      const int n_of_card = int(tried.size());
-      if (p.n_sms > 0)
-        for (const Algo& algo : candidates(p, most, p.n_sms)) tried.push_back(algo);
-      // Rows after the last seed's have no record: there, the order's first algorithm is the rest of it.
-      for (Order& o : orders)
-        if (most > int(o.bits.rows.size()) && int(o.bits.rows.size()) < trial.rows()) {
-          Hashes more = trial.run(o.found, most);
-          if (o.bits.agrees(more)) o.bits.rows = std::move(more.rows);
-        }
-      for (int i = 0; i < int(tried.size()); ++i) {
-        auto full = [&](const Order& o) {  // or missing a smaller size, and so out of the race
-          return int(o.fit[size_t(bucket)].size()) >= (i < n_of_card ? 1 : 2) * kTimed || o.covered < bucket;
-        };
-        if (std::all_of(orders.begin(), orders.end(), full)) continue;
-        auto fits = [&](const Hashes& some) {
-          return
-              [&](const Order& o) { return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some); };
-        };
-        // Most wrong ones show in the first rows. Ours is nobody's relative: where f32 bits cannot
-        // be compared, it takes a multitude of sums to tell.
-        const Algo& algo = tried[size_t(i)];
-        const bool few_sums = size_t(kKnownRows) * size_t(like.w.n) < kTellingSums;
-        if (algo.own && like.y_dtype != Dtype::f32 && few_sums &&
-            std::any_of(orders.begin(), orders.end(), [](const Order& o) { return o.bits.exact.empty(); }))
-          continue;
-        if (std::none_of(orders.begin(), orders.end(), fits(trial.run(algo, most, false)))) continue;
-        const Hashes whole = trial.run(algo, most), part = trial.run(algo, least);
-        for (Order& o : orders) {
-          if (!fits(whole)(o) || !fits(part)(o)) continue;
-          if (o.fit[size_t(bucket)].empty()) {
-            ++o.covered;
-            if (bucket < n_seeded) o.places += std::min(i, n_offered);
-          }
-          o.fit[size_t(bucket)].push_back(algo);
-        }
-      }
-    }
-    const Order* best = nullptr;
-    for (const Order& o : orders)
-      if (!best || o.before(*best)) best = &o;
-    if (!best || best->covered < n_buckets)
-      return Error{ErrorCode::unavailable, "cuBLASLt has no algorithms for " + shape +
-                                               " whose rows keep their bits for M = 1 to " + std::to_string(largest) +
-                                               " (best: " + std::to_string(best ? best->covered : 0) + " of " +
-                                               std::to_string(n_buckets) + " sizes)"};
-    fit = best->fit;
-    p.notes = shape + ", one of " + std::to_string(orders.size()) + " orders:";
+    p.notes = p.shape() + ", any order:";
+    std::vector<std::vector<Algo>> fit;
+    for (int bucket = 0; bucket < sizes.n(); ++bucket) fit.push_back(candidates(p, sizes.most_of(bucket), p.n_sms));
+    return take_fastest(p, trial, sizes, fit);
   }
-  if (p.notes.empty()) p.notes = shape + ", any order:";
+  std::vector<Order> orders = find_orders(p, trial, sizes);
+  for (int bucket = 0; bucket < sizes.n(); ++bucket) fit_size(p, trial, sizes, bucket, orders);
+  const Order* best = nullptr;
+  for (const Order& o : orders)
+    if (!best || o.before(*best)) best = &o;
+  if (!best || best->covered < sizes.n())
+    return Error{ErrorCode::unavailable,
+                 "cuBLASLt has no algorithms for " + p.shape() + " whose rows keep their bits for M = 1 to " +
+                     std::to_string(sizes.largest) + " (best: " + std::to_string(best ? best->covered : 0) + " of " +
+                     std::to_string(sizes.n()) + " sizes)"};
+  p.notes = p.shape() + ", one of " + std::to_string(orders.size()) + " orders:";
+  return take_fastest(p, trial, sizes, best->fit);
+}
 
+// The orders that the seeds' candidates have, as yet without algorithms for any size.
+std::vector<Order> CudaGemm::Impl::find_orders(const Product& p, Trial& trial, Sizes sizes) {
+  std::vector<Order> orders;
+  for (int m : kSeeds)
+    for (const Algo& algo : candidates(p, m, 0)) {
+      if (int(orders.size()) == kOrders) break;
+      Hashes bits = trial.run(algo, kLastSeed);
+      if (bits.rows.empty() ||
+          std::any_of(orders.begin(), orders.end(), [&](const Order& o) { return o.bits == bits; }))
+        continue;
+      orders.push_back({std::move(bits), algo, std::vector<std::vector<Algo>>(size_t(sizes.n()))});
+    }
+  return orders;
+}
+
+// Gives each order the algorithms of one size that have it.
+void CudaGemm::Impl::fit_size(const Product& p, Trial& trial, Sizes sizes, int bucket, std::vector<Order>& orders) {
+  const int most = sizes.most_of(bucket), least = std::min((1 << bucket) / 2 + 1, most);
+  std::vector<Algo> tried = candidates(p, most, 0);
+  const int n_offered = int(tried.size());
+  // Where the heuristics offer none of its kind.
+  for (const Order& o : orders) tried.push_back(o.found);
+  const int n_of_card = int(tried.size());
+  if (p.n_sms > 0)
+    for (const Algo& algo : candidates(p, most, p.n_sms)) tried.push_back(algo);
+  // Rows after the last seed's have no record: there, the order's first algorithm is the rest of it.
+  for (Order& o : orders)
+    if (most > int(o.bits.rows.size()) && int(o.bits.rows.size()) < trial.rows()) {
+      Hashes more = trial.run(o.found, most);
+      if (o.bits.agrees(more)) o.bits.rows = std::move(more.rows);
+    }
+  for (int i = 0; i < int(tried.size()); ++i) {
+    auto full = [&](const Order& o) {  // or missing a smaller size, and so out of the race
+      return int(o.fit[size_t(bucket)].size()) >= (i < n_of_card ? 1 : 2) * kTimed || o.covered < bucket;
+    };
+    if (std::all_of(orders.begin(), orders.end(), full)) continue;
+    auto fits = [&](const Hashes& some) {
+      return [&](const Order& o) { return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some); };
+    };
+    // Most wrong ones show in the first rows. Ours is nobody's relative: where f32 bits cannot
+    // be compared, it takes a multitude of sums to tell.
+    const Algo& algo = tried[size_t(i)];
+    const bool few_sums = size_t(kKnownRows) * size_t(p.like.w.n) < kTellingSums;
+    if (algo.own && p.like.y_dtype != Dtype::f32 && few_sums &&
+        std::any_of(orders.begin(), orders.end(), [](const Order& o) { return o.bits.exact.empty(); }))
+      continue;
+    if (std::none_of(orders.begin(), orders.end(), fits(trial.run(algo, most, false)))) continue;
+    const Hashes whole = trial.run(algo, most), part = trial.run(algo, least);
+    for (Order& o : orders) {
+      if (!fits(whole)(o) || !fits(part)(o)) continue;
+      if (o.fit[size_t(bucket)].empty()) {
+        ++o.covered;
+        if (bucket <= bucket_of(kLastSeed)) o.places += std::min(i, n_offered);
+      }
+      o.fit[size_t(bucket)].push_back(algo);
+    }
+  }
+}
+
+// Puts each size's algorithms into the product, fastest first.
+Status CudaGemm::Impl::take_fastest(Product& p, Trial& trial, Sizes sizes, const std::vector<std::vector<Algo>>& fit) {
   std::string last;
-  for (int bucket = 0; bucket < n_buckets; ++bucket) {
+  for (int bucket = 0; bucket < sizes.n(); ++bucket) {
     std::vector<std::pair<double, const Algo*>> timed;
     for (const Algo& algo : fit[size_t(bucket)])
-      if (const double seconds = trial.seconds(algo, most_of(bucket), workspace); seconds < 1e9)
+      if (const double seconds = trial.seconds(algo, sizes.most_of(bucket), workspace); seconds < 1e9)
         timed.emplace_back(seconds, &algo);
-    if (timed.empty()) return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + shape};
+    if (timed.empty()) return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + p.shape()};
     std::stable_sort(timed.begin(), timed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<Algo>& chosen = p.chosen.emplace_back();
     for (const auto& [seconds, algo] : timed) chosen.push_back(*algo);

@@ -138,7 +138,7 @@ class WeightLoader {
     std::string name;
     int rows;
   };
-  // The parts' rows one under another.
+  // The parts' rows one under another. This function stays whole because four ways to pack share what the parts are.
   PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
     int rows = 0;
     std::vector<std::pair<int, const WeightSource*>> starts;

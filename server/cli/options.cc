@@ -76,6 +76,7 @@ std::vector<std::string> one_or_none(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : std::vector{text};
 }
 
+// This function stays whole because it is one table.
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these; a new row of a table is a new choice.
   static const std::string allocators = names_of(kv_schemes(), "|"), batchings = names_of(batch_policies(), "|"),

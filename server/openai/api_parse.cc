@@ -545,6 +545,41 @@ const char* max_tokens_name(Fields& fields) {
   return fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
 }
 
+// Reads what is asked of the prompt's own tokens.
+void read_echo(Fields& fields, bool chat, Request& request, GenerationCall& out) {
+  out.echo = !chat && fields.boolean("echo", false);
+  const json* max_tokens = fields.find(max_tokens_name(fields));
+  out.prompt_only = out.echo && max_tokens != nullptr && *max_tokens == 0;
+  request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
+  out.prompt_logprobs = request.prompt_logprobs >= 0;
+  if (out.prompt_logprobs && out.stream)
+    throw bad("prompt_logprobs", "prompt_logprobs are not part of a stream; echo with logprobs is");
+  if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
+  if (request.prompt_logprobs >= 0 && !request.session_id.empty())
+    throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
+              "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
+}
+
+// Does every cheap check that is left: tokenizing may take a while.
+void check_the_rest(Fields& fields, bool chat, bool prompt_only) {
+  for (const char* name : kHarmlessFields) fields.known(name);
+  const std::string most = max_tokens_name(fields);
+  for (const auto& field : kIntegerFields)
+    if ((chat ? field.chat : field.completions) && !(prompt_only && field.name == most)) fields.integer(field.name, 0);
+}
+
+// Checks the bounds of the call as a whole.
+void check_sizes(const std::vector<Prompt>& prompts, const Request& request, const GenerationCall& out) {
+  if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt: a session is one conversation");
+  if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
+    throw field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
+  size_t judged = 0;
+  for (const auto& p : prompts) judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
+  if (judged > kMaxPromptLogprobs)
+    throw bad("prompt", "logprobs of " + std::to_string(judged) + " prompt tokens and alternatives: expected at most " +
+                            std::to_string(kMaxPromptLogprobs) + " in a call");
+}
+
 // How many output tokens: asked for, or by default, and never beyond the context.
 void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model, Request& request) {
   const char* prompt = chat ? "messages" : "prompt";
@@ -657,18 +692,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
   read_speculative(fields, model, request);
   out.return_token_ids = fields.boolean("return_token_ids", false);
-  out.echo = !chat && fields.boolean("echo", false);
-  const std::string most = max_tokens_name(fields);
-  const json* max_tokens = fields.find(most);
-  out.prompt_only = out.echo && max_tokens != nullptr && *max_tokens == 0;
-  request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
-  out.prompt_logprobs = request.prompt_logprobs >= 0;
-  if (out.prompt_logprobs && out.stream)
-    throw bad("prompt_logprobs", "prompt_logprobs are not part of a stream; echo with logprobs is");
-  if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
-  if (request.prompt_logprobs >= 0 && !request.session_id.empty())
-    throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
-              "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
+  read_echo(fields, chat, request, out);
   const bool add_special_tokens = !chat && fields.boolean("add_special_tokens", true);
   const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
   ChatTemplate::Request chat_request;
@@ -676,17 +700,12 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     read_chat_request(fields, *ordered.dict(), model, chat_request);
   else
     fields.known("add_generation_prompt");
-  for (const char* name : kHarmlessFields) fields.known(name);
-  // Every cheap check is done: tokenizing may take a while.
-  for (const auto& field : kIntegerFields)
-    if ((chat ? field.chat : field.completions) && !(out.prompt_only && field.name == most))
-      fields.integer(field.name, 0);
+  check_the_rest(fields, chat, out.prompt_only);
   const json* prompt = fields.find(chat ? "messages" : "prompt");
 
   // Salts keep tenants apart, so they are part of a session's name.
   take_session(request, salt, generation, chat, sessions, out);
   const Conversation& so_far = out.turn.so_far();
-
   std::vector<Prompt> prompts;
   if (chat) {
     std::vector<ChatMessage> list = so_far.messages;
@@ -695,16 +714,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   } else {
     prompts = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty());
   }
-  if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt: a session is one conversation");
-  if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
-    throw field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
-
-  size_t judged = 0;
-  for (const auto& p : prompts) judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
-  if (judged > kMaxPromptLogprobs)
-    throw bad("prompt", "logprobs of " + std::to_string(judged) + " prompt tokens and alternatives: expected at most " +
-                            std::to_string(kMaxPromptLogprobs) + " in a call");
-
+  check_sizes(prompts, request, out);
   request.prompt_is_text_prefix = !chat;
   for (auto& p : prompts) {
     request.prompt = so_far.tokens;

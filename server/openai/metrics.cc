@@ -88,11 +88,12 @@ void Histogram::observe(double value) {
   ++count_;
 }
 
-// Families one after another, each with its HELP and TYPE, all samples of one together.
+// Families one after another, each with its HELP and TYPE, all samples of one together. `all`: the instances of which a
+// family has samples where it names no others.
 class MetricsText {
  public:
-  MetricsText(std::string prefix, const std::string& model)
-      : prefix_(std::move(prefix) + ":"), model_("model_name=\"" + label_value(model) + "\"") {}
+  MetricsText(std::string prefix, const std::string& model, std::span<const InstanceStats> all)
+      : prefix_(std::move(prefix) + ":"), model_("model_name=\"" + label_value(model) + "\""), all_(all) {}
 
   void family(const std::string& name, const char* type, const char* help, bool prefixed = true) {
     name_ = (prefixed ? prefix_ : "") + name;
@@ -123,10 +124,10 @@ class MetricsText {
   }
   // Of transfers, a histogram of which only sum and count are known.
   template <class F>
-  void totals(const std::string& name, const char* help, std::span<const InstanceStats> all, F sum) {
-    if (all.empty()) return;
+  void totals(const std::string& name, const char* help, F sum) {
+    if (all_.empty()) return;
     family(name, "histogram", help);
-    for (const auto& instance : all) {
+    for (const auto& instance : all_) {
       const int64_t n = instance.transfers;
       sample(engine(instance.name, "le=\"+Inf\""), n, "_bucket");
       sample(engine(instance.name), instance.*sum, "_sum");
@@ -142,11 +143,20 @@ class MetricsText {
       for (const auto& [value, field] : values)
         sample(engine(instance.name, label + "=\"" + value + "\""), std::invoke(part, instance).*field);
   }
-  // One sample per instance.
+  template <class Field, class Part>
+  void labelled(const std::string& name, const char* help, const std::string& label, Part part,
+                std::initializer_list<std::pair<const char*, Field>> values) {
+    labelled(name, help, all_, label, part, values);
+  }
+  // One sample for each instance.
   template <class F>
-  void instances(const std::string& name, const char* help, std::span<const InstanceStats> all, F value) {
+  void each(const std::string& name, const char* help, std::span<const InstanceStats> all, F value) {
     family(name, gauge_or_counter(name), help);
     for (const auto& instance : all) sample(engine(instance.name), std::invoke(value, instance));
+  }
+  template <class F>
+  void each(const std::string& name, const char* help, F value) {
+    each(name, help, all_, value);
   }
   std::string take() { return std::move(out_); }
 
@@ -155,6 +165,7 @@ class MetricsText {
     return name.ends_with("_total") ? "counter" : "gauge";
   }
   std::string prefix_, model_, name_, out_;
+  std::span<const InstanceStats> all_;
 };
 
 std::vector<double> Metrics::tokens_up_to(int max_tokens) {
@@ -206,38 +217,35 @@ void Metrics::http_request(std::string_view handler, std::string_view method, in
   ++http_[{std::string(handler), known ? std::string(method) : "other", std::to_string(status / 100) + "xx"}];
 }
 
-std::string Metrics::render(const ServiceStats& service) const {
-  MetricsText text(prefix_, model_name_);
+namespace {
+
+using I = const InstanceStats&;  // what is read of one instance is a function of it
+
+void render_queues(MetricsText& text) {
   using S = InstanceStats;
-  using I = const S&;
-  using T = KvTierStats;
-  std::span<const InstanceStats> all = service.instances;
-  const auto [holders, users, pools] = pool_rows(service);
-  const auto instances = [&](const char* name, const char* help, auto value) {
-    text.instances(name, help, all, value);
-  };
-  const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
-  const auto mapping = [](auto field) { return [field](I i) { return i.kv.vattention.*field; }; };
-  const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
-  const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
-
-  instances("num_requests_running", "Sequences in the running batch.", &S::running);
-  instances("num_requests_waiting", "Requests waiting for their first step.", &S::waiting);
+  text.each("num_requests_running", "Sequences in the running batch.", &S::running);
+  text.each("num_requests_waiting", "Requests waiting for their first step.", &S::waiting);
   text.labelled<int S::*>("num_requests_waiting_by_reason",
-                          "capacity: those of num_requests_waiting; deferred: those of "
-                          "num_requests_remote_prefilling.",
-                          all, "reason", std::identity(),
+                          "capacity: those of num_requests_waiting; deferred: those of num_requests_remote_prefilling.",
+                          "reason", std::identity(),
                           {{"capacity", &S::waiting}, {"deferred", &S::queue_remote_prefilling}});
-  instances("num_requests_remote_prefilling", "Requests whose prefill runs elsewhere and will come here.",
+  text.each("num_requests_remote_prefilling", "Requests whose prefill runs elsewhere and will come here.",
             &S::queue_remote_prefilling);
-  instances("num_requests_sending", "Prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
-  auto usage = [](I i) { return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity; };
-  text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
-  text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
+  text.each("num_requests_sending", "Prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
+}
 
-  text.instances("kv_escrowed_blocks",
-                 "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
-                 holders, [](I i) { return double(i.kv.escrowed); });
+// The KV memory and the prefixes in it.
+void render_kv(MetricsText& text, const PoolRows& pool) {
+  using S = InstanceStats;
+  const auto& [holders, users, pools] = pool;
+  const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
+  auto usage = [](I i) { return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity; };
+  text.each("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
+  text.each("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
+
+  text.each("kv_escrowed_blocks",
+            "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
+            holders, [](I i) { return double(i.kv.escrowed); });
   text.labelled<int KvStats::*>(
       "kv_blocks",
       "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
@@ -250,7 +258,7 @@ std::string Metrics::render(const ServiceStats& service) const {
        {"cached", &KvStats::cached},
        {"in_transfer", &KvStats::in_transfer},
        {"elsewhere", &KvStats::elsewhere}});
-  text.instances("kv_blocks_capacity", "KV blocks in all.", pools, kv(&KvStats::capacity));
+  text.each("kv_blocks_capacity", "KV blocks in all.", pools, kv(&KvStats::capacity));
   text.labelled<int64_t KvStats::*>(
       "kv_bytes",
       "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
@@ -262,13 +270,13 @@ std::string Metrics::render(const ServiceStats& service) const {
        {"internal", &KvStats::internal_bytes},
        {"idle", &KvStats::idle_bytes},
        {"external", &KvStats::external_bytes}});
-  text.instances("kv_capacity_bytes",
-                 "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
-                 "of one pool hold is there twice.",
-                 pools, kv(&KvStats::capacity_bytes));
-  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).",
-                 pools, kv(&KvStats::mapped_bytes));
-  instances("kv_mappings",
+  text.each("kv_capacity_bytes",
+            "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
+            "of one pool hold is there twice.",
+            pools, kv(&KvStats::capacity_bytes));
+  text.each("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).", pools,
+            kv(&KvStats::mapped_bytes));
+  text.each("kv_mappings",
             "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
             "of a pool that processes share); its limit is vm.max_map_count.",
             kv(&KvStats::mappings));
@@ -277,35 +285,44 @@ std::string Metrics::render(const ServiceStats& service) const {
     text.sample(text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) + "\",num_gpu_blocks=\"" +
                                         std::to_string(i.kv.capacity) + "\""),
                 1);
-  instances("kv_evictions_total", "Cached blocks given to other tokens.", kv(&KvStats::evictions));
+  text.each("kv_evictions_total", "Cached blocks given to other tokens.", kv(&KvStats::evictions));
 
-  instances("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.", kv(&KvStats::prefix_query_tokens));
-  instances("prefix_cache_hits_total", "Prompt tokens found, in tokens.", kv(&KvStats::prefix_hit_tokens));
-  instances("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
-  instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
-  instances("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
-  instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
-  instances("kv_transfers_total", "KV transfers.", &S::transfers);
-  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all, &S::transfer_bytes);
-  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", all, &S::transfer_descriptors);
-  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", all, &S::transfer_seconds);
-  instances("nixl_num_failed_transfers_total", "kv_refused_total.", &S::kv_refused);
-  instances("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
-  instances("kv_refused_total", "Prompts computed again because their KV came short or changed.", &S::kv_refused);
-  instances("kv_leases_expired_total", "Promises of room given up because the peer was silent.", &S::leases_expired);
+  text.each("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.", kv(&KvStats::prefix_query_tokens));
+  text.each("prefix_cache_hits_total", "Prompt tokens found, in tokens.", kv(&KvStats::prefix_hit_tokens));
+  text.each("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
+}
+
+// KV on its way: from prefill to decode, and prefixes that one instance reads at another one.
+void render_transfers(MetricsText& text) {
+  using S = InstanceStats;
+  text.each("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
+  text.each("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
+  text.each("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
+  text.each("kv_transfers_total", "KV transfers.", &S::transfers);
+  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", &S::transfer_bytes);
+  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", &S::transfer_descriptors);
+  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", &S::transfer_seconds);
+  text.each("nixl_num_failed_transfers_total", "kv_refused_total.", &S::kv_refused);
+  text.each("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
+  text.each("kv_refused_total", "Prompts computed again because their KV came short or changed.", &S::kv_refused);
+  text.each("kv_leases_expired_total", "Promises of room given up because the peer was silent.", &S::leases_expired);
   const auto fetch = [](auto field) { return [field](I i) { return i.fetch.*field; }; };
-  instances("kv_fetches_total", "Prefixes that came from another instance (--kv-fetch).", fetch(&FetchStats::fetches));
-  instances("kv_fetched_tokens_total", "Tokens of them.", fetch(&FetchStats::tokens));
-  instances("kv_fetches_failed_total", "Parts of them that did not come, came late, or came changed.",
+  text.each("kv_fetches_total", "Prefixes that came from another instance (--kv-fetch).", fetch(&FetchStats::fetches));
+  text.each("kv_fetched_tokens_total", "Tokens of them.", fetch(&FetchStats::tokens));
+  text.each("kv_fetches_failed_total", "Parts of them that did not come, came late, or came changed.",
             fetch(&FetchStats::failed));
-  instances("kv_fetch_seconds_total", "From asking for them to their end.", fetch(&FetchStats::seconds));
-  instances("kv_fetch_wait_seconds_total", "That steps stood still for a layer of them.", fetch(&FetchStats::wait_s));
-  instances("kv_fetch_regret_seconds_total", "Of these, more than computing what came was said to take.",
+  text.each("kv_fetch_seconds_total", "From asking for them to their end.", fetch(&FetchStats::seconds));
+  text.each("kv_fetch_wait_seconds_total", "That steps stood still for a layer of them.", fetch(&FetchStats::wait_s));
+  text.each("kv_fetch_regret_seconds_total", "Of these, more than computing what came was said to take.",
             fetch(&FetchStats::regret_s));
-  instances("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
-  instances("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
-  instances("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
-  const ConductorStats& c = service.conductor;
+  text.each("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
+  text.each("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
+  text.each("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
+}
+
+// The conductor: attempts, objectives of --admission, predictions beside their outcomes, members.
+void render_conductor(MetricsText& text, const ConductorStats& c) {
+  using S = InstanceStats;
   text.family("global_prefill_queue_length", "gauge",
               "Prompts that no prefill instance has taken yet (--disagg decode_first).");
   text.sample(text.engine("all"), c.prefill_jobs);
@@ -326,14 +343,14 @@ std::string Metrics::render(const ServiceStats& service) const {
                c.wasted_prefill_s);
   text.counter("choices_ended_total", "That ended by stop or length.", c.ended);
   text.counter("choices_kept_total", "Of them, within both objectives (goodput).", c.kept);
-  instances("chunk_decisions_total", "Steps with prompts of which --chunk-policy said how many tokens they have.",
+  text.each("chunk_decisions_total", "Steps with prompts of which --chunk-policy said how many tokens they have.",
             &S::chunk_decisions);
-  instances("chunk_extrapolations_total",
+  text.each("chunk_extrapolations_total",
             "Of these, by a cost that has seen fewer than 8 steps, or none half as long or half as far.",
             &S::chunk_extrapolations);
-  instances("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
+  text.each("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
             [](I i) { return i.cost_error.mape(); });
-  instances("step_prediction_bias", "Mean of (predicted - seen) / seen.", [](I i) { return i.cost_error.bias(); });
+  text.each("step_prediction_bias", "Mean of (predicted - seen) / seen.", [](I i) { return i.cost_error.bias(); });
   const auto prediction = [&](const std::string& of, const PredictionError& error) {
     text.family(of + "_prediction_error", "gauge", "Mean of |predicted - seen| / seen; predicted by placement.");
     text.sample(text.engine("all"), error.mape());
@@ -347,79 +364,95 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
   text.counter("instances_joined_total", "Instances that came.", c.joined);
   text.counter("instances_left_total", "Instances that left or were lost.", c.left);
-  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", mapping(&VattentionStats::map_calls));
-  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", mapping(&VattentionStats::unmap_calls));
-  instances("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
+}
+
+void render_page_groups(MetricsText& text) {
+  const auto mapping = [](auto field) { return [field](I i) { return i.kv.vattention.*field; }; };
+  text.each("kv_map_calls_total", "Page groups mapped (vattention): calls.", mapping(&VattentionStats::map_calls));
+  text.each("kv_unmap_calls_total", "Page groups unmapped: calls.", mapping(&VattentionStats::unmap_calls));
+  text.each("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
             mapping(&VattentionStats::map_wait_seconds));
-  if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
-    text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all, "tier", tiers,
-                                {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
-    text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", all, "tier", tiers,
-                                {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
-    text.labelled<int64_t T::*>("kv_tier_hit_tokens_total", "Prompt tokens whose KV came from a tier.", all, "tier",
-                                tiers, {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
-    instances("external_prefix_cache_queries_total", "Prompt tokens that the pool's prefix cache did not have.",
-              [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
-    instances("external_prefix_cache_hits_total", "Of these, those that a tier had.",
-              [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
-    instances("kv_offload_store_bytes_total", "KV bytes copied pool to host.", tier(&T::bytes_out));
-    instances("kv_offload_load_bytes_total", "KV bytes copied host to pool.", tier(&T::bytes_in));
-    instances("kv_offload_cpu_cache_usage_perc", "Host blocks in use, 0 to 1.", [](I i) {
-      return double(i.kv.tiers.host_blocks) / double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
-    });
-    text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.", all, "tier", tiers,
-                                {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
-    instances("kv_tier_relieved_blocks_total", "Blocks that the host gave up to have room (--host-high-watermark).",
-              tier(&T::host_relieved));
-    text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", all, "way", tiers,
-                                {{"pool_to_host", &T::bytes_out},
-                                 {"host_to_pool", &T::bytes_in},
-                                 {"host_to_disk", &T::disk_bytes_written},
-                                 {"disk_to_host", &T::disk_bytes_read}});
-    text.labelled<int64_t T::*>("kv_tier_copies_total", "Contiguous copies between pool and host.", all, "way", tiers,
-                                {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
-    text.labelled<int64_t T::*>(
-        "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.", all, "what", tiers,
-        {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
-    instances("kv_tier_dropped_blocks_total", "Full blocks that the tiers had no room or time for.",
-              tier(&T::dropped_out));
-    instances("kv_tier_load_seconds_total", "Time that sequences waited for their KV to come back.",
-              tier(&T::load_wait_seconds));
-  }
+}
+
+// Host memory and disk below the pool.
+void render_tiers(MetricsText& text) {
+  using T = KvTierStats;
+  const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
+  const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
+  text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", "tier", tiers,
+                              {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
+  text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", "tier", tiers,
+                              {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
+  text.labelled<int64_t T::*>("kv_tier_hit_tokens_total", "Prompt tokens whose KV came from a tier.", "tier", tiers,
+                              {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+  text.each("external_prefix_cache_queries_total", "Prompt tokens that the pool's prefix cache did not have.",
+            [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
+  text.each("external_prefix_cache_hits_total", "Of these, those that a tier had.",
+            [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
+  text.each("kv_offload_store_bytes_total", "KV bytes copied pool to host.", tier(&T::bytes_out));
+  text.each("kv_offload_load_bytes_total", "KV bytes copied host to pool.", tier(&T::bytes_in));
+  text.each("kv_offload_cpu_cache_usage_perc", "Host blocks in use, 0 to 1.", [](I i) {
+    return double(i.kv.tiers.host_blocks) / double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
+  });
+  text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.", "tier", tiers,
+                              {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
+  text.each("kv_tier_relieved_blocks_total", "Blocks that the host gave up to have room (--host-high-watermark).",
+            tier(&T::host_relieved));
+  text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", "way", tiers,
+                              {{"pool_to_host", &T::bytes_out},
+                               {"host_to_pool", &T::bytes_in},
+                               {"host_to_disk", &T::disk_bytes_written},
+                               {"disk_to_host", &T::disk_bytes_read}});
+  text.labelled<int64_t T::*>("kv_tier_copies_total", "Contiguous copies between pool and host.", "way", tiers,
+                              {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
+  text.labelled<int64_t T::*>(
+      "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.", "what", tiers,
+      {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
+  text.each("kv_tier_dropped_blocks_total", "Full blocks that the tiers had no room or time for.",
+            tier(&T::dropped_out));
+  text.each("kv_tier_load_seconds_total", "Time that sequences waited for their KV to come back.",
+            tier(&T::load_wait_seconds));
+}
+
+// The engines: what requests occupy and compute, and their steps.
+void render_engines(MetricsText& text, std::span<const InstanceStats> all) {
+  using S = InstanceStats;
   text.labelled<double Spent::*>(
       "kv_occupation_gb_seconds_total",
       "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each "
-      "of "
-      "them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
+      "of them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
       "(transfer). Over requests ended it is the cost of one.",
-      all, "phase", &S::spent,
+      "phase", &S::spent,
       {{"prefill", &Spent::prefill_gb_s}, {"decode", &Spent::decode_gb_s}, {"transfer", &Spent::transfer_gb_s}});
-  instances("model_flops_total", "FLOPs of forward passes, as the model counts them: products and attention.",
+  text.each("model_flops_total", "FLOPs of forward passes, as the model counts them: products and attention.",
             [](I i) { return 1e12 * i.spent.tflop; });
-  std::vector<InstanceStats> rated = service.instances;
+  std::vector<InstanceStats> rated(all.begin(), all.end());
   std::erase_if(rated, [](I i) { return i.spent.peak_tflops == 0 || i.step_seconds == 0; });
   if (!rated.empty())
-    text.instances(
-        "mfu",
-        "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
-        "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
-        "where nobody has measured it.",
-        rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
-  instances("engine_steps_total", "Forward passes.", &S::steps);
-  instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
-  instances("engine_wait_seconds_total",
+    text.each("mfu",
+              "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
+              "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
+              "where nobody has measured it.",
+              rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
+  text.each("engine_steps_total", "Forward passes.", &S::steps);
+  text.each("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
+  text.each("engine_wait_seconds_total",
             "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", &S::wait_seconds);
-  instances("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
-  instances("engine_prompt_tokens_total",
+  text.each("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
+  text.each("engine_prompt_tokens_total",
             "Prompt tokens computed in steps: none whose KV was reused, and each time those that were computed again. "
             "Where nothing is computed again, the sum over instances is prompt_tokens_total - "
             "prompt_tokens_cached_total, once requests have their first token.",
             &S::prompt_tokens);
-  instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
-  instances("spec_decode_num_draft_tokens_total", "--speculate: tokens computed before they were known.",
+  text.each("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
+  text.each("spec_decode_num_draft_tokens_total", "--speculate: tokens computed before they were known.",
             &S::draft_tokens);
-  instances("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
+  text.each("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
+}
 
+}  // namespace
+
+void Metrics::render_requests(MetricsText& text) const {
   text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token, computed and reused ones.",
                prompt_tokens_);
   text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
@@ -435,7 +468,9 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.family("requests_rejected_total", "counter", "Requests refused before they ran.");
   for (size_t i = 0; i < rejected_.size(); ++i)
     text.sample(text.engine("all", std::string("reason=\"") + kRejectNames[i] + "\""), rejected_[i]);
+}
 
+void Metrics::render_histograms(MetricsText& text) const {
   text.histogram("time_to_first_token_seconds", "Arrival at the frontend to first token.", ttft_);
   text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
   text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", inter_token_);
@@ -452,12 +487,29 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.histogram("request_max_num_generation_tokens", "Output tokens of a request's longest choice.", max_generated_);
   text.histogram("request_params_max_tokens", "max_tokens asked for.", max_tokens_);
   text.histogram("request_params_n", "Choices asked for.", n_);
+}
 
+void Metrics::render_process(MetricsText& text) const {
   text.family("http_requests_total", "counter", "Answers by route, method and status class.", false);
   for (const auto& [key, count] : http_)
     text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" + key[2] + "\"", count);
   text.family("process_resident_memory_bytes", "gauge", "Resident memory.", false);
   text.sample("", resident_bytes());
+}
+
+std::string Metrics::render(const ServiceStats& service) const {
+  const std::vector<InstanceStats>& all = service.instances;
+  MetricsText text(prefix_, model_name_, all);
+  render_queues(text);
+  render_kv(text, pool_rows(service));
+  render_transfers(text);
+  render_conductor(text, service.conductor);
+  render_page_groups(text);
+  if (std::ranges::any_of(all, [](I i) { return i.kv.tiers.host_capacity > 0; })) render_tiers(text);
+  render_engines(text, all);
+  render_requests(text);
+  render_histograms(text);
+  render_process(text);
   return text.take();
 }
 

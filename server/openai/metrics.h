@@ -24,6 +24,8 @@
 
 namespace xpyd::server {
 
+class MetricsText;  // the text as far as it is written (metrics.cc)
+
 class Histogram {
  public:
   explicit Histogram(std::span<const double> bounds)
@@ -91,6 +93,11 @@ class Metrics {
   static constexpr double kN[] = {1, 2, 5, 10, 20};
   static constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
   static std::vector<double> tokens_up_to(int max_tokens);
+
+  // Parts of render(), of the requests that this object has seen.
+  void render_requests(MetricsText& text) const;
+  void render_histograms(MetricsText& text) const;
+  void render_process(MetricsText& text) const;
 
   std::string prefix_, model_name_;
   const std::vector<double> tokens_;  // buckets

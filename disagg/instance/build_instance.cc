@@ -1,0 +1,185 @@
+// An instance, part by part: what the one before it has left, stages, memory, model, transport.
+#include "allocator/offload/tiered.h"
+#include "allocator/schemes.h"
+#include "disagg/chunked_pp/far_kv.h"
+#include "disagg/conductor/event_log.h"
+#include "disagg/instance/cluster.h"
+
+namespace xpyd::disagg {
+namespace {
+
+// What is left for an instance of this role, with a name and a queue in any case. The rest ends here: its ports and
+// files, too, are free from now on.
+InstanceMemory take_over(InstanceMemory left, const ClusterOptions& o, const Welcome& as) {
+  InstanceMemory own;
+  if (left.pool && left.role == as.role && left.local == as.local && bool(left.cache_log) == as.report_cache)
+    own = std::move(left);
+  { const InstanceMemory gone = std::move(left); }
+  own.role = as.role, own.local = as.local;
+  if (!own.name) own.name = std::make_shared<std::string>();
+  *own.name = as.name;
+  if (!own.queue)
+    own.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
+                                     : as.role == Role::decode ? Device::Phase::decode
+                                                               : Device::Phase::both);
+  return own;
+}
+
+KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const InstanceMemory& own, bool shared_pool,
+                         Clock& clock) {
+  KvOptions kv = kv_options(o);
+  kv.queue = own.queue.get();
+  kv.clock = &clock;
+  if (o.transport->pool_device) {
+    if (o.device != &cpu_device())
+      throw invalid(std::string("--transport ") + o.transport->name +
+                    ": KV must be in memory of the host, and --device has its own");
+    kv.device = &o.transport->pool_device();
+  }
+  if (shared_pool) {
+    kv.pool_bytes *= size_t(kv.n_memories);
+    // What is handed over there is looked for again by who was preempted alone.
+    kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
+  }
+  if (o.log)
+    kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
+                                                             std::span<const BlockUse> first) {
+      log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
+    };
+  return kv;
+}
+
+// Stages that are processes, here or on other hosts.
+std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, const Welcome& as, const PoolPlan& plan,
+                                                     Clock& clock) {
+  ranks::HeadOptions head = *o.ranks;
+  head.window = o.pipeline_window;
+  head.step_tokens = std::max(o.step_tokens, o.max_batch);
+  head.max_logits = o.max_batch;
+  head.checksum = o.kv_checksum;
+  if (head.far && as.role == Role::decode)
+    throw invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
+  head.instance = as.id;
+  head.silence_s = std::max(head.silence_s, as.lease_s);
+  head.wire = o.transport;
+  head.wire_host = o.wire_host;
+  return need(ranks::RemotePipeline::make(std::move(head), plan, clock));
+}
+
+// Who hears of the blocks. `pool`: null for one of its own.
+void add_listeners(const ClusterOptions& o, const Welcome& as, int model_index, const PoolPlan& plan, KvPool* pool,
+                   KvOptions& kv, InstanceMemory& own) {
+  if (as.report_cache && !pool) {
+    kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
+    if (kv.tiers.block_tokens == plan.whole.block_tokens)
+      kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
+  }
+  if (o.kv_events.endpoint.empty()) return;
+  KvEventsOptions to = o.kv_events;
+  to.rank += model_index;
+  own.events = need(KvEvents::open(to));
+  kv.listeners.push_back(own.events);
+  kv.tiers.listeners.push_back(own.events);
+  if (pool && model_index == 0) pool->tell(own.events);  // what threads share is told once
+}
+
+// The memory over `pool`, or over one of its own, which the instance can leave unless it is memory of stages.
+void make_memory(const ClusterOptions& o, const KvShards& shards, const KvOptions& kv, std::shared_ptr<KvPool> pool,
+                 bool of_stages, InstanceMemory& own) {
+  if (!pool) {
+    pool = need(make_ranked_pool(o.kv_scheme->name, kv, shards), "--kv-bytes: ");
+    for (const auto& listener : kv.listeners) pool->tell(listener);
+    if (!of_stages) own.pool = pool;
+  }
+  std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
+  if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) memory = need(make_tiered(std::move(memory), kv));
+  own.memory = std::move(memory);
+}
+
+// `far`: stages on other hosts, from which the KV goes; null: it is here.
+std::unique_ptr<KvTransport> make_wire(const ClusterOptions& o, const Welcome& as, const InstanceMemory& own,
+                                       ranks::RemotePipeline* far, Clock& clock) {
+  std::vector<MemoryRange> regions;  // of each rank
+  for (int rank = 0; rank < own.memory->n_ranks(); ++rank) {
+    KvLayout layout = own.memory->layout();
+    layout.shape = rank_shape(layout.shape, o.shards(as.role), rank);
+    regions.push_back({own.memory->base(rank), layout.pool_bytes()});
+  }
+  const TransportOptions wire_options{.regions = std::move(regions),
+                                      .queue = own.queue.get(),
+                                      .clock = &clock,
+                                      .self = as.id,
+                                      .host = o.wire_host,
+                                      .nics = o.nics};
+  std::unique_ptr<KvTransport> wire = need(o.transport->make(wire_options), "--transport: ");
+  if (o.faults) wire = make_fault_transport(std::move(wire), *o.faults, wire_options);
+  if (far) wire = ranks::make_far_wire(std::move(wire), *far, clock);
+  return wire;
+}
+
+InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, bool far) {
+  InstanceOptions options{.id = as.id,
+                          .name = as.name,
+                          .role = as.role,
+                          .stream_kv = o.stream_kv,
+                          .escrow = o.escrow,
+                          .cost = first_cost(o.prior),
+                          .lease_s = as.lease_s,
+                          .checksum = o.kv_checksum && !far,  // it cannot read its KV
+                          .post_by_stage = far,
+                          .log = o.log};
+  options.engine = {.policy = o.batching,
+                    .admission = o.admit,
+                    .max_batch = o.max_batch,
+                    .step_tokens = o.step_tokens,
+                    .chunks = o.chunks,
+                    .ahead = o.ahead,
+                    .by_layer = o.kv_by_layer,
+                    .eos_tokens = o.eos_tokens,
+                    .tokenizer = o.tokenizer};
+  const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
+  if (!leaves) options.engine.speculation = o.speculation;
+  return options;
+}
+
+}  // namespace
+
+Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) try {
+  BuiltInstance built{.memory = take_over(std::move(left), o, as)};
+  InstanceMemory& own = built.memory;
+  KvOptions kv = memory_options(o, as, own, pool != nullptr, clock);
+  const KvShards shards = o.shards(as.role);
+  const PoolPlan plan = need(plan_ranks(o.kv_scheme->name, kv, shards));
+  std::unique_ptr<ranks::RemotePipeline> pipeline;
+  if (o.ranks && shards.pp > 1) {
+    pipeline = make_pipeline(o, as, plan, clock);
+    kv.rank_memory = pipeline->kv_memory();
+  }
+  ranks::RemotePipeline* const far = pipeline && pipeline->far() ? pipeline.get() : nullptr;
+  if (far) {
+    own.queue = std::make_unique<ranks::FarQueue>(*far);
+    kv.queue = own.queue.get();
+  }
+  if (!own.memory) {
+    add_listeners(o, as, model_index, plan, pool.get(), kv, own);
+    make_memory(o, shards, kv, std::move(pool), pipeline != nullptr, own);
+  } else if (own.cache_log) {
+    own.cache_log->begin_anew();  // whoever hears it now knows nothing
+  }
+  InstanceOptions options = instance_options(o, as, far != nullptr);
+  options.cache_log = own.cache_log;
+  std::unique_ptr<Model> model = std::move(pipeline);
+  if (!model) {
+    model = need(o.make_model(model_index, *own.queue));
+    if (o.peak_flops) options.peak_tflops = 1e-12 * o.peak_flops(model_index);
+  }
+  std::unique_ptr<KvTransport> wire = make_wire(o, as, own, far, clock);
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), own.memory, std::move(wire), clock,
+                                              post);
+  return built;
+} catch (const Error& error) {
+  return error;
+}
+
+}  // namespace xpyd::disagg
