@@ -1,5 +1,8 @@
-// What an owner of a memory may ask beside what an engine does: to hand sequences over (KvHandoff: every memory), to
-// bring back what lies in a tier (KvLoader: those that have tiers).
+// What a memory offers beside what an engine calls for every step (kv_memory.h): its prefix cache (KvCache), holds for
+// peers that read or write a sequence's KV (KvLeases) and zero-copy hand-over (KvHandoff), which every memory has; room
+// that is promised before it is taken (KvEscrow); KV that comes back from a tier (KvLoader).
+//
+// Thread safety: as KvMemory, unless it says more.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +15,50 @@ namespace xpyd::allocator {
 
 using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
 inline constexpr KvHandle kNoKv = -1;
+
+enum class KvState : uint8_t { free, active, cached, in_transfer };  // of a block, as KvStats counts them
+inline constexpr int kKvStates = 4;
+
+// What is kept of prompts, and where it lies.
+class KvCache {
+ public:
+  // Cached tokens that are in this memory, at this moment. Any thread may call it.
+  virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+  // Tokens that are written from now on are found by nobody else (paged, and tiers over it; a slot keeps what it has).
+  virtual void keep_private(KvHandle) {}
+  virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
+  // Of each block of the pool. What only other processes hold is free here. Any thread.
+  virtual std::vector<KvState> states() const = 0;
+
+ protected:
+  ~KvCache() = default;
+};
+
+using KvLease = int32_t;  // valid from pin to unpin
+
+class KvLeases {
+ public:
+  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now, beyond its free(), until
+  // unpin; the others go when it does. Contiguous memory holds its slot, vattention the rows up to token_end: a slot
+  // gives back rows from its end. Before: 0 <= begin < end.
+  virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
+  virtual void unpin(KvLease lease) = 0;
+
+ protected:
+  ~KvLeases() = default;
+};
+
+class KvEscrow {
+ public:
+  // Sets room for `n_tokens` more tokens after those written aside, as a number: nobody else gets it, and nothing is
+  // evicted until this sequence's append() draws from it. trim() and free() give back what is left. False: so much is
+  // not available, and nothing has changed.
+  [[nodiscard]] virtual bool escrow(KvHandle handle, int n_tokens) = 0;
+  virtual int escrowed(KvHandle handle) const = 0;  // blocks that are set aside for it
+
+ protected:
+  ~KvEscrow() = default;
+};
 
 // A sequence on its way between two memories over one pool: block ids and the references that they
 // carry. A plain value that owns references: it must be adopted or discarded exactly once.

@@ -82,9 +82,6 @@ struct VattentionStats {  // cumulative: calls, and what of them the engine wait
   double map_wait_seconds = 0;
 };
 
-enum class KvState : uint8_t { free, active, cached, in_transfer };  // of a block, as KvStats counts them
-inline constexpr int kKvStates = 4;
-
 // Blocks by state; free + active + cached + in_transfer == capacity, always. Of a pool that
 // processes share (block_ledger.h): what this one holds, and what nobody holds.
 struct KvStats {
@@ -114,8 +111,6 @@ struct KvStats {
   int available() const { return free + cached - escrowed; }
 };
 
-using KvLease = int32_t;  // valid from pin to unpin
-
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // KV of the first `cached_tokens` tokens is there already
@@ -138,24 +133,12 @@ class KvMemory {
   // here. Error `unavailable`: no slot now. Blocks for the uncached rest are taken by append.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
-  // Cached tokens that are in this memory, at this moment. Any thread may call it.
-  virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-
   // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed, and makes the block of
   // the next token private (copy-on-write). False: not enough blocks, and nothing has changed.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
-  // Sets room for `n_tokens` more tokens after those written aside, as a number: nobody else gets it, and nothing is
-  // evicted until this sequence's append() draws from it. trim() and free() give back what is left. False: so much is
-  // not available, and nothing has changed. A memory that does not count such room takes it now.
-  [[nodiscard]] virtual bool escrow(KvHandle handle, int n_tokens) { return append(handle, n_tokens); }
-  virtual int escrowed(KvHandle) const { return 0; }  // blocks that are set aside for it
-
   // The KV of `tokens` (the next ones after those written) is in place: full blocks become findable.
   virtual void written(KvHandle handle, std::span<const int32_t> tokens) = 0;
-
-  // Tokens that are written from now on are found by nobody else (paged, and tiers over it; a slot keeps what it has).
-  virtual void keep_private(KvHandle) {}
 
   // Room without written tokens is given back (an aborted step, a refused speculation).
   virtual void trim(KvHandle handle) = 0;
@@ -167,13 +150,6 @@ class KvMemory {
   // Gives the sequence up. Blocks that a lease or another sequence holds stay; full ones stay cached.
   virtual void free(KvHandle handle) = 0;
 
-  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now, beyond its free(), until
-  // unpin; the others go when it does. Contiguous memory holds its slot, vattention the rows up to token_end: a slot
-  // gives back rows from its end. Before: 0 <= begin < end.
-  virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
-  KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all of them
-  virtual void unpin(KvLease lease) = 0;
-
   // Where the sequence's KV is, on that rank. Valid until the next append, fork, trim or free of this handle.
   virtual KvView view(KvHandle handle, int rank = 0) const = 0;
   virtual int written_tokens(KvHandle handle) const = 0;
@@ -182,41 +158,62 @@ class KvMemory {
   virtual bool tail_shared(KvHandle handle) const = 0;
 
   virtual KvStats stats() const = 0;  // any thread
-  // Of each block of the pool. What only other processes hold is free here.
-  virtual std::vector<KvState> states() const = 0;
-  virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
-
   // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference accounted
   // for, every index entry valid) and aborts on a difference. `complete`: this memory is the only user of its pool, so
   // that reference counts must be equal and not just large enough.
   virtual void check_invariants(bool complete = true) const = 0;
 
-  KvHandoff& handoff() { return *handoff_; }
-  // KvLoader's; without tiers below what there is is there.
-  bool ready(KvHandle handle) { return !loader_ || loader_->ready(handle); }
-  void load_by_layer() {
-    if (loader_) loader_->load_by_layer();
+  // Beside these: kv_capabilities.h says what each does.
+  KvHandoff& handoff() { return offers_.handoff; }
+  KvLeases& leases() { return offers_.leases; }
+  KvCache& cache() { return offers_.cache; }
+  const KvCache& cache() const { return offers_.cache; }
+  KvLease pin(KvHandle handle, int token_begin, int token_end) { return leases().pin(handle, token_begin, token_end); }
+  KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all of them
+  void unpin(KvLease lease) { leases().unpin(lease); }
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const { return cache().probe(tokens, salt); }
+  void keep_private(KvHandle handle) { cache().keep_private(handle); }
+  void clear_prefix_cache() { cache().clear_prefix_cache(); }
+  std::vector<KvState> states() const { return cache().states(); }
+  // A memory that does not count room that is set aside takes it now.
+  [[nodiscard]] bool escrow(KvHandle handle, int n_tokens) {
+    return offers_.escrow ? offers_.escrow->escrow(handle, n_tokens) : append(handle, n_tokens);
   }
-  std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader_ ? loader_->arrival(handle) : nullptr; }
-  bool poll() { return loader_ && loader_->poll(); }
-  bool copying() const { return loader_ && loader_->copying(); }
+  int escrowed(KvHandle handle) const { return offers_.escrow ? offers_.escrow->escrowed(handle) : 0; }
+  // Without tiers below, what there is is there.
+  bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
+  void load_by_layer() {
+    if (loader()) loader()->load_by_layer();
+  }
+  std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader() ? loader()->arrival(handle) : nullptr; }
+  bool poll() { return loader() && loader()->poll(); }
+  bool copying() const { return loader() && loader()->copying(); }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const {
-    return loader_ ? loader_->promise(tokens, salt) : probe(tokens, salt);
+    return loader() ? loader()->promise(tokens, salt) : probe(tokens, salt);
   }
   void loads_if(KvLoader::Worth worth) {
-    if (loader_) loader_->loads_if(std::move(worth));
+    if (loader()) loader()->loads_if(std::move(worth));
   }
-  void set_aside(KvHandle handle) { loader_ ? loader_->set_aside(handle) : free(handle); }
+  void set_aside(KvHandle handle) { loader() ? loader()->set_aside(handle) : free(handle); }
 
  protected:
-  KvMemory(const char* name, KvPlaces places, KvHandoff* handoff, KvLoader* loader = nullptr)
-      : name_(name), places_(std::move(places)), handoff_(handoff), loader_(loader) {}
+  // What the memory, or one beneath it, implements.
+  struct Offers {
+    KvHandoff& handoff;
+    KvLeases& leases;
+    KvCache& cache;
+    KvEscrow* escrow = nullptr;  // null: room is taken, not set aside
+    KvLoader* loader = nullptr;  // null: no tiers
+  };
+  KvMemory(const char* name, KvPlaces places, const Offers& offers)
+      : name_(name), places_(std::move(places)), offers_(offers) {}
 
  private:
+  KvLoader* loader() const { return offers_.loader; }
+
   const char* const name_;
   const KvPlaces places_;
-  KvHandoff* const handoff_;
-  KvLoader* const loader_;  // null: no tiers
+  const Offers offers_;
 };
 
 // A pool on one rank, from which several memories can draw. Bytes: options.pool_bytes, allocated

@@ -60,7 +60,7 @@ Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, 
 
 TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
                            Clock& clock)
-    : KvMemory(memory->name(), memory->places(), this, this),
+    : KvMemory(memory->name(), memory->places(), {*this, memory->leases(), *this, this, this}),
       memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),

@@ -27,7 +27,7 @@ namespace xpyd::allocator {
 // `memory` with options.tiers below it. The errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
-class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
+class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, public KvCache, public KvEscrow {
  public:
   TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device, Clock& clock);
   ~TieredMemory() override;  // waits for the copies that are under way
@@ -52,11 +52,6 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   void loads_if(Worth worth) override {
     if (tiers_->options().load_by_cost) worth_ = std::move(worth);
   }
-  using KvMemory::pin;
-  KvLease pin(KvHandle handle, int token_begin, int token_end) override {
-    return memory_->pin(handle, token_begin, token_end);
-  }
-  void unpin(KvLease lease) override { memory_->unpin(lease); }
   // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;

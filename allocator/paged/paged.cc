@@ -12,10 +12,10 @@ namespace {
 
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
-class PagedMemory final : public PooledMemory {
+class PagedMemory final : public PooledMemory, public KvEscrow {
  public:
   PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
-      : PooledMemory(std::move(pool), options, name),
+      : PooledMemory(std::move(pool), options, name, {}, this),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.index()) {}

@@ -16,11 +16,11 @@
 
 namespace xpyd::allocator {
 
-class PooledMemory : public KvMemory, public KvHandoff {
+class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public KvCache {
  public:
-  // `places`: of the views, where it is not the pool.
+  // `places`: of the views, where it is not the pool. `escrow`: of a scheme that counts room which is set aside.
   PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-               std::optional<KvPlaces> places = {});
+               std::optional<KvPlaces> places = {}, KvEscrow* escrow = nullptr);
   ~PooledMemory() override;
 
   void free(KvHandle handle) override;

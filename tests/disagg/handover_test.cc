@@ -191,7 +191,9 @@ class Wire final : public FlyingTransport {
 class LoadingMemory final : public KvMemory, public KvLoader {
  public:
   LoadingMemory(std::unique_ptr<KvMemory> inner, Random& random)
-      : KvMemory(inner->name(), inner->places(), &inner->handoff(), this), inner_(std::move(inner)), random_(random) {}
+      : KvMemory(inner->name(), inner->places(), {inner->handoff(), inner->leases(), inner->cache(), nullptr, this}),
+        inner_(std::move(inner)),
+        random_(random) {}
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     Result<KvReservation> reserved = inner_->reserve(tokens, salt);
     if (reserved && random_.uniform() < 0.3) return KvReservation{reserved.value().handle, 0, true};
@@ -203,21 +205,16 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   bool copying() const override { return false; }
   void set_aside(KvHandle handle) override { inner_->free(handle); }
   void loads_if(Worth) override {}
-  int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
   void written(KvHandle handle, std::span<const int32_t> tokens) override { inner_->written(handle, tokens); }
   void trim(KvHandle handle) override { inner_->trim(handle); }
   Result<KvHandle> fork(KvHandle handle) override { return inner_->fork(handle); }
   void free(KvHandle handle) override { inner_->free(handle); }
-  KvLease pin(KvHandle handle, int begin, int end) override { return inner_->pin(handle, begin, end); }
-  void unpin(KvLease lease) override { inner_->unpin(lease); }
   KvView view(KvHandle handle, int rank) const override { return inner_->view(handle, rank); }
   int written_tokens(KvHandle handle) const override { return inner_->written_tokens(handle); }
   std::span<const int32_t> blocks(KvHandle handle) const override { return inner_->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return inner_->tail_shared(handle); }
   KvStats stats() const override { return inner_->stats(); }
-  std::vector<KvState> states() const override { return inner_->states(); }
-  void clear_prefix_cache() override { inner_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override { inner_->check_invariants(complete); }
 
  private:
