@@ -11,7 +11,11 @@
 #include <span>
 #include <vector>
 
+#include "base/status.h"
+
 namespace xpyd::allocator {
+
+struct KvReservation;  // kv_memory.h
 
 using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
 inline constexpr KvHandle kNoKv = -1;
@@ -124,6 +128,8 @@ class KvLoader {
   // computed (promise() does not ask). Asked where KvTierOptions::load_by_cost says so. Before any use.
   using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
   virtual void loads_if(Worth worth) = 0;
+  // reserve(), where nobody would compute: all that a tier has of the tokens is loaded, and Worth is not asked.
+  virtual Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) = 0;
   // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
   // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
   // something was under way, so that memory may have come free.

@@ -194,6 +194,9 @@ class KvMemory {
   void loads_if(KvLoader::Worth worth) {
     if (loader()) loader()->loads_if(std::move(worth));
   }
+  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) {
+    return loader() ? loader()->reserve_loaded(tokens, salt) : reserve(tokens, salt);
+  }
   void set_aside(KvHandle handle) { loader() ? loader()->set_aside(handle) : free(handle); }
 
  protected:

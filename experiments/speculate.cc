@@ -111,7 +111,7 @@ struct Racer {
     seconds += s;
     StepShape shape = engine->engine().stats().work;
     shape.add(seen, -1);
-    if (seen.steps > 0) cost.saw(shape, s);  // as Instance::fit_cost does
+    if (seen.steps > 0) cost.saw(shape, s);  // as StepCosts does
     seen = engine->engine().stats().work;
     engine->engine().know_cost(cost.terms(), cost.steps_seen());
   }

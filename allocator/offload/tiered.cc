@@ -97,12 +97,12 @@ TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int
   return s;
 }
 
-Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uint64_t salt) {
+Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uint64_t salt, bool may_compute) {
   Result<KvReservation> reserved = memory_->reserve(tokens, salt);
   if (!reserved) return reserved;
   KvReservation r = reserved.value();
   start(r.handle, tokens.first(size_t(r.cached_tokens)), salt);
-  begin_load(r.handle, r, tokens, salt);
+  begin_load(r.handle, r, tokens, salt, may_compute);
   return r;
 }
 
@@ -310,7 +310,7 @@ void TieredMemory::poll_out() {
 
 // False: there is nothing to load, or no room for it. The reservation then stays as it was.
 bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
-                              uint64_t salt) {
+                              uint64_t salt, bool may_compute) {
   const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   if (longest * block_tokens_ <= reservation.cached_tokens) return false;
   Sequence& s = sequences_[size_t(handle)];
@@ -333,7 +333,8 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
     }
   }
   const int end = chain.n_blocks * block_tokens_;
-  if (end <= load.begin || !pays(load.begin, end, int(tokens.size())) || !memory_->append(handle, end - load.begin)) {
+  if (end <= load.begin || (may_compute && !pays(load.begin, end, int(tokens.size()))) ||
+      !memory_->append(handle, end - load.begin)) {
     for (int32_t block : load.blocks) tiers_->unpin(block);
     return false;
   }

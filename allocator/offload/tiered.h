@@ -32,7 +32,12 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
   TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device, Clock& clock);
   ~TieredMemory() override;  // waits for the copies that are under way
 
-  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
+    return reserve(tokens, salt, /*may_compute=*/true);
+  }
+  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) override {
+    return reserve(tokens, salt, /*may_compute=*/false);
+  }
   bool ready(KvHandle handle) override;
   void load_by_layer() override { by_layer_ = true; }
   std::shared_ptr<KvArrival> arrival(KvHandle handle) override;
@@ -106,7 +111,9 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
   };
 
   Sequence& start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt);
-  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens, uint64_t salt);
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt, bool may_compute);
+  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens, uint64_t salt,
+                  bool may_compute);
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
   int layers_here(const Load& load) const;

@@ -1,42 +1,30 @@
 #include "disagg/conductor/conductor.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace xpyd::disagg {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
-    : options_(options),
-      clock_(clock),
-      post_(post),
-      random_(options.seed),
-      board_(options.step_tokens, first_cost(options.prior), options.fetch_s_per_token, options.prior.has_value()) {}
-
-Conductor::~Conductor() = default;
+    : context_{.options = std::move(options), .clock = clock, .post = post, .random = Random(options.seed)},
+      cluster_(context_),
+      requests_(context_),
+      attempts_(context_, cluster_, requests_),
+      jobs_(context_, cluster_, attempts_),
+      planner_(context_, cluster_, requests_, attempts_) {}
 
 // ---- Instances come and go.
 
 InstanceId Conductor::new_id() {
   std::lock_guard lock(mutex_);
-  return ++last_id_;
+  return cluster_.new_id();
 }
 
 void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) {
   act([&](Out& out) {
-    const InstanceId id = info.id;
-    for (auto& [other, member] : members_) {
-      post_.send(kConductor, other, PeerJoined{info});
-      post_.send(kConductor, id, PeerJoined{member.info});
-    }
-    Member& member = members_[id];
-    member.info = std::move(info);
-    member.probe = std::move(probe);
-    member.heard_s = clock_.now();
-    board_.joined(member);
-    ++totals_.joined;
+    cluster_.join(std::move(info), std::move(probe));
     retry_parked(out);
-    dispatch_jobs();
+    jobs_.dispatch();
   });
 }
 
@@ -46,61 +34,33 @@ void Conductor::left(InstanceId id, const std::string& why, AttemptFailure reaso
 
 // Its attempts are placed anew, but for those that it has handed over.
 void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out) {
-  const auto gone = members_.find(id);
-  if (gone == members_.end()) return;
-  board_.left(gone->second);
-  members_.erase(gone);
-  ++totals_.left;
-  for (auto& [other, member] : members_) post_.send(kConductor, other, PeerGone{id});
-  std::vector<AttemptId> hit;
-  for (const auto& [attempt, a] : attempts_)
-    if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(attempt);
-  std::sort(hit.begin(), hit.end());  // the same order on every machine
-  if (reason == AttemptFailure::instance_gone) blame(id, hit);
+  if (!cluster_.leave(id)) return;
+  const std::vector<AttemptId> hit = attempts_.hit_by_end_of(id);
+  if (reason == AttemptFailure::instance_gone) attempts_.blame(id, hit);
   for (AttemptId attempt : hit) fail(attempt, reason, why, out);
   retry_parked(out);
 }
 
 void Conductor::drain(InstanceId id, bool on) {
   std::lock_guard lock(mutex_);
-  if (Member* member = find(id)) board_.drain(*member, on);
+  if (Member* member = cluster_.find(id)) cluster_.board().drain(*member, on);
 }
 
 bool Conductor::idle(InstanceId id) const {
   std::lock_guard lock(mutex_);
-  return std::none_of(attempts_.begin(), attempts_.end(),
-                      [id](const auto& entry) { return entry.second.prefill == id || entry.second.decode == id; });
-}
-
-Member* Conductor::find(InstanceId id) {
-  auto found = members_.find(id);
-  return found == members_.end() ? nullptr : &found->second;
+  return attempts_.idle(id);
 }
 
 void Conductor::tick() {
   act([&](Out& out) {
-    const double now = clock_.now();
-    // If it was this process that slept, what was said meanwhile is still to be read.
-    const double slept = now - std::exchange(ticked_s_, now) - options_.lease_s / 4;
-    if (slept > 0)
-      for (auto& [id, member] : members_) member.heard_s = std::min(now, member.heard_s + slept);
-    std::vector<InstanceId> silent;
-    if (options_.lease_s > 0)
-      for (const auto& [id, member] : members_)
-        if (now > member.heard_s + options_.lease_s) silent.push_back(id);
-    for (InstanceId id : silent) remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
+    for (InstanceId id : cluster_.silent()) remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
     retry_parked(out);
   });
 }
 
-// ---- What instances say.
-
 void Conductor::receive(InstanceId from, Message message) {
   act([&](Out& out) {
-    if (Member* member = find(from)) {
-      member->heard_s = clock_.now();
-      std::visit([&](auto& m) { on(from, std::move(m), out); }, message);
-    }
+    if (cluster_.heard(from)) std::visit([&](auto& m) { on(from, std::move(m), out); }, message);
   });
 }
 
@@ -114,14 +74,91 @@ void Conductor::pass_on(Out& out) {
   if (requests_.empty() && passing_ == 0) idle_.notify_all();
 }
 
-void Conductor::emit(Entry& entry, TokenEvent event, Out& out) {
-  ++passing_;
-  out.push_back({entry.sink, std::move(event)});
+// ---- Requests come.
+
+Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
+  Status taken = ok();
+  act([&](Out& out) { taken = take_in(std::move(request), std::move(sink), out); });
+  return taken;
 }
 
-void Conductor::on(InstanceId, Report, Out&) {}  // its probe has read it
+Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink, Out& out) {
+  const int max_model_len = context_.options.max_model_len;
+  const long longest = long(request->prompt.size()) + request->max_tokens;
+  if (longest > max_model_len)
+    return invalid("prompt and max_tokens need " + std::to_string(longest) + " tokens, the context has " +
+                   std::to_string(max_model_len));
+  if (draining_) return Error{ErrorCode::unavailable, "the server is shutting down"};
+  if (cluster_.members().empty()) return Error{ErrorCode::unavailable, "no instance is there"};
+  const auto& [max_batch, block_tokens, capacity_blocks] = cluster_.board().smallest();
+  if (request->n > max_batch)
+    return invalid("n is " + std::to_string(request->n) + ", --max-batch is " + std::to_string(max_batch));
+  const long blocks = (longest + block_tokens - 1) / block_tokens;
+  if (blocks > capacity_blocks)
+    return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, an instance has " +
+                   std::to_string(capacity_blocks));
+  const uint64_t id = request->id;
+  const int n = request->n;
+  const bool full = !requests_.has_room(*request);
+  Entry& entry = requests_.add(std::move(request), std::move(sink));
+  if (!full && start(id, 0, n, out)) {
+    requests_.wait(entry);
+    requests_.forget_if_over(entry);  // where it was refused
+    return ok();
+  }
+  requests_.erase(id);
+  return Error{ErrorCode::unavailable,
+               full ? "the queue is full (--max-queue-bytes)" : "no instance is there to take the request"};
+}
 
-void Conductor::on(InstanceId from, CacheReport message, Out&) { board_.heard(members_.at(from), message); }
+// Places choices [first, first + count) of a request. False: there is nobody to place them on.
+bool Conductor::start(uint64_t id, int first, int count, Out& out) {
+  Entry& entry = requests_.at(id);
+  AttemptPlan plan(entry, first, count, jobs_.size());
+  if (!planner_.choose(plan)) return false;
+  planner_.decide_fetch(plan);
+  if (const Refusal refusal = planner_.refuses(plan)) {
+    requests_.refuse(entry, refusal, context_.totals.refused_early, out);
+    return true;
+  }
+  planner_.decide_order(plan);
+  planner_.decide_copies(plan);
+  requests_.mark_placed(entry, cluster_.at(plan.attempt.decode).info);
+  const AttemptId number = attempts_.add(plan.attempt);
+  for (int c = first; c < first + count; ++c) {
+    Choice& one = entry.choices[size_t(c)];
+    one.attempt = number;
+    one.placed = one.output.size();
+    if (entry.tries == 0) one.ttft_s = plan.ttft_s, one.tbt_s = plan.at_decode().step_with_s;
+  }
+  tell(plan, number);
+  return true;
+}
+
+// To the instance that begins with it.
+void Conductor::tell(AttemptPlan& plan, AttemptId number) {
+  constexpr double kPatience = 30;  // seconds
+  const Attempt& attempt = plan.attempt;
+  const Choice& choice = plan.choice();
+  const double saved_s = plan.fetch.view.saved_s, most = context_.options.fetch->most;
+  StartRequest message{.attempt = number,
+                       .request = plan.entry.request,
+                       .state = {.choice = attempt.first,
+                                 .stands_for = attempt.count,
+                                 .output = choice.output,
+                                 .logits_hash = choice.logits_hash,
+                                 .queued_s = plan.entry.request->arrival_s,
+                                 .scheduled_s = choice.scheduled_s},
+                       .order = attempt.order,
+                       .decode = attempt.decode,
+                       .fetch = {.holders = std::move(plan.fetch.holders),
+                                 .tokens = plan.fetch.view.holder_tokens,
+                                 .worth_s = saved_s,
+                                 .limit_s = most > 0 ? most * saved_s : kPatience,
+                                 .keep = plan.keep}};
+  const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
+  context_.post.send(kConductor, at_decode ? attempt.decode : attempt.prefill, std::move(message));
+}
 
 // ---- As a whole.
 
@@ -129,40 +166,25 @@ ServiceStats Conductor::stats() const {
   std::lock_guard lock(mutex_);
   ServiceStats all;
   all.shared_pool = shared_pool_;
-  all.conductor = totals_;
-  all.conductor.prefill_jobs = int(jobs_.size());
-  for (const auto& [id, member] : members_) all.instances.push_back(member.probe->stats());
+  all.conductor = context_.totals;
+  all.conductor.prefill_jobs = jobs_.size();
+  for (const auto& [id, member] : cluster_.members()) all.instances.push_back(member.probe->stats());
   return all;
 }
 
 ServicePicture Conductor::picture() const {
-  constexpr size_t kMostRunning = 16;
   std::lock_guard lock(mutex_);
   ServicePicture all;
-  all.t = clock_.now();
-  for (const auto& [id, member] : members_)
+  all.t = context_.clock.now();
+  for (const auto& [id, member] : cluster_.members())
     if (auto map = member.probe->block_map()) all.maps[member.info.name] = std::move(map);
-  for (const auto& [id, entry] : requests_) {
-    if (all.lives.size() == kMostRunning) break;
-    all.lives.push_back(life_of(entry));
-  }
-  all.lives.insert(all.lives.end(), ended_.begin(), ended_.end());
+  all.lives = requests_.lives();
   return all;
 }
 
 std::string Conductor::trouble() const {
   std::lock_guard lock(mutex_);
-  const double now = clock_.now();
-  bool prefill = false, decode = false;
-  for (const auto& [id, member] : members_) {
-    if (now - member.probe->stats().heartbeat_s >= kLongestTurnSeconds)
-      return member.info.name + " has not turned its loop for " + std::to_string(int(kLongestTurnSeconds)) + " s";
-    prefill |= !member.draining && member.info.role != Role::decode;
-    decode |= !member.draining && member.info.role != Role::prefill;
-  }
-  if (prefill && decode) return "";
-  const char* missing = prefill ? "decode" : decode ? "prefill" : "prefill and decode";
-  return std::string("no instance is there for ") + missing;
+  return cluster_.trouble();
 }
 
 void Conductor::drain() {
@@ -178,13 +200,8 @@ bool Conductor::wait_idle(double seconds) {
 
 void Conductor::end_all(const std::string& why) {
   act([&](Out& out) {
-    for (auto& [id, entry] : requests_)
-      for (int c = 0; c < int(entry.choices.size()); ++c)
-        if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::abort, why, out);
-    requests_.clear();
-    queued_bytes_ = 0;
+    requests_.end_all(why, out);
     attempts_.clear();
-    for (auto& [id, member] : members_) member.decoding.clear();
     parked_.clear();
     jobs_.clear();
   });
@@ -192,30 +209,30 @@ void Conductor::end_all(const std::string& why) {
 
 uint64_t Conductor::logits_hash() const {
   std::lock_guard lock(mutex_);
-  return logits_hash_;
+  return requests_.logits_hash();
 }
 
 PlacedLoad Conductor::load(InstanceId id) const {
   std::lock_guard lock(mutex_);
-  auto found = members_.find(id);
-  return found == members_.end() ? PlacedLoad{} : found->second.load;
+  const Member* member = cluster_.find(id);
+  return member ? member->load : PlacedLoad{};
 }
 
 size_t Conductor::known_blocks(InstanceId id) const {
   std::lock_guard lock(mutex_);
-  auto found = members_.find(id);
-  return found == members_.end() ? 0 : board_.known_blocks(found->second);
+  const Member* member = cluster_.find(id);
+  return member ? cluster_.board().known_blocks(*member) : 0;
 }
 
 ConductorStats Conductor::totals() const {
   std::lock_guard lock(mutex_);
-  return totals_;
+  return context_.totals;
 }
 
 std::vector<InstanceInfo> Conductor::members() const {
   std::lock_guard lock(mutex_);
   std::vector<InstanceInfo> all;
-  for (const auto& [id, member] : members_) all.push_back(member.info);
+  for (const auto& [id, member] : cluster_.members()) all.push_back(member.info);
   return all;
 }
 

@@ -71,7 +71,9 @@ bool Attempts::aborted(AttemptId attempt) const {
 }
 
 std::shared_ptr<void> Attempts::ticket(AttemptId attempt, AttemptProgress::Stage stage) {
-  return {nullptr, [this, attempt, stage](void*) { parts_.tell(kConductor, AttemptProgress{attempt, stage}); }};
+  return {nullptr, [&parts = parts_, attempt, stage](void*) {
+            parts.tell(kConductor, AttemptProgress{attempt, stage});
+          }};
 }
 
 // Flags that no sequence holds are kept only while a message that names their attempt may be on its way.

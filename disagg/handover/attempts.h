@@ -94,6 +94,7 @@ class Attempts {
                     bool silent = false);
   // What is not known yet is born cancelled.
   void abort(AttemptId attempt) { flag(attempt)->store(true); }
+  void handle(InstanceId, const AbortAttempt& message) { abort(message.attempt); }
   bool aborted(AttemptId attempt) const;
   std::shared_ptr<void> ticket(AttemptId attempt, AttemptProgress::Stage stage);
 

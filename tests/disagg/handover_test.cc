@@ -205,6 +205,9 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   bool copying() const override { return false; }
   void set_aside(KvHandle handle) override { inner_->free(handle); }
   void loads_if(Worth) override {}
+  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) override {
+    return reserve(tokens, salt);
+  }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
   void written(KvHandle handle, std::span<const int32_t> tokens) override { inner_->written(handle, tokens); }
   void trim(KvHandle handle) override { inner_->trim(handle); }

@@ -1,0 +1,134 @@
+#include "disagg/conductor/attempt_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace xpyd::disagg {
+
+// ---- Charges.
+
+AttemptId AttemptTable::add(const Attempt& attempt) {
+  const AttemptId number = ++last_;
+  ++context_.totals.attempts;
+  Attempt& added = attempts_.emplace(number, attempt).first->second;
+  if (added.prefill >= 0) charge_prompt(added, cluster_.at(added.prefill));
+  Member& decode = cluster_.at(added.decode);
+  cluster_.board().decodes(decode, added.count, added.context);
+  decode.decoding.insert(number);
+  if (added.lender >= 0) cluster_.at(added.lender).load.lends_s += added.lends_s;
+  return number;
+}
+
+void AttemptTable::charge_prompt(Attempt& attempt, Member& prefill) {
+  attempt.prefill = prefill.info.id;
+  attempt.queued = attempt.prompting = true;
+  requests_.at(attempt.request).life.prefill = prefill.info.name;
+  cluster_.board().placed(prefill, attempt.prompt, context_.clock.now());
+}
+
+bool AttemptTable::begin_prompt(Attempt& attempt) {
+  if (!std::exchange(attempt.queued, false)) return false;
+  cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, context_.clock.now());
+  uncharge_lender(attempt);
+  return true;
+}
+
+void AttemptTable::uncharge_prompt(Attempt& attempt) {
+  if (!std::exchange(attempt.prompting, false)) return;
+  if (Member* member = cluster_.find(attempt.prefill))
+    cluster_.board().done(*member, attempt.prompt, context_.clock.now());
+}
+
+// The prefix is there, or nobody waits for it.
+void AttemptTable::uncharge_lender(Attempt& attempt) {
+  if (Member* lender = cluster_.find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
+}
+
+void AttemptTable::generated(Attempt& attempt) {
+  Member* const member = cluster_.find(attempt.decode);
+  if (!member) return;
+  ++attempt.context;
+  cluster_.board().decodes(*member, 0, 1);
+}
+
+bool AttemptTable::forget(AttemptId number) {
+  const double now = context_.clock.now();
+  auto found = attempts_.find(number);
+  Attempt& attempt = found->second;
+  uncharge_lender(attempt);
+  const bool freed = attempt.queued && cluster_.find(attempt.prefill);
+  if (freed) cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, now);
+  uncharge_prompt(attempt);
+  if (Member* member = cluster_.find(attempt.decode)) {
+    cluster_.board().decodes(*member, -attempt.count, -attempt.context);
+    member->load.ended_s = now;
+    member->decoding.erase(number);
+    if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(now - attempt.joins_s);
+  }
+  attempts_.erase(found);
+  return freed;
+}
+
+void AttemptTable::clear() {
+  attempts_.clear();
+  for (auto& [id, member] : cluster_.members()) member.decoding.clear();
+}
+
+Attempt* AttemptTable::find(AttemptId number) {
+  const auto found = attempts_.find(number);
+  return found == attempts_.end() ? nullptr : &found->second;
+}
+
+bool AttemptTable::idle(InstanceId id) const {
+  return std::ranges::none_of(attempts_,
+                              [id](const auto& a) { return a.second.prefill == id || a.second.decode == id; });
+}
+
+// ---- Instances end.
+
+bool AttemptTable::handed_over(const Attempt& attempt) const {
+  const RequestTable::Entry& entry = requests_.at(attempt.request);
+  for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
+    const RequestTable::Choice& choice = entry.choices[size_t(c)];
+    if (!choice.ended && choice.latest != attempt.decode) return false;
+  }
+  return true;
+}
+
+std::vector<AttemptId> AttemptTable::hit_by_end_of(InstanceId id) const {
+  std::vector<AttemptId> hit;
+  for (const auto& [number, a] : attempts_)
+    if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(number);
+  std::ranges::sort(hit);
+  return hit;
+}
+
+// As far as the conductor knows: the prompt has begun there, or its KV has gone there.
+bool AttemptTable::computes(InstanceId id, const Attempt& a) const {
+  if (id == a.prefill) return !a.queued;
+  return a.prefill >= 0 && !a.prompting;
+}
+
+void AttemptTable::blame(InstanceId id, const std::vector<AttemptId>& attempts) {
+  std::vector<uint64_t> often;
+  for (AttemptId number : attempts) {
+    const Attempt& attempt = attempts_.at(number);
+    if (attempts.size() > 1 && !computes(id, attempt)) continue;  // alone: it may be how it came
+    RequestTable::Entry& entry = requests_.at(attempt.request);
+    for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
+      if (RequestTable::Choice& choice = entry.choices[size_t(c)];
+          !choice.ended && ++choice.crashes >= context_.options.max_crashes)
+        often.push_back(attempt.request);
+  }
+  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size())) requests_.at(often[0]).guilty = true;
+}
+
+bool AttemptTable::suspect(uint64_t request, int choice) const {
+  return requests_.at(request).choices[size_t(choice)].crashes >= context_.options.max_crashes;
+}
+
+bool AttemptTable::suspect_runs() const {
+  return std::ranges::any_of(attempts_, [this](const auto& a) { return suspect(a.second.request, a.second.first); });
+}
+
+}  // namespace xpyd::disagg

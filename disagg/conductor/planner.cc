@@ -1,0 +1,181 @@
+#include "disagg/conductor/planner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "disagg/conductor/event_log.h"
+
+namespace xpyd::disagg {
+namespace {
+
+// Prompt and output; `both` is where they are joined if need be.
+std::span<const int32_t> tokens_of(const Request& request, const std::vector<int32_t>& output,
+                                   std::vector<int32_t>& both) {
+  if (output.empty()) return request.prompt;
+  both = request.prompt;
+  both.insert(both.end(), output.begin(), output.end());
+  return both;
+}
+
+}  // namespace
+
+AttemptPlan::AttemptPlan(const RequestTable::Entry& of, int first, int count, int jobs)
+    : entry(of),
+      attempt{.request = of.request->id, .first = first, .count = count, .left = count},
+      prefill_jobs(jobs),
+      tokens(tokens_of(*of.request, choice().output, joined)),
+      prompt(tokens, of.request->cache_salt) {}
+
+bool Planner::choose(AttemptPlan& plan) {
+  const ConductorOptions& options = context_.options;
+  const Request& request = *plan.entry.request;
+  plan.seen = cluster_.board().look(plan.prompt, context_.clock.now());
+  plan.seen.number = uint64_t(context_.totals.attempts);
+  plan.seen.random = context_.random.next();
+  plan.seen.objectives = context_.objectives(request);
+  plan.placed = options.placement->place(plan.seen, options.placement_options);
+  Placement& placed = plan.placed;
+  if (placed.prefill < 0 || placed.decode < 0) return false;
+  if (options.log)
+    options.log->decided(context_.clock.now(), "place", options.placement->name, request.id, plan.seen,
+                         options.placement_options, placed);
+  // Of whom one token is wanted, that is the one that comes with the prompt: nobody needs the KV.
+  if (int(plan.choice().output.size()) + 1 >= request.max_tokens) placed.decode = placed.prefill;
+  context_.totals.regret += regret_ratio(plan.seen, placed.prefill);
+  if (options.disagg->appends_at && placed.decode != placed.prefill) choose_append(plan);
+  plan.attempt.prefill = id_of(placed.prefill);
+  plan.attempt.decode = id_of(placed.decode);
+  return true;
+}
+
+// Another decode instance, where that one would compute the prompt itself.
+void Planner::choose_append(AttemptPlan& plan) {
+  const ConductorOptions& options = context_.options;
+  const int at = options.disagg->appends_at(plan.seen);
+  if (options.log)
+    options.log->decided(context_.clock.now(), "append", options.disagg->name, plan.attempt.request, plan.seen,
+                         NoOptions{}, at);
+  if (at < 0) return;
+  const DisaggOrder order = order_at(plan, at);
+  if (order == DisaggOrder::local) plan.placed.decode = at;
+  if (plan.placed.decode == at) plan.ordered = order;
+}
+
+DisaggOrder Planner::order_at(AttemptPlan& plan, int at) {
+  const ConductorOptions& options = context_.options;
+  const InstanceView &p = plan.at_prefill(), &d = plan.seen.instances[size_t(at)];
+  const Member &prefill = cluster_.at(id_of(plan.placed.prefill)), &decode = cluster_.at(id_of(at));
+  DisaggView view{.tokens = int(plan.tokens.size()),
+                  .cached_decode = d.held_tokens(),
+                  .cached_prefill = p.held_tokens(),
+                  .prefill_jobs = plan.prefill_jobs,
+                  .prefill_queued_tokens = p.queued_tokens,
+                  .decode_queued_tokens = d.queued_tokens,
+                  .decode_sequences = d.sequences,
+                  .decode_life_s = decode.decodes.mean()};
+  add_costs(view, prefill.probe->stats(), decode.probe->stats(), prefill.info.layout.shape);
+  const DisaggOrder order = options.disagg->decide(view, options.disagg_options);
+  if (options.log)
+    options.log->decided(context_.clock.now(), "order", options.disagg->name, plan.attempt.request, view,
+                         options.disagg_options, order, "instance", decode.info.name);
+  return order;
+}
+
+// What a token of this prompt costs on either side, and a step of D; what has not been measured is the
+// prior's: an instance that nobody has used yet is not free, and not out of reach.
+void Planner::add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
+                        const KvShape& shape) const {
+  const ConductorOptions& options = context_.options;
+  const Scoreboard& board = cluster_.board();
+  const std::optional<CostPrior>& prior = options.prior;
+  const bool pull = options.disagg_options.pull;
+  const auto per_token = [&](const InstanceStats& where, int cached) {
+    const PlacedPrompt prompt = board.prompt(view.tokens, std::min(cached, view.tokens - 1));
+    return board.cost(where).seconds(prompt.work) / double(prompt.tokens);
+  };
+  view.prefill_s_per_token = per_token(prefill, view.cached_prefill);
+  view.decode_s_per_token = per_token(decode, view.cached_decode);
+  const int sequences = std::max(1, view.decode_sequences);
+  StepShape step;
+  step.add_decodes(sequences, double(sequences) * view.tokens);
+  view.step_s = board.cost(decode).seconds(step);
+  view.kv_s_per_token = (pull ? decode : prefill).wire_s_per_byte * double(shape.token_bytes());
+  if (prior && view.kv_s_per_token == 0 && !options.zero_copy)  // a copy on this machine: no wire is faster
+    view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
+  view.chunk_tokens = options.step_tokens;
+  view.overlap = overlap(options.stream_kv, pull, shape.n_layers, view.tokens - view.cached_prefill,
+                         options.step_tokens);
+}
+
+void Planner::decide_fetch(AttemptPlan& plan) {
+  const ConductorOptions& options = context_.options;
+  const InstanceView& p = plan.at_prefill();
+  const bool moved = plan.placed.source >= 0;  // placement counts on it
+  const Member& prefill = cluster_.at(plan.attempt.prefill);
+  Scoreboard::Fetch& fetch = plan.fetch;
+  if (!options.zero_copy && plan.entry.tries == 0 && (options.fetch->fetches || moved))
+    fetch = cluster_.board().fetch(prefill, plan.prompt);
+  plan.fetches = moved && !fetch.holders.empty();
+  if (!fetch.holders.empty() && options.fetch->fetches) {
+    const bool answer = options.fetch->fetches(fetch.view);
+    plan.fetches |= answer;
+    if (options.log)
+      options.log->decided(context_.clock.now(), "fetch_or_compute", options.fetch->name, plan.attempt.request,
+                           fetch.view, NoOptions{}, answer, "instance", prefill.info.name);
+  }
+  plan.heat.replicas = fetch.replicas;
+  if (options.replication->by_heat && plan.entry.tries == 0) count_reads(plan);
+  plan.fetch_s = moved ? p.fetch_s : fetch_seconds(fetch.view);
+  plan.attempt.prompt_s = plan.fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;
+  plan.ttft_s = p.queue_s + (plan.fetches ? plan.fetch_s : 0) + plan.attempt.prompt_s;
+}
+
+// How often others read what this prompt would fetch.
+void Planner::count_reads(AttemptPlan& plan) {
+  const double now = context_.clock.now();
+  const int block_tokens = plan.seen.block_tokens;
+  const FetchView& fetch = plan.fetch.view;
+  const auto blocks = plan.prompt.of(block_tokens);
+  const auto read = size_t(std::max(plan.at_prefill().held_tokens(), fetch.holder_tokens) / block_tokens);
+  if (!heat_) heat_.emplace();
+  heat_->read(blocks.first(std::min(read, blocks.size())), now);
+  if (const auto first_fetched = size_t(fetch.cached_tokens / block_tokens); first_fetched < blocks.size())
+    plan.heat.reads_s = heat_->reads_s(blocks[first_fetched], now);
+}
+
+void Planner::decide_order(AttemptPlan& plan) {
+  const bool zero_copy = context_.options.zero_copy;
+  const auto tokens = int(plan.tokens.size());
+  Attempt& attempt = plan.attempt;
+  int cached = plan.held_tokens();
+  if (plan.placed.prefill != plan.placed.decode) {
+    attempt.order = plan.ordered ? *plan.ordered : order_at(plan, plan.placed.decode);
+    if (attempt.order == DisaggOrder::pull && zero_copy) attempt.order = DisaggOrder::push;
+    // There P says nothing of the logits that it sees. (Not pushed: a P that waits for D's room, which waits for P's.)
+    if (attempt.order == DisaggOrder::decode_first && plan.entry.request->prompt_logprobs >= 0)
+      attempt.order = DisaggOrder::local;
+    if (attempt.order == DisaggOrder::local) cached = plan.at_decode().held_tokens();
+    if (attempt.order == DisaggOrder::local || attempt.order == DisaggOrder::decode_first) plan.fetches = false;
+  }
+  if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
+  if (attempt.order == DisaggOrder::decode_first) attempt.prefill = -1;  // until one takes the job
+  attempt.prompt = cluster_.board().prompt(tokens, cached);
+  attempt.context = tokens;
+  attempt.joins_s = context_.clock.now() + plan.ttft_s;
+}
+
+void Planner::decide_copies(AttemptPlan& plan) {
+  const ConductorOptions& options = context_.options;
+  if (!plan.fetches || plan.entry.request->prompt_logprobs >= 0) {  // whose KV nobody can have
+    plan.fetch.holders.clear();
+    return;
+  }
+  plan.attempt.lender = plan.fetch.holders[0];
+  plan.attempt.lends_s = plan.fetch.view.bytes_s;
+  plan.keep = options.replication->keeps(plan.heat);
+  if (options.log)
+    options.log->decided(context_.clock.now(), "replicate", options.replication->name, plan.attempt.request, plan.heat,
+                         NoOptions{}, plan.keep);
+}
+
+}  // namespace xpyd::disagg

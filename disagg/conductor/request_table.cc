@@ -1,0 +1,187 @@
+#include "disagg/conductor/request_table.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "disagg/conductor/event_log.h"
+
+namespace xpyd::disagg {
+
+Objectives ConductorContext::objectives(const Request& request) const {
+  const auto first = [](double own, double all, double none) { return own > 0 ? own : all > 0 ? all : none; };
+  Objectives own = {first(request.slo_ttft_s, options.objectives.ttft_s, kNoObjectives.ttft_s),
+                    first(request.slo_tbt_s, options.objectives.tbt_s, kNoObjectives.tbt_s)};
+  if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // nobody waits for another token
+  return own;
+}
+
+// ---- Requests come, and wait.
+
+int64_t queue_bytes(const Request& request) {
+  size_t ids = request.prompt.size();
+  if (const auto& rules = request.sampling.rules) {
+    ids += rules->allowed.size() + rules->end_tokens.size() + 2 * rules->bias.size();
+    for (const auto& word : rules->bad_words) ids += 8 + word.tokens.size();
+  }
+  return 4096 + int64_t(ids * sizeof(int32_t));
+}
+
+RequestTable::Entry& RequestTable::add(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
+  Entry& entry = requests_[request->id];
+  entry.choices.resize(size_t(request->n));
+  entry.left = request->n;
+  entry.request = std::move(request);
+  entry.sink = std::move(sink);
+  return entry;
+}
+
+RequestTable::Entry* RequestTable::find(uint64_t id) {
+  const auto found = requests_.find(id);
+  return found == requests_.end() ? nullptr : &found->second;
+}
+
+bool RequestTable::has_room(const Request& request) const {
+  return queued_bytes_ <= 0 || queued_bytes_ + queue_bytes(request) <= context_.options.max_queue_bytes;
+}
+
+void RequestTable::begin(Entry& entry) {
+  if (!std::exchange(entry.begun, true)) queued_bytes_ -= queue_bytes(*entry.request);
+}
+
+// ---- Tokens and ends.
+
+void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out) {
+  ConductorStats& totals = context_.totals;
+  if (event.token >= 0) {
+    choice.times.token(context_.clock.now());
+    if (choice.output.empty()) totals.ttft_error.add(choice.ttft_s, choice.times.first_s - entry.request->arrival_s);
+    choice.output.push_back(event.token);
+    if (choice.output.size() > choice.placed + size_t(context_.options.crash_tokens)) choice.crashes = 0;
+    choice.logits_hash = event.logits_hash;
+  }
+  // A choice that was placed anew tells of its first time.
+  if (choice.cached_tokens < 0) {
+    choice.cached_tokens = event.cached_tokens;
+    choice.scheduled_s = event.scheduled_s;
+  }
+  event.cached_tokens = choice.cached_tokens;
+  event.scheduled_s = choice.scheduled_s;
+  if (event.finish == FinishReason::stop || event.finish == FinishReason::length) {
+    logits_hash_ += event.logits_hash;
+    ++totals.ended;
+    if (const auto gaps = double(choice.times.gaps.size()); gaps > 0)
+      totals.tbt_error.add(choice.tbt_s, (choice.times.last_s - choice.times.first_s) / gaps);
+    totals.kept += choice.times.keeps(context_.objectives(*entry.request), entry.request->arrival_s);
+  }
+  if (event.finish != FinishReason::none) {
+    choice.ended = true;
+    --entry.left;
+    entry.life.finish = finish_reason_name(event.finish);
+  }
+  emit(entry, std::move(event), out);
+}
+
+void RequestTable::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, SinkEvents& out,
+                              double retry_s) {
+  Choice& choice = entry.choices[size_t(at)];
+  TokenEvent event;
+  event.request_id = entry.request->id;
+  event.choice = at;
+  event.finish = reason;
+  event.error = error;
+  event.retry_s = retry_s;
+  event.logits_hash = choice.logits_hash;
+  event.cached_tokens = std::max(0, choice.cached_tokens);
+  event.queued_s = entry.request->arrival_s;
+  event.scheduled_s = choice.scheduled_s;
+  event.time_s = context_.clock.now();
+  choice.ended = true;
+  --entry.left;
+  entry.life.finish = finish_reason_name(reason);
+  emit(entry, std::move(event), out);
+}
+
+void RequestTable::give_up(Entry& entry, int choice, bool late, const std::string& why, SinkEvents& out) {
+  if (entry.aborted) return end_choice(entry, choice, FinishReason::abort, "", out);
+  end_choice(entry, choice, late ? FinishReason::timeout : FinishReason::error, late ? "" : why, out);
+}
+
+void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out) {
+  static constexpr const char* kUnits[] = {"", " s", " s", " tokens", ""};
+  char why[160];
+  std::snprintf(why, sizeof why, "%s: %.4g%s predicted, at most %.4g%s wanted", refusal_name(refusal.why),
+                refusal.predicted, kUnits[refusal.why], refusal.objective, kUnits[refusal.why]);
+  ++counted;
+  ++context_.totals.refused_by[refusal.why];
+  for (int c = 0; c < int(entry.choices.size()); ++c)
+    if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::refused, why, out, refusal.retry_s);
+}
+
+void RequestTable::forget_if_over(Entry& entry) {
+  if (entry.left > 0) return;
+  constexpr size_t kMostEnded = 50;
+  ended_.push_front(life_of(entry));
+  ended_.front().ended = context_.clock.now();
+  if (EventLog* const log = context_.options.log.get()) {
+    RequestLife whole = ended_.front();
+    whole.gaps = entry.choices[0].times.gaps;
+    log->happened("request", whole);
+  }
+  if (ended_.size() > kMostEnded) ended_.pop_back();
+  begin(entry);
+  const uint64_t id = entry.request->id;
+  requests_.erase(id);
+}
+
+void RequestTable::end_all(const std::string& why, SinkEvents& out) {
+  for (auto& [id, entry] : requests_)
+    for (int c = 0; c < int(entry.choices.size()); ++c)
+      if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::abort, why, out);
+  requests_.clear();
+  queued_bytes_ = 0;
+}
+
+// ---- Lives, for the log and the server's page.
+
+bool RequestTable::mark(Entry& entry, double RequestLife::*when) {
+  if (!entry.choices[0].times.gaps.empty()) return false;
+  entry.life.*when = context_.clock.now();
+  return true;
+}
+
+void RequestTable::mark_placed(Entry& entry, const InstanceInfo& decode) {
+  if (!mark(entry, &RequestLife::placed)) return;
+  RequestLife& life = entry.life;
+  life.started = life.prompt_done = life.granted = life.joined = 0;  // of an attempt before
+  life.kv_token_bytes = context_.options.kv_bytes_scale * double(decode.layout.shape.token_bytes());
+  life.prefill = "", life.decode = decode.name;
+}
+
+// Of its first choice; what was replaced meanwhile shows in `attempts`.
+RequestLife RequestTable::life_of(const Entry& entry) {
+  const Choice& choice = entry.choices[0];
+  RequestLife life = entry.life;
+  life.request = entry.request->id;
+  life.t = entry.request->arrival_s;
+  life.first = std::max(0.0, choice.times.first_s);
+  life.second = choice.times.gaps.empty() ? 0 : life.first + double(choice.times.gaps[0]);
+  life.prompt = int(entry.request->prompt.size());
+  life.cached = std::max(0, choice.cached_tokens);
+  life.output = int(choice.output.size());
+  life.attempts = entry.tries + 1;
+  return life;
+}
+
+std::vector<RequestLife> RequestTable::lives() const {
+  constexpr size_t kMostRunning = 16;
+  std::vector<RequestLife> lives;
+  for (const auto& [id, entry] : requests_) {
+    if (lives.size() == kMostRunning) break;
+    lives.push_back(life_of(entry));
+  }
+  lives.insert(lives.end(), ended_.begin(), ended_.end());
+  return lives;
+}
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,83 @@
+// The parts of an instance that exchange KV with others, told and asked as one. Each declares the messages that it
+// takes by a handle() of their type.
+//
+// Thread safety: the instance's thread.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "disagg/handover/attempts.h"
+#include "disagg/handover/receiver.h"
+#include "disagg/handover/reservation.h"
+#include "disagg/handover/sender.h"
+#include "disagg/pool/fetcher.h"
+#include "disagg/pool/lender.h"
+
+namespace xpyd::disagg {
+
+// Gives the message to each of `parts` that has a handle() for its type. Where several have, they take a reference.
+template <class M, class... Parts>
+void hand_to(InstanceId from, M&& message, Parts&... parts) {
+  const auto one = [&](auto& part) {
+    if constexpr (requires { part.handle(from, std::forward<M>(message)); })
+      part.handle(from, std::forward<M>(message));
+  };
+  (one(parts), ...);
+}
+
+struct KvExchange {
+  Attempts attempts;
+  handover::Sender& sender;  // the engine's hooks
+  handover::Receiver receiver;
+  handover::Reservations reservations;
+  pool::Fetcher fetcher;
+  pool::Lender lender;
+
+  template <class M>
+  void handle(InstanceId from, M message) {
+    hand_to(from, std::move(message), attempts, sender, receiver, fetcher, lender);
+  }
+  void handle(InstanceId from, KvRenewed message) {
+    for (AttemptId attempt : message.attempts)
+      sender.renewed(from, attempt), receiver.renewed(from, attempt), lender.renewed(from, attempt);
+  }
+  // `why`: for the conductor; "" where it knows.
+  void peer_gone(InstanceId peer, const std::string& why = "") {
+    sender.peer_gone(peer, why), receiver.peer_gone(peer, why);
+    fetcher.peer_gone(peer), lender.peer_gone(peer);
+  }
+  bool tick() {  // true: something moved
+    bool moved = sender.tick();
+    moved |= receiver.tick();
+    moved |= fetcher.tick();
+    moved |= lender.tick();
+    moved |= reservations.tick();
+    return moved;
+  }
+  void clear(FinishReason reason, const std::string& error) {
+    reservations.clear(reason, error), fetcher.clear(reason, error, attempts), lender.clear();
+    sender.clear(reason, error), receiver.clear(reason, error);
+  }
+
+  bool has(AttemptId attempt) const { return sender.has(attempt) || receiver.has(attempt); }
+  bool empty() const {
+    return reservations.size() == 0 && sender.empty() && receiver.empty() && fetcher.empty() && lender.empty();
+  }
+  // It has to look at what arrives, for which there is no mail.
+  bool counts() const { return receiver.counts() || fetcher.counts() || lender.counts(); }
+  // Attempts that stand here and belong to peers, too.
+  handover::SharedAttempts shared() const {
+    handover::SharedAttempts of_peer;
+    sender.add_shared(of_peer), receiver.add_shared(of_peer), fetcher.add_shared(of_peer);
+    return of_peer;
+  }
+  // f(request, handle) of each sequence that holds KV here, and is not the engine's.
+  template <class F>
+  void each_holder(const F& f) const {
+    reservations.each_holder(f), sender.each_holder(f), receiver.each_holder(f);
+    fetcher.each_holder(f), lender.each_holder(f);
+  }
+};
+
+}  // namespace xpyd::disagg

@@ -1,0 +1,47 @@
+#include "disagg/instance/step_costs.h"
+
+#include <algorithm>
+
+namespace xpyd::disagg {
+
+StepCosts::StepCosts(const InstanceOptions& options, Engine& engine, Clock& clock)
+    : options_(options), engine_(engine), clock_(clock), cost_(options.cost) {
+  engine_.know_cost(cost_.terms(), options_.cost_known ? kGivenSteps : 0);
+}
+
+bool StepCosts::loads(int from, int to, int tokens, double load_s) {
+  const auto prompt_s = [&](int cached) {
+    return cost_.seconds(prompt_steps(tokens - cached, cached, options_.engine.step_tokens));
+  };
+  const double saved_s = prompt_s(from) - prompt_s(to), now = clock_.now();
+  const double computed_s = std::max(0.0, computed_until_s_ - now) + saved_s;
+  if (load_s < computed_s || saved_s <= 0) return true;  // or nothing is known yet
+  computed_until_s_ = now + computed_s;
+  return false;
+}
+
+// Of two steps in a row the second takes what lies between their ends: mail, tokens and wires are looked after in that
+// time, too. Of waves it is their slowest stage's time, which is the time from one to the next where stages are busy.
+std::optional<StepCosts::Took> StepCosts::turn() {
+  const EngineStats& engine = engine_.stats();
+  if (engine.steps == counted_.steps) {
+    fitted_s_ = 0;
+    return {};
+  }
+  StepShape step = engine.work;
+  step.add(counted_.work, -1);
+  const double now = clock_.now();
+  const bool from_the_last = back_to_back_ && fitted_s_ > 0 && !engine_.in_waves();
+  const double seconds = from_the_last ? now - fitted_s_ : engine.step_seconds - counted_.step_seconds;
+  const Took took{step, seconds, cost_.seconds(step), now};
+  fitted_s_ = now;
+  // The first steps of all are slow: memory is touched, and kernels are loaded, for the first time.
+  if (!options_.cost_known && counted_.steps > 0) {
+    cost_.saw(step, seconds);
+    engine_.know_cost(cost_.terms(), cost_.steps_seen());
+  }
+  counted_ = engine;
+  return took;
+}
+
+}  // namespace xpyd::disagg
