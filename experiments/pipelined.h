@@ -21,7 +21,7 @@ struct PipelinedRun {
   uint64_t hash = 0;                        // of all logits
   double work_us = 0;                       // of the engine's thread, a wave: its own processor time
   double stage_s = 0;                       // all stages' seconds together, of waves
-  std::vector<model::PipelineChunk> waves;  // none where steps are waited for
+  std::vector<model::PipelineChunk> waves;  // none of one stage
 };
 
 struct PipelinedShape {
@@ -107,7 +107,7 @@ class Pipelined {
     void end(Chosen* chosen) override {
       model_.end(chosen);
       const auto stages = model_.stage_seconds();
-      run_.waves.push_back({.stage_s = {stages.begin(), stages.end()}});
+      if (!stages.empty()) run_.waves.push_back({.stage_s = {stages.begin(), stages.end()}});
     }
     std::span<const double> stage_seconds() const override { return model_.stage_seconds(); }
     Work work(const StepInput& step) const override { return model_.work(step); }
