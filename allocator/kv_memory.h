@@ -31,7 +31,7 @@ class DeviceQueue;
 namespace xpyd::allocator {
 
 class KvPool;     // kv_pool.h
-struct PoolPlan;  // kv_plan.h
+struct PoolPlan;  // schemes.h
 
 // What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
 enum class KvShare : uint8_t {
@@ -220,7 +220,7 @@ class KvMemory {
 };
 
 // A pool on one rank, from which several memories can draw. Bytes: options.pool_bytes, allocated
-// and touched here. Before: plan_pool (kv_plan.h, which has those on several ranks) takes the
+// and touched here. Before: plan_pool (schemes.h, which has those on several ranks) takes the
 // options. Error `unavailable`: the device has not that much memory.
 Result<std::shared_ptr<KvPool>> make_block_pool(const std::string& scheme, const KvOptions& options);
 

@@ -99,7 +99,7 @@ struct Welcome {
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
-  std::string pool;           // where the one pool of all instances is (transport/handoff_pool.h); empty: none
+  std::string pool;           // where the one pool of all instances is (transport/handoff/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
   bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
 };

@@ -34,10 +34,10 @@ class SharedBlocks {
 // The steps that are under way when the next one is planned.
 struct UnderWay {
   bool any = false;  // there is one
-  bool waves =
-      false;       // the model is a pipeline, whose tokens the CPU chooses; else the model chooses those of such a step
+  // The model is a pipeline, and the CPU chooses its tokens. False: the model chooses those of a step that is under way.
+  bool waves = false;
   int window = 1;  // steps that may be under way
-  int stages = 1;
+  int stages = 1;  // that compute at the same time
 };
 
 class Scheduler {

@@ -40,7 +40,7 @@ class Steps final : private LayerObserver {
   bool in_waves() const { return in_waves_; }
   bool full() const { return int(under_way_.size()) == window_; }
   bool empty() const { return under_way_.empty(); }
-  UnderWay under_way() const { return {!empty(), in_waves_, window_, model_.stages()}; }
+  UnderWay under_way() const { return {!empty(), in_waves_, window_, window_ > 1 ? model_.stages() : 1}; }
 
   EngineStep& next() { return *next_; }                // the step that is being put together
   void arrange() { arrays_.arrange(next_->entries); }  // in rows that sequences keep
