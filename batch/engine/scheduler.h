@@ -34,7 +34,7 @@ class SharedBlocks {
 // The steps that are under way when the next one is planned.
 struct UnderWay {
   bool any = false;  // there is one
-  // The model is a pipeline, and the CPU chooses its tokens. False: the model chooses those of a step that is under way.
+  // The model is a pipeline, and the CPU chooses its tokens. False: the model chooses those of a step under way.
   bool waves = false;
   int window = 1;  // steps that may be under way
   int stages = 1;  // that compute at the same time
