@@ -9,9 +9,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "base/random.h"
 #include "disagg/net/hello.h"
@@ -173,6 +175,7 @@ TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cl
     // Leases are 0.4 s: whoever stood still for so long would have been given up. Half of the requests are placed on
     // the one that can be reached.
     wait_until([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the wires are real: so is a tick's millisecond
       if (sim.clock.seconds < 4) sim.tick();
       return sim.recorder->ended() >= 4;
     });
