@@ -34,6 +34,10 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   return s;
 }
 
+bool append_room(KvMemory& memory, const Sequence& s, int n_tokens) {
+  return memory.append(s.kv, s.computed - memory.written_tokens(s.kv) + n_tokens);
+}
+
 void open_choice(Sequence& s, int choice, const Tokenizer* tokenizer) {
   if (s.n_output() > 0) return;
   s.choice = choice;

@@ -94,6 +94,8 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer);
 ChoiceState state_of(const Sequence& sequence);
+// KvMemory::append() of room for n_tokens beyond those computed or under way.
+[[nodiscard]] bool append_room(KvMemory& memory, const Sequence& sequence, int n_tokens);
 // What a choice has of its own, its sampler and its text, begins with its first token. Later calls do nothing.
 void open_choice(Sequence& sequence, int choice, const Tokenizer* tokenizer);
 

@@ -6,10 +6,6 @@
 
 namespace xpyd::batch {
 
-bool Drafts::append(const Sequence& s, int n_tokens) {
-  return memory_.append(s.kv, s.computed - memory_.written_tokens(s.kv) + n_tokens);
-}
-
 // 0: it does not decode, or there is no room.
 int Drafts::most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const {
   const Sequence& s = *entry.sequence;
@@ -47,7 +43,7 @@ void Drafts::add(std::vector<StepEntry>& entries, const StepCost::Terms& cost) {
       s.draft_record.saw(0, 0);
       continue;
     }
-    if (drafter_->in_place() && !append(s, entry.n_tokens + most)) continue;
+    if (drafter_->in_place() && !append_room(memory_, s, entry.n_tokens + most)) continue;
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     spare_tokens -= most, spare_rows -= most;
     drafted_.push_back(&entry);
@@ -61,10 +57,11 @@ void Drafts::add(std::vector<StepEntry>& entries, const StepCost::Terms& cost) {
     const int n = int(drafts.size());
     if (drafter_->in_place() && n < wishes_[i].most) {
       memory_.trim(s.kv);
-      XPYD_CHECK(append(s, entry.n_tokens));
+      XPYD_CHECK(append_room(memory_, s, entry.n_tokens));
     }
     const int blocks = int(memory_.blocks(s.kv).size());
-    if (n == 0 || (entry.end() + n - 1) / block_tokens >= blocks + free_blocks || !append(s, entry.n_tokens + n))
+    if (n == 0 || (entry.end() + n - 1) / block_tokens >= blocks + free_blocks ||
+        !append_room(memory_, s, entry.n_tokens + n))
       continue;
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     s.tokens.insert(s.tokens.end(), drafts.begin(), drafts.end());

@@ -28,7 +28,6 @@ class Drafts {
   void token(bool right) { credit_.token(right); }
 
  private:
-  bool append(const Sequence& sequence, int n_tokens);
   int most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const;
 
   const EngineOptions& options_;

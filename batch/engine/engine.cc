@@ -10,7 +10,7 @@ namespace xpyd::batch {
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : memory_(memory),
       options_(std::move(options)),
-      by_layer_(options_.by_layer && model.window() == 1 && model.stages() == 1 && memory.n_ranks() == 1),
+      by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1),
       vocab_(size_t(model.config().vocab)),
       n_layers_(model.config().n_layers),
       clock_(clock),
@@ -54,8 +54,7 @@ bool Engine::iterate(double now) {
   if (steps_.full()) return wait();
 
   const UnderWay under_way = steps_.under_way();
-  scheduler_.plan(now, under_way);
-  if (scheduler_.needs_settling(under_way)) return wait();
+  if (!scheduler_.plan(now, under_way)) return wait();
   EngineStep& next = steps_.next();
   const bool moved = scheduler_.apply(now, under_way, next.entries);
   if (drafts_) drafts_->add(next.entries, scheduler_.chunks().cost());

@@ -162,7 +162,7 @@ int Scheduler::choose_chunks(int block_tokens, const UnderWay& under_way) {
     candidates_.push_back({run_of(int(i)).request->id, &views_.running[i]});
   for (size_t i = 0; i < views_.waiting.size(); ++i)
     candidates_.push_back({admit_of(int(i)).request->id, &views_.waiting[i]});
-  return chunks_.decide(candidates_, options_.step_tokens, block_tokens, under_way.waves ? under_way.stages : 1);
+  return chunks_.decide(candidates_, options_.step_tokens, block_tokens, under_way.stages);
 }
 
 void Scheduler::make_plan(double now, const UnderWay& under_way) {
@@ -185,10 +185,11 @@ void Scheduler::make_plan(double now, const UnderWay& under_way) {
   if (watchers_.plans && !plan_.empty()) watchers_.plans(view, plan_);
 }
 
-void Scheduler::plan(double now, const UnderWay& under_way) {
+bool Scheduler::plan(double now, const UnderWay& under_way) {
   make_plan(now, under_way);
-  if (needs_settling(under_way)) return;
+  if (needs_settling(under_way)) return false;
   while (!plan_.preempts.empty() && give_up_early()) make_plan(now, under_way);
+  return !needs_settling(under_way);
 }
 
 std::vector<uint64_t> Scheduler::planned_requests() const {
@@ -199,6 +200,8 @@ std::vector<uint64_t> Scheduler::planned_requests() const {
   return requests;
 }
 
+// The plan does what may not be done to sequences that are under way: preempt, or, where the model chooses, choose from
+// logits that the CPU sees.
 bool Scheduler::needs_settling(const UnderWay& under_way) const {
   if (!under_way.any) return false;
   if (under_way.waves)
@@ -233,7 +236,7 @@ bool Scheduler::apply(double now, const UnderWay& under_way, std::vector<StepEnt
   for (const ScheduledRun& run : plan_.runs) {
     Sequence& s = run_of(run.index);
     const int n_tokens = tokens_of(s, run);
-    if (!append(s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    if (!append_room(memory_, s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
     entries.push_back(entry_of(s, n_tokens));
   }
   std::erase(running_, nullptr);
@@ -249,11 +252,6 @@ bool Scheduler::apply(double now, const UnderWay& under_way, std::vector<StepEnt
 }
 
 // ---- Memory.
-
-// Room for n_tokens beyond those computed or under way.
-bool Scheduler::append(const Sequence& s, int n_tokens) {
-  return memory_.append(s.kv, s.computed - memory_.written_tokens(s.kv) + n_tokens);
-}
 
 // Takes memory for a waiting sequence. False: there is none. Its KV may be `loading`.
 bool Scheduler::reserve(Sequence& s, double now) {
@@ -272,12 +270,12 @@ bool Scheduler::place(Sequence& s, int n_tokens, double now, std::vector<StepEnt
   if (s.kv == kNoKv) {
     if (!reserve(s, now) || s.loading) return false;
     n_tokens = std::min(n_tokens, s.pending());
-    if (!append(s, n_tokens)) {
+    if (!append_room(memory_, s, n_tokens)) {
       release(s);
       s.computed = 0;
       return false;
     }
-  } else if (!append(s, n_tokens)) {
+  } else if (!append_room(memory_, s, n_tokens)) {
     return false;
   }
   s.early = false;

@@ -64,11 +64,8 @@ class Scheduler {
   // Waiting sequences whose KV a tier has brought may start.
   void poll_loads();
   // Asks the policies what the next step is. Where memory that sequences hold early lets the plan preempt nobody, they
-  // give it up first, as far as `under_way` lets the plan be applied.
-  void plan(double now, const UnderWay& under_way);
-  // The plan does what may not be done to sequences that are under way: preempt, or, where the model chooses, choose
-  // from logits that the CPU sees.
-  bool needs_settling(const UnderWay& under_way) const;
+  // give it up first. False: a step that is under way has to end before the plan can be applied.
+  [[nodiscard]] bool plan(double now, const UnderWay& under_way);
   // Carries the plan out. `entries`: the next step's. False: nothing runs, and nothing was changed either.
   bool apply(double now, const UnderWay& under_way, std::vector<StepEntry>& entries);
 
@@ -93,11 +90,11 @@ class Scheduler {
   void look_at_waiting(double now);
   int choose_chunks(int block_tokens, const UnderWay& under_way);
   void make_plan(double now, const UnderWay& under_way);
+  bool needs_settling(const UnderWay& under_way) const;
   void share_decodes(const UnderWay& under_way);
   void load_early(Sequence& sequence, int cached_tokens, double now);
   bool give_up_early();
   std::deque<SequencePtr>::iterator first_without_kv();
-  bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence, double now);
   bool place(Sequence& sequence, int n_tokens, double now, std::vector<StepEntry>& entries);
   bool make_room();

@@ -15,9 +15,9 @@ Steps::Steps(Model& model, KvMemory& memory, Clock& clock, EngineHooks* hooks, c
       hooks_(hooks),
       tokenizer_(options.tokenizer),
       stats_(stats),
-      in_waves_(!model.chooses() && (model.window() > 1 || model.stages() > 1)),
       // A model that chooses by itself would have to wait for drafts.
-      window_(options.ahead && !(options.speculation.on() && model.chooses()) ? model.window() : 1) {
+      window_(options.ahead && !(options.speculation.on() && model.chooses()) ? model.window() : 1),
+      in_waves_(window_ > 1 && !model.chooses()) {
   const ModelConfig& c = model.config();
   if (c.n_predict) hidden_.resize(size_t(std::max(options.step_tokens, options.max_batch)) * size_t(c.hidden));
 }
@@ -29,8 +29,9 @@ StepInput Steps::gather() {
                         });
   StepInput input = arrays_.gather(next_->entries, memory_, observed ? this : nullptr,
                                    hidden_.empty() ? nullptr : hidden_.data(), size_t(model_.config().hidden));
+  if (!in_waves_) return input;
   input.watched = hooks_ && std::ranges::any_of(next_->entries, [](const StepEntry& e) { return e.sequence->leaves; });
-  if (in_waves_ && !input.watched) input.observer = nullptr;
+  if (!input.watched) input.observer = nullptr;
   return input;
 }
 
@@ -75,7 +76,8 @@ bool Steps::begin() {
 
 bool Steps::wait() {
   const double start = clock_.now();
-  const bool over = model_.wait();
+  bool over = model_.wait();
+  for (; !over && !in_waves_; over = model_.wait()) tell_written();
   stats_.wait_seconds += clock_.now() - start;
   return over;
 }

@@ -40,14 +40,14 @@ class Steps final : private LayerObserver {
   bool in_waves() const { return in_waves_; }
   bool full() const { return int(under_way_.size()) == window_; }
   bool empty() const { return under_way_.empty(); }
-  UnderWay under_way() const { return {!empty(), in_waves_, window_, window_ > 1 ? model_.stages() : 1}; }
+  UnderWay under_way() const { return {!empty(), in_waves_, window_, in_waves_ ? model_.stages() : 1}; }
 
   EngineStep& next() { return *next_; }                // the step that is being put together
   void arrange() { arrays_.arrange(next_->entries); }  // in rows that sequences keep
   // Begins the next step. True: it has to end before another one is planned.
   bool begin();
   bool ended() const { return !empty() && model_.ended(); }  // the oldest one has
-  // Waits for the oldest step, or for other news. True: it has ended.
+  // Waits for the oldest step, or, of waves, for other news. True: it has ended.
   bool wait();
   // Ends the oldest step: what the model has chosen, or its logits, are there.
   std::unique_ptr<EngineStep> end();
@@ -79,8 +79,8 @@ class Steps final : private LayerObserver {
   EngineHooks* const hooks_;
   const Tokenizer* const tokenizer_;
   EngineStats& stats_;
+  const int window_;  // steps under way
   const bool in_waves_;
-  const int window_;           // steps under way
   std::vector<float> hidden_;  // HiddenStates::rows, of a model with a multi-token head
   std::unique_ptr<EngineStep> next_ = std::make_unique<EngineStep>();
   std::deque<std::unique_ptr<EngineStep>> under_way_;  // oldest first

@@ -39,7 +39,7 @@ bool Planner::choose(AttemptPlan& plan) {
   if (options.log)
     options.log->decided(context_.clock.now(), "place", options.placement->name, request.id, plan.seen,
                          options.placement_options, placed);
-  // Of whom one token is wanted, that is the one that comes with the prompt: nobody needs the KV.
+  // A one-token request ends where its prompt is computed; no KV moves.
   if (int(plan.choice().output.size()) + 1 >= request.max_tokens) placed.decode = placed.prefill;
   context_.totals.regret += regret_ratio(plan.seen, placed.prefill);
   if (options.disagg->appends_at && placed.decode != placed.prefill) choose_append(plan);

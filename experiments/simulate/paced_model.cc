@@ -20,10 +20,16 @@ void clear(const StepInput& step, const ModelConfig& config, float* logits) {
   std::fill_n(logits, size_t(config.vocab) * step.logit_rows.size(), 0.0f);
 }
 
+double boundary(const PacedPipeline& pipeline, const StepInput& step) {
+  return pipeline.boundary_s + pipeline.boundary_s_per_token * double(step.token_ids.size());
+}
+
+// A step that is waited for: one stage, or one after the other.
 class PacedStep final : public SynchronousModel {
  public:
-  PacedStep(const StepCost::Terms& terms, int n_layers, NodeTime& time)
-      : config_(small_shape(n_layers)), terms_(terms), time_(time) {}
+  PacedStep(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers, NodeTime& time)
+      : config_(small_shape(n_layers)), terms_(terms), pipeline_(pipeline), time_(time) {}
+  int stages() const override { return pipeline_.stages; }
   const ModelConfig& config() const override { return config_; }
   Work work(const StepInput&) const override { return {}; }
   size_t weight_bytes() const override { return 0; }
@@ -32,7 +38,8 @@ class PacedStep final : public SynchronousModel {
  private:
   void forward(const StepInput& step, float* logits) override {
     time_.began_s = time_.clock.seconds;
-    time_.clock.seconds += seconds(terms_, shape_of(step));
+    for (int s = 0; s < stages(); ++s)
+      time_.clock.seconds += seconds(terms_, shape_of(step)) + (s > 0 ? boundary(pipeline_, step) : 0);
     for (int layer = 0; step.observer && layer < config_.n_layers; ++layer) step.observer->layer_done(layer);
     time_.last_began_s = time_.began_s, time_.last_ended_s = time_.clock.seconds;
     clear(step, config_, logits);
@@ -40,6 +47,7 @@ class PacedStep final : public SynchronousModel {
 
   const ModelConfig config_;
   const StepCost::Terms terms_;
+  const PacedPipeline pipeline_;
   NodeTime& time_;
 };
 
@@ -56,7 +64,7 @@ class PacedWaves final : public Model {
     for (double& free_s : free_s_) {
       free_s = std::max(free_s, ready_s) + wave.t;
       wave.ends_s.push_back(free_s);
-      ready_s = free_s + boundary(step);
+      ready_s = free_s + boundary(pipeline_, step);
     }
     waves_.push_back(std::move(wave));
     clear(step, config_, logits);
@@ -96,9 +104,6 @@ class PacedWaves final : public Model {
     bool watched;
     std::vector<double> ends_s;  // [stages]
   };
-  double boundary(const StepInput& step) const {
-    return pipeline_.boundary_s + pipeline_.boundary_s_per_token * double(step.token_ids.size());
-  }
 
   const ModelConfig config_;
   const StepCost::Terms terms_;
@@ -124,8 +129,8 @@ ModelConfig small_shape(int n_layers) {
 
 std::unique_ptr<Model> make_paced_model(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers,
                                         NodeTime& time) {
-  if (pipeline.stages > 1) return std::make_unique<PacedWaves>(terms, pipeline, n_layers, time);
-  return std::make_unique<PacedStep>(terms, n_layers, time);
+  if (pipeline.stages > 1 && pipeline.window > 1) return std::make_unique<PacedWaves>(terms, pipeline, n_layers, time);
+  return std::make_unique<PacedStep>(terms, pipeline, n_layers, time);
 }
 
 }  // namespace xpyd::disagg
