@@ -174,6 +174,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const PrivateFolder folder;
   if (folder.path().empty()) return Error{ErrorCode::io, "no temporary folder can be made"};
   ProcessClusterOptions cluster_options{.conductor = conductor_options(stack.value()->options),
+                                        .limits = limits(stack.value()->options),
                                         .listen = "unix:" + folder.path() + "/conductor",
                                         .fingerprint = fingerprint(*stack.value())};
   cluster_options.conductor.lease_s = kLease;

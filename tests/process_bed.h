@@ -81,6 +81,7 @@ class Bed {
     options_ = Options::parse(option_table(), "serve", words, 0).value();
     stack_ = prepare_stack(*options_).value();
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
+                                  .limits = limits(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())

@@ -11,7 +11,6 @@
 #include "disagg/conductor/admission.h"
 #include "disagg/conductor/order.h"
 #include "disagg/conductor/placement.h"
-#include "disagg/conductor/ranges.h"
 #include "disagg/messages.h"
 #include "disagg/pool/fetch_policy.h"
 #include "disagg/pool/replication.h"
@@ -42,7 +41,6 @@ struct ConductorOptions {
   bool zero_copy = false;                 // the wire: nothing can be pulled
   int max_model_len = 0;                  // tokens: prompt and output together
   int64_t max_queue_bytes = 256ll << 20;  // queue_bytes() of requests that wait for their first step
-  Limits limits = {};                     // of what comes from another process
   int prefill_window = 1;                 // decode_first: jobs that a prefill instance has not started yet
   int max_tries = 16;                     // attempts of one choice
   // Instances that may end in a row while they compute a choice, none of which got further than

@@ -44,18 +44,9 @@ KvOptions kv_options(const ClusterOptions& o) {
   return kv;
 }
 
-Limits limits(const ClusterOptions& o) {
-  return {.vocab = o.vocab,
-          .max_model_len = o.max_model_len,
-          .n_layers = o.kv.shape.n_layers,
-          .n_kv_heads = o.kv.shape.n_kv_heads,
-          .head_dim = o.kv.shape.head_dim};
-}
-
 ConductorOptions conductor_options(const ClusterOptions& o) {
   ConductorOptions conductor = o;
   conductor.zero_copy = o.transport->shared_pool;
-  conductor.limits = limits(o);
   if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
     conductor.fetch_s_per_token = 2 * double(o.kv.shape.token_bytes()) / o.prior->rates.bytes_per_s;
   return conductor;

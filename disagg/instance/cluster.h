@@ -70,7 +70,6 @@ struct ClusterOptions : ConductorOptions {
 // Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
-Limits limits(const ClusterOptions& options);         // of what crosses a process
 KvOptions kv_options(const ClusterOptions& options);  // of one instance's memory
 ConductorOptions conductor_options(const ClusterOptions& options);
 // Whether the instances can draw from one pool, where the wire wants that.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/siphash.h"
+#include "disagg/instance/cluster.h"
 #include "disagg/net/channel.h"
 #include "disagg/processes/codec_fields.h"
 
@@ -175,6 +176,14 @@ struct Check {
 };
 
 }  // namespace
+
+Limits limits(const ClusterOptions& o) {
+  return {.vocab = o.vocab,
+          .max_model_len = o.max_model_len,
+          .n_layers = o.kv.shape.n_layers,
+          .n_kv_heads = o.kv.shape.n_kv_heads,
+          .head_dim = o.kv.shape.head_dim};
+}
 
 uint16_t frame_type(const Message& message) { return uint16_t(kFirstFrameType + message.index()); }
 

@@ -11,10 +11,15 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "disagg/conductor/ranges.h"
 #include "disagg/messages.h"
+#include "disagg/processes/ranges.h"
 
 namespace xpyd::disagg {
+
+struct ClusterOptions;
+
+// Of the model and context that the members of a cluster agree on.
+Limits limits(const ClusterOptions& options);
 
 // Of the frame that carries `message`.
 uint16_t frame_type(const Message& message);

@@ -8,9 +8,9 @@
 //   time(name, x): Clock seconds, as an age             request(name, shared Request), rules(name, shared TokenRules)
 #pragma once
 
-#include "disagg/conductor/ranges.h"
 #include "disagg/messages.h"
 #include "disagg/net/fields.h"
+#include "disagg/processes/ranges.h"
 
 namespace xpyd::disagg {
 

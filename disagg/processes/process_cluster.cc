@@ -43,7 +43,7 @@ class ProcessCluster::Probe final : public InstanceProbe {
 ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      door_{kToConductor, options_.conductor.limits},
+      door_{kToConductor, options_.limits},
       id_("conductor." + hex(random_secret())),
       takes_workers_(!options_.stands_by),
       conductor_(options_.conductor, clock, *this) {}
@@ -256,7 +256,7 @@ Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::share
   const StartRequest start{.request = request};
   if (int64_t(request->prompt.size()) + request->max_tokens <= options_.conductor.max_model_len)
     if (auto crossed = decode(frame_type(start), encode(kConductor, 0, start, clock_.now()), clock_.now(),
-                              {kToInstance, options_.conductor.limits});
+                              {kToInstance, options_.limits});
         !crossed)
       return crossed.error();
   return conductor_.submit(std::move(request), std::move(sink));

@@ -22,6 +22,7 @@ namespace xpyd::disagg {
 
 struct ProcessClusterOptions {
   ConductorOptions conductor;
+  Limits limits;  // of what workers say
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
   uint64_t fingerprint = 0;           // of what workers must agree on; others are refused

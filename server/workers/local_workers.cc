@@ -367,8 +367,10 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
     own.key_file = folder->path() + "/key";
     write_key(own.key_file);
   }
-  ProcessClusterOptions cluster{
-      .conductor = conductor_options(stack.options), .key = own.read_key(), .fingerprint = fingerprint(stack)};
+  ProcessClusterOptions cluster{.conductor = conductor_options(stack.options),
+                                .limits = limits(stack.options),
+                                .key = own.read_key(),
+                                .fingerprint = fingerprint(stack)};
   cluster.conductor.lease_s = own.lease_s;
   cluster.pool = need(make_handoff_pool(stack.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;

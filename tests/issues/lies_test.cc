@@ -180,6 +180,7 @@ class Bed {
     stack_ = prepare_stack(options).value();
     REQUIRE(open_backend(*stack_).ok());
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
+                                  .limits = limits(),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
     cluster.conductor.lease_s = 30;

@@ -86,6 +86,7 @@ TEST_CASE("cpus: a worker's process is on its cores, all threads that compute", 
   const std::string last = std::to_string(usable_cpus().back());
   Program server(
       {"serve", "--topology", "1C", "--processes", "--kv-bytes", "4MiB", "--port", "0", "--cpus", "C0=" + last});
+  REQUIRE(server.port() != 0);
   // Its worker is its child, on one core when it has begun to compute.
   std::map<std::string, int> lists;
   until(60, [&] {

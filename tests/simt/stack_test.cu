@@ -357,6 +357,7 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
     auto device = find_device("cuda")->alone().value();
     conductor->options.device = device.get();
     ProcessClusterOptions options{.conductor = conductor_options(conductor->options),
+                                  .limits = limits(conductor->options),
                                   .listen = "unix:" + dir.path + "/conductor",
                                   .fingerprint = fingerprint(*conductor)};
     options.conductor.lease_s = 30;
