@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -20,6 +21,11 @@
 #include "base/status.h"
 
 namespace xpyd {
+
+// Bounds that rows of several tables have.
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+inline constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
+inline constexpr double kMaxSeed = double(1ll << 53);
 
 enum class OptionKind : uint8_t { text, choice, integer, number, bytes, flag };
 

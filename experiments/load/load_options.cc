@@ -1,22 +1,12 @@
 // The options of xpyd bench and xpyd prefix-stats.
-#include <limits>
-
 #include "experiments/load/bench.h"
 #include "experiments/load/datasets.h"
 #include "experiments/subcommands.h"
 
 namespace xpyd::server {
-namespace {
-
-using enum OptionKind;
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
-constexpr double kMaxSeed = double(1ll << 53);
-
-}  // namespace
 
 std::vector<OptionRow> bench_options() {
+  using enum OptionKind;
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
       {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0,
@@ -84,6 +74,7 @@ std::vector<OptionRow> bench_options() {
 }
 
 std::vector<OptionRow> prefix_stats_options() {
+  using enum OptionKind;
   return {
       {"min-count", integer, "2", "prompts", "", 2, kMaxTokens, "a prefix counts when at least so many share it",
        "prefix-stats"},

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/table.h"
@@ -88,8 +87,6 @@ int simulate_main(const Options& options) {
 
 std::vector<OptionRow> simulate_options() {
   using enum OptionKind;
-  constexpr double kInf = std::numeric_limits<double>::infinity();
-  constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
   // The rows keep pointers into these.
   static const std::string allocators = names_of(kv_schemes(), "|"), batchings = names_of(batch_policies(), "|"),
                            admissions = "auto|" + names_of(admission_rules(), "|"),

@@ -1,4 +1,3 @@
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,10 +23,7 @@ namespace {
 
 using enum OptionKind;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
 constexpr double kMaxBytes = double(1ll << 46);
-constexpr double kMaxSeed = double(1ll << 53);
 
 constexpr OptionTarget kByName;  // of a row that no struct has a field for
 
