@@ -1,14 +1,13 @@
-// Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): tokens that a sequence may put out next are computed
-// in the step that computes its next one anyway, and kept as far as they turn out to be right. A row of the table says
-// where drafts come from; the engine checks them (Engine::choose_checked).
+// Speculative decoding (Leviathan et al. 2023; Chen et al. 2023). A drafter proposes tokens that a sequence may output
+// next. The engine computes them in the same step as the next token and keeps them up to the first wrong one
+// (Engine::choose_checked).
 //
-// The engine draws from each row of logits what it would have drawn without drafts, and a draft is right if it is that
-// token. For drafts of which nobody says how likely they are, this is rejection sampling: a draft is accepted with the
-// probability that the model gives it, else another token is drawn in proportion. And text, logprobs and the logits'
-// hash are those of decoding without drafts, whatever is drafted (arXiv 2408.07978, section 3, calls it
-// drafter-invariant).
+// The engine samples from each row of logits exactly as it would without drafts; a draft is accepted if it equals that
+// sample. For drafts without probabilities this is rejection sampling: a draft is accepted with the model's probability
+// for it, and otherwise another token is drawn in proportion. Text, logprobs and the logits' hash are therefore those
+// of decoding without drafts (arXiv 2408.07978, section 3, calls this drafter-invariant).
 //
-// Thread safety: the engine's.
+// Thread safety: the engine's thread.
 #pragma once
 
 #include <cstdint>
@@ -25,32 +24,33 @@ namespace xpyd::batch {
 
 struct Sequence;
 
-// What a drafter knows of one sequence; it goes where the sequence goes within a process.
+// A drafter's state for one sequence. It follows the sequence within a process.
 struct DraftMemory {
   virtual ~DraftMemory() = default;
 };
 
 struct DraftWish {
   const Sequence* sequence;
-  std::span<const int32_t> tokens;  // its own, all known: prompt and output so far
+  std::span<const int32_t> tokens;  // prompt and output so far, all known
   std::unique_ptr<DraftMemory>& memory;
-  int most;                          // at least 1
-  std::vector<int32_t> drafts = {};  // the answer: at most so many that may come next
+  int most;                          // drafts wanted at most, at least 1
+  std::vector<int32_t> drafts = {};  // the answer: at most `most` tokens
 };
 
 class Drafter {
  public:
   virtual ~Drafter() = default;
+  // Fills `drafts` of each wish; none is a valid answer.
   virtual void draft(std::span<DraftWish> wishes) = 0;
-  // It writes KV beside the sequence's own: there is room for `most` more tokens.
+  // True: the drafter writes KV into the sequence's memory, and the caller makes room for `most` more tokens first.
   virtual bool in_place() const { return false; }
-  // What one more draft of every sequence takes, beside the step; 0: nothing.
+  // Seconds beside the step for one more draft of every sequence; 0: drafts are free.
   virtual double round_seconds() const { return 0; }
 };
 
-inline constexpr int kMostDrafts = 64;  // of a sequence in a step
+inline constexpr int kMostDrafts = 64;  // per sequence and step
 
-// What an engine has.
+// The parts of an engine that a drafter may use.
 struct DrafterParts {
   Model& model;
   KvMemory& memory;
@@ -62,13 +62,13 @@ struct DrafterRow {
   const char* name;
   std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options, const DrafterParts& parts);  // null: no drafts
   const char* source;
-  bool uses_head = false;  // the engine's model has a multi-token head
+  bool uses_head = false;  // it needs a model with a multi-token head
 };
 
 struct SpeculationOptions {
-  const DrafterRow* drafter = nullptr;  // null: none
-  int tokens = 0;                       // drafts of a sequence in a step, at most; 0: as many as pay (draft_length.h)
-  int ngram_min = 2, ngram_max = 4;     // tokens that must be alike, and those that are looked for first
+  const DrafterRow* drafter = nullptr;  // null: no speculation
+  int tokens = 0;                       // drafts per sequence and step; 0: chosen by expected gain (draft_length.h)
+  int ngram_min = 2, ngram_max = 4;     // n-gram lengths to match: the longest is tried first
   bool on() const { return drafter && drafter->make; }
 };
 

@@ -16,7 +16,7 @@ size_t forming_stop(const std::string& text, const std::vector<std::string>& sto
   return longest;
 }
 
-// Backs `end` up to a boundary between UTF-8 sequences of `text`.
+// Moves `end` back to a boundary between UTF-8 sequences of `text`.
 size_t utf8_boundary(const std::string& text, size_t end) {
   while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
   return end;

@@ -1,5 +1,5 @@
-// One choice's tokens -> text that is certain: valid UTF-8, and no part of a stop string that may
-// be forming. A plain value: it moves from the prefill to the decode instance with its sequence.
+// OutputText turns one choice's tokens into text that is final: valid UTF-8, without a part of a stop string that may
+// still complete. It is a plain value and moves from the prefill to the decode instance with its sequence.
 #pragma once
 
 #include <string>
@@ -12,21 +12,22 @@ namespace xpyd::batch {
 class OutputText {
  public:
   OutputText() = default;
-  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never match.
+  // `tokenizer` may be null (a run without text). Then all text is empty and stop strings never match.
   OutputText(const Tokenizer* tokenizer, const Request& request);
 
   struct Piece {
     std::string text;
-    const std::string* stop = nullptr;  // the stop string (of the request) that ended the text
+    const std::string* stop = nullptr;  // the request's stop string that ended the text; null: none did
   };
-  // `may_stop` false: stop strings pass as text (min_tokens not reached).
+  // Returns the text that `token` makes final. If `may_stop` is false (min_tokens is not reached), stop strings pass as
+  // text.
   Piece feed(int32_t token, const Request& request, bool may_stop);
-  std::string flush();  // what was held back; call once, at the end, unless a stop string ended the text
+  std::string flush();  // text held back so far; call it once at the end, unless a stop string ended the text
 
  private:
   const Tokenizer* tokenizer_ = nullptr;
   Detokenizer detokenizer_;
-  std::string held_;  // text that may be the beginning of a stop string
+  std::string held_;  // text that may be the start of a stop string
 };
 
 }  // namespace xpyd::batch

@@ -14,94 +14,94 @@
 
 namespace xpyd::batch {
 
-// One choice (or all n of them, before their first token) as it stands between two instances, or as
-// it goes on after a failure: a plain value, from which its sampler and its text follow.
+// One choice (or all n of them, before their first token) as a plain value, for transfer to another instance and for
+// recovery after a failure. make_sequence() rebuilds sampler and text from it.
 struct ChoiceState {
   int choice = 0;
-  int stands_for = 1;           // choices [choice, choice + stands_for); more than one: no output yet
-  std::vector<int32_t> output;  // tokens that the client has, or that are on their way to it
-  uint64_t logits_hash = 0;     // of the rows they were sampled from
+  int stands_for = 1;           // choices [choice, choice + stands_for); above 1 there is no output yet
+  std::vector<int32_t> output;  // tokens that the client has or that are on their way to it
+  uint64_t logits_hash = 0;     // of the logits rows from which `output` was sampled
   int cached_tokens = 0;
   int preemptions = 0;
   double queued_s = 0, scheduled_s = 0;  // Clock; 0: not yet
-  int hidden_tokens = 0;                 // a multi-token head: `hidden` is of the last of so many tokens; 0: not known
-  std::vector<float> hidden = {};        // HiddenStates::before
+  int hidden_tokens = 0;                 // `hidden` belongs to the last of this many tokens; 0: not known
+  std::vector<float> hidden = {};        // HiddenStates::before, for a multi-token head
 };
 
-// Under which its KV is found again. A prefix cache holds no logits: where those of the prompt are
-// wanted, each attempt has a salt of its own, the same on all instances.
+// The salt under which a prefix cache finds this request's KV. A prefix cache holds no logits, so a request that wants
+// prompt logprobs gets a salt of its own for each attempt. All instances compute the same one.
 inline uint64_t kv_salt(const Request& request, uint64_t attempt) {
   if (request.prompt_logprobs < 0) return request.cache_salt;
   return Random(request.cache_salt ^ Random(request.id ^ attempt << 32).next()).next() | 1;
 }
 
-// Owner: the engine (or the P/D state machine) that holds it, one at a time; it moves between
-// instances by value of this pointer. Until its first token is sampled one sequence stands for all
-// n choices, because they share the prompt's KV; then it splits.
+// Owner: one engine, or the P/D state machine, holds the pointer at a time. Until the first token is sampled, one
+// sequence stands for all n choices, because they share the prompt's KV; then it splits.
 struct Sequence {
   std::shared_ptr<const Request> request;
   std::shared_ptr<EventSink> sink;
-  std::shared_ptr<std::atomic<bool>> cancelled;  // set by Service::abort; looked at between iterations
-  // Whoever counts load gives these; letting go of them counts down.
+  std::shared_ptr<std::atomic<bool>> cancelled;  // Service::abort sets it; the engine reads it between iterations
+  // Tickets of a load counter. Destroying a ticket reduces the count.
   std::shared_ptr<void> queue_ticket;   // until the first step
-  std::shared_ptr<void> prompt_ticket;  // until the prompt is done: held by this object, not by its choices
+  std::shared_ptr<void> prompt_ticket;  // until the prompt is computed: this object holds it, its choices do not
 
   int choice = 0;
-  int stands_for = 1;    // choices that this sequence still stands for: [choice, choice + stands_for)
-  uint64_t attempt = 0;  // of the conductor's, to serve it (disagg/messages.h)
-  bool leaves = false;   // its KV goes to another instance when the given tokens are computed
-  int given = 0;         // tokens that this instance was given: the prompt, and what was put out before
+  int stands_for = 1;    // it still represents choices [choice, choice + stands_for)
+  uint64_t attempt = 0;  // the conductor's number of this try to serve it (disagg/messages.h)
+  bool leaves = false;   // its KV moves to another instance once the given tokens are computed
+  int given = 0;         // tokens that this instance received: the prompt and earlier output
 
-  // Prompt, then output; below 0: being chosen (batch/engine/engine.cc). While a step computes drafts they are the last
-  // ones.
+  // Prompt, then output. A negative id is a token that the model is still choosing (steps.h). While a step computes
+  // drafts, they are the last entries.
   std::vector<int32_t> tokens;
-  int computed = 0;       // tokens whose KV is in place or under way, on the instance that holds it
+  int computed = 0;       // tokens whose KV is computed or being computed on the instance that holds it
   KvHandle kv = kNoKv;    // in that instance's memory
   int cached_tokens = 0;  // prompt tokens found in a prefix cache at first admission
-  int preemptions = 0;    // times it lost its memory
+  int preemptions = 0;    // times that it lost its memory
 
   SamplerState sampler;
   OutputText text;
-  uint64_t logits_hash = 0;              // of the logits rows that were sampled, in order (base/row_hash.h)
-  std::vector<Sampled> prompt_logprobs;  // [n_prompt] while they are wanted: those computed so far
-  std::unique_ptr<DraftMemory> drafts;   // the drafter's
+  uint64_t logits_hash = 0;              // of the sampled logits rows, in order (base/row_hash.h)
+  std::vector<Sampled> prompt_logprobs;  // [n_prompt] if requested: those computed so far
+  std::unique_ptr<DraftMemory> drafts;   // per-sequence state of the drafter
   DraftRecord draft_record;
-  int hidden_tokens = 0;      // as of ChoiceState
-  std::vector<float> hidden;  // …
+  int hidden_tokens = 0;      // as in ChoiceState
+  std::vector<float> hidden;  // as in ChoiceState
 
-  double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
-  int row = -1;                          // in a persistent batch (batch/step_arrays.h)
-  bool scheduled = false;                // has run at least once, somewhere
-  bool probed = false;                   // the engine has looked for its KV, in memory and in tiers
-  bool early = false;                    // holds memory before its turn, for KV that comes from a tier
-  bool loading = false;                  // … and that KV is still on its way,
-  double load_s = 0;                     // … since then (Clock)
-  std::shared_ptr<KvArrival> arrival;    // of the first `computed` tokens; null: they are there
+  double queued_s = 0, scheduled_s = 0;  // Clock: arrival at the first engine, first step
+  int row = -1;                          // its row in a persistent batch (step_arrays.h); -1: none
+  bool scheduled = false;                // it has run at least once, on some instance
+  bool probed = false;                   // the engine has looked for its KV in memory and in tiers
+  bool early = false;                    // it holds memory before its turn, while a tier loads its KV
+  bool loading = false;                  // that KV is still being loaded
+  double load_s = 0;                     // Clock: when the load began
+  std::shared_ptr<KvArrival> arrival;    // tells when the KV of the first `computed` tokens arrives; null: it is there
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }
   int pending() const { return int(tokens.size()) - computed; }
   uint64_t salt() const { return kv_salt(*request, attempt); }
-  // It holds memory that nobody but preemption takes from it.
+  // Only preemption can take its memory. Memory that it got early can be taken back.
   bool keeps_kv() const { return kv != kNoKv && !early; }
   bool wants_prompt_logprobs() const { return request->prompt_logprobs >= 0 && n_output() == 0; }
 };
 
 using SequencePtr = std::unique_ptr<Sequence>;
 
-// `state`: what of it exists already. The tokenizer (null: no text) and the request are those it began with.
+// Builds a sequence from `state`. A null tokenizer means no text. Tokenizer and request must be those with which the
+// state began.
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer);
 ChoiceState state_of(const Sequence& sequence);
-// KvMemory::append() of room for n_tokens beyond those computed or under way.
+// Calls KvMemory::append() for n_tokens beyond those computed or being computed. False: there are not enough blocks.
 [[nodiscard]] bool append_room(KvMemory& memory, const Sequence& sequence, int n_tokens);
-// What a choice has of its own, its sampler and its text, begins with its first token. Later calls do nothing.
+// Starts the sampler and the text of `choice`, at its first token. Later calls do nothing.
 void open_choice(Sequence& sequence, int choice, const Tokenizer* tokenizer);
 
-// What every event of a choice says; the token, or the end, is the caller's.
+// Fills the fields that every event of a choice has. The caller adds the token or the finish reason.
 TokenEvent event_of(const Sequence& sequence, int choice, double now);
-// Ends the choices that `sequence` stands for without a token.
+// Ends the choices that `sequence` stands for, without a token.
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now);
 
 }  // namespace xpyd::batch

@@ -16,7 +16,7 @@ void StepArrays::arrange(std::vector<StepEntry>& entries) {
   newcomers_.clear();
   arranged_.assign(owners_.size(), StepEntry{});
   for (const StepEntry& entry : entries) {
-    const size_t row = size_t(entry.sequence->row);  // -1: beyond all
+    const size_t row = size_t(entry.sequence->row);  // -1 becomes larger than any row
     const bool keeps = row < owners_.size() && owners_[row] == entry.sequence;
     if (keeps) {
       arranged_[row] = entry;
@@ -48,7 +48,7 @@ void StepArrays::arrange(std::vector<StepEntry>& entries) {
 StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer,
                              float* hidden, size_t width) {
   const size_t n = entries.size();
-  size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is as it was
+  size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is unchanged
   for (; same < n && same < rows_.size(); ++same) {
     const StepEntry& entry = entries[same];
     if (rows_[same] != row_of(entry)) break;
@@ -58,7 +58,7 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
   q_offsets_.resize(n + 1);
   kv_lengths_.resize(n);
   const size_t n_ranks = size_t(memory.n_ranks());
-  views_.resize(n_ranks * n);  // rank by rank
+  views_.resize(n_ranks * n);  // grouped by rank
   logit_rows_.resize(n_logits);
   for (size_t r = same; r < n; ++r) {
     const StepEntry& entry = entries[r];

@@ -1,8 +1,8 @@
-// equal_time: waves of a pipeline that take equally long in every stage, because its slowest wave is paid for P times:
-// sum t_i + (P - 1) max t_i.
+// equal_time chooses waves of equal duration, because a pipeline of P stages pays for its slowest wave P times: sum t_i
+// + (P - 1) max t_i.
 //
-// The prompts that wait stand one behind the other; a wave is a stretch of them, from one stop to another. In prefix
-// sums over the stops any wave's seconds come in constant time.
+// The waiting prompts are laid end to end. A wave is a stretch of them between two stops, the places where a chunk may
+// end. Prefix sums over the stops give the seconds of any wave in constant time.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,15 +13,15 @@ namespace xpyd::batch {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr size_t kStops = 2048;  // of one search: further apart where there is more to compute, and no more
-constexpr double kFinest = 128, kCoarsest = 16;  // … in a prompt's longest piece
+constexpr size_t kStops = 2048;  // stops of one search; with more to compute they lie further apart, up to kCoarsest
+constexpr double kFinest = 128, kCoarsest = 16;  // stops per longest piece of a prompt
 
 struct Stop {
   int tokens = 0;       // before it
-  int prompt = 0;       // it lies in that one, or at its beginning
-  int offset = 0;       // tokens of that one before it
+  int prompt = 0;       // the prompt that contains it or starts at it
+  int offset = 0;       // tokens of that prompt before it
   double attended = 0;  // sum of 2 L x + x^2 before it
-  double prefix = 0;    // sum of L, of prompts that begin before it
+  double prefix = 0;    // sum of L over prompts that start before it
 };
 
 class Stretch {
@@ -30,7 +30,7 @@ class Stretch {
     double total = 0;
     for (const ChunkPrompt& p : view.prompts) total += p.left;
     const int block = view.block_tokens, least = std::max(1, view.minimum);
-    const double fits = std::ceil(total / double(kStops) / block);  // blocks from one to the next
+    const double fits = std::ceil(total / double(kStops) / block);  // blocks between two stops
     const int step = block * int(std::clamp(fits, std::max(1.0, std::floor(view.base / kFinest / block)),
                                             std::max(1.0, std::floor(view.base / kCoarsest / block))));
     Stop at;
@@ -58,15 +58,15 @@ class Stretch {
            view_.cost[3] * (j.attended - i.attended);
   }
 
-  // f(to, seconds) of every wave that may begin there, the shortest first, until it says false. One there is in any
-  // case: the shortest, though it be too long.
+  // Calls f(to, seconds) for every wave that may start at `from`, shortest first, until f returns false. There is
+  // always at least one: the shortest, even if it is too long.
   template <class F>
   void each_wave(size_t from, F&& f) const {
     const Stop& i = stops_[from];
     bool any = false;
     for (size_t to = from + 1; to < stops_.size(); ++to) {
       const Stop& j = stops_[to];
-      const int last = j.offset > 0 ? j.prompt : j.prompt - 1;  // whose piece ends the wave
+      const int last = j.offset > 0 ? j.prompt : j.prompt - 1;  // the prompt whose piece ends the wave
       const int piece = last == i.prompt ? j.tokens - i.tokens
                                          : (j.offset > 0 ? j.offset : view_.prompts[size_t(last)].left);
       if (any && (piece > view_.base || j.tokens - i.tokens > room_)) return;
@@ -74,7 +74,7 @@ class Stretch {
       any = true;
       if (!f(to, seconds(from, to))) return;
     }
-    if (!any && from < end()) f(end(), seconds(from, end()));  // where the stops end, not the prompts
+    if (!any && from < end()) f(end(), seconds(from, end()));  // the stops end before the prompts do
   }
 
  private:
@@ -84,7 +84,7 @@ class Stretch {
   std::vector<Stop> stops_;
 };
 
-// What the pipeline takes when each wave takes all that fits in `most_s`.
+// Returns the pipeline's seconds if each wave takes all that fits in `most_s`.
 double filled(const Stretch& stretch, int stages, double most_s) {
   double sum_s = 0, longest_s = 0;
   for (size_t at = 0; at < stretch.end();) {
@@ -101,7 +101,7 @@ double filled(const Stretch& stretch, int stages, double most_s) {
   return sum_s + (stages - 1) * longest_s;
 }
 
-// By the first wave: those after it take as long.
+// Tries each duration of the first wave, with equally long waves after it, and returns the best.
 double best_wave_s(const Stretch& stretch, int stages) {
   double best_s = kInf, wave_s = 0;
   stretch.each_wave(0, [&](size_t, double s) {
@@ -121,14 +121,14 @@ int farthest(const ChunkView& view) {
 
 ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave) {
   if (prompt_room(view) == 0) return state;
-  // Chosen once for a prompt, when its turn comes, so that what is left of it does not change its waves.
+  // The time is chosen once per prompt, when it becomes the first, so that its later waves do not change.
   const bool searched = state.wave_s == 0 || state.head != view.prompts[0].id;
   if (searched) state = {.head = view.prompts[0].id, .wave_s = best_wave_s(Stretch(view), view.stages)};
-  double left_s = state.wave_s * (1 + 1e-9) - empty_wave_s(view);  // rounding is no reason to leave a block out
+  double left_s = state.wave_s * (1 + 1e-9) - empty_wave_s(view);  // rounding must not exclude a block
   for (const ChunkPrompt& p : view.prompts) {
     const bool first = wave.tokens == 0;
     int x = int(std::min({tokens_in(view.cost, p.done, left_s), double(p.left), double(view.base)}));
-    if (x < p.left) {  // neither this piece nor the rest is too small; who is first has one in any case
+    if (x < p.left) {  // neither this piece nor the rest is too small; the first prompt always gets a piece
       x = std::min(x, p.left - view.minimum);
       if (x < view.minimum) x = !first ? 0 : p.left < 2 * view.minimum ? p.left : view.minimum;
     }

@@ -20,23 +20,23 @@ constexpr ChunkPolicy kChunkPolicies[] = {
      "the time of a wave that makes sum t + (P-1) T least; ATOM's cost of a chunk"},
 };
 
-// ---- Whoever decides how many tokens a wave has: prompts take them in order, and no piece is a crumb.
+// ---- Rules for all rows: prompts take the wave's tokens in order, and no piece is smaller than the minimum.
 
-// A least piece of at most half of what a prompt may have, so that one that is longer than that comes in two; in whole
-// blocks, so that these end at one.
+// The smallest piece, at most half of what a prompt may have, so that a longer prompt comes in two. It is a multiple of
+// a block if it is at least one block, so that chunks end at block boundaries.
 int least_piece(const ChunkView& view) {
   const int least = std::min(view.minimum, std::min(prompt_room(view), view.base) / 2);
   return least >= view.block_tokens ? least / view.block_tokens * view.block_tokens : least;
 }
 
-// Tokens of a prompt: `want` if it has more, and at most `most`, where a few more finish it.
+// Returns the tokens of a prompt in this wave: `want` if it has more, but up to `most` if a few more tokens finish it.
 int piece(const ChunkPrompt& p, int want, int most, int least, int page, bool first) {
   if (p.left <= want || (p.left <= most && p.left - want < least)) return p.left;
   int n = want;
-  if (p.left - n < least) n = std::min(n, p.left / 2);  // the last two are evened out
+  if (p.left - n < least) n = std::min(n, p.left / 2);  // the last two pieces get equal sizes
   const int aligned = (p.done + n) / page * page - p.done;
   if (aligned >= std::max(least, 1)) n = aligned;
-  return n >= least || first ? n : 0;  // who is not first waits for a wave that has more
+  return n >= least || first ? n : 0;  // a later prompt waits for a wave with more room
 }
 
 int fill(const ChunkView& view, const ChunkWave& wave, std::vector<int>& most) {
@@ -45,7 +45,7 @@ int fill(const ChunkView& view, const ChunkWave& wave, std::vector<int>& most) {
   int used = 0;
   for (size_t i = 0; i < view.prompts.size() && used < tokens; ++i) {
     const int want = std::min(tokens - used, view.base), at_most = std::min(room - used, view.base);
-    const bool full = want < view.base && want < view.prompts[i].left;  // not by its own limit alone
+    const bool full = want < view.base && want < view.prompts[i].left;  // the wave limits it, not its own limit
     most[i] = piece(view.prompts[i], want, at_most, view.minimum, view.block_tokens, used == 0);
     used += most[i];
     if (full || most[i] == 0) break;
@@ -84,7 +84,7 @@ double empty_wave_s(const ChunkView& view) {
   return view.cost[0] + view.cost[4] * view.decodes + view.cost[5] * view.decode_context;
 }
 
-// The root of a x^2 + (b + 2 a L) x = seconds - gamma L, in the form that is exact for a = 0, too.
+// The root of a x^2 + (b + 2 a L) x = seconds - gamma L, in a form that also holds for a = 0.
 double tokens_in(const StepCost::Terms& cost, double L, double seconds) {
   const double left = seconds - cost[2] * L, linear = cost[1] + 2 * cost[3] * L;
   if (left < 0) return -1;

@@ -1,6 +1,6 @@
-// Chunk policies: how many tokens of each prompt the next step (a wave, where stages form a pipeline) computes, and how
-// many tokens the step has. Pure functions from a snapshot, and from what the policy remembers, in a table: no clock,
-// no I/O. The batching policy (batch/policies/policy.h) then plans within that.
+// Chunk policies decide how many tokens the next step has and how many of each prompt. Where pipeline stages compute, a
+// step is a wave. A policy is a pure function of a snapshot and of its remembered state, in a table; it uses no clock
+// and no I/O. The batching policy (batch/policies/policy.h) then plans within these limits.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -15,40 +15,40 @@
 namespace xpyd::batch {
 
 struct ChunkPrompt {
-  uint64_t id = 0;  // of its request
+  uint64_t id = 0;  // request id
   int done = 0;     // tokens computed or under way
-  int left = 0;     // tokens that no step has yet, more than one
+  int left = 0;     // tokens in no step yet, more than one
 };
 
 struct ChunkView {
-  std::span<const ChunkPrompt> prompts;       // running ones, oldest first, then waiting ones in order
-  int decodes = 0;                            // sequences that have one token to compute
-  double decode_context = 0;                  // KV tokens that they look at
-  int budget = 0;                             // of a step: prompts' tokens and decodes
-  int base = 0;                               // of one prompt in a step; at most `budget`
-  int minimum = 0;                            // of a prompt in a step, unless it has fewer; 0: whatever is left
-  int block_tokens = 1;                       // a chunk ends at a multiple, unless the prompt ends
-  int stages = 1;                             // P
-  StepCost::Terms cost = {};                  // of a wave in a stage: t(L, x) and the decodes beside it
-  double steps_seen = 0;                      // … that it was fitted to
-  int longest_prefix = 0, longest_chunk = 0;  // … in them
+  std::span<const ChunkPrompt> prompts;  // running ones, oldest first, then waiting ones in order
+  int decodes = 0;                       // sequences with one token to compute
+  double decode_context = 0;             // KV tokens that they attend to
+  int budget = 0;                        // tokens of a step: prompts and decodes
+  int base = 0;                          // most tokens of one prompt in a step; at most `budget`
+  int minimum = 0;                       // least tokens of a prompt in a step, unless fewer are left; 0: no minimum
+  int block_tokens = 1;                  // a chunk ends at a multiple of this, or with its prompt
+  int stages = 1;                        // pipeline stages, P
+  StepCost::Terms cost = {};             // of a wave in one stage: t(L, x) and the decodes beside it
+  double steps_seen = 0;                 // steps to which `cost` was fitted
+  int longest_prefix = 0, longest_chunk = 0;  // longest prefix and chunk in those steps
 };
 
-// What a policy remembers. A new engine's is ChunkState{}.
+// The state that a policy remembers. A new engine starts with ChunkState{}.
 struct ChunkState {
-  uint64_t head = 0;  // equal_time: the prompt for which
-  double wave_s = 0;  // … a wave's seconds were chosen; 0: none
+  uint64_t head = 0;  // equal_time: the prompt for which `wave_s` was chosen
+  double wave_s = 0;  // equal_time: seconds of a wave; 0: none chosen
   bool operator==(const ChunkState&) const = default;
 };
 
 struct ChunkChoice {
-  int step_tokens = 0;        // of the step
-  std::vector<int> most;      // [prompt]: tokens of it in this step
-  bool extrapolates = false;  // the cost says what it has seen nothing like
-  ChunkState state;           // what the policy remembers then
+  int step_tokens = 0;        // tokens of the step
+  std::vector<int> most;      // [prompt]: most tokens of it in this step
+  bool extrapolates = false;  // the cost is used outside the range of steps that it was fitted to
+  ChunkState state;           // state to remember if the step runs
 };
 
-// What a row decides: all rows fill their waves with prompts in order, by the same rules (chunk_policy.cc).
+// The decision of a row. All rows then fill the wave with prompts in order, by the same rules (chunk_policy.cc).
 struct ChunkWave {
   int tokens = 0;  // of prompts
   bool extrapolates = false;
@@ -57,30 +57,30 @@ struct ChunkWave {
 struct ChunkPolicy {
   const char* name;
   ChunkState (*decide)(const ChunkView& view, ChunkState state, ChunkWave& wave);
-  bool shapes;  // minds a minimum also where none is given
+  bool shapes;  // true: a minimum applies even if none is given
   const char* source;
 };
 
 std::span<const ChunkPolicy> chunk_policies();
 const ChunkPolicy* find_chunk_policy(std::string_view name);  // null: no such policy
 
-// ChunkView::minimum, of what is asked for (0: the policy's own).
+// Returns ChunkView::minimum for the minimum that was asked for (0: the policy's own), rounded up to blocks.
 int chunk_minimum(const ChunkPolicy& policy, int asked, int base, int block_tokens);
-// There are prompts, and `state` is what it said last.
+// Fills `choice`. Requires: the view has prompts, and `state` is what the policy returned last.
 void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const ChunkState& state, ChunkChoice& choice);
 
-// ---- of all rows
+// ---- Shared by all rows.
 
 // Tokens that a step has for prompts.
 inline int prompt_room(const ChunkView& view) { return view.budget > view.decodes ? view.budget - view.decodes : 0; }
-// t(0, 0): a wave without prompts.
+// Seconds of a wave without prompts, t(0, 0).
 double empty_wave_s(const ChunkView& view);
-// Tokens after L that take so long, beside what takes no longer by them: -1: L alone takes longer.
+// Returns how many prompt tokens after L take `seconds`, beside the constant part of a wave. -1: L alone takes longer.
 double tokens_in(const StepCost::Terms& cost, double L, double seconds);
-// The cost was fitted to fewer than kKnownSteps, or to nothing half as far or half as long.
+// True: the cost was fitted to fewer than kKnownSteps steps, or to none half as far (L) or half as long (x).
 bool extrapolates(const ChunkView& view, int L, int x);
-constexpr int kKnownSteps = 8;       // as many lengths as SGLang profiles at least
-constexpr double kGivenSteps = 1e9;  // ChunkView::steps_seen of a cost that is known beforehand
+constexpr int kKnownSteps = 8;       // SGLang profiles at least this many lengths
+constexpr double kGivenSteps = 1e9;  // ChunkView::steps_seen of a cost that is given, not fitted
 
 ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave);
 

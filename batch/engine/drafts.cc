@@ -6,10 +6,10 @@
 
 namespace xpyd::batch {
 
-// 0: it does not decode, or there is no room.
+// Returns the most drafts for this entry. 0: it does not decode, or there is no room.
 int Drafts::most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const {
   const Sequence& s = *entry.sequence;
-  // (Nothing is trimmed while KV comes: a draft that turns out wrong would be.)
+  // A wrong draft is trimmed, and nothing may be trimmed while KV is arriving.
   const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves && !s.arrival;
   if (!decodes || s.request->most_drafts == 0) return 0;
   const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;

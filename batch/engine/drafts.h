@@ -1,4 +1,4 @@
-// The drafts of an engine's steps (batch/drafter.h): how many each sequence gets, and what they have earned.
+// Drafts of an engine's steps (batch/drafter.h): how many each sequence gets, and what they have earned.
 //
 // Thread safety: the engine's thread.
 #pragma once
@@ -14,16 +14,16 @@ namespace xpyd::batch {
 
 class Drafts {
  public:
-  // Before: options.speculation is on.
+  // Requires: options.speculation is on.
   Drafts(const EngineOptions& options, const DrafterParts& parts)
       : options_(options),
         memory_(parts.memory),
         drafter_(options.speculation.drafter->make(options.speculation, parts)) {}
 
-  // Sequences that decode compute drafts beside their next token, as far as the step has tokens and rows of logits for
-  // them and free blocks: nobody is preempted for a draft, and no prefix is forgotten. `cost`: of steps.
+  // Adds drafts to sequences that decode, as far as the step has spare tokens, rows of logits and free blocks. No
+  // sequence is preempted and no cached prefix evicted for a draft. `cost`: seconds of steps.
   void add(std::vector<StepEntry>& entries, const StepCost::Terms& cost);
-  // The drafts of an entry are looked at; and a token is put out, `right` as it was drafted.
+  // pay() charges the entry's drafts when they are checked. token() reports an output token; `right`: it was drafted.
   void pay(const StepEntry& entry) { credit_.pay(entry.n_drafts * entry.draft_price); }
   void token(bool right) { credit_.token(right); }
 
@@ -34,7 +34,7 @@ class Drafts {
   KvMemory& memory_;
   const std::unique_ptr<Drafter> drafter_;
   DraftCredit credit_;
-  // Reused from step to step.
+  // Buffers, reused from step to step.
   std::vector<DraftWish> wishes_;
   std::vector<StepEntry*> drafted_;  // [wish]
 };

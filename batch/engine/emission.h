@@ -1,4 +1,4 @@
-// What becomes of logits: tokens are drawn, their text is made, and their events go to the sinks.
+// Emission turns logits into tokens, makes their text, and sends their events to the sinks.
 //
 // Thread safety: the engine's thread.
 #pragma once
@@ -14,16 +14,16 @@ class Emission {
   Emission(const EngineOptions& options, int vocab, EngineStats& stats)
       : options_(options), vocab_(size_t(vocab)), stats_(stats) {}
 
-  // `row`, here and below: [vocab], its logits. Draws the next token of a sequence, whose choice is open.
+  // Samples the next token of a sequence whose choice is open. `row`, here and below: [vocab], its logits.
   Sampled draw(Sequence& sequence, const float* row) {
     return sample({row, vocab_}, sequence.request->sampling, sequence.sampler, scratch_);
   }
-  // How likely token `at` of a prompt is.
+  // Computes the logprob of token `at` of the prompt.
   void judge_prompt(Sequence& sequence, int at, const float* row) {
     sequence.prompt_logprobs[size_t(at)] = judge({row, vocab_}, sequence.tokens[size_t(at)],
                                                  sequence.request->prompt_logprobs, scratch_);
   }
-  // Token `at` of the sequence, which may have drafts there, is this one. True: the sequence has ended.
+  // Stores `sampled` as token `at`, which may hold a draft, and sends its event. True: the sequence has ended.
   bool accept(Sequence& sequence, int at, Sampled sampled, uint64_t row_hash, double now);
 
  private:

@@ -39,7 +39,7 @@ bool Engine::step() {
   const double computed = in_waves() ? stats_.wait_seconds - waited : stats_.step_seconds - stepped;
   stats_.schedule_seconds += clock_.now() - start - computed;
   if (moved || (!copying && !scheduler_.loading())) return moved;
-  // Only copies to or from a tier go on.
+  // Only copies to or from a tier are in progress.
   clock_.sleep(50e-6);
   return true;
 }
@@ -81,14 +81,14 @@ void Engine::run() {
   stats_.step_seconds += clock_.now() - begun;
 }
 
-// For the oldest step, or other news. Always true: something has moved, or may move now.
+// Waits for the oldest step or, with waves, for other news. Always returns true: something moved or may move now.
 bool Engine::wait() {
   if (steps_.wait()) finish();
   return true;
 }
 
-// What is held now has been since the last call: between two of them nobody gets memory, or gives it up, but at once
-// before or after one.
+// Adds the KV held since the last call. Between two calls no sequence gets or frees memory, except right before or
+// after one.
 void Engine::charge(double now) {
   const double seconds = now - std::exchange(charged_s_, now);
   const auto add = [&](const auto& sequences) {
@@ -100,7 +100,7 @@ void Engine::charge(double now) {
   add(scheduler_.running()), add(scheduler_.waiting());
 }
 
-// ---- What a step gave.
+// ---- Results of a step.
 
 void Engine::finish() {
   std::unique_ptr<EngineStep> step = steps_.end();
@@ -118,8 +118,9 @@ void Engine::finish() {
   steps_.reuse(std::move(step));
 }
 
-// Of sequences whose first KV came meanwhile. What was computed without it is nothing: who stays here begins anew, who
-// leaves has told others of it.
+// Handles sequences whose first KV arrived during the step. If it did not arrive completely, the step's results for
+// that sequence are void. A leaving sequence then ends, because others were already told of its KV; any other starts
+// again.
 void Engine::settle_arrivals(EngineStep& step) {
   for (StepEntry& entry : step.entries) {
     Sequence& s = *entry.sequence;
@@ -167,7 +168,7 @@ void Engine::take_chosen(EngineStep& step, double now) {
 
 void Engine::choose(EngineStep& step, double now) {
   const float* logits = step.logits.data();
-  std::vector<std::pair<Sequence*, const float*>> splits;  // last: who ends makes room for choices
+  std::vector<std::pair<Sequence*, const float*>> splits;  // last: sequences that end make room for choices
   for (StepEntry& entry : step.entries) {
     const float* row = logits;
     logits += vocab_ * size_t(entry.n_rows());
@@ -184,7 +185,7 @@ void Engine::choose(EngineStep& step, double now) {
   for (auto [s, row] : splits) split(*s, row, now);
 }
 
-// The next token, and, as far as the drafts computed with it are right, those after it. Only what is right is written.
+// Samples the next token and accepts drafts up to the first wrong one. Only accepted tokens are reported as written.
 void Engine::choose_checked(const StepEntry& entry, const float* row, double now) {
   Sequence& s = *entry.sequence;
   open_choice(s, s.choice, options_.tokenizer);
@@ -207,7 +208,8 @@ void Engine::choose_checked(const StepEntry& entry, const float* row, double now
   if (at < entry.end()) memory_.trim(s.kv);
 }
 
-// Token `at` of one sequence, its next. A first token may be the last one here. True: the sequence is gone.
+// Takes token `at`, the sequence's next. On an instance that hands over, the first token is the last one here. True:
+// the sequence is gone.
 bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
   const bool first = at == s.given;
   if (first) s.prompt_ticket.reset();
@@ -225,7 +227,7 @@ bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash,
   return true;
 }
 
-// The prompt of n > 1 choices is done: each gets a first token of its own, and those who go on stay here or leave.
+// Splits a prompt with n > 1 choices: each choice gets its own first token. Choices that continue stay here or leave.
 void Engine::split(Sequence& s, const float* row, double now) {
   const SequencePtr spent = scheduler_.remove(s);
   const uint64_t hash = row_hash(row, vocab_);
@@ -256,7 +258,7 @@ void Engine::split(Sequence& s, const float* row, double now) {
   share_kv(std::move(alive));
 }
 
-// choices[0] holds the KV of all: the others fork it, or wait and compute it again when there is no room.
+// choices[0] holds the KV of all. The others fork it or, if there is no room, wait and recompute it.
 void Engine::share_kv(std::vector<SequencePtr> choices) {
   std::vector<SequencePtr> sharing;
   for (size_t i = 1; i < choices.size(); ++i) {
@@ -272,7 +274,7 @@ void Engine::share_kv(std::vector<SequencePtr> choices) {
   for (SequencePtr& s : sharing) scheduler_.join(std::move(s));
 }
 
-// A sequence that is over. What is under way for it is dropped, and its KV is in use until the last of that ends.
+// Releases an ended sequence. If steps under way still use its KV, the last of them frees it.
 void Engine::retire(SequencePtr s) {
   if (!steps_.hold(s)) scheduler_.release(*s);
 }

@@ -1,8 +1,9 @@
-// The engine: schedule -> run -> emit, over one model and one KV memory. There is no other loop: colocated, prefill and
-// decode instances are this engine, and differ in what their hooks do with a finished prompt.
+// The engine runs one loop, schedule -> run -> emit, over one model and one KV memory. Colocated, prefill and decode
+// instances all use it. They differ only in what their hooks do with a finished prompt.
 //
-// It has four parts. The Scheduler decides whose tokens are in the next step, and who holds memory; Steps are those
-// that the model computes; Emission makes tokens, text and events of logits; Drafts guess tokens ahead.
+// It has four parts. The Scheduler decides which tokens the next step computes and which sequences hold memory. Steps
+// are the steps that the model is computing. Emission turns logits into tokens, text and events. Drafts proposes tokens
+// ahead.
 //
 // Thread safety: one thread calls everything. It owns the model, the memory and every sequence inside.
 #pragma once
@@ -25,31 +26,32 @@ namespace xpyd::batch {
 
 class Engine final {
  public:
+  // `hooks` may be null if no sequence leaves. All references and `hooks` must outlive the engine.
   Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks);
 
-  // A request from the start: it waits for its turn (FCFS within a priority).
+  // Takes a request from its start. It waits for its turn: first come, first served within a priority.
   void submit(SequencePtr sequence);
-  // A sequence whose first `computed` tokens have their KV in sequence->kv already.
+  // Takes a sequence whose first `computed` tokens already have their KV in sequence->kv.
   void adopt(SequencePtr sequence);
-  // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
+  // Runs one iteration. Cancelled and late sequences end here, between iterations. False: nothing could move.
   bool step();
-  // Ends every sequence (shutdown).
+  // Ends every sequence (shutdown). Waits for steps under way first.
   void end_all(FinishReason reason, const std::string& error);
 
   void watch_plans(PlanWatcher watcher) { scheduler_.watch_plans(std::move(watcher)); }
   void watch_loads(LoadWatcher watcher) { scheduler_.watch_loads(std::move(watcher)); }
   void watch_chunks(ChunkWatcher watcher) { scheduler_.chunks().watch(std::move(watcher)); }
-  // Of the plan that is watched: whose its runs, admits and preempts are, in this order.
+  // Request ids of the plan that the PlanWatcher sees: its runs, then its admits, then its preempts.
   std::vector<uint64_t> planned_requests() const { return scheduler_.planned_requests(); }
-  // What a step takes, for the chunk policy; fitted to so many.
+  // Sets the cost model of steps for the chunk policy. `steps_seen`: steps to which it was fitted.
   void know_cost(const StepCost::Terms& cost, double steps_seen) { scheduler_.chunks().know_cost(cost, steps_seen); }
 
   int running() const { return int(scheduler_.running().size()); }
   int waiting() const { return int(scheduler_.waiting().size()); }
   int waiting_with_kv() const { return scheduler_.waiting_with_kv(); }
-  int64_t pending_tokens() const { return scheduler_.pending_tokens(); }  // of those that wait and those that run
-  int blocks_wanted() const { return scheduler_.blocks_wanted(); }        // by those that wait without any
-  // f(request, handle) of each sequence that holds KV here. Between steps.
+  int64_t pending_tokens() const { return scheduler_.pending_tokens(); }  // of waiting and running ones
+  int blocks_wanted() const { return scheduler_.blocks_wanted(); }        // by waiting sequences that hold none
+  // Calls f(request id, handle) for each sequence that holds KV here. Call between steps.
   template <class F>
   void each_holder(F&& f) const {
     const auto look = [&f](const SequencePtr& s) {
@@ -60,12 +62,12 @@ class Engine final {
     steps_.each_held(look);
   }
   bool idle() const { return scheduler_.empty() && steps_.empty(); }
-  // A prompt may begin with a KvArrival: a step is one call on this thread, between whose layers it can wait.
+  // True: a prompt may start with a KvArrival, because begin() computes the step here and can wait between layers.
   bool by_layer() const { return by_layer_; }
-  // The time of its steps is that of stages, of waves that have ended.
+  // True: steps are waves of a pipeline. Their seconds are those of the slowest stage, known when the wave ends.
   bool in_waves() const { return steps_.in_waves(); }
   const EngineStats& stats() const { return stats_; }
-  void check_invariants() const { scheduler_.check_invariants(); }  // the order of those that wait
+  void check_invariants() const { scheduler_.check_invariants(); }  // the order of the waiting queue
 
  private:
   bool iterate(double now);
@@ -97,7 +99,7 @@ class Engine final {
   Steps steps_;
   Emission emission_;
   std::optional<Drafts> drafts_;
-  double charged_s_ = 0;  // Clock: until when KV that is held is counted
+  double charged_s_ = 0;  // Clock: up to when held KV has been counted
 };
 
 }  // namespace xpyd::batch

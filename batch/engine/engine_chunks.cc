@@ -1,4 +1,5 @@
-// Before the batching policy is asked, the chunk policy is: how many tokens the step has, and how many of each prompt.
+// The chunk policy is asked before the batching policy. It says how many tokens the step has and how many of each
+// prompt.
 #include "batch/engine/engine_chunks.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ EngineChunks::EngineChunks(const ChunkOptions& options) : options_(options) {
 }
 
 int EngineChunks::decide(std::span<const Candidate> candidates, int step_tokens, int block_tokens, int stages) {
-  // What was decided last did not run: what was searched for its first prompt holds all the same.
+  // The last decision did not run, but the wave time searched for its first prompt stays valid.
   if (std::exchange(decided_, false)) state_ = choice_.state;
   prompts_.clear();
   view_ = {};
@@ -29,11 +30,11 @@ int EngineChunks::decide(std::span<const Candidate> candidates, int step_tokens,
     prompts_.push_back({request, view->n_computed, view->pending()});
     of.push_back(view);
   }
-  if (prompts_.empty()) return step_tokens;  // decodes alone: nobody is asked, nothing is remembered
+  if (prompts_.empty()) return step_tokens;  // decodes alone need no decision
   view_.prompts = prompts_;
   view_.budget = step_tokens;
   view_.base = options_.request_tokens > 0 ? std::min(options_.request_tokens, step_tokens) : step_tokens;
-  view_.block_tokens = block_tokens < step_tokens ? block_tokens : 1;  // a slot is no reason to end a chunk
+  view_.block_tokens = block_tokens < step_tokens ? block_tokens : 1;  // chunks do not end at slot boundaries
   view_.minimum = chunk_minimum(*options_.policy, options_.minimum, view_.base, view_.block_tokens);
   view_.stages = stages;
   view_.cost = cost_, view_.steps_seen = steps_seen_;

@@ -50,11 +50,11 @@ void Scheduler::submit(SequencePtr sequence) {
 }
 
 void Scheduler::adopt(SequencePtr sequence) {
-  sequence->probed = sequence->scheduled = true;  // where its KV was computed
+  sequence->probed = sequence->scheduled = true;  // it was probed and scheduled where its KV was computed
   waiting_.insert(first_without_kv(), std::move(sequence));
 }
 
-// Behind it no other one holds any to keep.
+// Every sequence from here on keeps no KV.
 std::deque<SequencePtr>::iterator Scheduler::first_without_kv() {
   return std::find_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return !s->keeps_kv(); });
 }
@@ -118,7 +118,7 @@ void Scheduler::look_at_running(const UnderWay& under_way) {
   views_.runnable.clear();
   for (size_t i = 0; i < running_.size(); ++i) {
     const Sequence& s = *running_[i];
-    // Its last token here is being chosen: it takes part in no further step.
+    // Its last token on this instance is being chosen, so it takes part in no further step.
     if (s.tokens.back() < 0 && (s.leaves || s.n_output() >= s.request->max_tokens)) continue;
     views_.runnable.push_back(int(i));
     views_.running.push_back(view_of(s));
@@ -126,8 +126,8 @@ void Scheduler::look_at_running(const UnderWay& under_way) {
   if (under_way.waves) share_decodes(under_way);
 }
 
-// Sequences that decode are shared by as many waves as there are stages: in one wave, they would leave all stages but
-// one idle. Who is under way has nothing pending.
+// Shares decoding sequences among as many waves as there are stages. In one wave they would leave all stages but one
+// idle. A sequence under way has nothing pending.
 void Scheduler::share_decodes(const UnderWay& under_way) {
   const auto decodes = [](const SequenceView& view) { return view.n_output > 0; };
   const auto waves = std::min(under_way.window, under_way.stages);
@@ -139,7 +139,7 @@ void Scheduler::share_decodes(const UnderWay& under_way) {
 void Scheduler::look_at_waiting(double now) {
   views_.waiting.clear();
   views_.admissible.clear();
-  // No policy can start more than the free places; the rest of the queue need not be looked at.
+  // No policy can admit more sequences than there are free places, so only the head of the queue is examined.
   const auto places = size_t(std::max(0, options_.max_batch - int(running_.size())));
   for (size_t i = 0; i < std::min(places, waiting_.size()); ++i) {
     Sequence& s = *waiting_[i];
@@ -200,8 +200,8 @@ std::vector<uint64_t> Scheduler::planned_requests() const {
   return requests;
 }
 
-// The plan does what may not be done to sequences that are under way: preempt, or, where the model chooses, choose from
-// logits that the CPU sees.
+// True: the plan does something to sequences under way that is not allowed. It preempts them or, where the model
+// samples, it needs logits on the CPU.
 bool Scheduler::needs_settling(const UnderWay& under_way) const {
   if (!under_way.any) return false;
   if (under_way.waves)
@@ -222,10 +222,10 @@ bool Scheduler::needs_settling(const UnderWay& under_way) const {
 
 bool Scheduler::apply(double now, const UnderWay& under_way, std::vector<StepEntry>& entries) {
   entries.clear();
-  std::ranges::sort(plan_.preempts, std::greater());  // youngest first: the oldest waits in front
+  std::ranges::sort(plan_.preempts, std::greater());  // youngest first, so that the oldest waits in front
   for (int i : plan_.preempts) preempt(std::move(running_[size_t(views_.runnable[size_t(i)])]));
-  // A step has max_batch rows of logits: one for each sequence, and what is left is for prompts
-  // whose logprobs are wanted, which take more steps therefore.
+  // A step has max_batch rows of logits: one for each sequence. Prompts whose logprobs are wanted share the rest, so
+  // they take more steps.
   int spare_rows = options_.max_batch - int(plan_.runs.size() + plan_.admits.size());
   auto tokens_of = [&spare_rows](const Sequence& s, const ScheduledRun& run) {
     if (!s.wants_prompt_logprobs()) return run.n_tokens;
@@ -236,11 +236,11 @@ bool Scheduler::apply(double now, const UnderWay& under_way, std::vector<StepEnt
   for (const ScheduledRun& run : plan_.runs) {
     Sequence& s = run_of(run.index);
     const int n_tokens = tokens_of(s, run);
-    if (!append_room(memory_, s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    if (!append_room(memory_, s, n_tokens)) continue;  // the plan underestimated; it runs in the next step
     entries.push_back(entry_of(s, n_tokens));
   }
   std::erase(running_, nullptr);
-  // A refusal stops admission: whoever comes later waits too.
+  // A refusal stops admission: later sequences wait too.
   for (const ScheduledRun& run : plan_.admits) {
     SequencePtr& s = waiting_[size_t(views_.admissible[size_t(run.index)])];
     if (!plan_.preempts.empty() || !place(*s, tokens_of(*s, run), now, entries)) break;
@@ -253,7 +253,7 @@ bool Scheduler::apply(double now, const UnderWay& under_way, std::vector<StepEnt
 
 // ---- Memory.
 
-// Takes memory for a waiting sequence. False: there is none. Its KV may be `loading`.
+// Takes memory for a waiting sequence. Its KV may still be loading. False: there is no memory.
 bool Scheduler::reserve(Sequence& s, double now) {
   const Result<KvReservation> reserved = memory_.reserve(s.tokens, s.salt());
   if (!reserved) return false;
@@ -291,9 +291,9 @@ bool Scheduler::place(Sequence& s, int n_tokens, double now, std::vector<StepEnt
   return true;
 }
 
-// Nothing fits: the youngest of those who hold memory gives it up, as long as somebody else wants it. One alone fits,
-// because no request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that others
-// hold have arrived here, too). False: there is nobody to ask.
+// Called when nothing fits. The youngest sequence that holds memory gives it up, provided another one needs it. A
+// sequence alone fits, because requests whose longest output exceeds the pool are refused; in a shared pool it fits
+// once prompts held by others have arrived here. False: no sequence can give up memory.
 bool Scheduler::make_room() {
   const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
   const int rivals = int(running_.size()) + waiting_with_kv() + head_waits;
@@ -330,10 +330,10 @@ void Scheduler::release(Sequence& s) {
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
 }
 
-// ---- KV that comes from a tier.
+// ---- KV that a tier loads.
 
-// A sequence that waits and whose KV a tier has gets its memory before its turn, where nobody
-// misses it, so that the KV is there when its turn comes. `cached_tokens`: here already.
+// Gives a waiting sequence its memory before its turn, if a tier has its KV and nobody else needs the blocks now. The
+// KV is then loaded when its turn comes. `cached_tokens`: already in this memory.
 void Scheduler::load_early(Sequence& s, int cached_tokens, double now) {
   if (s.kv != kNoKv || memory_.promise(s.tokens, s.salt()) <= cached_tokens) return;
   const KvStats kv = memory_.stats();
@@ -361,8 +361,8 @@ void Scheduler::poll_loads() {
   }
 }
 
-// The last of those who got memory before their turn gives it up. False: nobody has any that could be had now (what is
-// still copied into keeps it until then).
+// Takes memory back from the last sequence that got it early. False: none can give it back now (a block that is still
+// being loaded stays held).
 bool Scheduler::give_up_early() {
   const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [this](const SequencePtr& s) {
     return s->early && !s->loading && memory_.ready(s->kv);

@@ -1,6 +1,6 @@
-// The scheduler decides whose tokens are in the next step, and who holds memory. It owns the two queues of an engine:
-// sequences that run and sequences that wait. Policies (batch/policies, batch/chunking) see snapshots of them and
-// answer with a plan; apply() turns the plan into the entries of a step.
+// The scheduler decides which tokens the next step computes and which sequences hold memory. It owns the engine's two
+// queues, running and waiting. Policies (batch/policies, batch/chunking) see snapshots of the queues and answer with a
+// plan; apply() turns the plan into the entries of a step.
 //
 // Thread safety: the engine's thread.
 #pragma once
@@ -18,33 +18,33 @@
 
 namespace xpyd::batch {
 
-// A block that several sequences hold is charged to the one of them that will hold it longest.
+// Charges a block that several sequences hold to the one that will hold it longest.
 class SharedBlocks {
  public:
-  // views[i] is of running[runnable[i]]. Sets SequenceView::n_shared_blocks.
+  // views[i] belongs to running[runnable[i]]. Sets SequenceView::n_shared_blocks.
   void charge(std::span<SequenceView> views, std::span<const SequencePtr> running, std::span<const int> runnable,
               const KvMemory& memory);
 
  private:
   std::vector<int> by_output_left_;  // indices of views
-  std::vector<uint64_t> charged_;    // [block]: the last charge_ in which it was counted
+  std::vector<uint64_t> charged_;    // [block]: the last charge_ that counted it
   uint64_t charge_ = 0;
 };
 
-// The steps that are under way when the next one is planned.
+// The steps under way when the next one is planned.
 struct UnderWay {
-  bool any = false;  // there is one
-  // The model is a pipeline, and the CPU chooses its tokens. False: the model chooses those of a step under way.
+  bool any = false;  // at least one step is under way
+  // True: the model is a pipeline and the CPU samples. False: the model samples the tokens of a step under way.
   bool waves = false;
-  int window = 1;  // steps that may be under way
-  int stages = 1;  // that compute at the same time
+  int window = 1;  // the most steps that may be under way
+  int stages = 1;  // stages that compute at the same time
 };
 
 class Scheduler {
  public:
   Scheduler(const EngineOptions& options, KvMemory& memory, EngineHooks* hooks, int n_layers, EngineStats& stats);
 
-  // As Engine's.
+  // As in Engine.
   void submit(SequencePtr sequence);
   void adopt(SequencePtr sequence);
   EngineChunks& chunks() { return chunks_; }
@@ -58,26 +58,26 @@ class Scheduler {
   int waiting_with_kv() const;
   int64_t pending_tokens() const;
   int blocks_wanted() const;
-  bool loading() const { return loading_ > 0; }  // KV of a waiting sequence is on its way from a tier
+  bool loading() const { return loading_ > 0; }  // a tier is loading KV of a waiting sequence
   void check_invariants() const;
 
-  // Waiting sequences whose KV a tier has brought may start.
+  // Lets waiting sequences start whose KV has been loaded from a tier.
   void poll_loads();
-  // Asks the policies what the next step is. Where memory that sequences hold early lets the plan preempt nobody, they
-  // give it up first. False: a step that is under way has to end before the plan can be applied.
+  // Asks the policies for the next step. If the plan preempts sequences, memory that others got early is taken back
+  // first and the plan is made again. False: a step under way must end before the plan can be applied.
   [[nodiscard]] bool plan(double now, const UnderWay& under_way);
-  // Carries the plan out. `entries`: the next step's. False: nothing runs, and nothing was changed either.
+  // Applies the plan and fills `entries` for the next step. False: nothing runs and nothing has changed.
   bool apply(double now, const UnderWay& under_way, std::vector<StepEntry>& entries);
 
-  // What a step gives. A sequence that is over, or leaves, is taken out of those that run, and leaves a null until
-  // tidy(); one that is split off in this step joins them then.
+  // remove() takes a sequence that ended or leaves from the running queue; its place is null until tidy(). A sequence
+  // passed to join() enters the queue at tidy().
   SequencePtr remove(const Sequence& sequence);
   void join(SequencePtr sequence) { arrived_.push_back(std::move(sequence)); }
   void tidy();
-  // It gives its memory up, keeps in a tier what that takes, and waits for its turn again.
+  // Takes the sequence's memory (a tier keeps what it can) and puts it back into the waiting queue.
   void preempt(SequencePtr sequence);
   void release(Sequence& sequence);
-  // f(sequence) takes those that end out of both queues; true: it has ended, and was taken.
+  // Calls f(sequence) for both queues. f returns true when it has taken and ended the sequence.
   template <class F>
   void drop_if(F&& f) {
     std::erase_if(running_, f);
@@ -99,11 +99,11 @@ class Scheduler {
   bool place(Sequence& sequence, int n_tokens, double now, std::vector<StepEntry>& entries);
   bool make_room();
 
-  // Sequences as the policies see them. A sequence whose last token here is being chosen is not among them.
+  // The sequences as policies see them. A sequence whose last token here is being chosen is left out.
   struct Views {
     std::vector<SequenceView> running, waiting;
-    std::vector<int> runnable;    // running[i] is of running_[runnable[i]]
-    std::vector<int> admissible;  // waiting[i] is of waiting_[admissible[i]]
+    std::vector<int> runnable;    // running[i] belongs to running_[runnable[i]]
+    std::vector<int> admissible;  // waiting[i] belongs to waiting_[admissible[i]]
   };
   Sequence& run_of(int index) const { return *running_[size_t(views_.runnable[size_t(index)])]; }
   Sequence& admit_of(int index) const { return *waiting_[size_t(views_.admissible[size_t(index)])]; }
@@ -115,17 +115,17 @@ class Scheduler {
   const int n_layers_;
   EngineStats& stats_;
   std::vector<SequencePtr> running_;  // oldest first; null only inside apply() and until tidy()
-  // Those that keep KV, then preempted ones, then new ones by priority. Some of those that keep none hold memory before
-  // their turn (Sequence::early).
+  // Order: sequences that keep KV, then preempted ones, then new ones by priority. Some of the last two groups hold
+  // memory before their turn (Sequence::early).
   //
-  // Something can always move. Memory is held by those that run, by those that keep KV, by those that hold some early,
-  // and by rooms of the hand-over, which end by themselves (receiver.h). Where nothing runs and the first one does not
-  // fit, the early ones give theirs up, the last of them first; then the last one that keeps KV is preempted, as long
-  // as two hold some. One that is alone fits, since no request is taken that does not. So nobody who keeps KV may stand
-  // behind one who has none: that one would wait for memory which nobody is asked for.
+  // Progress: something can always move. Memory is held by running sequences, by waiting ones that keep KV, by waiting
+  // ones that got it early, and by rooms of the hand-over, which end by themselves (receiver.h). If nothing runs and
+  // the head does not fit, early memory is taken back first, from the last one on. Then the last sequence that keeps KV
+  // is preempted, as long as two hold KV. A sequence alone always fits, because larger requests are refused. So a
+  // sequence that keeps KV never waits behind one without: the head would wait for memory that nobody asks for.
   std::deque<SequencePtr> waiting_;
-  std::vector<SequencePtr> arrived_;  // split off in this step, join running_ at its end
-  int loading_ = 0;                   // of waiting_: their KV is on its way from a tier
+  std::vector<SequencePtr> arrived_;  // new choices of this step; they join running_ at its end
+  int loading_ = 0;                   // waiting sequences whose KV a tier is loading
   EngineChunks chunks_;
   std::vector<EngineChunks::Candidate> candidates_;
   Views views_;

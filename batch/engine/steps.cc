@@ -15,14 +15,14 @@ Steps::Steps(Model& model, KvMemory& memory, Clock& clock, EngineHooks* hooks, c
       hooks_(hooks),
       tokenizer_(options.tokenizer),
       stats_(stats),
-      // A model that chooses by itself would have to wait for drafts.
+      // With speculation the CPU must check drafts before the next step, so a model that samples does not run ahead.
       window_(options.ahead && !(options.speculation.on() && model.chooses()) ? model.window() : 1),
       in_waves_(window_ > 1 && !model.chooses()) {
   const ModelConfig& c = model.config();
   if (c.n_predict) hidden_.resize(size_t(std::max(options.step_tokens, options.max_batch)) * size_t(c.hidden));
 }
 
-// The next step as the model sees it: spans into this object's arrays.
+// The next step as the model reads it. Its spans point into this object's arrays.
 StepInput Steps::gather() {
   const bool observed = (hooks_ && hooks_->layerwise()) || std::ranges::any_of(next_->entries, [](const StepEntry& e) {
                           return e.sequence->arrival != nullptr;

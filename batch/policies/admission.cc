@@ -16,18 +16,18 @@ int new_blocks(const SequenceView& s, int n, int block_tokens) {
 
 namespace {
 
-// Blocks of all choices of `s` when each has `tokens`: full blocks of the prompt are one for all.
+// Blocks of all choices of `s` with `tokens` each. The prompt's full blocks are shared.
 int blocks_of_choices(const SequenceView& s, int tokens, int block_tokens) {
   if (s.choices == 1) return blocks_for(tokens, block_tokens);
   const int shared = s.n_tokens / block_tokens;
   return shared + s.choices * (blocks_for(tokens, block_tokens) - shared);
 }
 
-// The last token's KV is never written.
+// The KV of the last output token is never written.
 int kv_limit(const SequenceView& s) { return std::max(s.n_tokens, s.n_limit - 1); }
 
-// Room for the prompts of those who run and of those who start; of 100 blocks one stays for the
-// first decode steps, so that these do not preempt at once. What a prefix hit gives is there.
+// Requires blocks for the prompts of running and starting sequences. 1 % of the pool stays free, so that the first
+// decode steps do not preempt at once. Blocks of a prefix hit are not counted.
 int admit_prompt(const AdmissionView& view) {
   int blocks = view.available_blocks;
   for (const auto& [s, n] : view.running) {
@@ -45,8 +45,8 @@ int admit_prompt(const AdmissionView& view) {
   return int(view.candidates.size());
 }
 
-// Where instances share a pool, even a sequence that is alone may find less than its longest output
-// needs; it starts all the same, because nobody here will end to make room for it.
+// In a shared pool even a single sequence may find less than its longest output needs. It starts anyway, because no
+// sequence here will end and make room for it.
 int at_least_one(const AdmissionView& view, int admitted) {
   if (admitted > 0 || !view.running.empty() || view.candidates.empty()) return admitted;
   AdmissionView first = view;
@@ -54,7 +54,7 @@ int at_least_one(const AdmissionView& view, int admitted) {
   return admit_prompt(first);
 }
 
-// Room for everybody's longest output at once.
+// Requires blocks for the longest outputs of all sequences at once.
 int admit_longest(const AdmissionView& view) {
   auto growth = [&](const SequenceView& s) {
     const int most = blocks_of_choices(s, kv_limit(s), view.block_tokens);
@@ -70,13 +70,13 @@ int admit_longest(const AdmissionView& view) {
   return at_least_one(view, admitted);
 }
 
-// What one sequence will hold after each coming step, if everybody decodes in every step: until its
-// prompt is computed what that takes, then one token more per step, after step `end` nothing. The
-// step that completes the prompt is known where it is this one; else it lies between two bounds,
-// and the sequence is taken to grow from the earlier and to end after the later.
+// The blocks that one sequence will hold after each coming step, if every sequence decodes in every step. Until its
+// prompt is computed it holds what the prompt takes; then it grows by one token a step; after step `end` it holds
+// nothing. If another step than this one completes the prompt, that step is only known to lie between two bounds. The
+// sequence then grows from the earlier bound and ends after the later.
 struct Future {
   const SequenceView* s;
-  int64_t soonest;  // step that completes the prompt, counted from 1; 0: nobody decodes before
+  int64_t soonest;  // step that completes the prompt, counted from 1; 0: no sequence decodes before it
   int64_t end;      // step after which all its blocks are free
 
   int blocks(int64_t step, int block_tokens) const {
@@ -84,14 +84,14 @@ struct Future {
     const bool waits = step < soonest && s->pending() == 1;  // while prompts are computed
     const int tokens = waits ? s->n_computed : s->n_tokens + grown;
     const int most = grown > 0 ? blocks_of_choices(*s, tokens, block_tokens) : blocks_for(tokens, block_tokens);
-    // Each of those who share the block of their next token asks for a copy, even the last of them.
+    // Each sequence that shares the block of its next token needs a copy, even the last of them.
     const bool copies = s->tail_shared ? !waits : s->choices > 1 && s->n_tokens % block_tokens != 0;
     return std::max(most, s->n_blocks) - s->n_shared_blocks + int(copies && (grown > 0 || s->tail_shared));
   }
 };
 
-// The futures of those who run and have been admitted, and the blocks held in those steps after which somebody ends:
-// nobody holds less in a later step of his life, so between two ends the last step is the fullest.
+// The futures of running and admitted sequences, and the blocks held at each step after which a sequence ends. A
+// sequence never shrinks before its end, so usage peaks at the last step between two ends.
 class Timeline {
  public:
   explicit Timeline(const AdmissionView& view) : view_(view), blocks_(view.available_blocks) {
@@ -102,7 +102,7 @@ class Timeline {
     for (const Future& f : futures_) peaks_.push_back({f.end, held_at(f.end)});
   }
 
-  // False: at some step there would be too little; nothing has changed.
+  // Adds a sequence. False: at some step memory would not suffice; nothing has changed.
   bool add(const Scheduled& one) {
     const int64_t rest_before = rest_, sequences_before = sequences_;
     const Future f = future_of(one);
@@ -128,13 +128,13 @@ class Timeline {
     int64_t step, held;
   };
 
-  // Prompts are computed in order, so only those before one delay it, and only those that run
-  // before it is done take tokens of its steps.
+  // Prompts are computed in order. A prompt is delayed only by those before it, and only sequences that run before it
+  // completes take tokens of its steps.
   Future future_of(const Scheduled& one) {
     const SequenceView& s = *one.sequence;
     const int left = kv_limit(s) - s.n_tokens;
     sequences_ += s.choices;
-    if (s.pending() == 1 && one.n_tokens == 0) return {&s, 1, 1 + left};  // decodes when it may
+    if (s.pending() == 1 && one.n_tokens == 0) return {&s, 1, 1 + left};  // it decodes when it may
     if (view_.prompts_alone) return {&s, 0, left};
     const int64_t rest = s.pending() - one.n_tokens;
     if (rest == 0) return {&s, 1, 1 + left};
@@ -153,7 +153,7 @@ class Timeline {
 
   static constexpr int64_t kNever = int64_t{1} << 40;
   const AdmissionView& view_;
-  int64_t blocks_;  // that all of them may hold together
+  int64_t blocks_;  // blocks that all of them may hold together
   int64_t rest_ = 0, sequences_ = 0;
   std::vector<Future> futures_;
   std::vector<Peak> peaks_;

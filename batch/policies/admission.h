@@ -1,5 +1,5 @@
-// Admission rules: the queue says whose turn it is, a rule says whether there is memory for him, now and later. Pure
-// functions over a snapshot, for every batching policy and KV memory.
+// Admission rules. The queue decides whose turn it is; a rule decides whether memory suffices, now and later. Rules are
+// pure functions of a snapshot and work with every batching policy and KV memory.
 #pragma once
 
 #include <span>
@@ -11,30 +11,31 @@ namespace xpyd::batch {
 
 struct Scheduled {
   const SequenceView* sequence = nullptr;
-  int n_tokens = 0;  // of this step
+  int n_tokens = 0;  // tokens in this step
 };
 
 struct AdmissionView {
-  std::span<const Scheduled> running;     // all that go on, oldest first; 0 tokens: not in this step
-  std::span<const Scheduled> candidates;  // waiting ones, in order, for whom the step has room
+  std::span<const Scheduled> running;     // all that continue, oldest first; 0 tokens: not in this step
+  std::span<const Scheduled> candidates;  // waiting ones that the step has room for, in order
   int available_blocks = 0;               // before this step's appends
   int capacity_blocks = 0;
   int block_tokens = 0;
   int step_tokens = 0;
-  bool prompts_alone = false;  // nobody decodes while a prompt is being computed
+  bool prompts_alone = false;  // no sequence decodes while a prompt is computed
 };
 
 struct AdmissionRule {
   const char* name;
-  int (*admits)(const AdmissionView& view);  // how many of the candidates may start, the first ones
-  bool looks_ahead;                          // reads SequenceView::n_shared_blocks
+  int (*admits)(const AdmissionView& view);  // returns how many candidates may start, from the first on
+  bool looks_ahead;                          // it reads SequenceView::n_shared_blocks
   const char* source;
 };
 
 std::span<const AdmissionRule> admission_rules();
 const AdmissionRule* find_admission_rule(std::string_view name);  // null: no such rule
 
-// Blocks that `s` must get before it computes its next n tokens, n > 0.
+// blocks_for() rounds tokens up to blocks. new_blocks(): blocks that `s` needs before it computes its next n tokens, n
+// > 0.
 int blocks_for(int tokens, int block_tokens);
 int new_blocks(const SequenceView& s, int n, int block_tokens);
 

@@ -8,7 +8,7 @@
 namespace xpyd::batch {
 namespace {
 
-// What a plan has spent so far, but for admission, which comes last.
+// What a plan has used so far. Admission comes last and keeps its own count.
 class Room {
  public:
   Room(const BatchView& v, BatchPlan& p)
@@ -22,8 +22,8 @@ class Room {
   int tokens;
   int sequences = 0;
 
-  // Schedules the next tokens of running[i], preempting from the back while blocks are missing.
-  // When that does not help, running[i] itself is preempted.
+  // Schedules the next n tokens of running[i] and preempts from the back while blocks are missing. If that is not
+  // enough, running[i] itself is preempted.
   void run(int i, int n) {
     int need = new_blocks(view.running[size_t(i)], n, view.block_tokens);
     for (int victim = int(view.running.size()) - 1; need > blocks; --victim) {
@@ -46,7 +46,7 @@ class Room {
     sequences -= s.choices;
     blocks += s.n_blocks;
     std::erase_if(plan.runs,
-                  [&](const ScheduledRun& run) {  // scheduled a moment ago, by a younger claim
+                  [&](const ScheduledRun& run) {  // already scheduled in this plan: undo it
                     if (run.index != i) return false;
                     blocks += new_blocks(s, run.n_tokens, view.block_tokens);
                     tokens += run.n_tokens;
@@ -59,8 +59,8 @@ class Room {
 
 enum class Prompts { whole, pieces };
 
-// Admits waiting sequences in order while places and tokens of the step are there and the rule
-// finds memory for them. `prompts_alone`: nobody decodes while a prompt is computed.
+// Admits waiting sequences in order while the step has places and tokens and the rule finds memory. `prompts_alone`: no
+// sequence decodes while a prompt is computed.
 void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts prompts = Prompts::pieces) {
   const BatchView& view = room.view;
   if (!room.plan.preempts.empty() || view.waiting.empty()) return;
@@ -71,8 +71,8 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
   for (const SequenceView& s : view.waiting) {
     sequences += s.choices;
     if (tokens <= 0 || sequences > view.max_batch) break;
-    if (s.most() <= 0) break;  // not in this step, and nobody overtakes it
-    // A prompt that no step can hold whole comes in pieces all the same.
+    if (s.most() <= 0) break;  // not in this step, and no later sequence overtakes it
+    // A prompt longer than any step is computed in pieces under every policy.
     const bool cut = s.most() > tokens;
     if (prompts == Prompts::whole && cut && s.pending() <= view.step_tokens - view.max_batch) break;
     candidates.push_back({&s, std::min(s.most(), tokens)});
@@ -106,7 +106,7 @@ void run_prefills(Room& room) {
 constexpr const char* kPrompt = "prompt";
 constexpr const char* kLongest = "longest";
 
-// A batch forms while nobody of it has decoded, and goes on until its last sequence has ended.
+// A batch accepts sequences until one of them has decoded. It then runs until its last sequence has ended.
 void plan_static(const BatchView& view, BatchPlan& plan) {
   Room room(view, plan);
   const bool forms = std::all_of(view.running.begin(), view.running.end(),
@@ -116,7 +116,7 @@ void plan_static(const BatchView& view, BatchPlan& plan) {
   if (plan.empty()) run_decodes(room);
 }
 
-// Prompts go first, alone; decodes run when no prompt can.
+// Prompts run first and alone. Sequences decode when no prompt can run.
 void plan_prefill_first(const BatchView& view, BatchPlan& plan) {
   Room room(view, plan);
   run_prefills(room);
@@ -133,10 +133,10 @@ void plan_mixed(const BatchView& view, BatchPlan& plan, Prompts prompts) {
             [](const ScheduledRun& a, const ScheduledRun& b) { return a.index < b.index; });
 }
 
-// Every running sequence decodes; what is left of the step's tokens goes to prompts, in pieces.
+// Every running sequence decodes. The remaining tokens of the step go to prompts, in pieces.
 void plan_chunked(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::pieces); }
 
-// Every running sequence decodes; whole prompts join the step they fit in.
+// Every running sequence decodes. Whole prompts join the step in which they fit.
 void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::whole); }
 
 constexpr BatchPolicy kPolicies[] = {

@@ -1,5 +1,5 @@
-// Batching policies: pure functions from a snapshot of one instance to what it runs in the next step. No clock, no
-// randomness, no I/O; the live engine and a simulation call the same function.
+// Batching policies are pure functions from a snapshot of one instance to a plan of its next step. They use no clock,
+// no randomness and no I/O. The live engine and the simulator call the same functions.
 #pragma once
 
 #include <span>
@@ -10,18 +10,18 @@ namespace xpyd::batch {
 
 // One sequence as a policy sees it.
 struct SequenceView {
-  int n_tokens = 0;    // known: prompt and output so far
-  int n_computed = 0;  // tokens whose KV is in place or under way; for a waiting one, those a prefix hit would give
-  int n_limit = 0;     // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
-  int n_blocks = 0;    // blocks held, or set aside for it (KvMemory::escrow); a waiting one holds some when its KV came
-                       // from another instance
-  int choices = 1;     // sequences that it counts for: until its first token it stands for all n choices
-  bool tail_shared = false;  // the next append copies a block first
-  int n_output = 0;          // of n_tokens, those that were generated
-  int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
-  int n_held = 0;            // of pending(), those that the next step must leave (chunk_policy.h, waves)
+  int n_tokens = 0;    // prompt and output so far
+  int n_computed = 0;  // tokens whose KV is in place or under way; if waiting, those that a prefix hit would give
+  int n_limit = 0;     // most tokens of one choice: prompt + max_tokens, or as many as this instance computes
+  int n_blocks = 0;    // blocks held or reserved (KvMemory::escrow); a waiting sequence holds some if its KV came from
+                       // another instance
+  int choices = 1;     // sequences it counts for: before its first token it stands for all n choices
+  bool tail_shared = false;  // the next append first copies a block
+  int n_output = 0;          // generated tokens among n_tokens
+  int n_shared_blocks = 0;   // blocks among n_blocks that a sequence with more output to come holds too
+  int n_held = 0;            // pending tokens that the next step must leave (chunk_policy.h, waves)
   int pending() const { return n_tokens - n_computed; }
-  int most() const { return pending() - n_held; }  // tokens of it in the next step
+  int most() const { return pending() - n_held; }  // most tokens of it in the next step
 };
 
 struct AdmissionRule;  // batch/policies/admission.h
@@ -33,20 +33,20 @@ struct BatchView {
   int capacity_blocks = 0;
   int block_tokens = 0;
   int max_batch = 0;                         // sequences running at once
-  int step_tokens = 0;                       // tokens of one step; decodes of all running sequences fit in any case
+  int step_tokens = 0;                       // tokens of one step; decodes of all running sequences always fit
   const AdmissionRule* admission = nullptr;  // null: the policy's own
 };
 
 struct ScheduledRun {
-  int index = 0;     // into running (or waiting)
-  int n_tokens = 0;  // the next n tokens of it, 1 <= n <= most
+  int index = 0;     // index into running (or waiting)
+  int n_tokens = 0;  // its next tokens, 1 <= n_tokens <= most()
   bool operator==(const ScheduledRun&) const = default;
 };
 
 struct BatchPlan {
-  std::vector<ScheduledRun> runs;    // of running, ascending, none of them preempted
-  std::vector<ScheduledRun> admits;  // of waiting, ascending
-  std::vector<int> preempts;         // of running: their blocks are freed and they wait again
+  std::vector<ScheduledRun> runs;    // indices of running, ascending, without preempted ones
+  std::vector<ScheduledRun> admits;  // indices of waiting, ascending
+  std::vector<int> preempts;         // indices of running: their blocks are freed and they wait again
   bool empty() const { return runs.empty() && admits.empty() && preempts.empty(); }
   void clear() {
     runs.clear();
@@ -58,9 +58,9 @@ struct BatchPlan {
 struct BatchPolicy {
   const char* name;
   void (*plan)(const BatchView& view, BatchPlan& plan);
-  const char* admission;  // the rule that it has been published with
-  bool chunks;            // step_tokens bound the gaps between tokens; else only memory
-  bool keeps_rows;        // sequences keep their rows of the step's arrays
+  const char* admission;  // the rule with which it was published
+  bool chunks;            // true: step_tokens bounds the gaps between tokens; false: it bounds only memory
+  bool keeps_rows;        // sequences keep their rows in the step's arrays
   const char* source;
 };
 

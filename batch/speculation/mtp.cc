@@ -8,7 +8,7 @@
 namespace xpyd::batch {
 namespace {
 
-// A mean of seconds, of which the last ones count most.
+// A running mean of seconds that gives recent rounds more weight.
 class RoundTime {
  public:
   explicit RoundTime(Clock& clock) : clock_(clock) {}
@@ -31,8 +31,8 @@ class HeadDrafter final : public Drafter {
   bool in_place() const override { return true; }
   double round_seconds() const override { return time_.mean_s(); }
 
-  // Of those whose last known token comes behind one whose hidden state is known. Later drafts take the head's own
-  // states in its place.
+  // Drafts for sequences whose last known token follows a token with a known hidden state. Later drafts use the head's
+  // own states instead.
   void draft(std::span<DraftWish> wishes) override {
     const size_t width = size_t(model_.config().hidden);
     begun_.clear(), rows_.clear(), states_.clear();
@@ -54,9 +54,9 @@ class HeadDrafter final : public Drafter {
 
  private:
   struct Row {
-    size_t wish;  // of begun_
+    size_t wish;  // index into begun_
     int32_t token;
-    int length;  // tokens of KV, with this one
+    int length;  // KV tokens including this one
   };
 
   void predict() {
@@ -98,7 +98,7 @@ class HeadDrafter final : public Drafter {
   KvMemory& memory_;
   RoundTime time_;
   std::vector<DraftWish*> begun_;
-  std::vector<SamplerState> samplers_;  // of begun_: copies, as these draws are not the sequences'
+  std::vector<SamplerState> samplers_;  // of begun_: copies, so the originals do not advance
   SamplerScratch scratch_;
   std::vector<Row> rows_;
   std::vector<float> states_;  // [rows, hidden]

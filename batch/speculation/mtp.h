@@ -1,14 +1,14 @@
-// Drafts of the model's own multi-token head (DeepSeek-V3, section 2.2; model/README.md has its forward pass).
+// Drafts from the model's own multi-token head (DeepSeek-V3, section 2.2; model/README.md describes its forward pass).
 //
-// The head's KV is one more layer of the sequence's own. Row p of it depends on the tokens up to p and no others (it
-// joins the embedding of token p with the hidden state of token p - 1), so blocks are found again, sent, stored and
-// evicted with it, and a prefix hit loses no block (as vLLM's do, issue 54360, where the head runs one token ahead).
-// What a hit does lose is one hidden state: the first row behind it is computed without.
+// The head's KV is one more layer of the sequence's own KV. Row p of that layer joins the embedding of token p with the
+// hidden state of token p - 1, so it depends on tokens up to p only. Blocks are therefore cached, sent, stored and
+// evicted with it, and a prefix hit loses no block. (In vLLM the head runs one token ahead and each hit loses its last
+// block, issue 54360.) A hit does lose one hidden state: the first row after it is computed without.
 //
-// From its logits it draws with the sequence's own sampler and random numbers, so that where head and model think alike
-// the draft is what the engine will draw, at any temperature (arXiv 2408.07978).
+// The head samples with a copy of the sequence's sampler and its random numbers. Where head and model agree, the draft
+// is what the engine will sample, at any temperature (arXiv 2408.07978).
 //
-// Thread safety: the engine's.
+// Thread safety: the engine's thread.
 #pragma once
 
 #include <memory>

@@ -5,7 +5,7 @@
 
 namespace xpyd::batch {
 
-// f(n, key) of the n-grams at the end of `tokens`, shortest first.
+// Calls f(n, key) for the n-grams at the end of `tokens`, shortest first.
 template <class F>
 void NgramIndex::keys(std::span<const int32_t> tokens, F&& f) const {
   uint64_t key = 0;
@@ -31,7 +31,7 @@ void NgramIndex::grow() {
 }
 
 void NgramIndex::propose(std::span<const int32_t> tokens, int most, std::vector<int32_t>& out) {
-  for (; indexed_ + 1 < tokens.size(); ++indexed_) {  // those at the very end are what is looked for
+  for (; indexed_ + 1 < tokens.size(); ++indexed_) {  // the last n-grams are what is searched for
     if (2 * (used_ + size_t(max_)) > entries_.size()) grow();
     keys(tokens.first(indexed_ + 1), [&](int, uint64_t key) {
       Entry& e = entry(key);
@@ -42,7 +42,7 @@ void NgramIndex::propose(std::span<const int32_t> tokens, int most, std::vector<
   size_t from = 0;
   keys(tokens, [&](int n, uint64_t key) {
     const size_t behind = size_t(entry(key).behind), length = size_t(n);
-    // Two n-grams may have one key.
+    // Two n-grams may share a key, so the tokens are compared.
     if (behind >= length && std::ranges::equal(tokens.subspan(behind - length, length), tokens.last(length)))
       from = behind;
   });

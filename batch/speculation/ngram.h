@@ -1,4 +1,4 @@
-// Where in a sequence its last tokens have stood before. Thread safety: none.
+// Prompt lookup: finds earlier occurrences of a sequence's last tokens. Thread safety: none.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace xpyd::batch {
 
-// Of a sequence that only grows. Every n-gram of min to max tokens has the place behind its last occurrence, so that a
-// token costs max - min + 1 entries, and a look-up as many.
+// An index over one sequence that only grows. It maps every n-gram of min to max tokens to the position after its last
+// occurrence. A token costs max - min + 1 entries, and a look-up reads as many.
 class NgramIndex {
  public:
   NgramIndex(int min, int max) : min_(min), max_(max) {}
-  // At most `most` tokens that followed where the longest of the last n-grams stood last; none where it never did. What
-  // follows beyond the end of the sequence is what is proposed: a period goes on.
+  // Appends up to `most` tokens that followed the last occurrence of the longest matching n-gram; none if nothing
+  // matches. Past the end of the sequence it continues with its own proposal, so a period repeats.
   void propose(std::span<const int32_t> tokens, int most, std::vector<int32_t>& out);
 
  private:
@@ -29,9 +29,9 @@ class NgramIndex {
   void grow();
 
   int min_, max_;
-  size_t indexed_ = 0;  // n-grams that end in these tokens are there
+  size_t indexed_ = 0;  // n-grams that end in these tokens are indexed
   size_t used_ = 0;
-  std::vector<Entry> entries_ = std::vector<Entry>(64);  // open addressing, a power of two, at most half full
+  std::vector<Entry> entries_ = std::vector<Entry>(64);  // open addressing; a power of two, at most half full
 };
 
 std::unique_ptr<Drafter> make_ngram_drafter(const SpeculationOptions& options);
