@@ -21,9 +21,9 @@ Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 #endif
 
-// ---- the CPU: a team of threads per instance over one copy of the weights
+// ---- The CPU: a team of threads per instance over one copy of the weights.
 
-// Threads of one instance: a team, or one for each rank.
+// Threads of one instance: a team, or one team per rank.
 struct Threads {
   KvShards shards;
   int of_rank = 1;
@@ -63,10 +63,10 @@ class CpuBackend final : public Backend {
   int max_step_tokens_, max_batch_, window_;
   Kernels kernels_;
   std::vector<Threads> threads_;
-  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances on one rank
+  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances with one rank
 };
 
-// ---- the rows
+// ---- The rows.
 
 constexpr DeviceRow kDevices[] = {
     {"cpu", open_cpu_backend, nullptr, 64 << 10, nullptr},
@@ -86,14 +86,14 @@ const DeviceRow* find_device(const std::string& name) { return find_row(kDevices
 Dtype find_dtype(const std::string& name) {
   for (int i = 0; i <= int(kLastDtype); ++i)
     if (name == dtype_name(Dtype(i))) return Dtype(i);
-  XPYD_CHECK(false, name);  // the options' table has no other
+  XPYD_CHECK(false, name);  // the options table has no other names
   return {};
 }
 
 Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
   RealClock clock;
-  Progress bar("weights", 1000, clock, !stack.processes);  // of several processes none draws
+  Progress bar("weights", 1000, clock, !stack.processes);  // of several processes none draws a progress bar
   LoadOptions load = stack.backend_options.load;
   load.progress = [&bar](double share) { bar.update(int64_t(share * 1000)); };
   return load_weights(stack.model_dir, stack.config, load, loaders);
@@ -104,7 +104,7 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
   const int cores = std::max(1, int(std::thread::hardware_concurrency()));
   int threads = stack.backend_options.threads;
   if (threads == 0) threads = std::max(1, cores / int(instances.size()));
-  // Ranks share an instance's threads; each has one at least.
+  // Ranks share an instance's threads; each has at least one.
   std::vector<Threads> of_instances;
   int total = 0;
   for (size_t i = 0; i < instances.size(); ++i) {

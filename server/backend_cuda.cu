@@ -56,7 +56,8 @@ CudaSharing parse_split(const std::string& text, const cuda::Card& card) {
 Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
   const ClusterOptions& o = stack.options;
   const BackendOptions& b = stack.backend_options;
-  // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a peer.
+  // A kernel that is loaded at its first launch waits for running kernels, and NCCL's kernels wait for a peer. So
+  // modules are loaded eagerly.
   if (o.transport->name == std::string("nccl")) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   const cuda::Card card = need(cuda::open());
   log_line(LogLevel::info, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free", card.name.c_str(),

@@ -1,5 +1,5 @@
-// The program: finds the subcommand in a table, checks its options, prints them, runs it.
-// Exit codes: 0 done, 1 it ran and failed, 2 misuse.
+// The program: finds the subcommand in a table, checks and prints its options, and runs it. Exit codes: 0 done, 1 it
+// ran and failed, 2 misuse.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -68,7 +68,7 @@ std::string overview() {
   return text;
 }
 
-// Options of serve that a newcomer needs; and the groups of all of them, each from its first row of the table on.
+// The options of serve that a newcomer needs, and the groups of all options, each from its first row in the table on.
 constexpr const char* kFirstOptions[] = {"topology",  "device",  "dtype", "max-model-len", "kv-bytes",
                                          "allocator", "threads", "port",  "host",          "config"};
 constexpr struct {
@@ -129,7 +129,7 @@ int unknown_subcommand(const std::string& name) {
 }
 
 int help(std::vector<std::string> arguments) {
-  const bool all = arguments.size() > 1 && std::erase(arguments, "--all") > 0;  // of serve: others print all anyway
+  const bool all = arguments.size() > 1 && std::erase(arguments, "--all") > 0;  // serve only; others print all
   if (arguments.size() > 1) return misuse("help: unexpected argument '" + arguments[1] + "'", "`xpyd help SUBCOMMAND`");
   std::string text = overview();
   if (!arguments.empty()) {
@@ -177,7 +177,7 @@ int run(const std::vector<std::string>& words) {
   std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
                      " " + subject + "\n" + options.value().table(serves);
   for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
-  // Whoever reads, or no longer reads, its output neither ends it nor holds it up.
+  // A reader of the output that stops or goes away must neither end nor delay the process.
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
   if (const IsaRow* isa = cpu_kernels(options.value())) limit_isa(isa->needs);
   if (serves) {
@@ -193,7 +193,7 @@ int run(const std::vector<std::string>& words) {
   }
 }
 
-// Every user of this machine reads the command lines of all processes.
+// Hides secrets, because every user of a machine can read the command lines of all processes.
 void hide_secrets(int argc, char** argv) {
   for (const OptionRow& row : all_options()) {
     if (std::string(row.unit) != "secret") continue;
@@ -207,15 +207,15 @@ void hide_secrets(int argc, char** argv) {
   }
 }
 
-// Started without stdin, stdout or stderr, the next file that is opened (the KV pool, a key) would
-// have its number, and be written to as if it were that.
+// If the process starts without stdin, stdout or stderr, the next file that it opens (the KV pool, a key) would get
+// that number and be written to by mistake. So /dev/null takes the free numbers.
 void hold_standard_descriptors() {
   int fd = 0;
   while (fd >= 0 && fd <= 2) fd = open("/dev/null", O_RDWR);
   if (fd > 2) close(fd);
 }
 
-// Before the tables and names of all files are made, which take memory, too.
+// Runs before the tables and names of all files are built, because these need memory too.
 [[gnu::constructor(101)]] void first() { prepare_for_out_of_memory(); }
 
 }  // namespace
@@ -223,7 +223,7 @@ void hold_standard_descriptors() {
 
 int main(int argc, char** argv) {
   xpyd::server::hold_standard_descriptors();
-  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f becomes a failed write with a message
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     xpyd::server::hide_secrets(argc, argv);
@@ -232,11 +232,11 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "xpyd: stdout: %s\n", std::strerror(errno));
       code = std::max(code, 1);
     }
-    return xpyd::was_out_of_memory() ? 1 : code;  // not SIGTERM's, which it sent itself
+    return xpyd::was_out_of_memory() ? 1 : code;  // not SIGTERM's exit code, which it sent itself
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "xpyd: a thread cannot be started: %s\n", error.what());
     return 1;
-  } catch (const std::exception& error) {  // a bug: nothing of ours throws on purpose
+  } catch (const std::exception& error) {  // a bug: our code throws none on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());
     return 1;
   }

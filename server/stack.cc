@@ -25,11 +25,11 @@
 namespace xpyd::server {
 namespace {
 
-// It has a role, and no topology.
+// A worker has a role and no topology.
 bool is_worker(const Options& options) { return options.values().contains("role"); }
 
-// Whether the model can be cut as the options say, for the roles that there are. Colocated
-// instances take the prefill ones.
+// Checks that the model can be sharded as the options say, for the roles of the topology. Colocated instances use the
+// prefill shards.
 void check_ranks(const Stack& stack) {
   const ClusterOptions& cluster = stack.options;
   for (Role role : cluster.topology) {
@@ -42,7 +42,7 @@ void check_ranks(const Stack& stack) {
   }
 }
 
-// What one of so many instances on this machine can do at most.
+// Peak rates of one of n_instances on this machine.
 Rates instance_rates(const BackendOptions& options, size_t n_instances) {
   if (options.device->peak) return need(options.device->peak()).rates;
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
@@ -53,7 +53,7 @@ Rates instance_rates(const BackendOptions& options, size_t n_instances) {
   return {1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
 }
 
-// What of the weights' form KV depends on.
+// The properties of the weights that KV depends on.
 std::string weights_text(const Stack& stack) {
   const LoadOptions& load = stack.backend_options.load;
   const Dtype dtype = matrix_dtype(stack.config, load);
@@ -65,7 +65,7 @@ std::string weights_text(const Stack& stack) {
          (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
 }
 
-// Where drafts come from: the model's own head.
+// Checks that the model has a head, if drafts come from it.
 void read_drafter(Stack& stack) {
   const ClusterOptions& cluster = stack.options;
   if (!cluster.speculation.on() || !cluster.speculation.drafter->uses_head) return;
@@ -76,7 +76,7 @@ void read_drafter(Stack& stack) {
     throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
 }
 
-// The model's configuration, tokenizer and chat template.
+// Reads the model's configuration, tokenizer and chat template.
 void read_model(const Options& options, Stack& stack) {
   const bool dummy = stack.backend_options.load.dummy;
   stack.model_dir = model_dir(options);
@@ -95,7 +95,7 @@ void read_model(const Options& options, Stack& stack) {
     stack.chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
 }
 
-// The types of weights and KV, and the kernels for them, as far as device and allocator have them.
+// Chooses the types of weights and KV and their kernels, within what device and allocator support.
 void choose_numbers(const Options& options, Stack& stack) {
   BackendOptions& backend = stack.backend_options;
   if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
@@ -119,7 +119,7 @@ void choose_numbers(const Options& options, Stack& stack) {
                   " has no kernels of it: expected f32, bf16, int8 or int4");
 }
 
-// What follows from the model: vocabulary, shape of KV, longest context.
+// Applies what follows from the model: vocabulary, KV shape, longest context.
 void apply_model(Stack& stack) {
   ClusterOptions& cluster = stack.options;
   cluster.vocab = stack.config.vocab;
@@ -132,7 +132,7 @@ void apply_model(Stack& stack) {
   if (cluster.max_model_len <= 0) cluster.max_model_len = stack.config.max_position;
 }
 
-// The transport, and whether it suits the instances. Processes share no memory unless the transport makes it so.
+// Chooses the transport and checks that it suits the instances. Processes share memory only through a transport.
 void choose_transport(const Options& options, Stack& stack) {
   ClusterOptions& cluster = stack.options;
   const bool processes = stack.processes = is_worker(options) || options.flag("processes") ||
@@ -164,7 +164,7 @@ void bind_to_cpus(const Options& options, ClusterOptions& cluster) {
     throw invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
 }
 
-// Whether the allocator keeps blocks in a form that --kv-events and --prefix-cache can name.
+// Checks that the allocator keeps blocks in a form that --kv-events and --prefix-cache can name.
 void check_caches(const Options& options, const Stack& stack) {
   const ClusterOptions& cluster = stack.options;
   const std::string scheme = cluster.kv_scheme->name;
@@ -191,7 +191,7 @@ void check_caches(const Options& options, const Stack& stack) {
                   (stack.processes ? ", or instances in one process" : ""));
 }
 
-// Without --max-model-len the context is what one pool holds, if that is less than the model's.
+// Without --max-model-len the context is limited to what one pool holds.
 void fit_context(ClusterOptions& cluster, int wanted_len) {
   if (cluster.kv_scheme->whole_slots) return;
   cluster.kv.max_sequence_tokens = cluster.max_model_len;
@@ -213,7 +213,7 @@ void fit_context(ClusterOptions& cluster, int wanted_len) {
 }  // namespace
 
 Status check_unread(const Options& options) {
-  // A worker has no topology, and is told the options of the whole cluster.
+  // A worker has no topology, and gets the options of the whole cluster.
   const auto given = [&](const std::string& name, int more) {
     return options.values().contains(name) && options.integer(name) > more;
   };
@@ -306,7 +306,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
-  // Peaks take two seconds to measure: where nobody asks for seconds, steps say what they take.
+  // Measuring peaks takes two seconds. If no policy predicts seconds, the cost model learns from steps alone.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
     const LoadOptions& load = stack->backend_options.load;
@@ -320,7 +320,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
   need(check_shared_pool(cluster, stack->processes));
-  if (worker) {  // it keeps its ranks when it is given another role
+  if (worker) {  // it keeps its ranks when it gets another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
     cluster.prefill_pp = cluster.decode_pp = own.pp;

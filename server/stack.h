@@ -1,4 +1,4 @@
-// The parts of a running xpyd, built from its options: what serve, worker and generate have in common.
+// The parts of a running xpyd, built from its options. serve, worker and generate share them.
 #pragma once
 
 #include <algorithm>
@@ -28,14 +28,14 @@ namespace xpyd::server {
 
 std::span<const OptionRow> option_table();
 
-// What the rows cannot say one by one: combinations that make no sense. `group` as in the table.
+// Checks what single rows cannot express: combinations without meaning. `group` as in the table.
 Status check_options(const Options& options, std::string_view group);
-const IsaRow* cpu_kernels(const Options& options);  // --cpu-kernels; null: auto, or not an option of this subcommand
-// What was given and only counts with another option that was not, a line each: the help of such a
-// row begins with "--processes: " or "--device cuda: ".
+const IsaRow* cpu_kernels(const Options& options);  // --cpu-kernels; null: auto, or the subcommand has no such option
+// Returns options that were given but need another option that was not, one line each. The help of such a row begins
+// with "--processes: " or "--device cuda: ".
 std::vector<std::string> without_effect(const Options& options);
 
-// ---- what a running xpyd needs of a device: the weights there, and a model per instance. `--device` picks a row
+// ---- The device: weights on it, and a model per instance. `--device` picks a row.
 
 struct Stack;
 struct DeviceRow;
@@ -43,9 +43,9 @@ struct DeviceRow;
 struct BackendOptions {
   const DeviceRow* device = nullptr;
   LoadOptions load;
-  int threads = 0;   // of each instance; 0: its share of the cores
+  int threads = 0;   // per instance; 0: its share of the cores
   bool pin = false;  // each thread to a core of its own
-  Kernels kernels;   // of the CPU; null: the machine's own choice
+  Kernels kernels;   // of the CPU; null: the machine's default
   std::string cuda_prefill_attention, cuda_decode_attention, cuda_graphs, gpu_split;
 };
 
@@ -53,11 +53,11 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual Device& device() = 0;
-  // Error `unavailable`: no room on the device.
+  // Creates an instance's model. Error `unavailable`: no memory on the device.
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
-  // FLOP/s that an instance's threads can do, where it has been measured (xpyd peak); 0: it has not.
+  // Peak FLOP/s of an instance's threads, if `xpyd peak` has measured it; 0: not measured.
   virtual double peak_flops(int /*instance*/) const { return 0; }
-  // What instance 0's model, which must still be there, has chosen by now: lines, or "".
+  // Lines about the kernels that instance 0's model has chosen by now, or "". That model must still exist.
   virtual std::string describe() const { return ""; }
 };
 
@@ -73,71 +73,70 @@ struct DevicePeak {
   Rates rates;  // of bf16 products and of reads
 };
 
-// Of the names that --dtype, --weight-dtype and --kv-dtype take.
+// Finds a name that --dtype, --weight-dtype or --kv-dtype takes.
 Dtype find_dtype(const std::string& name);
 
 struct DeviceRow {
   const char* name;
-  // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a machine that cannot.
+  // Loads the weights. Errors: invalid_argument for bad input, `unavailable` for a machine that cannot.
   Result<std::unique_ptr<Backend>> (*open)(const Stack& stack);
-  // What it can do, measured now; errors as of open(). Null: the host, which base/peak/peak.h measures.
+  // Measures the device's peaks now. Errors as in open(). Null: the host, which base/peak/peak.h measures.
   Result<DevicePeak> (*peak)();
-  size_t page_group_bytes;  // of --page-group-bytes where it is not given: what it maps well
-  // The device without weights: where the pool is that processes share. Errors as of open(). Null:
-  // the host.
+  size_t page_group_bytes;  // default of --page-group-bytes: a size that it maps well
+  // Opens the device without weights, for a pool that processes share. Errors as in open(). Null: the host.
   Result<std::unique_ptr<Device>> (*alone)();
 };
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
 
-// The rows' functions. `stack`: as prepare_stack() leaves it.
+// The functions of the rows. `stack`: as prepare_stack() leaves it.
 Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack);
 Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack);
 Result<DevicePeak> cuda_device_peak();
 Result<std::unique_ptr<Device>> open_cuda_alone();
 
-// The host's weights as the options ask for them, read with every core.
+// Loads the host's weights as the options say, with every core.
 Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack);
 
-// ---- the parts
+// ---- The parts.
 
 struct Stack {
   RealClock clock;
-  std::string model_dir;  // kDemoModel where none was given
+  std::string model_dir;  // kDemoModel if none was given
   ModelConfig config;
   std::unique_ptr<const Tokenizer> tokenizer;         // null with --load-format dummy and no tokenizer.json
   std::unique_ptr<const ChatTemplate> chat_template;  // null: the model has none
-  ClusterOptions options;                             // all that the model files and the command line say of it
+  ClusterOptions options;  // everything that model files and command line say about the cluster
   BackendOptions backend_options;
   bool processes = false;  // each instance is a process of its own
-  int max_step_tokens() const { return std::max(options.step_tokens, options.max_batch); }  // of one instance
+  int max_step_tokens() const { return std::max(options.step_tokens, options.max_batch); }  // per instance
   std::unique_ptr<Backend> backend;     // null with --processes: the workers have theirs
-  std::unique_ptr<Device> pool_device;  // with --processes, of the pool that they share; null: host
+  std::unique_ptr<Device> pool_device;  // with --processes: device of the shared pool; null: host
   std::unique_ptr<Runtime> runtime;     // not started
-  Cluster* cluster = nullptr;           // the runtime, where its instances are threads
+  Cluster* cluster = nullptr;           // the runtime, if its instances are threads
 };
 
-// MODEL_DIR, or the embedded demo model.
+// Returns MODEL_DIR, or the embedded demo model.
 std::string model_dir(const Options& options);
-Role role_of(const std::string& name);  // of --role
-// --cpus: of each of these instances, "P0=0-3,D0=4+6" (or with blanks between them); of a worker, which has no name,
-// "0-3". Empty for "". Errors say what is wrong: every instance has cores, which the process may use.
+Role role_of(const std::string& name);  // parses --role
+// Parses --cpus: cores of each named instance, "P0=0-3,D0=4+6" (blanks may separate them). A worker has no name: "0-3".
+// Returns nothing for "". Error: an instance has no cores, or cores that the process may not use.
 Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names);
-// What the command line says of the cluster and of the device, which has a say in its memory.
+// Reads the options of the cluster and of the device, which influences the cluster's memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
-// Of stages and ranks, what no instance would read.
+// Error: an option about stages or ranks that no instance would read.
 Status check_unread(const Options& options);
 
-// The errors name the option or the file.
+// Builds all parts. Errors name the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);
 
-// In parts: a worker has no runtime.
+// The two parts of build_stack(), for a worker, which has no runtime.
 Result<std::unique_ptr<Stack>> prepare_stack(const Options& options);
 Status open_backend(Stack& stack);
-// Of all that instances must agree on, so that KV may cross between them.
+// A hash of everything that instances must agree on to exchange KV.
 uint64_t fingerprint(const Stack& stack);
 
-// Of --event-log, with `suffix` behind its name; null: none is asked for. Its Error is thrown.
+// Opens --event-log with `suffix` appended to its name; null: the option is not given. Throws its Error.
 std::shared_ptr<EventLog> open_event_log(const Options& options, const std::string& suffix = "");
 
 }  // namespace xpyd::server

@@ -1,4 +1,4 @@
-// The subcommands that are short: generate, worker, peak, export; and the result files of all.
+// The short subcommands (generate, worker, peak, export), and the result files of all.
 #include "server/cli/commands.h"
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ Status of_option(const Status& status, ErrorCode code) {
   return status ? status : Error{code, "--json: " + status.error().message};
 }
 
-// A device's own figures.
+// Prints a device's own figures.
 nlohmann::json peak_of_device(const DeviceRow& device) {
   const DevicePeak peak = need(device.peak());
   std::printf("%s\n", peak.device.c_str());
@@ -48,7 +48,7 @@ nlohmann::json peak_of_host(int threads) {
   return need(parse_json(to_json(peak), "peak"));
 }
 
-// Prints text as it becomes certain and keeps the times.
+// Prints text as it becomes final and records the times of tokens.
 class Printer final : public EventSink {
  public:
   void on_event(TokenEvent event) override {
@@ -95,7 +95,7 @@ Status write_result_file(const Options& options, nlohmann::json result) {
   return of_option(replace_file(path, json_text(result, 2) + "\n"), ErrorCode::io);
 }
 
-// xpyd export DIR: the demo model inside this binary as a folder, from which clients load a tokenizer.
+// xpyd export DIR writes the demo model inside this binary as a folder, from which clients can load a tokenizer.
 int export_main(const Options& options) try {
   if (options.positional().empty()) throw invalid("expected DIR, a new or an empty folder");
   need(export_demo(options.positional()[0]));
@@ -104,7 +104,7 @@ int export_main(const Options& options) try {
   return fail(": export", error);
 }
 
-// xpyd peak: what this machine can do, measured now; other runs read the figures from the cache it leaves.
+// xpyd peak measures now what this machine can do. Other runs read the figures from the cache that it leaves.
 int peak_main(const Options& options) try {
   need(check_result_file(options));
   const DeviceRow& device = *find_device(options.text("device"));
@@ -115,9 +115,8 @@ int peak_main(const Options& options) try {
   return fail(": peak", error);
 }
 
-// xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve
-// --processes`), serves, and joins again when that was restarted. The first SIGTERM drains, the
-// second ends it.
+// xpyd worker runs one instance in a process of its own. It joins a conductor (`xpyd serve --processes`), serves, and
+// joins again after the conductor was restarted. The first SIGTERM drains it, the second ends it.
 int worker_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Stack> prepared = need(prepare_stack(options));
@@ -132,7 +131,7 @@ int worker_main(const Options& options) {
   struct Found {
     std::mutex mutex;
     std::string value;
-  } found;  // by the registry, below
+  } found;  // set by the registry, below
   const std::unique_ptr<Registry> registry = cluster.open_registry(stack.clock);
   if (registry) {
     const std::string name = is_stage ? rank_group_name(options) : kConductorName;
@@ -173,7 +172,7 @@ int worker_main(const Options& options) {
   return 0;
 }
 
-// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
+// xpyd generate sends one prompt through the whole path, without HTTP. Only the continuation goes to stdout.
 int generate_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Stack> built = need(build_stack(options));

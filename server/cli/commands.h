@@ -1,5 +1,5 @@
-// The subcommands: each takes its checked options and returns the exit code of the process. 0:
-// done; 1: it ran and failed; 2: it was asked for something that it cannot do (misuse).
+// The subcommands. Each takes its checked options and returns the exit code of the process. 0: done. 1: it ran and
+// failed. 2: misuse, it was asked for something that it cannot do.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,20 +11,20 @@
 
 namespace xpyd::server {
 
-// Says why it ends; the exit code for that, or `code`.
+// Prints why the command ends. Returns `code`, or, if that is 0, the exit code that suits the error.
 inline int fail(const char* who, const Error& error, int code = 0) {
   say("xpyd" + std::string(who) + ": " + error.message);
   return code ? code : error.code == ErrorCode::invalid_argument ? 2 : 1;
 }
 
-// Result files (--json): JSON that says how it came about.
+// ---- Result files (--json): JSON with the conditions of the run.
 //
-// {"version", "commit", "build", "machine", "date", "options": {name: value}}; secrets are masked.
+// Returns {"version", "commit", "build", "machine", "date", "options": {name: value}}. Secrets are masked.
 nlohmann::json run_header(const Options& options);
-// An error when the file cannot be written, found before a long run rather than after.
+// Checks before a long run that the result file can be written.
 Status check_result_file(const Options& options);
-// Replaces the file as a whole, with run_header() as "run"; nothing where none is asked for. Bytes
-// that are not UTF-8 become U+FFFD.
+// Replaces the whole file, with run_header() as "run". Does nothing without --json. Bytes that are not UTF-8 become
+// U+FFFD.
 Status write_result_file(const Options& options, nlohmann::json result);
 
 int tour_main(const Options& options);

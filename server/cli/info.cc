@@ -1,5 +1,5 @@
-// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json
-// (or params.json).
+// xpyd info: a model's shape, the memory that it takes, and the copies of one KV transfer. Reads only config.json (or
+// params.json).
 #include <sched.h>
 
 #include <algorithm>
@@ -34,9 +34,9 @@ std::string mib(double bytes) {
   return text;
 }
 
-// Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, codes with their scales, norms and
-// biases in f32, and a tied embedding twice, as table and as packed lm_head. A card has it once unless one of them is
-// codes, and RoPE's turns in f32 (CudaWeights).
+// Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, quantised ones with their scales,
+// norms and biases in f32, and a tied embedding twice, as table and as packed lm_head. A card keeps a tied embedding
+// once, unless one of the two is quantised, and has RoPE's table in f32 (CudaWeights).
 double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, bool on_card) {
   double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim, h = c.hidden;
   double layer = 2 * h;
@@ -52,18 +52,18 @@ double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, b
   return matrices * bits / 8 + tables * c.vocab * h * double(dtype_bytes(table)) + (vectors + turns) * 4;
 }
 
-// Descriptors of one transfer of `tokens` tokens between two pools of this kind. Blocks are taken
-// two apart, as in a pool in use: neighbours in the sequence are not neighbours in memory.
+// Copies of one transfer of `tokens` tokens between two pools of this kind. Blocks are taken two apart, as in a pool in
+// use, where neighbours in the sequence are not neighbours in memory.
 size_t descriptors(const KvShape& shape, KvOrder order, int block_tokens, int tokens) {
   int blocks = (tokens + block_tokens - 1) / block_tokens;
   KvLayout layout{shape, order, block_tokens, 2 * blocks};
   std::vector<int32_t> table;
   for (int i = 0; i < blocks; ++i) table.push_back(2 * i);
-  // Only addresses are computed: nothing is read there.
+  // Only addresses are computed; nothing is read there.
   auto* from = reinterpret_cast<std::byte*>(uintptr_t{1} << 44);
   auto* to = reinterpret_cast<std::byte*>(uintptr_t{1} << 45);
   KvView source{from, &layout, table.data(), 0}, destination{to, &layout, table.data(), 0};
-  // Layers of layer_major memory never touch, so one layer tells of all.
+  // Layers of layer_major memory never touch, so the count of one layer holds for all.
   int layers = order == KvOrder::layer_major ? 1 : shape.n_layers;
   TransferPlan plan;
   plan_transfer(source, destination, {0, tokens, 0, layers}, plan);
@@ -75,7 +75,7 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-// `chosen`: by name, as the machine's default may be a copy.
+// Marks the chosen variant by name, because the machine's default may be a copy.
 template <class Variant>
 json variant_list(std::span<const Variant> variants, const Variant* wanted, const Variant& otherwise) {
   const std::string chosen = (wanted ? *wanted : otherwise).name;
@@ -95,13 +95,13 @@ void print_variants(const char* title, const json& list) {
                 v["available"].get<bool>() ? "available" : "not used here", v["source"].get<std::string>().c_str());
 }
 
-// What info_main's parts look at.
+// The inputs of info_main's parts.
 struct Subject {
   const Options& options;
   ModelConfig config;
   ClusterOptions cluster;
   BackendOptions backend;
-  int tokens = 0;  // of the transfer that is worked out
+  int tokens = 0;  // of the transfer that is shown
 };
 
 json describe_model(const ModelConfig& c) {
@@ -130,7 +130,7 @@ json describe_weights(const Subject& subject) {
   const LoadOptions& load = subject.backend.load;
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::fp8, Dtype::int8, Dtype::int4}) {
     bool chosen = dtype == matrix_dtype(subject.config, load);
-    const bool table = dtype == Dtype::f32 || dtype == Dtype::bf16;  // --dtype is the table's, too
+    const bool table = dtype == Dtype::f32 || dtype == Dtype::bf16;  // --dtype also sets the table's type
     const bool on_card = subject.backend.device->name != std::string("cpu");
     double bytes = weight_bytes(subject.config, table && !load.weight_dtype ? dtype : load.dtype, dtype,
                                 load.weight_group, on_card);
@@ -147,10 +147,10 @@ json describe_scratch(const Subject& subject) {
   std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
   for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
     int step_tokens = std::max(int(subject.options.integer(option)), max_batch);
-    // The model itself knows; its weights are not needed for that.
+    // Asks the model itself; it does not need its weights for that.
     auto weights = std::make_shared<Weights>();
     const ModelConfig& c = weights->config = subject.config;
-    weights->layers.resize(size_t(c.n_layers));  // their shapes are
+    weights->layers.resize(size_t(c.n_layers));  // only their shapes are used
     const LoadOptions& load = subject.backend.load;
     const Dtype dtype = matrix_dtype(c, load);
     const auto shape = [&](int n, int k, int k_groups) {
@@ -188,19 +188,19 @@ json describe_kv_tokens(const Subject& subject) {
                 dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
     out[dtype_name(dtype)] = bytes;
   }
-  // The xPyD notes' arithmetic: 10,000 tokens/s of prompts make 3 GB of KV a second (of LLaMA-2-70B in f16).
+  // The xPyD notes' arithmetic: prompts of 10,000 tokens/s produce 3 GB of KV a second (LLaMA-2-70B in f16).
   const double rate = 1e4, made = rate * double(subject.cluster.kv.shape.token_bytes());
   std::printf("  prompts of %.0f tokens/s make %.2f GB of it a second: %.1f Gb/s between P and D\n", rate, made / 1e9,
               8 * made / 1e9);
   return out;
 }
 
-// The virtual buffers of one rank, as the vAttention paper counts them (section 5.2): one for each
-// layer's K and V, of B sequences of L tokens of S bytes. B is --max-batch; an instance reserves
-// twice as much, because the KV of as many sequences may be on its way.
+// The virtual buffers of one rank as the vAttention paper counts them (section 5.2): one for K and one for V of each
+// layer, of B sequences of L tokens of S bytes. B is --max-batch. An instance reserves twice as much, because the KV of
+// as many further sequences may be in transfer.
 json describe_addresses(const ClusterOptions& cluster) {
   const KvShards shards = cluster.shards(Role::prefill);
-  KvShape rank;  // the one with the most
+  KvShape rank;  // the rank with the most bytes
   for (int i = 0; i < shards.n_ranks(); ++i)
     if (const KvShape own = rank_shape(cluster.kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
   const double n = 2.0 * rank.n_layers, batch = double(cluster.max_batch);
@@ -242,7 +242,7 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
               {"table_bytes", tables}};
   if (scheme.page_groups) out["addresses"] = describe_addresses(subject.cluster);
   for (auto [order, name] : {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
-    const int run = scheme.page_groups ? kv.max_sequence_tokens : layout.block_tokens;  // of addresses
+    const int run = scheme.page_groups ? kv.max_sequence_tokens : layout.block_tokens;  // contiguous, in tokens
     size_t copies = descriptors(kv.shape, order, run, subject.tokens);
     size_t bytes = size_t(subject.tokens) * kv.shape.token_bytes();
     std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,
@@ -252,8 +252,8 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   return out;
 }
 
-// Mooncake (FAST'25), section 2.2, by this model's widths: a prefix of p tokens is brought in bytes / B seconds, and
-// computed again in FLOPs / G. `tflops`: G, of all cards of an instance, as they reach it.
+// Mooncake (FAST'25), section 2.2, with this model's widths: a prefix of p tokens is transferred in bytes / B seconds
+// and recomputed in FLOPs / G. `tflops` is G, the FLOP rate that all cards of an instance achieve.
 json describe_break_even(const Subject& subject, double tflops, double link_gbps) {
   const LoadOptions& load = subject.backend.load;
   const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
@@ -280,10 +280,10 @@ json describe_break_even(const Subject& subject, double tflops, double link_gbps
   return out;
 }
 
-// --ranks.
+// The parsed value of --ranks.
 struct Ranks {
   int n_prefill = 1, n_decode = 1;  // instances
-  KvShards p, d;                    // of one of each
+  KvShards p, d;                    // of one instance each
 };
 
 Ranks read_ranks(const std::string& text, const ModelConfig& c) {
@@ -309,7 +309,8 @@ Ranks read_ranks(const std::string& text, const ModelConfig& c) {
   return ranks;
 }
 
-// What the xPyD notes print that is not so for these numbers (tests/disagg/rank_table_test.cc has each by itself).
+// Lists what the xPyD notes print and what is wrong for these numbers (tests/disagg/rank_table_test.cc has a case for
+// each).
 std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p, const KvShards& d) {
   const auto n = [](auto number) { return std::to_string(number); };
   const int heads = p.n_kv_heads, tpm = d.tp / p.tp;
@@ -333,7 +334,7 @@ std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p,
   return wrong;
 }
 
-// The notes' example: which token and heads are in row `slot` of their tensor, and which must be.
+// The notes' example: the token and heads in row `slot` of the notes' tensor, and the right ones.
 json describe_slices(const KvShards& p, int head_dim) {
   constexpr int kSlots = 10;
   const int heads = p.n_kv_heads, own = heads / p.tp;
@@ -431,7 +432,7 @@ int info_main(const Options& options) try {
   Ranks between;
   if (!ranks.empty()) between = read_ranks(ranks, config);
 
-  // A question has its answer alone.
+  // A question (--break-even, --ranks) is answered alone.
   if (const double tflops = options.number("break-even"); tflops > 0 || !ranks.empty()) {
     json answer = {{"model", config.name}};
     if (tflops > 0) answer["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));

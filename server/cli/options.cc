@@ -25,7 +25,7 @@ using enum OptionKind;
 
 constexpr double kMaxBytes = double(1ll << 46);
 
-constexpr OptionTarget kByName;  // of a row that no struct has a field for
+constexpr OptionTarget kByName;  // of a row without a field in a struct
 
 constexpr OptionTarget kPrefixCache = {
     &kStructTag<ClusterOptions>, [](void* object, const Options& options, const char* name) {
@@ -36,7 +36,7 @@ constexpr OptionTarget kPrefixCache = {
 constexpr const char* kEngine = "serve generate worker";      // runs a model
 constexpr const char* kShape = "serve generate worker info";  // knows a model
 constexpr const char* kCluster = "serve generate";            // has a conductor
-constexpr const char* kPolicy = "serve generate simulate";    // …, maybe of a simulated one
+constexpr const char* kPolicy = "serve generate simulate";    // has a conductor, maybe a simulated one
 constexpr const char* kEverywhere = "serve generate simulate worker";
 
 std::optional<Dtype> weight_dtype(const std::string& name) {
@@ -52,13 +52,13 @@ std::string available(const Rows& rows) {
   return list;
 }
 
-// The row of that name; null for "auto", which is the machine's own choice.
+// The row of that name; null for "auto", the machine's default.
 template <auto rows>
 auto row_named(const std::string& name) {
   return find_row(rows(), name);
 }
 
-// 0: the word; -1: neither that nor a number from 1 to `most`.
+// Returns 0 for the word, -1 for anything but the word and numbers from 1 to `most`.
 int word_or_number(const char* word, const std::string& text, int most) {
   if (text == word) return 0;
   int n = 0;
@@ -74,7 +74,7 @@ std::vector<std::string> one_or_none(const std::string& text) {
 
 // This function stays whole because it is one table.
 std::vector<OptionRow> make_rows() {
-  // The rows keep pointers into these; a new row of a table is a new choice.
+  // The rows keep pointers into these strings. A new row of another table is a new choice here.
   static const std::string allocators = names_of(kv_schemes(), "|"), batchings = names_of(batch_policies(), "|"),
                            admissions = "auto|" + names_of(admission_rules(), "|"),
                            chunks = names_of(chunk_policies(), "|"), placements = names_of(placement_policies(), "|"),
@@ -87,7 +87,7 @@ std::vector<OptionRow> make_rows() {
                            isas = "auto|" + names_of(kIsas, "|"), drafts = names_of(drafters(), "|");
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
-      // Where and what.
+      // Places and the model.
       {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D",
        "serve"},
       {"topology", text, "1C", "", "xPyDzC", 0, 0, "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D",
@@ -424,7 +424,7 @@ std::vector<OptionRow> make_rows() {
       {"cuda-graphs", choice, "on", "", "on|off", 0, 0, "--device cuda: replay decode steps as captured graphs",
        kEngine, sets<&BackendOptions::cuda_graphs>},
 
-      // The front end.
+      // The frontend.
       {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve", sets<&HttpListenOptions::port>,
        "p"},
       {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve", sets<&HttpListenOptions::host>},
@@ -504,7 +504,7 @@ std::vector<OptionRow> make_rows() {
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0,
        "what to measure; cuda: copies, products and launches of the card", "peak"},
 
-      // Everybody.
+      // Every subcommand.
       {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker simulate",
        sets<&ConductorOptions::seed>},
       {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats simulate"},
@@ -562,7 +562,7 @@ Status check_options(const Options& options, std::string_view group) {
 std::vector<std::string> without_effect(const Options& options) {
   std::vector<std::string> all;
   const auto& values = options.values();
-  const auto ranks = values.find("ranks");  // of processes: so are instances
+  const auto ranks = values.find("ranks");  // stages as processes make instances processes, too
   for (const OptionRow& row : options.rows()) {
     const std::string_view help = row.help, needs = help.substr(0, help.find(':'));
     if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name)) continue;

@@ -1,4 +1,4 @@
-// xpyd serve. Read server/cli/tour.cc first. One request travels like this, one call per arrow:
+// xpyd serve. Read server/cli/tour.cc first. One request takes this path, one call per arrow:
 //
 //   HTTP bytes        -> HttpRequest  server/http/http.cc       one I/O thread, every connection
 //   HttpRequest       -> Request      server/openai/api_parse.cc  JSON fields checked, text -> tokens
@@ -32,16 +32,16 @@ ServerOptions http_options(const Options& options, Stack& stack);
 int serve_main(const Options& options) {
   SignalThread signals;
 
-  // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
+  // Request -> TokenEvent: tokenizer, model, instances and conductor. Nothing runs yet.
   const std::unique_ptr<Stack> built = need(build_stack(options));
   Stack& stack = *built;
 
   const struct Finish {
     SignalThread& signals;
-    ~Finish() { signals.finish(); }  // before what its handlers use goes
+    ~Finish() { signals.finish(); }  // before the objects that its handlers use are destroyed
   } finish{signals};
 
-  // Of several conductors one serves.
+  // Of several conductors, one serves; the others wait here.
   if (stack.processes) signals.handle([&](int) { stack.runtime->drain(); });
   if (const Status elected = stack.runtime->stand_by(); !elected) {
     signals.finish();
@@ -49,7 +49,7 @@ int serve_main(const Options& options) {
     need(elected);
   }
 
-  // HTTP bytes -> Request, TokenEvent -> SSE: the port is bound, and nobody is answered yet.
+  // HTTP bytes -> Request, TokenEvent -> SSE. The port is bound; no request is answered yet.
   raise_descriptor_limit();
   const ServerOptions http = http_options(options, stack);
   const std::unique_ptr<HttpServer> listening = need(
@@ -67,7 +67,7 @@ int serve_main(const Options& options) {
       server.begin_drain();
   });
 
-  // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
+  // Each instance runs its loop on a thread, or in a process, of its own. This thread does I/O.
   const Status started = stack.runtime->start();
   if (started) {
     say("xpyd serve: " + http.name + " as " + options.text("topology") + " on http://" + http.host + ":" +
@@ -78,7 +78,7 @@ int serve_main(const Options& options) {
   stack.runtime->stop();
   if (!started && signals.first()) return 128 + signals.first();
   need(started);
-  if (stack.backend)  // graphs and kernels chosen since it started
+  if (stack.backend)  // graphs and kernels chosen since the start
     say(stack.backend->describe());
   if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
     say("logits hash " + hex(hash));
@@ -87,10 +87,11 @@ int serve_main(const Options& options) {
 
 namespace {
 
-// Which files, names and addresses there are is not for whoever reads /stats: of these alone that they are given.
+// Readers of /stats must not learn file names, user names and addresses. Of such options it shows only that they are
+// given.
 std::string switches_json(const Options& options, const Stack& stack) {
   auto shown = options.shown_values();
-  if (!options.given("transport")) shown["transport"] = stack.options.transport->name;  // processes have another one
+  if (!options.given("transport")) shown["transport"] = stack.options.transport->name;  // processes: another default
   JsonText out;
   out.open('[');
   for (const OptionRow& row : options.rows()) {
@@ -103,12 +104,12 @@ std::string switches_json(const Options& options, const Stack& stack) {
   return out.close(']').take();
 }
 
-size_t descriptor_limit() {  // of this process, now
+size_t descriptor_limit() {  // current limit of this process
   rlimit limit{};
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
 }
 
-// What is wrong with it is thrown.
+// Throws an Error if an option is wrong.
 ServerOptions http_options(const Options& options, Stack& stack) {
   ServerOptions http;
   options.fill<HttpListenOptions>(http);

@@ -1,9 +1,9 @@
-// xpyd tour: one prompt through disaggregated prefill and decode (DistServe, Splitwise, Mooncake),
-// in one thread and on this page. `make tour` runs it. Read tour_main() from its top: each step is
-// one call of a class that the server runs, and says which idea it is and which file holds it.
+// xpyd tour: one prompt through disaggregated prefill and decode (DistServe, Splitwise, Mooncake), in one thread and on
+// this page. `make tour` runs it. Read tour_main() from its top. Each step is one call of a class that the server runs;
+// its comment names the idea and the file.
 //
-// Left out is what it takes to serve many: who works on what (disagg/conductor/conductor.cc), what happens
-// when somebody fails (disagg/handover/), threads, processes, HTTP.
+// The page leaves out what serving many requests needs: scheduling across instances (disagg/conductor/conductor.cc),
+// failures (disagg/handover/), threads, processes, HTTP.
 #include <algorithm>
 #include <cstdio>
 
@@ -20,14 +20,14 @@ namespace {
 constexpr PeerId kP = 0, kD = 1, kAlone = 2;
 constexpr int kStepTokens = 32, kMaxBatch = 4;
 
-// Takes the tokens of one request, as its client's stream does (server/openai/generation.cc).
+// Receives the tokens of one request, as its client's stream does (server/openai/generation.cc).
 struct Output final : EventSink {
   void on_event(TokenEvent event) override { text += event.text, logits_hash = event.logits_hash; }
   std::string text;
-  uint64_t logits_hash = 0;  // of all rows of logits that a token was sampled from
+  uint64_t logits_hash = 0;  // of all logits rows from which a token was sampled
 };
 
-// What the instances share: the demo model inside this binary, and a thread to compute with.
+// The instances share the demo model inside this binary and a thread to compute with.
 struct Shared {
   const ModelConfig config = load_model_config(kDemoModel).value();
   const std::unique_ptr<const Tokenizer> tokenizer = Tokenizer::load(kDemoModel).value();
@@ -45,9 +45,9 @@ struct Shared {
   }
 };
 
-// An instance: a KV memory, a wire to its peers, and an engine over a model. In the server, with a
-// mailbox and a loop around them, it is disagg/instance/instance.cc. The names are rows of tables: "token"
-// instead of "paged", or "tcp" instead of "local", gives the same hash.
+// An instance: a KV memory, a transport to its peers, and an engine over a model. The server's instance
+// (disagg/instance/instance.cc) adds a mailbox and a loop. The names are rows of tables: "token" instead of "paged", or
+// "tcp" instead of "local", gives the same hash.
 struct Side {
   const PeerId id;
   Shared& shared;
@@ -67,14 +67,14 @@ struct Side {
   Engine engine{*model, *memory, options, shared.clock, hooks};  // batch/engine/engine.cc
 };
 
-// What P does with KV that leaves: the engine's hooks, as disagg/handover/sender.cc has them.
+// P's side of the hand-over, as engine hooks, like disagg/handover/sender.cc.
 struct Sender final : EngineHooks {
   bool layerwise() const override { return true; }
 
-  // Inside the forward pass, after each layer: its KV of tokens [begin, end) goes while the next
-  // layer is computed (Splitwise, section 4.2). What D's prefix cache has is not sent.
+  // Called inside the forward pass after each layer: the layer's KV of tokens [begin, end) is sent while the next layer
+  // is computed (Splitwise, section 4.2). Tokens in D's prefix cache are not sent.
   void kv_written(Sequence& sequence, int layer, int layer_end, int begin, int end) override {
-    // Both sides are a KvView: allocator/kv/kv_layout.h alone computes addresses.
+    // Both sides are a KvView: only allocator/kv/kv_layout.h computes addresses.
     const KvView here = p->memory->view(sequence.kv);
     const KvView there{p->wire->remote(kD, 0), &d->memory->layout(), place.blocks.data()};
     for (int token = std::max(begin, place.cached_tokens), next; token < end; token = next) {
@@ -87,15 +87,15 @@ struct Sender final : EngineHooks {
     }
   }
 
-  // The first token is sampled, and the sequence leaves: as a value, without sampler or text.
+  // The first token is sampled, and the sequence leaves as a value, without sampler or text.
   void prefill_done(std::vector<SequencePtr> choices) override {
     state = state_of(*choices[0]);
     kv = choices[0]->kv;
   }
 
   Side *p = nullptr, *d = nullptr;
-  KvPlace place;      // of the prompt's KV on D: came in a message, KvReserved (disagg/messages.h)
-  ChoiceState state;  // how far the sequence has come: goes in a message, KvDelivered
+  KvPlace place;      // place of the prompt's KV on D: arrives in a message, KvReserved (disagg/messages.h)
+  ChoiceState state;  // progress of the sequence: sent in a message, KvDelivered
   TransferPlan plan;
   std::vector<TransferId> posts;
   KvHandle kv = kNoKv;  // on P
@@ -118,39 +118,39 @@ int tour_main(const Options& options) {
   const int n = int(prompt.size());
   std::printf("prompt, %d tokens: \"%s\"\n", n, shared.tokenizer->decode(request->prompt).c_str());
 
-  // D has a request already.
+  // D is already serving a request.
   const auto others = shared.request("The captain of ship 31 is Hugo. Who is captain of ship 31?");
   d.engine.submit(make_sequence(others, {}, other, nullptr, nullptr));
   d.engine.step();
 
-  // P and D know each other by an address (disagg/transport/transport.h specifies every wire).
+  // P and D find each other by an address (disagg/transport/transport.h specifies every transport).
   while (!p.wire->connect(kD, d.wire->address()).value()) continue;
   while (!d.wire->connect(kP, p.wire->address()).value()) continue;
 
-  // D grants room for the prompt: blocks of its paged memory (PagedAttention), which a lease keeps
-  // whatever becomes of the sequence, and a window through which P, and only P, may write there.
+  // D grants room for the prompt: blocks of its paged memory (PagedAttention). A lease keeps them, whatever becomes of
+  // the sequence, and a window lets P, and only P, write there.
   const auto [kv, cached, loading] = d.memory->reserve(prompt, 0).value();
   XPYD_CHECK(d.memory->append(kv, n - cached));
   const KvLease lease = d.memory->pin(kv);
   const WindowKey window = d.wire->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
   sender.place = place_of(*d.memory, kv, window, cached);
 
-  // P computes the prompt, 32 tokens a step (chunked prefill, Sarathi-Serve), and sends it layer by
-  // layer: kv_written() above. D's tokens do not wait for it: that is what disaggregation is for.
+  // P computes the prompt, 32 tokens a step (chunked prefill, Sarathi-Serve), and sends it layer by layer: kv_written()
+  // above. D's decode steps do not wait for it. That is the purpose of disaggregation.
   SequencePtr leaving = make_sequence(request, {}, output, nullptr, nullptr);
   leaving->leaves = true;
   p.engine.submit(std::move(leaving));
   while (p.engine.step()) d.engine.step();
   std::printf("P has sampled the first token: \"%s\"\n", output->text.c_str());
-  for (TransferId post : sender.posts) {  // until then the wire may read P's blocks
+  for (TransferId post : sender.posts) {  // until it is done, the transport may read P's blocks
     TransferState state;
     while ((state = p.wire->poll(post)) == TransferState::in_flight) continue;
     XPYD_CHECK(state == TransferState::done);
   }
   p.memory->free(sender.kv);
 
-  // D counts what has arrived. Once the window is closed nobody else can write there, and the KV is
-  // D's own: it can be found by the next prompt that begins alike (prefix caching).
+  // D counts what has arrived. Once the window is closed, no other instance can write there. The KV is then D's own,
+  // and the next prompt with the same beginning can find it (prefix caching).
   while (d.wire->arrived(window) < int(sender.posts.size())) continue;
   while (!d.wire->close(window)) continue;
   d.memory->unpin(lease);
@@ -159,15 +159,15 @@ int tour_main(const Options& options) {
   std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.wire->stats().bytes),
               sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);
 
-  // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca, continuous batching).
+  // The sequence continues on D from the token that P sampled and joins the batch (Orca, continuous batching).
   SequencePtr here = make_sequence(request, sender.state, output, nullptr, shared.tokenizer.get());
   here->kv = kv;
   here->computed = n;
   d.engine.adopt(std::move(here));
   while (d.engine.step()) std::printf("D: \"%s\" and, beside it, \"%s\"\n", output->text.c_str(), other->text.c_str());
 
-  // One engine alone must have had the same bits in all logits: no batch, block, wire or chunk
-  // changes an order of additions (README.md, decision D1).
+  // A single engine must produce the same bits in all logits. No batch, block, transport or chunk changes an order of
+  // additions (README.md, decision D1).
   const auto expected = std::make_shared<Output>();
   alone.engine.submit(make_sequence(request, {}, expected, nullptr, nullptr));
   while (alone.engine.step()) continue;

@@ -14,9 +14,9 @@ constexpr int kRowTokens = 8, kRows = 6, kSlots = 3;
 
 struct Event {
   char who;
-  int tokens;  // that it has from now on; 0: it ends
+  int tokens;  // tokens that it has from now on; 0: it ends
 };
-// A ends, and C has its slot and rows; B's third row is mapped. D waits until C has ended. E waits until D has ended,
+// A ends, and C gets its slot and rows; B's third row is mapped. D waits until C has ended. E waits until D has ended,
 // and one of B's rows is unmapped for it.
 constexpr Event kStory[] = {{'A', 6},  {'B', 7}, {'A', 9},  {'B', 10}, {'A', 0},  {'C', 12}, {'B', 18},
                             {'D', 20}, {'C', 0}, {'D', 20}, {'B', 0},  {'E', 28}, {'D', 0},  {'E', 28}};
@@ -76,7 +76,7 @@ std::vector<WalkStep> vattention_walk() {
       }
     int sum = 0;
     for (int rows : mapped) sum += rows;
-    for (size_t slot = 0; slot < kSlots; ++slot)  // idle rows went to those who needed them
+    for (size_t slot = 0; slot < kSlots; ++slot)  // idle rows went to sequences that needed them
       for (; sum > step.rows_mapped && mapped[slot] > used[slot]; --sum) --mapped[slot];
     for (size_t slot = 0; slot < kSlots; ++slot)
       step.slots.push_back(owner[slot] + (" " + std::string(size_t(used[slot]), '#')) +

@@ -1,5 +1,5 @@
-// xpyd tour --allocator vattention: vAttention step by step. Two sequences come and grow, page groups appear behind
-// their addresses, one ends, and its groups stay for the next one.
+// xpyd tour --allocator vattention: vAttention step by step. Two sequences arrive and grow, and page groups are mapped
+// behind their addresses. One ends, and its page groups stay mapped for the next one.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,20 @@
 
 namespace xpyd::server {
 
-// What is so after an event.
+// The state after an event.
 struct WalkStep {
   std::string event;
   int slot = -1;                         // of the event's sequence; -1: it has none
-  int rows_in_use = 0, rows_mapped = 0;  // of the pool; the others have no memory behind an address
-  int64_t maps = 0, unmaps = 0;          // page groups, since the beginning
+  int rows_in_use = 0, rows_mapped = 0;  // of the pool; other rows have no memory behind their addresses
+  int64_t maps = 0, unmaps = 0;          // page groups, since the start
   std::vector<std::string> slots;        // drawn: # a row in use, o a row that stays mapped
 };
 
-// The memory is the server's own, and maps when a row is needed. Two layers have 2 x 2 tensors; a token of one is 512
-// bytes and a page group 4 KiB, so a row of 4 groups, one in each tensor, holds 8 tokens. The pool has 6 rows, for 3
-// sequences of at most 64 tokens.
+// Runs the events on the server's own memory, which maps a row when it is needed. Two layers have 2 x 2 tensors. A
+// token of one tensor is 512 bytes and a page group 4 KiB, so a row of 4 groups, one in each tensor, holds 8 tokens.
+// The pool has 6 rows, for 3 sequences of at most 64 tokens.
 std::vector<WalkStep> vattention_walk();
 
-int vattention_tour();  // prints it
+int vattention_tour();  // prints the walk
 
 }  // namespace xpyd::server

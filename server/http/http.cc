@@ -27,9 +27,9 @@ using Wait = tcp::socket::wait_type;
 
 constexpr size_t kReadBytes = 64u << 10;
 constexpr size_t kPipelineBytes = 64u << 10;  // of later requests, kept while one is being answered
-constexpr size_t kPacketBytes = 16u << 10;    // small writes that wait are joined up to this
+constexpr size_t kPacketBytes = 16u << 10;    // small waiting writes are joined up to this size
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLingerSeconds = 2;  // to let a refused client read why before the reset
+constexpr double kLingerSeconds = 2;  // a refused client can read the reason before the reset
 
 std::chrono::nanoseconds seconds(double s) { return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9)); }
 
@@ -44,17 +44,17 @@ std::string date_header() {
   return std::string(text, n);
 }
 
-// Also where it stands inside an IPv6 address.
+// Also true for an IPv4 loopback address mapped into IPv6.
 bool is_loopback_address(const asio::ip::address& address) {
   if (address.is_v6() && address.to_v6().is_v4_mapped())
     return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
   return address.is_loopback();
 }
 
-// Asio does not: a worker process that inherits a socket holds the port, and its client, on.
+// Asio does not set this. A worker process that inherits a socket would keep its port and client.
 void keep_from_children(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
 
-// A reason phrase or header value must not be able to end its line.
+// Prevents a reason phrase or header value from ending its line.
 std::string one_line(std::string_view text, size_t longest) {
   std::string out(text.substr(0, longest));
   for (char& c : out)
@@ -78,11 +78,11 @@ std::string head_text(const HttpResponse& response, const std::string& framing, 
 
 }  // namespace
 
-// Everything the I/O thread owns. Asio waits and Beast parses; reading and writing are plain calls in
-// between, so that one buffer serves all connections, and each phase of a connection has a deadline
-// of its own, where Beast's stream has one for reading and writing together.
+// The state of the I/O thread. Asio waits and Beast parses; reads and writes are plain calls in between. So one buffer
+// serves all connections, and each phase of a connection has its own deadline. (Beast's stream has one deadline for
+// reading and writing together.)
 //
-// Outlives the listener as long as someone holds its HttpPost.
+// It outlives the listener while an HttpPost refers to it.
 struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   explicit Loop(HttpListenOptions o) : options(std::move(o)) {}
 
@@ -94,14 +94,14 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   std::unordered_set<std::shared_ptr<Connection>> connections;
   size_t body_bytes = 0;  // held by all connections
   bool draining = false, accepting = false;
-  size_t waited_for = 0;  // draining: connections from before it
+  size_t waited_for = 0;  // draining: connections that existed when the drain began
   std::vector<char> scratch = std::vector<char>(kReadBytes);
 
-  std::mutex mutex;  // guards the next three
+  std::mutex mutex;  // guards the next three members
   std::vector<std::function<void()>> inbox;
   bool scheduled = false, closed = false;
 
-  // One wake-up for however many events arrive before the I/O thread turns to them.
+  // One wake-up serves all events that arrive before the I/O thread handles them.
   void post(std::function<void()> f) {
     std::lock_guard lock(mutex);
     if (closed) return;
@@ -127,7 +127,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   bool close_idlest();
   void shed_bodies();
   bool free_descriptor();
-  double said_s = -kNever;  // when it last said that there are no descriptors
+  double said_s = -kNever;  // last time it logged that no descriptor is left
 };
 
 class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
@@ -135,7 +135,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   Connection(Loop& loop, tcp::socket socket)
       : late(loop.draining), loop_(loop), socket_(std::move(socket)), timer_(loop.io), parser_(loop.options.limits) {}
 
-  const bool late;  // came during the drain: is told so, and is not waited for
+  const bool late;  // it came during the drain: it is refused and not waited for
 
   void start() {
     error_code ignored;
@@ -148,17 +148,17 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     read();
   }
 
-  // Without a request for some time: since when. kNever: others have a better right to go.
+  // Start of the time without a request, if that is long enough. kNever: the connection is not idle.
   double idle_since_s() const {
     const bool idle = phase_ == Phase::lingering ||
                       (phase_ == Phase::receiving && parser_.state() == HttpParser::State::header);
     return idle && now_s() >= since_s_ + loop_.options.place_s ? since_s_ : kNever;
   }
-  double body_since_s() const {  // kNever: none is coming
+  double body_since_s() const {  // kNever: no body is arriving
     return phase_ == Phase::receiving && body_accounted_ > 0 ? since_s_ : kNever;
   }
 
-  void drain() {  // an idle connection has nothing to wait for
+  void drain() {  // an idle connection has no answer to wait for
     if (phase_ == Phase::receiving && input_.empty() && parser_.state() == HttpParser::State::header) close();
   }
 
@@ -173,7 +173,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     loop_.leave(shared_from_this());
   }
 
-  // The exchange's side.
+  // ---- Called by the exchange.
   bool is_asked(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
   void respond(HttpResponse response);
   void begin_stream(HttpResponse head);
@@ -185,8 +185,8 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void on_half_closed(std::function<void()> callback) { doubted_ = std::move(callback); }
 
  private:
-  // receiving: a request, or waiting for one; answering: the handler has it; flushing: the answer is complete and being
-  // sent; lingering: sent, the client's remaining input is thrown away.
+  // receiving: reading a request or waiting for one. answering: the handler has it. flushing: the complete answer is
+  // being sent. lingering: it is sent, and further input is discarded.
   enum class Phase { receiving, answering, flushing, lingering, closed };
 
   void arm(double s);
@@ -214,14 +214,14 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   HttpParser parser_;
   Phase phase_ = Phase::receiving;
   bool from_loopback_ = false, judged_ = false;
-  double since_s_ = now_s();  // without a request, or with a body that is coming
-  bool ended_ = false;        // the client's side is closed
-  bool head_begun_ = false;   // of the answer
+  double since_s_ = now_s();  // start of the time without a request, or of the arriving body
+  bool ended_ = false;        // the client has closed its side
+  bool head_begun_ = false;   // the head of the answer is queued
   std::string input_;         // received, not yet parsed
   bool reading_ = false, advancing_ = false, body_timed_ = false, header_timed_ = false;
   std::deque<std::string> output_;
-  size_t output_bytes_ = 0, output_at_ = 0;  // in the queue; sent of its front
-  bool writing_ = false;                     // waits for the socket to take more
+  size_t output_bytes_ = 0, output_at_ = 0;  // in the queue; already sent of its front
+  bool writing_ = false;                     // waiting until the socket takes more
   uint64_t exchange_id_ = 0;
   int version_ = 11;
   bool head_only_ = false, close_after_ = false, chunked_ = false;
@@ -257,12 +257,12 @@ class HttpListener::Exchange final : public HttpExchange {
   uint64_t id_;
 };
 
-// ---- receiving
+// ---- Receiving.
 
 void HttpListener::Connection::arm(double s) {
   timer_.expires_after(seconds(s));
   timer_.async_wait([self = shared_from_this()](error_code stopped) {
-    // A cancelled wait may already be queued as done: the expiry tells.
+    // A cancelled wait may already be queued as done. The expiry time shows it.
     if (!stopped && self->timer_.expiry() <= std::chrono::steady_clock::now()) self->on_timer();
   });
 }
@@ -270,7 +270,7 @@ void HttpListener::Connection::arm(double s) {
 void HttpListener::Connection::on_timer() {
   bool began = !input_.empty() || parser_.state() != HttpParser::State::header;
   if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive in time");
-  close();  // silent, or does not take its answer
+  close();  // the client is silent, or does not take its answer
 }
 
 void HttpListener::Connection::read() {
@@ -300,9 +300,9 @@ void HttpListener::Connection::on_readable() {
   read();
 }
 
-// The client sends no more, and waits for its answer or has gone: its system tells which once
-// something is written. An answer that has not begun may have any number of these lines before it,
-// but not to HTTP/1.0: there, who has gone is noticed when the answer is sent. A stream's handler is told.
+// The client sends no more. It either waits for its answer or has gone, and its system tells which after the next
+// write. Before an HTTP/1.1 answer begins, a "100 Continue" may be written for this, any number of times. An HTTP/1.0
+// client that has gone is noticed when its answer is sent. The handler of a stream is told.
 void HttpListener::Connection::half_closed() {
   ended_ = true;
   socket_.async_wait(Wait::wait_error, [self = shared_from_this()](error_code) { self->close(); });
@@ -311,7 +311,7 @@ void HttpListener::Connection::half_closed() {
     callback();
 }
 
-// Parses what is there, request after request, until one must wait: for input or for its answer.
+// Parses requests one after another until one has to wait for input or for its answer.
 void HttpListener::Connection::advance() {
   if (advancing_) return;
   advancing_ = true;
@@ -325,7 +325,7 @@ void HttpListener::Connection::advance() {
     if (state == HttpParser::State::failed) {
       refuse(parser_.error_status(), parser_.error());
     } else if (state == HttpParser::State::done) {
-      // dispatch() may look at input_: what is used must be gone.
+      // dispatch() may read input_, so used bytes are erased first.
       input_.erase(0, at);
       at = 0;
       dispatch();
@@ -349,7 +349,7 @@ void HttpListener::Connection::account_body(size_t bytes) {
   if (bytes > 0) loop_.shed_bodies();
 }
 
-// The header is whole. False: it has been answered.
+// The header is complete. False: the request has already been answered.
 bool HttpListener::Connection::judge() {
   HttpRequest& request = parser_.request();
   account_body(0);
@@ -360,7 +360,7 @@ bool HttpListener::Connection::judge() {
   auto refusal = loop_.handler->on_header(request);
   if (!refusal) return true;
   begin_exchange(request);
-  // Its body is not read: where the next request begins is not known.
+  // Its body is not read, so the start of the next request is unknown.
   close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
   if (parser_.state() == HttpParser::State::done) parser_.take();
   respond(std::move(*refusal));
@@ -395,7 +395,7 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
   respond(std::move(response));
 }
 
-// ---- answering
+// ---- Answering.
 
 void HttpListener::Connection::respond(HttpResponse response) {
   close_after_ = close_after_ || response.close || loop_.draining;
@@ -450,7 +450,7 @@ void HttpListener::Connection::queue(std::string bytes) {
   flush();
 }
 
-// Sends what the socket takes at once; waits for it only when it is full.
+// Sends what the socket takes at once. Waits only when the socket is full.
 void HttpListener::Connection::flush() {
   if (writing_ || phase_ == Phase::closed) return;
   while (!output_.empty()) {
@@ -459,7 +459,7 @@ void HttpListener::Connection::flush() {
     size_t n = socket_.write_some(asio::buffer(front.data() + output_at_, front.size() - output_at_), failed);
     if (failed == asio::error::would_block) {
       writing_ = true;
-      bool timed = phase_ != Phase::receiving;  // else the body's deadline runs
+      bool timed = phase_ != Phase::receiving;  // otherwise the body's deadline is running
       if (timed) arm(loop_.options.write_timeout_s);
       socket_.async_wait(Wait::wait_write, [self = shared_from_this(), timed](error_code why) {
         self->writing_ = false;
@@ -487,7 +487,7 @@ void HttpListener::Connection::answered() {
   phase_ = Phase::receiving;
   since_s_ = now_s();
   arm(loop_.options.idle_timeout_s);
-  // A loop in advance(), not a recursion, for a client that pipelines thousands of requests.
+  // advance() loops instead of recursing, for a client that pipelines thousands of requests.
   if (!advancing_) {
     auto self = shared_from_this();
     advance();
@@ -496,7 +496,7 @@ void HttpListener::Connection::answered() {
   }
 }
 
-// Closing a socket with unread input resets the connection and can destroy the answer on its way.
+// Closing a socket with unread input resets the connection and can destroy the answer in flight.
 void HttpListener::Connection::linger() {
   phase_ = Phase::lingering;
   since_s_ = now_s();
@@ -508,7 +508,7 @@ void HttpListener::Connection::linger() {
   read();
 }
 
-// ---- the listener
+// ---- The listener.
 
 int connections_within(int wanted, size_t descriptors) {
   constexpr size_t kReserve = 64;  // files, channels, wires, pipes of workers
@@ -526,7 +526,7 @@ void HttpListener::Loop::shed_bodies() {
   }
 }
 
-// True: the connection that has been without a request for longest is closed. False: all have one, or have only come.
+// Closes the connection that has been without a request for longest. False: all have one, or have just connected.
 bool HttpListener::Loop::close_idlest() {
   std::shared_ptr<Connection> oldest;
   for (const auto& c : connections)
@@ -535,7 +535,7 @@ bool HttpListener::Loop::close_idlest() {
   return oldest != nullptr;
 }
 
-// True: one is there for another connection.
+// True: a descriptor is free for another connection.
 bool HttpListener::Loop::free_descriptor() {
   constexpr double kQuietSeconds = 10;
   if (now_s() >= said_s + kQuietSeconds) {
@@ -549,7 +549,7 @@ bool HttpListener::Loop::free_descriptor() {
 
 void HttpListener::Loop::accept() {
   if (!acceptor.is_open() || accepting) return;
-  // EMFILE and its like: the backlog stays readable, so asking again at once would spin.
+  // On EMFILE and similar errors the backlog stays readable, so retrying at once would spin.
   auto later = [this] {
     accept_retry.expires_after(std::chrono::milliseconds(100));
     accept_retry.async_wait([this](error_code stopped) {
@@ -564,7 +564,7 @@ void HttpListener::Loop::accept() {
     if (failed || (full && !close_idlest())) return later();
     tcp::socket socket(io);
     acceptor.accept(socket, failed);
-    if (failed == asio::error::would_block) return accept();  // it has gone
+    if (failed == asio::error::would_block) return accept();  // the client has gone
     const bool none_left = failed == asio::error::no_descriptors || failed == std::errc::too_many_files_open_in_system;
     if (none_left && free_descriptor()) return accept();
     if (failed) return later();
@@ -593,7 +593,7 @@ void HttpListener::Loop::drain() {
   if (waited_for == 0) end_drain();
 }
 
-// Nobody is left waiting at a port behind which nobody is.
+// Closes the port, so that no client waits at a port that nobody serves.
 void HttpListener::Loop::end_drain() {
   error_code ignored;
   acceptor.close(ignored);

@@ -103,7 +103,7 @@ struct HttpClient::Impl {
   std::unordered_set<std::shared_ptr<Connection>> connections;
 };
 
-// One call. What is still under way when it has ended holds it, and finds that it has.
+// One call. Operations still in flight after its end keep it alive and see `over`.
 struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
   explicit Connection(Impl& its_client) : client(its_client), stream(its_client.io) {
     if (!client.tls) return;
@@ -119,7 +119,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
 
   void connect(double its_timeout_s) {
     timeout_s = its_timeout_s;
-    stream.expires_after(in_ns(timeout_s));  // of all that follows
+    stream.expires_after(in_ns(timeout_s));  // for everything that follows
     error_code failed;
     stream.socket().open(client.server.protocol(), failed);
     if (failed) return asio::post(client.io, [self = shared_from_this(), failed] { self->end("socket", failed); });
@@ -136,7 +136,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
   }
 
   void send() {
-    // A server may answer (413, 503) and close before it has read everything: the answer counts.
+    // A server may answer (413, 503) and close before it has read everything. That answer counts.
     on_stream([&](auto& to) {
       asio::async_write(to, asio::buffer(out), [self = shared_from_this()](error_code, size_t) {});
     });
@@ -146,7 +146,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
   void read() {
     const auto on_bytes = [self = shared_from_this()](error_code failed, size_t n) {
       if (self->over) return;
-      if (failed == asio::ssl::error::stream_truncated) failed = asio::error::eof;  // no close_notify: as of plain TCP
+      if (failed == asio::ssl::error::stream_truncated) failed = asio::error::eof;  // no close_notify, as in plain TCP
       if (failed && failed != asio::error::eof) return self->end("", failed);
       const std::string_view bytes(self->buffer.data(), n);
       auto body = [&](std::string_view part) { self->on_body(self->parser.status(), part); };
@@ -164,7 +164,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
       return end("no complete answer in time (" + std::to_string(int64_t(timeout_s * 1000)) + " ms)");
     end(during.empty() ? why.message() : during + ": " + why.message());
   }
-  // Off the books first, because on_done may start another.
+  // The call is removed first, because on_done may start another.
   void end(const std::string& error) {
     if (over) return;
     const OnDone done = std::move(on_done);
@@ -230,7 +230,7 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
 void HttpClient::poll(double wait_s) {
   impl_->io.restart();
   if (wait_s > 0) {
-    // By a timer, because waiting itself counts in whole milliseconds: an arrival would be that much late.
+    // Uses a timer, because the wait itself has a resolution of whole milliseconds and would delay arrivals.
     impl_->wake.expires_after(in_ns(std::min(wait_s, 0.1)));
     impl_->wake.async_wait([](error_code) {});
     impl_->io.run_one();

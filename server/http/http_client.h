@@ -1,7 +1,7 @@
-// A small HTTP/1.1 client for load: thousands of streamed answers at once on one thread, each byte stamped when it
-// arrives. One connection per request, so a connection's set-up is part of what is measured.
+// A small HTTP/1.1 client for load tests. It holds thousands of streamed answers on one thread and time-stamps each
+// byte on arrival. Each request has its own connection, so connection set-up is part of the measurement.
 //
-// Thread safety: each object belongs to one thread; an HttpClient's callbacks run inside poll() and may call start().
+// Thread safety: each object belongs to one thread. Callbacks of an HttpClient run inside poll() and may call start().
 #pragma once
 
 #include <functional>
@@ -17,16 +17,16 @@ namespace xpyd::server {
 struct HttpUrl {
   std::string host;  // name or address, IPv6 without brackets
   int port = 80;
-  std::string prefix;  // path before every target: "" or "/base", no slash at the end
+  std::string prefix;  // path before every target: "" or "/base", without a final slash
   bool tls = false;
-  std::string authority() const;  // for the Host header
+  std::string authority() const;  // value of the Host header
 };
 
-// "http://host:port/base", or https.
+// Parses "http://host:port/base", or https.
 Result<HttpUrl> parse_http_url(const std::string& text);
 
 struct HttpCall {
-  std::string method = "POST", target;  // the target follows the URL's prefix
+  std::string method = "POST", target;  // the URL's prefix is put before the target
   std::string body;                     // JSON; "" sends none
   double timeout_s = 60;                // of the whole call
 };
@@ -34,27 +34,28 @@ struct HttpCall {
 struct HttpOutcome {
   int status = 0;  // 0: no response
   std::string reason;
-  std::string error;        // "" when the response came whole, whatever its status
-  std::string retry_after;  // the header, as it is
+  std::string error;        // "" if the response arrived completely, whatever its status
+  std::string retry_after;  // the header's value
 };
 
 class HttpClient {
  public:
-  using OnBody = std::function<void(int status, std::string_view bytes)>;  // decoded
+  using OnBody = std::function<void(int status, std::string_view bytes)>;  // decoded bytes
   using OnDone = std::function<void(const HttpOutcome& outcome)>;
 
-  // Resolves the name now. `headers` go with every request.
+  // Resolves the name now. `headers` are sent with every request.
   static Result<std::unique_ptr<HttpClient>> create(const HttpUrl& url, HttpHeaders headers);
-  ~HttpClient();  // drops what is in flight, without callbacks
+  ~HttpClient();  // drops calls in flight, without callbacks
 
-  // on_done is called exactly once unless the client is destroyed or abort_all is called first.
+  // Calls on_done exactly once, unless the client is destroyed or abort_all() is called first.
   void start(const HttpCall& call, OnBody on_body, OnDone on_done);
-  // Waits at most `seconds` (and 0.1) for the network and runs what is due.
+  // Waits for the network, at most `seconds` and at most 0.1 s, and runs callbacks that are due.
   void poll(double seconds);
   int in_flight() const;
   void abort_all();
 
-  // One call, awaited: the body of a 2xx answer; otherwise an error that says which call and why.
+  // Runs one call and waits for it. Returns the body of a 2xx answer; otherwise an error that names the call and the
+  // reason.
   Result<std::string> fetch(const HttpCall& call);
 
  private:
@@ -64,10 +65,10 @@ class HttpClient {
   std::unique_ptr<Impl> impl_;
 };
 
-// Bytes of a text/event-stream -> the data of each event, lines joined by "\n".
+// Splits a text/event-stream into events and passes on the data of each, lines joined by "\n".
 class SseParser {
  public:
-  // False: an event of more than 16 MiB.
+  // False: an event has more than 16 MiB.
   bool feed(std::string_view bytes, const std::function<void(const std::string&)>& event);
 
  private:

@@ -21,7 +21,7 @@ using error_code = boost::beast::error_code;
 // Bytes that may wait for the rest of a chunk header or of the trailers.
 constexpr size_t kMaxChunkHeaderBytes = 8u << 10;
 
-// Of a response.
+// Bounds of a response.
 constexpr size_t kMaxHeadBytes = 64u << 10, kMaxChunkSizeBytes = 256;
 constexpr uint64_t kMaxResponseBytes = uint64_t{1} << 40;
 
@@ -31,12 +31,12 @@ bool is_token_char(unsigned char c) {
   return std::isalnum(c) || std::string_view("!#$%&'*+-.^_`|~").find(char(c)) != std::string::npos;
 }
 
-// Whether a comma-separated header value contains `word`.
+// True if a comma-separated header value contains `word`.
 bool has_word(std::string_view list, std::string_view word) {
   return http::token_list(string_view(list.data(), list.size())).exists(string_view(word.data(), word.size()));
 }
 
-// "GET / HTTP/9.9": HTTP, of a version that is not ours. "GET /a b HTTP/1.1" is no HTTP at all.
+// "GET / HTTP/9.9" is HTTP of an unsupported version. "GET /a b HTTP/1.1" is not HTTP.
 bool third_word_is_http(std::string_view line) {
   size_t first = line.find(' ');
   size_t second = first == line.npos ? first : line.find(' ', first + 1);
@@ -50,7 +50,7 @@ std::string host_name(std::string_view host) {
 }
 
 bool is_address(const std::string& name) {
-  const std::string text(name.substr(0, name.find('%')));  // without an interface's name
+  const std::string text(name.substr(0, name.find('%')));  // without the zone (interface name)
   in6_addr any;
   return inet_pton(AF_INET, text.c_str(), &any) == 1 || inet_pton(AF_INET6, text.c_str(), &any) == 1;
 }
@@ -86,7 +86,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// ---- who asks
+// ---- Access checks.
 
 bool allows_origin(const HttpRequest& request, const std::vector<std::string>& allowed_origins) {
   const std::string origin = lower(request.header("origin"));
@@ -104,17 +104,17 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
   };
   if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
     return std::pair(403, "this server does not go by the name in the Host header; see --allowed-hosts");
-  // A browser says from which page a request comes: ours has our own name.
+  // A browser's Origin names the page that sends the request. Our own page has our own name.
   if (!origin.empty() && !allows_origin(request, allowed_origins)) {
     const size_t at = origin.find("://");
     const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
-    const bool named =  // behind a proxy Host may be another
+    const bool named =  // behind a proxy the Host may differ
         std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
                     [&](const std::string& one) { return lower(one) == lower(from); });
     if (from.empty() || (lower(from) != lower(host) && !named))
       return std::pair(403, "requests from pages of another origin are not served");
   }
-  // A form or a script of another origin may send other types without asking first.
+  // A form or script of another origin may send other content types without a preflight request.
   const std::string_view type = request.header("content-type"), length = request.header("content-length");
   const bool body = !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
   if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
@@ -125,19 +125,19 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
   return {};
 }
 
-// ---- parsing
+// ---- Parsing.
 
-// Beast's callbacks into our message.
+// Adapts Beast's callbacks to our messages.
 template <bool is_request>
 class BeastParser final : public http::basic_parser<is_request> {
  public:
-  // Both bounds are checked before Beast sees a byte of the head; its own smaller default is kept away.
+  // Both bounds are checked before Beast sees a byte of the head, so Beast's own smaller default is raised.
   BeastParser(size_t max_head_bytes, uint64_t max_body_bytes) {
     this->header_limit(static_cast<uint32_t>(max_head_bytes + 4));
     this->body_limit(max_body_bytes);
     this->eager(true);
   }
-  // How many bytes were taken. That it needs more is no error.
+  // Returns how many bytes it used. A need for more bytes is not an error.
   size_t take(std::string_view bytes, error_code& failed) {
     size_t used = 0;
     while (used < bytes.size() && !this->is_done() && !failed)
@@ -163,10 +163,10 @@ class BeastParser final : public http::basic_parser<is_request> {
     reason.assign(words.data(), words.size());
   }
   void on_field_impl(http::field, string_view name, string_view value, error_code&) override {
-    if (header_done_) return;  // a trailer must not pass for a header
+    if (header_done_) return;  // a trailer must not act as a header
     headers.emplace_back(lower({name.data(), name.size()}), std::string(value.data(), value.size()));
   }
-  // Pure virtual in later versions of Beast only.
+  // Pure virtual only in later versions of Beast.
   virtual void on_trailer_field_impl(http::field, string_view, string_view, error_code&) {}
   void on_header_impl(error_code&) override { header_done_ = true; }
   void on_body_init_impl(boost::optional<uint64_t> const&, error_code&) override {}
@@ -188,7 +188,7 @@ class BeastParser final : public http::basic_parser<is_request> {
   uint64_t n_chunks_ = 0, chunk_left_ = 0;
 };
 
-// ---- requests
+// ---- Requests.
 
 HttpParser::HttpParser(const HttpLimits& limits) : limits_(limits) {}
 HttpParser::~HttpParser() = default;
@@ -216,7 +216,7 @@ size_t HttpParser::feed_header(std::string_view input) {
     }
   }
   if (!is_token_char(static_cast<unsigned char>(input[0]))) return fail(400, "not an HTTP request"), 0;
-  // Line ends are looked at as they come, so that a client with bare LFs hears of it at once.
+  // Line ends are checked as they arrive, so that a client with bare LFs gets its error at once.
   for (size_t at = scanned_; at < input.size(); ++at) {
     if (at >= limits_.max_header_bytes)
       return fail(431, "request header longer than " + std::to_string(limits_.max_header_bytes) + " bytes"), 0;
@@ -228,7 +228,7 @@ size_t HttpParser::feed_header(std::string_view input) {
       beast_ = std::make_unique<BeastParser<true>>(limits_.max_header_bytes, limits_.max_body_bytes);
       beast_->on_body = [this](std::string_view bytes) { request_.body += bytes; };
       error_code failed;
-      // Beast is given the header alone, so that the framing is judged before any body byte.
+      // Beast gets only the header, so that the framing is checked before any body byte.
       const size_t used = beast_->take(input.substr(0, size), failed);
       request_.method = beast_->method;
       request_.version = beast_->version;
@@ -252,14 +252,14 @@ size_t HttpParser::feed_header(std::string_view input) {
   return 0;
 }
 
-// What Beast would let pass: folded lines (it unfolds them), NULs and stray CRs, any number of headers.
+// Refuses what Beast tolerates: folded lines (Beast unfolds them), NULs, stray CRs, any number of headers.
 bool HttpParser::header_block_ok(std::string_view block) {
   size_t line_end = block.find("\r\n");
   size_t space = block.find(' ');
   size_t second = space < line_end ? block.find(' ', space + 1) : space;
   if (std::min(second, line_end) - std::min(space, line_end) > limits_.max_target_bytes + 1)
     return fail(414, "request target longer than " + std::to_string(limits_.max_target_bytes) + " bytes");
-  int lines = -1;  // headers: without the request line and the empty one
+  int lines = -1;  // header lines: request line and empty line are not counted
   for (size_t at = 0; at + 2 < block.size(); ++lines) {
     size_t end = block.find("\r\n", at);
     std::string_view line = block.substr(at, end - at);
@@ -273,7 +273,7 @@ bool HttpParser::header_block_ok(std::string_view block) {
   return true;
 }
 
-// One request, one length: everything that leaves a choice of where the body ends is refused.
+// Refuses every request whose body length could be read in two ways.
 bool HttpParser::framing_ok() {
   int n_lengths = 0, n_encodings = 0, n_hosts = 0;
   for (const auto& [name, value] : request_.headers) {
@@ -347,7 +347,7 @@ HttpRequest HttpParser::take() {
   return out;
 }
 
-// ---- responses
+// ---- Responses.
 
 HttpResponseParser::HttpResponseParser() = default;
 HttpResponseParser::HttpResponseParser(HttpResponseParser&&) noexcept = default;
@@ -369,7 +369,7 @@ Status HttpResponseParser::feed(std::string_view bytes, const std::function<void
     if (head_.size() + line_.size() > kMaxHeadBytes) return malformed("more than 64 KiB of headers");
     if (end == bytes.npos) return ok();
     line_.erase(line_.find_last_not_of("\r\n") + 1);
-    if (head_.empty())  // Beast refuses a reason with such bytes, and what it says would go unheard
+    if (head_.empty())  // Beast refuses a reason with such bytes, and the answer would be lost
       for (char& c : line_) c = std::iscntrl(static_cast<unsigned char>(c)) ? '?' : c;
     const bool whole = line_.empty() && !head_.empty();  // an empty line before a status line is skipped
     if (!line_.empty()) head_ += std::exchange(line_, "") + "\r\n";

@@ -16,15 +16,16 @@ extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
 namespace xpyd::server {
 namespace {
 
-// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another thread.
+// Bodies up to this size are parsed and tokenized on the I/O thread: about a millisecond. Longer ones go to other
+// threads.
 constexpr size_t kInlineBodyBytes = 16u << 10;
-constexpr size_t kSmallBodyBytes = 128u << 10;  // some 10 ms
+constexpr size_t kSmallBodyBytes = 128u << 10;  // about 10 ms
 constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;
 
 constexpr size_t kMaxKeyFileBytes = 1u << 20;
 
-// What is compared are digests: how long it takes says nothing of the keys, nor of their lengths.
+// Compares digests, so that the time says nothing about the keys or their lengths.
 bool equal_keys(std::string_view a, std::string_view b) {
   return equal_in_constant_time(hmac_sha256("", a), hmac_sha256("", b));
 }
@@ -71,7 +72,7 @@ struct Api::Incoming {
   double arrival_s;
 };
 
-// This function stays whole because it is one table; routes of a few lines stand before it.
+// This function stays whole because it is one table. Routes of a few lines stand before it.
 std::span<const Api::Row> Api::table() {
   using In = std::shared_ptr<Incoming>;
   static constexpr auto health = [](Api& api, const In& in) {
@@ -81,7 +82,7 @@ std::span<const Api::Row> Api::table() {
     if (!why.empty()) out.add("reason", why);
     api.answer(*in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
   };
-  // Someone can prefill and someone can decode.
+  // Ready: some instance can prefill and some instance can decode.
   static constexpr auto ready = [](Api& api, const In& in) {
     std::string roles;
     for (const auto& instance : api.service_.stats().instances) roles += instance.name.substr(0, 1);
@@ -182,7 +183,7 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
     options_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options_.max_model_len);
   }
   options_.salt_key = {random_word(), random_word()};
-  // Nobody's conversations make room for another key's.
+  // Each key has its own store, so no client can displace another key's conversations.
   const size_t owners = std::max<size_t>(1, options.api_keys.size());
   for (size_t i = 0; i < owners; ++i)
     sessions_.push_back(std::make_shared<Sessions>(std::max(1, options.max_sessions / static_cast<int>(owners)),
@@ -191,7 +192,7 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
 
 Api::~Api() = default;
 
-// ---- every request
+// ---- Every request.
 
 const Api::Row* Api::find_row(const HttpRequest& request) const {
   const Row* row = nullptr;
@@ -216,7 +217,7 @@ void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
-  // A browser asks without a key whether a page may ask with one.
+  // A browser asks without a key whether a page may send a request with one (preflight).
   const bool asks = request.method == "OPTIONS" && !request.header("access-control-request-method").empty();
   if (asks && allows_origin(request, options_.allowed_origins) &&
       !object_to(request, options_.allowed_hosts, options_.allowed_origins))
@@ -257,7 +258,7 @@ HttpHeaders Api::cross_origin(const HttpRequest& request) const {
           {"Vary", "Origin"}};
 }
 
-// What a page may send: what routes take, and the headers that it asks for, which no route obeys without a key.
+// Allows what the routes accept, and every header that the page asks for. No route obeys them without a key.
 HttpResponse Api::preflight(const HttpRequest& request) const {
   HttpResponse response{.content_type = "text/plain"};
   response.headers = {{"Access-Control-Allow-Methods", "GET, POST"}, {"Access-Control-Max-Age", "600"}};
@@ -268,7 +269,7 @@ HttpResponse Api::preflight(const HttpRequest& request) const {
 
 HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
-  // Benchmark clients record the reason phrase and nothing else.
+  // Benchmark clients record only the reason phrase.
   response.reason = http_reason(error.status) + ": " + error.message.substr(0, 80);
   if (error.status == 503 || error.status == 429)
     response.headers.emplace_back("Retry-After", std::to_string(std::max(1L, std::lround(std::ceil(error.retry_s)))));
@@ -315,7 +316,7 @@ void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::option
     if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
     return then;
   };
-  // A session's history comes on top of a small body; \u may spell its name another way.
+  // A session adds its history to a small body. Its field name may be spelled with \u escapes.
   const std::string& body = in->request.body;
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
                         body.find("\\u") == body.npos;
@@ -331,7 +332,7 @@ void Api::tick() {
   for (auto& generation : all) generation->tick(now);
 }
 
-// Wall-clock time (UTC), level, and what happened.
+// Writes wall-clock time (UTC), level and text.
 void Api::log_line(LogLevel level, const std::string& line) {
   if (level < options_.log_level) return;
   double now = clock_.now();
@@ -347,7 +348,7 @@ void Api::log_line(LogLevel level, const std::string& line) {
     ++log_dropped_;
 }
 
-// ---- keys and bodies
+// ---- Keys and bodies.
 
 int key_owner(const std::vector<std::string>& keys, const HttpRequest& request) {
   constexpr std::string_view kScheme = "bearer ";
@@ -416,9 +417,9 @@ void BodyThreads::loop(bool small_only) {
   }
 }
 
-// ---- the routes
+// ---- The routes.
 
-// vocab_size is ours: for clients that make up prompts.
+// vocab_size is an extension of this server, for clients that generate random prompts.
 std::string Api::model_card(const std::string& name) const {
   return JsonText()
       .object("id", name, "object", "model", "created", created_unix_s_, "owned_by", "xpyd", "root",
@@ -429,7 +430,7 @@ std::string Api::model_card(const std::string& name) const {
 
 namespace {
 
-// x-slo-ttft-ms and x-slo-tbt-ms: milliseconds above 0.
+// Reads x-slo-ttft-ms and x-slo-tbt-ms: milliseconds above 0.
 std::optional<ApiError> read_objectives(const HttpRequest& request, GenerationCall& call) {
   const auto read = [&](const char* name, double Request::*seconds) -> std::optional<ApiError> {
     const std::string text(request.header(name));

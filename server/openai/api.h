@@ -1,6 +1,7 @@
-// The routes: what each (method, path) means. HTTP request in; JSON answer or event stream out.
+// The OpenAI-compatible routes: what each method and path means. An HTTP request comes in; a JSON answer or an event
+// stream goes out.
 //
-// Thread safety: the I/O thread owns it; large bodies are parsed and tokenized on threads of its own.
+// Thread safety: the I/O thread owns everything here. Large bodies are parsed and tokenized on BodyThreads.
 #pragma once
 
 #include <condition_variable>
@@ -33,58 +34,58 @@
 
 namespace xpyd::server {
 
-// ---- request bodies -> Requests (api_parse.cc): plain functions of (body, what the server serves), so that they can
-// run on any thread, be fuzzed and be tested without a socket
+// ---- Request bodies -> Requests (api_parse.cc). Plain functions of the body and of what the server serves. They can
+// run on any thread, be fuzzed, and be tested without a socket.
 
-// What is wrong with a request, as OpenAI's error envelope says it.
+// An error in a request, with the fields of OpenAI's error envelope.
 struct ApiError {
   int status = 400;
   std::string message;
-  std::string param;  // the field; "" = null
-  std::string code;   // for programs, as "context_length_exceeded"; "" = null
+  std::string param;  // the field that is wrong; "" = null
+  std::string code;   // machine-readable, such as "context_length_exceeded"; "" = null
   RejectReason reason = RejectReason::invalid;
-  double retry_s = 1;  // 429, 503: Retry-After
+  double retry_s = 1;  // status 429 and 503: Retry-After
 };
 
-// What is served. Const after the start.
+// The model that is served. Constant after the start.
 struct ServedModel {
-  std::string name = "model";            // in answers
-  std::vector<std::string> names;        // that clients see, `name` first; empty: it alone
-  std::vector<std::string> other_names;  // that are answered, too: its folder
+  std::string name = "model";            // its name in answers
+  std::vector<std::string> names;        // names shown to clients, `name` first; empty: only `name`
+  std::vector<std::string> other_names;  // other accepted names: the model's folder
   bool is_called(std::string_view wanted) const;
   const Tokenizer* tokenizer = nullptr;         // null: no text, only token ids
   const ChatTemplate* chat_template = nullptr;  // null: no chat
   int max_model_len = 0;                        // tokens of prompt and output together
-  int vocab_size = 0;                           // ids from clients are below it, and below the tokenizer's
-  size_t max_prompt_bytes = 0;                  // a longer text cannot fit the context, whatever its tokens
+  int vocab_size = 0;                           // token ids from clients must be below it and the tokenizer's size
+  size_t max_prompt_bytes = 0;                  // longer text cannot fit the context, however it is tokenized
   SipKey salt_key;
   bool speculates = false;
-  std::vector<int> eos_tokens;  // min_tokens hold them back
-  SamplingParams sampling;      // of a request that says nothing of it (model/generation_config.h)
+  std::vector<int> eos_tokens;  // EOS tokens; forbidden until min_tokens
+  SamplingParams sampling;      // defaults of sampling fields (model/generation_config.h)
 };
 
 ApiError unknown_model(const std::string& name, const ServedModel& model);
 
-// The longest token bounds how much text max_model_len tokens can hold.
+// Returns the most bytes of text that max_model_len tokens can hold, given the longest token.
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len);
 
 struct GenerationCall {
   bool chat = false;
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false, return_token_ids = false;
-  bool prompt_logprobs = false;  // asked for by that name, rather than by echo with logprobs
-  bool prompt_only = false;      // echo of no token more: one is generated, and not shown
+  bool prompt_logprobs = false;  // requested by this name, not by echo with logprobs
+  bool prompt_only = false;      // echo with max_tokens 0: one token is generated but not returned
   bool has_seed = false;
   bool session_end = false;
-  std::string session_id;                 // where one is named
-  Sessions::Turn turn;                    // of that session
-  std::vector<ChatMessage> messages;      // chat in a session: so far and new
+  std::string session_id;                 // "" if none is named
+  Sessions::Turn turn;                    // the hold on that session
+  std::vector<ChatMessage> messages;      // chat in a session: history and new messages
   std::vector<Request> prompts;           // id, arrival and deadline not yet set
-  std::vector<std::string> prompt_texts;  // with echo: one for each prompt
-  std::vector<std::string> ignored;       // fields that nobody here knows, for the log
+  std::vector<std::string> prompt_texts;  // with echo: one per prompt
+  std::vector<std::string> ignored;       // unknown fields, for the log
 };
 
-// Bounds of the integer fields, in one table for the parser and its boundary test.
+// Bounds of the integer fields. The parser and its boundary test share this table.
 struct IntegerField {
   const char* name;
   int64_t min, max;
@@ -93,69 +94,70 @@ struct IntegerField {
 std::span<const IntegerField> integer_fields();
 
 constexpr int kMaxChoicesPerCall = 128;  // prompts times n
-// Prompt tokens of a call, each times its alternatives and itself: what an answer of 25 MB holds,
-// and a control frame.
+// Bound on prompt tokens times (prompt_logprobs + 1) in a call. It keeps an answer within 25 MB, and within a control
+// frame.
 constexpr size_t kMaxPromptLogprobs = size_t{1} << 19;
 constexpr size_t kMaxStops = 64, kMaxStopBytes = 256, kMaxStopTokens = 64;
 
-// Takes the named conversation from `sessions` into out.turn. Null: session_id is refused.
+// Parses a completion (or chat) body into `out` and takes the named session's turn into out.turn. Null `sessions`: a
+// session_id is refused.
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
                                          GenerationCall& out, Sessions* sessions = nullptr);
 
-// /tokenize and /detokenize: the answer's body.
+// Handle /tokenize and /detokenize. `answer` is the body of the answer.
 std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer);
 std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer);
 
-// ---- keys
+// ---- API keys.
 
-// Of the request's "Authorization: Bearer KEY", the key's place among `keys`; -1: none of them. It
-// takes as long for a wrong key as for a right one of the same length.
+// Returns the index in `keys` of the request's "Authorization: Bearer KEY"; -1: none matches. Takes equally long for
+// right and wrong keys of one length.
 int key_owner(const std::vector<std::string>& keys, const HttpRequest& request);
 
-bool is_api_key(const std::string& text);  // one that a header can carry
-// One key on a line; empty lines and those that begin with # do not count. A file that others than
-// its owner can read is refused.
+bool is_api_key(const std::string& text);  // true if a header can carry it
+// Reads one key per line; empty lines and lines that begin with # are skipped. Error: others than its owner can access
+// the file.
 Result<std::vector<std::string>> read_api_keys(const std::string& path);
 
-// ---- the routes
+// ---- The routes.
 
 struct ServerOptions : HttpListenOptions, ServedModel {
-  std::string model_root;                    // in /v1/models; clients load a tokenizer from there
-  std::string version;                       // in /version
-  double request_timeout_s = 600;            // of a request as a whole; 0: none
-  std::vector<std::string> api_keys;         // empty: open
-  std::string api_key_file;                  // with more of them, for whoever reads it
+  std::string model_root;                    // shown in /v1/models; clients load a tokenizer from there
+  std::string version;                       // shown in /version
+  double request_timeout_s = 600;            // of a whole request; 0: no limit
+  std::vector<std::string> api_keys;         // empty: no key needed
+  std::string api_key_file;                  // a file of further keys; serve.cc reads it
   std::vector<std::string> allowed_hosts;    // see object_to()
-  std::vector<std::string> allowed_origins;  // … and allows_origin()
-  bool insecure = false;                     // without a key also on addresses that others can reach
+  std::vector<std::string> allowed_origins;  // see allows_origin()
+  bool insecure = false;                     // allow no key even on addresses that other machines reach
   std::string metrics_prefix = "vllm";
-  int max_sessions = 1024;  // conversations kept, and their bytes: of all keys
+  int max_sessions = 1024;  // bounds for the sessions of all keys together
   size_t session_bytes = size_t{64} << 20;
-  uint64_t seed = 0;                         // of the seeds of requests that bring none
-  bool dev_endpoints = false;                // POST /reset_prefix_cache, GET /server_info, for clients on this machine
-  std::function<void()> reset_prefix_cache;  // any thread; empty: that route answers 501
-  // POST /retire_instance {"name": "P0", "role": "decode"}: that instance leaves when it is empty,
-  // and comes back in that role ("": not at all). Any thread.
+  uint64_t seed = 0;           // from which requests without a seed get theirs
+  bool dev_endpoints = false;  // POST /reset_prefix_cache and GET /server_info, for clients on this machine
+  std::function<void()> reset_prefix_cache;  // callable from any thread; empty: the route answers 501
+  // POST /retire_instance {"name": "P0", "role": "decode"}. The instance leaves when it is empty and returns in that
+  // role ("": it does not return). Callable from any thread.
   std::function<Status(const std::string& name, const std::string& role)> retire_instance;
   std::string switches = "[]";                  // for /stats, a JSON list: name, value, whether it was given
   std::string server_info;                      // the option table, for GET /server_info
-  LogLevel log_level = LogLevel::info;          // the least that is logged
-  std::function<void(const std::string&)> log;  // one line without its end; empty: stderr
+  LogLevel log_level = LogLevel::info;          // lowest level that is logged
+  std::function<void(const std::string&)> log;  // writes one line without its end; empty: stderr
 };
 
 std::string error_body(const ApiError& error);
-// What the page draws (stats_body.cc): instances, their blocks by state and place, queues, transfers, the last answers.
+// The body of /stats, which the page draws (stats_body.cc): instances, their blocks by state and place, queues,
+// transfers, the last answers.
 std::string stats_body(const ServedModel& model, const ServiceStats& stats, const ServicePicture& picture = {},
                        const std::string& switches = "[]");
 
-// Threads on which request bodies are parsed and tokenized. One takes small ones alone, so that no
-// number of large bodies is in their way; the others take large ones first, then small ones. What
-// waits is bounded by the bytes of bodies that the listener holds.
+// Threads that parse and tokenize request bodies. One thread takes only small bodies, so that large ones never delay
+// them. The others take large bodies first, then small ones. The listener's bound on body bytes also bounds the queue.
 //
 // Thread safety: any thread.
 class BodyThreads {
  public:
-  ~BodyThreads();  // ends what runs, drops what waits
+  ~BodyThreads();  // waits for running work, drops queued work
   void run(size_t body_bytes, std::function<void()> work);
 
  private:
@@ -182,12 +184,12 @@ class Api final : public HttpHandler {
   void tick() override;
   void begin_drain() { draining_ = true; }
 
-  // For the test that walks all routes.
+  // For the test that visits every route.
   struct Route {
     const char* path;
-    const char* methods;  // "GET", "POST" or "GET POST"; GET answers HEAD too
+    const char* methods;  // "GET", "POST" or "GET POST"; GET also answers HEAD
     bool open;            // needs no key
-    bool dev;             // only with dev_endpoints, only for clients on this machine
+    bool dev;             // only with dev_endpoints and for clients on this machine
   };
   static std::vector<Route> routes();
 
@@ -200,16 +202,16 @@ class Api final : public HttpHandler {
   const Row* find_row(const HttpRequest& request) const;  // null: no such path
   std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
   static HttpResponse error_response(const ApiError& error);
-  // What lets a page of that origin read the answer; empty where it may not, or where no page asks.
+  // The CORS headers with which a page of that origin may read the answer. Empty if it may not, or if no page asks.
   HttpHeaders cross_origin(const HttpRequest& request) const;
   HttpResponse preflight(const HttpRequest& request) const;
   std::string model_card(const std::string& name) const;
-  // `why` is appended to the log line of a refusal.
+  // Sends the response. `why` is appended to the log line of a refusal.
   void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
   void finish(const HttpRequest& request, const Row* row, HttpResponse& response, const std::string& why);
   void fail(const Incoming& in, const ApiError& error);
-  // Runs `work`, which may take long for a large body, off the I/O thread if so; then, on the I/O
-  // thread, answers with its error, or runs what it has left in `then`.
+  // Runs `work`, off the I/O thread if the body is large. Then, on the I/O thread, answers with the error of `work`, or
+  // runs the function that `work` stored in `then`.
   using Then = std::function<void()>;
   void on_body(const std::shared_ptr<Incoming>& in, std::function<std::optional<ApiError>(Then& then)> work);
 
@@ -225,64 +227,64 @@ class Api final : public HttpHandler {
   Clock& clock_;
   HttpPost post_;
   const ServedModel& model_ = options_;
-  std::vector<std::shared_ptr<Sessions>> sessions_;  // of each key; one without keys
+  std::vector<std::shared_ptr<Sessions>> sessions_;  // one per key; one if there are no keys
   Metrics metrics_;
   Random random_, id_random_;
   int64_t created_unix_s_;
   bool draining_ = false;
   uint64_t last_request_id_ = 0;
-  std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // not yet answered
-  double log_window_s_ = 0;                                            // start of the second in which lines are counted
+  std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // calls not yet answered
+  double log_window_s_ = 0;  // start of the second whose log lines are counted
   int log_lines_ = 0, log_dropped_ = 0;
 
-  BodyThreads body_threads_;  // last: joined before the rest goes
+  BodyThreads body_threads_;  // last member: joined before the others are destroyed
 };
 
-// One /v1/completions or /v1/chat/completions call on its way: its prompts are submitted, their events come back as
-// stream events or are gathered into one answer, in OpenAI's JSON, and its end is counted and logged.
+// One /v1/completions or /v1/chat/completions call. It submits the prompts, turns their events into stream events or
+// one answer in OpenAI's JSON, and counts and logs the end.
 //
-// Thread safety: the I/O thread's, but for the sinks, which engine threads call.
+// Thread safety: the I/O thread, except for the sinks, which engine threads call.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  // `headers`: of the answer, beside those that a Generation knows itself.
+  // `headers`: of the answer, besides those that a Generation sets itself.
   Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
              std::string client_id, HttpHeaders headers, double arrival_s);
   void start();
-  // Ends the call when the cluster has not done so well after its deadline; until then, a stream on which nothing has
-  // come for kQuietSeconds says that it is there.
+  // Ends the call if the cluster has not done so well after its deadline. Before that, writes a comment into a stream
+  // that has been silent for kQuietSeconds.
   void tick(double now);
   static constexpr double kQuietSeconds = 10;
-  // The HTTP status it was answered with; 499: the client left first. 0: not yet.
+  // The HTTP status of the answer. 499: the client left first. 0: not answered yet.
   int status() const { return status_; }
 
  private:
   class Sink;
-  // What an answer says of a choice: all of it, or in a stream one token.
+  // The part of a choice that an answer carries: all of it, or in a stream one token.
   struct Part {
     std::string text;
     bool with_logprobs = false;
-    std::vector<Sampled> logprobs;  // of each token
+    std::vector<Sampled> logprobs;  // one per token
     std::vector<int32_t> offsets;   // code points before each token's text
     std::vector<int32_t> token_ids;
     FinishReason finish = FinishReason::none;
-    std::string stop_text;  // why it stopped, when not by EOS
+    std::string stop_text;  // why it stopped, if not by EOS
     int32_t stop_token = -1;
   };
   struct Choice {
     Part part;                // not yet sent
     int32_t text_length = 0;  // code points so far
     int tokens = 0;
-    bool began = false;  // a stream event of it went out
+    bool began = false;  // a stream event of it has been sent
     FinishReason finish = FinishReason::none;
-    std::string reply;  // in a session: what it keeps of this turn
+    std::string reply;  // in a session: the text that it keeps of this turn
     std::vector<int32_t> session_tokens;
     double last_token_s = 0;
   };
   struct Prompt {
     std::shared_ptr<const Request> request;
     int ended = 0;                  // choices
-    std::vector<Sampled> logprobs;  // of its tokens, where asked for
-    FinishedRequest seen;           // of it so far
+    std::vector<Sampled> logprobs;  // of its tokens, if requested
+    FinishedRequest seen;           // of the request so far
   };
 
   void on_event(size_t prompt, TokenEvent event, double received_s);
@@ -325,19 +327,19 @@ class Generation : public std::enable_shared_from_this<Generation> {
   int status_ = 0;
 };
 
-// The frontend as a whole: listener and routes in front of a Service.
+// The whole frontend: a listener and the routes, in front of a Service.
 //
-// Thread safety: run() on one thread; the others from any (not from a signal handler).
+// Thread safety: run() on one thread. The others may be called from any thread, but not from a signal handler.
 class HttpServer {
  public:
-  // Binds the port (an address in use is an error that names it) and checks the options. Without a tokenizer only
-  // prompts of token ids are served, without a template no chat. Everything passed by reference or pointer must live
-  // until the service has ended its last request; events that come after the server has gone are dropped.
+  // Binds the port and checks the options. Error: an address in use, named. Without a tokenizer only prompts of token
+  // ids are served; without a template there is no chat. Everything passed by reference or pointer must live until the
+  // service has ended its last request. Events after the server has gone are dropped.
   static Result<std::unique_ptr<HttpServer>> listen(const ServerOptions& options, Service& service,
                                                     const Tokenizer* tokenizer, const ChatTemplate* chat_template,
                                                     Clock& clock);
-  void run() { listener_->run(*api_); }  // until stop(), or the end of a drain
-  // 503 for new requests; run() returns when what runs is answered.
+  void run() { listener_->run(*api_); }  // returns after stop() or at the end of a drain
+  // New requests get 503. run() returns when all running requests are answered.
   void begin_drain() {
     listener_->post()([api = api_.get()] { api->begin_drain(); });
     listener_->begin_drain();
@@ -349,7 +351,7 @@ class HttpServer {
  private:
   HttpServer() = default;
   std::unique_ptr<Api> api_;
-  std::unique_ptr<HttpListener> listener_;  // goes first: its connections call back into the api
+  std::unique_ptr<HttpListener> listener_;  // destroyed first: its connections call back into the api
 };
 
 }  // namespace xpyd::server

@@ -31,17 +31,17 @@ constexpr int kDefaultCompletionTokens = 16;
 constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
 constexpr size_t kMaxBadWords = 256, kMaxBiases = 1024;
 
-// Fields of other servers that this one does not know how to follow. A value that asks for something is refused: the
-// answer would not be what the client expects.
+// Fields of other servers (vLLM, SGLang, OpenAI) that this server cannot follow. A value that asks for something is
+// refused, because the answer would not be what the client expects.
 struct RefusedField {
   const char* name;
-  const char* asks_nothing = R"([false,"",[],{}])";  // JSON: values that are as good as none, beside null
+  const char* asks_nothing = R"([false,"",[],{}])";  // JSON: values that ask for nothing, like null
   const char* instead = "";
   bool completions = true, chat = true;
 };
 constexpr const char* kTemplateKwargs = "; chat_template_kwargs has what the model's template reads";
 constexpr RefusedField kRefusedFields[] = {
-    // What the output may look like.
+    // Shape of the output.
     {"guided_json", R"([false,"",[]])"},
     {"guided_regex"},
     {"guided_choice"},
@@ -67,7 +67,7 @@ constexpr RefusedField kRefusedFields[] = {
     {"detokenize", "[true]"},
     {"lora_path"},
     {"suffix", R"([""])", "", true, false},
-    // What the answer says.
+    // Content of the answer.
     {"logprob_token_ids"},
     {"return_tokens_as_token_ids"},
     {"return_hidden_states"},
@@ -78,7 +78,7 @@ constexpr RefusedField kRefusedFields[] = {
     {"return_prompt_text"},
     {"return_prompt_token_ids", "[false]", "; return_token_ids is", false, true},
     {"return_meta_info", "[false]", "", false, true},
-    // What the prompt is, and where its KV is.
+    // Source of the prompt, and place of its KV.
     {"prompt_embeds"},
     {"truncate_prompt_tokens", "[]"},
     {"session_params"},
@@ -108,8 +108,8 @@ constexpr RefusedField kRefusedFields[] = {
     {"audio", "[]", "", false, true},
     {"web_search_options", "[]", "", false, true},
 };
-// Fields that change no answer of this server, whatever they say: who asks, where it runs, what belongs to a feature
-// that is refused where it is asked for (length_penalty: beam search) or to images, which messages may not have.
+// Fields that change no answer of this server, whatever their value. They name the client, say where a request runs, or
+// belong to features that are refused elsewhere (length_penalty: beam search) or to images, which messages cannot have.
 // clang-format off
 constexpr const char* kHarmlessFields[] = {
     "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels", "service_tier",
@@ -127,12 +127,12 @@ ApiError field_error(const std::string& name, const std::string& expected) {
   return bad(name, "field \"" + name + "\": expected " + expected);
 }
 
-// Reads one object's fields and remembers which names it was asked for. A wrong one is an ApiError, thrown.
+// Reads the fields of one object and records the names that were asked for. Throws an ApiError if a value is wrong.
 class Fields {
  public:
   explicit Fields(const json& object) : object_(object) {}
 
-  const json* find(const std::string& name) {  // null where missing or null
+  const json* find(const std::string& name) {  // null if missing or null
     known_.push_back(name);
     return find_field(object_, name);
   }
@@ -156,7 +156,7 @@ class Fields {
                                   std::to_string(value.size()));
     return value;
   }
-  // A feature that is not here: asking for it must not be answered as if it had been heard.
+  // Refuses a feature that is absent here. To ignore the request for it would mislead the client.
   void unsupported(const std::string& name, bool asked, const std::string& instead = "") {
     if (asked) throw bad(name, "field \"" + name + "\": not supported by this server" + instead);
   }
@@ -200,7 +200,7 @@ ApiError too_long(const std::string& param, const std::string& what, const Serve
           .reason = RejectReason::too_long};
 }
 
-// The ids that `encode` makes. Its Error is that the model's own regexes do not get through this text.
+// Returns the ids from `encode`. It throws an Error if the model's own regexes cannot process this text.
 template <class Encode>
 std::vector<int32_t> encoded(const std::string& param, Encode encode) try {
   return encode();
@@ -232,7 +232,7 @@ struct Prompt {
   std::string text;
 };
 
-// A string, a list of strings, a list of ids, or a list of lists of ids.
+// Accepts a string, a list of strings, a list of ids, or a list of lists of ids.
 std::vector<Prompt> read_prompts(const json* prompt, const ServedModel& model, bool add_special_tokens) {
   const ApiError wrong = field_error("prompt",
                                      "a string, a list of strings, a list of token ids or a list of such lists");
@@ -265,7 +265,7 @@ std::vector<Prompt> read_prompts(const json* prompt, const ServedModel& model, b
   return out;
 }
 
-// Text or a list of {"type":"text"} parts.
+// Accepts text or a list of {"type":"text"} parts.
 std::string read_content(const json* content) {
   if (content == nullptr) return "";
   if (content->is_string()) return content->get<std::string>();
@@ -281,7 +281,7 @@ std::string read_content(const json* content) {
   return text;
 }
 
-// The arguments of a message's tool calls are JSON text in the API, and values for templates.
+// The arguments of tool calls are JSON text in the API and values in templates.
 void read_tool_calls(jinja::Value& calls, size_t& values_left) {
   const char* expected = "tool_calls as a list of {\"function\": {\"name\", \"arguments\"}}";
   if (calls.is_none()) return;
@@ -324,7 +324,7 @@ ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& 
   return message;
 }
 
-// What a chat brings beside its messages.
+// Reads the fields of a chat besides its messages.
 void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedModel& model,
                        ChatTemplate::Request& request) {
   request.add_generation_prompt = fields.boolean("add_generation_prompt", true);
@@ -348,7 +348,7 @@ void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedM
   request.kwargs = *ordered.find("chat_template_kwargs");
 }
 
-// `list`: the conversation so far; the new messages are put behind it.
+// `list` is the conversation so far; the new messages are appended to it.
 std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& ordered, const ServedModel& model,
                                    const ChatTemplate::Request& request, std::vector<ChatMessage>& list) {
   if (messages == nullptr || !messages->is_array() || messages->empty() ||
@@ -359,7 +359,7 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
   size_t bytes = 0;
   for (const ChatMessage& message : list) bytes += message.content.size();
   const std::vector<jinja::Value>& as_sent = ordered.find("messages")->list()->items;
-  size_t values_left = 1 << 18;  // in the arguments of tool calls
+  size_t values_left = 1 << 18;  // for the arguments of tool calls
   for (size_t i = 0; i < messages->size(); ++i) {
     list.push_back(read_message((*messages)[i], as_sent[i], values_left));
     bytes += list.back().content.size();
@@ -401,13 +401,13 @@ void read_stops(Fields& fields, const ServedModel& model, Request& request) {
   request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
 }
 
-// Every id once, ascending.
+// Sorts ids and removes duplicates.
 void sort_ids(std::vector<int32_t>& ids) {
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
 
-// OpenAI's: an object of token ids, as text, and what is added to their logits.
+// OpenAI's logit_bias: an object that maps token ids, as text, to a number that is added to their logits.
 std::vector<TokenBias> read_biases(const json& object, const ServedModel& model) {
   const std::string expected = "an object of at most " + std::to_string(kMaxBiases) + " token ids from 0 to " +
                                std::to_string(model.vocab_size - 1) + ", each with a number from -100 to 100";
@@ -424,7 +424,7 @@ std::vector<TokenBias> read_biases(const json& object, const ServedModel& model)
   return biases;
 }
 
-// vLLM's: each text as it stands, and, where that is another token, with a blank before it.
+// vLLM's bad_words: each text as given, and with a blank before it if that makes another first token.
 std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) {
   const std::string expected = "a list of at most " + std::to_string(kMaxBadWords) + " texts of 1 to " +
                                std::to_string(kMaxStopBytes) + " bytes";
@@ -444,7 +444,7 @@ std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) 
   return words;
 }
 
-// What is said of single tokens. stop_token_ids are read.
+// Reads the rules about single tokens. Requires: stop_token_ids have been read.
 void read_rules(Fields& fields, const ServedModel& model, Request& request) {
   TokenRules rules;
   if (const json* allowed = fields.find("allowed_token_ids")) {
@@ -513,7 +513,7 @@ void read_stream(Fields& fields, GenerationCall& call) {
   }
 }
 
-// "speculative": {"tokens": N}: drafts in a step at most; 0: none.
+// "speculative": {"tokens": N} bounds the drafts of a step; 0: none.
 void read_speculative(Fields& fields, const ServedModel& model, Request& request) {
   const json* options = fields.find("speculative");
   if (options == nullptr) return;
@@ -539,13 +539,13 @@ void refuse_unsupported(Fields& fields, bool chat) {
   fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
 }
 
-// OpenAI has two names for it, of which the newer one wins.
+// OpenAI has two names for this field. The newer one wins.
 const char* max_tokens_name(Fields& fields) {
   fields.known("max_tokens");
   return fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
 }
 
-// Reads what is asked of the prompt's own tokens.
+// Reads what the request asks about the prompt's own tokens.
 void read_echo(Fields& fields, bool chat, Request& request, GenerationCall& out) {
   out.echo = !chat && fields.boolean("echo", false);
   const json* max_tokens = fields.find(max_tokens_name(fields));
@@ -560,7 +560,7 @@ void read_echo(Fields& fields, bool chat, Request& request, GenerationCall& out)
               "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
 }
 
-// Does every cheap check that is left: tokenizing may take a while.
+// Does all remaining cheap checks, before tokenization, which may take long.
 void check_the_rest(Fields& fields, bool chat, bool prompt_only) {
   for (const char* name : kHarmlessFields) fields.known(name);
   const std::string most = max_tokens_name(fields);
@@ -568,7 +568,7 @@ void check_the_rest(Fields& fields, bool chat, bool prompt_only) {
     if ((chat ? field.chat : field.completions) && !(prompt_only && field.name == most)) fields.integer(field.name, 0);
 }
 
-// Checks the bounds of the call as a whole.
+// Checks the bounds of the whole call.
 void check_sizes(const std::vector<Prompt>& prompts, const Request& request, const GenerationCall& out) {
   if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt: a session is one conversation");
   if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
@@ -580,7 +580,7 @@ void check_sizes(const std::vector<Prompt>& prompts, const Request& request, con
                             std::to_string(kMaxPromptLogprobs) + " in a call");
 }
 
-// How many output tokens: asked for, or by default, and never beyond the context.
+// Sets the number of output tokens: as requested or the default, within the context.
 void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model, Request& request) {
   const char* prompt = chat ? "messages" : "prompt";
   int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
@@ -601,7 +601,7 @@ void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedMod
   request.min_tokens = static_cast<int>(min_tokens);
 }
 
-// The conversation that the request names.
+// Takes the session that the request names.
 void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
                   Sessions* sessions, GenerationCall& out) {
   const std::string& id = request.session_id;
@@ -622,7 +622,7 @@ void take_session(Request& request, const std::string& salt, const std::string& 
   };
   switch (sessions->begin(session_key(id, salt), out.turn, generation)) {
     case Sessions::State::taken:
-      request.cache_salt = out.turn.salt();  // a session's KV is its own
+      request.cache_salt = out.turn.salt();  // a session's KV is shared with no other
       break;
     case Sessions::State::busy:
       throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
@@ -663,7 +663,7 @@ std::span<const IntegerField> integer_fields() { return kIntegerFields; }
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
   size_t longest = 1;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.piece(id).size());
-  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four times.
+  // Normalizers (NFC in Qwen's tokenizer) may shorten text before tokenization, by less than a factor of four.
   return 4 * longest * static_cast<size_t>(std::max(max_model_len, 1));
 }
 
@@ -703,7 +703,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   check_the_rest(fields, chat, out.prompt_only);
   const json* prompt = fields.find(chat ? "messages" : "prompt");
 
-  // Salts keep tenants apart, so they are part of a session's name.
+  // Salts separate tenants, so they are part of a session's key.
   take_session(request, salt, generation, chat, sessions, out);
   const Conversation& so_far = out.turn.so_far();
   std::vector<Prompt> prompts;
@@ -729,7 +729,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   out.ignored = fields.unknown();
   return {};
 } catch (ApiError& error) {
-  // What does not fit may be the history's fault, which the client does not see in its request.
+  // The history, which is not in the request, may be the reason why it does not fit.
   if (out.turn && error.reason == RejectReason::too_long)
     error.message += " The conversation so far, session `" + out.session_id + "`, counts too.";
   return error;

@@ -9,18 +9,18 @@
 namespace xpyd::server {
 namespace {
 
-// The cluster ends late requests itself; this much later the frontend stops waiting for it.
+// The cluster ends late requests itself. The frontend waits this much longer for it.
 constexpr double kDeadlineGraceSeconds = 5;
 
 const ApiError kTookTooLong = {
     .status = 504, .message = "the request took longer than this server allows", .code = "request_timeout"};
 
-// One server-sent event: a single data line.
+// One server-sent event with a single data line.
 std::string sse_event(std::string_view event) { return "data: " + std::string(event) + "\n\n"; }
-// A comment, which readers of events pass over.
+// A comment, which event parsers skip.
 constexpr const char* kWaiting = ": waiting\n\n";
 
-// Text of one token for a JSON string: bytes that are not UTF-8 as OpenAI's "bytes:\xe2\x80".
+// The text of one token for a JSON string. Bytes that are not UTF-8 are written as OpenAI does: "bytes:\xe2\x80".
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   if (tokenizer == nullptr || id < 0 || id >= tokenizer->vocab_size()) return "token_id:" + std::to_string(id);
   const std::string& piece = tokenizer->piece(id);
@@ -34,7 +34,7 @@ std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   return out;
 }
 
-// {"token","logprob","bytes"}, not closed.
+// Writes {"token","logprob","bytes"} and leaves the object open.
 void open_chat_logprob(JsonText& out, const Tokenizer* tokenizer, const TokenLogprob& token) {
   out.open('{').add("token", token_text(tokenizer, token.token), "logprob", token.logprob);
   out.key("bytes").open('[');
@@ -57,10 +57,10 @@ void add_chat_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vec
   out.close(']').close('}');
 }
 
-// A prompt's first token, which nothing foretells.
+// True for a prompt's first token, which has no logprob.
 bool is_first(const Sampled& s) { return std::isnan(s.chosen.logprob); }
 
-// vLLM's: by token id, the prompt's own token first.
+// vLLM's format: an object keyed by token id, the prompt's own token first.
 void add_prompt_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::vector<Sampled>& prompt) {
   out.key("prompt_logprobs").open('[');
   for (const Sampled& s : prompt) {
@@ -93,7 +93,7 @@ void add_completion_logprobs(JsonText& out, const Tokenizer* tokenizer, const st
       out.value(nullptr);
       continue;
     }
-    // Of tokens with one text the likeliest: a client's dictionary would keep the last.
+    // Of several tokens with the same text only the likeliest is listed. A client's dictionary would keep the last.
     std::vector<std::string> listed;
     auto add = [&](const TokenLogprob& t) {
       std::string text = token_text(tokenizer, t.token);
@@ -111,7 +111,7 @@ void add_completion_logprobs(JsonText& out, const Tokenizer* tokenizer, const st
 
 }  // namespace
 
-// Engine threads come in here; everything else happens on the I/O thread.
+// Engine threads call this sink. Everything else runs on the I/O thread.
 class Generation::Sink final : public EventSink {
  public:
   Sink(std::shared_ptr<Generation> generation, size_t prompt, Clock& clock, HttpPost post)
@@ -152,7 +152,7 @@ void Generation::start() {
   exchange_->on_half_closed([weak = weak_from_this()] {
     if (auto g = weak.lock(); g && !g->over_) g->send(kWaiting);
   });
-  if (over_) return end();  // it left while its body was being read
+  if (over_) return end();  // the client left while its body was being read
   choices_.resize(call_.prompts.size() * static_cast<size_t>(call_.prompts[0].n));
   prompts_.resize(call_.prompts.size());
   double timeout = api_.options_.request_timeout_s;
@@ -162,7 +162,7 @@ void Generation::start() {
     request->arrival_s = arrival_s_;
     request->deadline_s = timeout > 0 ? arrival_s_ + timeout : 0;
     if (!call_.has_seed) request->sampling.seed = api_.random_.next();
-    // kv_salt() counts on it: a server's numbers begin anew, what its workers keep may not.
+    // kv_salt() needs this: the server's request ids start again at 1, but caches of its workers may survive.
     if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
     prompts_[i].seen = {.n = request->n,
@@ -179,11 +179,11 @@ void Generation::start() {
       error.status = 400, error.param = call_.chat ? "messages" : "prompt";
     if (taken.error().code == ErrorCode::unavailable)
       error.status = 503, error.code = "queue_full", error.reason = RejectReason::queue_full;
-    prompts_.resize(i);  // the others were never sent
+    prompts_.resize(i);  // the others were never submitted
     if (error.status != 500) api_.metrics_.rejected(error.reason);
     return fail(error);
   }
-  // What the cluster has refused by now is an HTTP status: its event is before this.
+  // Requests that the cluster has refused by now get an HTTP status, because their event was posted before this.
   if (call_.stream)
     api_.post_([self] {
       if (!self->over_) self->begin_stream();
@@ -243,10 +243,10 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
   if (++prompt.ended == seen.n) api_.metrics_.finished(seen);
 }
 
-// ---- a session
+// ---- Sessions.
 
-// A token that ends the reply (end of sequence, stop_token_ids) is no part of it, unless the client
-// wants it in the text. Of a stop string the tokens stay: a token may hold more than the string.
+// A token that ends the reply (EOS, stop_token_ids) is not kept, unless the client wants it in the text. Tokens of a
+// stop string are kept, because a token may hold more than the string.
 void Generation::remember(Choice& choice, const TokenEvent& event) {
   const bool ends = event.finish == FinishReason::stop && event.stop_text.empty() &&
                     !(event.stop_token >= 0 && prompts_[0].request->include_stop_text);
@@ -254,7 +254,7 @@ void Generation::remember(Choice& choice, const TokenEvent& event) {
   choice.reply += event.text;
 }
 
-// Before the client hears the end, so that it can go on at once. Not whole: as if never asked.
+// Called before the client sees the end, so that it can send the next turn at once. Not `whole`: the turn is undone.
 void Generation::end_turn(bool whole) {
   if (!call_.turn) return;
   if (!whole) return call_.turn.release();
@@ -271,7 +271,7 @@ void Generation::end_turn(bool whole) {
   call_.turn.commit(std::move(now));
 }
 
-// ---- what is said
+// ---- The answer.
 
 void Generation::gather(Choice& choice, TokenEvent event) {
   Part& part = choice.part;
@@ -289,7 +289,7 @@ void Generation::gather(Choice& choice, TokenEvent event) {
   choice.text_length += int(count_code_points(event.text));
 }
 
-// The prompt before a choice's first part: text, and where they are shown the logprobs of its tokens.
+// Puts the prompt before a choice's first part: its text and, if requested, the logprobs of its tokens.
 void Generation::echo(size_t prompt_index, Choice& choice) const {
   const Prompt& prompt = prompts_[prompt_index];
   const std::string& text = call_.prompt_texts[prompt_index];
@@ -394,8 +394,8 @@ void Generation::complete() {
   end();
 }
 
-// One event per token, the role and the finish reason in the first's and the last's: clients count
-// events as tokens, and take the first for the first token.
+// Sends one event per token. The first has the role, the last the finish reason. Clients count events as tokens and
+// take the first event for the first token.
 void Generation::stream(size_t prompt_index, size_t index) {
   const Prompt& prompt = prompts_[prompt_index];
   Choice& choice = choices_[index];
@@ -413,7 +413,7 @@ void Generation::stream(size_t prompt_index, size_t index) {
   choice.part = {};
 }
 
-// The head goes out before the first event: a proxy in between then knows that the server is at work.
+// The head is sent before the first event, so that proxies see that the server is working.
 void Generation::begin_stream() {
   if (std::exchange(streaming_, true)) return;
   HttpResponse head;
@@ -431,7 +431,7 @@ void Generation::send(std::string bytes) {
   sent_s_ = api_.clock_.now();
 }
 
-// ---- the end
+// ---- The end.
 
 void Generation::fail(const ApiError& error) {
   over_ = true;
@@ -515,7 +515,7 @@ std::string Generation::log_text(double now) const {
                 1e3 * (now - arrival_s_));
   line += numbers;
   if (!client_id_.empty()) line += " client_id=" + client_id_;
-  // Names of fields are a client's text: the first few, short and printable.
+  // Field names are client text: log the first few, shortened and printable.
   for (size_t i = 0; i < std::min<size_t>(call_.ignored.size(), 4); ++i) {
     line += i == 0 ? " ignored=" : ",";
     for (char c : call_.ignored[i].substr(0, 32))

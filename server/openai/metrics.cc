@@ -44,10 +44,11 @@ double resident_bytes() {
   return static_cast<double>(pages) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
-// Who is told of which blocks: instances over one pool see the same ones, which are told once.
+// The rows for which KV metrics are written. Instances that share a pool would all report the same blocks, so these are
+// written once.
 struct PoolRows {
   std::vector<InstanceStats> holders;  // of kv_blocks and kv_bytes
-  std::vector<InstanceStats> users;    // of the share in use; capacity: of their pool
+  std::vector<InstanceStats> users;    // of the share in use; capacity: their pool's
   std::vector<InstanceStats> pools;    // of capacities
 };
 
@@ -58,7 +59,7 @@ PoolRows pool_rows(const ServiceStats& service) {
     all[0].name = "pool";
   }
   if (!service.process_pool) return {all, all, all};
-  // Each tells what it holds; what nobody holds is told of the pool.
+  // Each instance reports the blocks that it holds. Blocks that nobody holds are reported by the pool.
   const SharedPoolStats& shared = *service.process_pool;
   InstanceStats pool;
   pool.name = "pool";
@@ -88,8 +89,8 @@ void Histogram::observe(double value) {
   ++count_;
 }
 
-// Families one after another, each with its HELP and TYPE, all samples of one together. `all`: the instances of which a
-// family has samples where it names no others.
+// Writes metric families one after another, each with its HELP and TYPE and all its samples. `all`: the instances that
+// a family has samples of, unless it names others.
 class MetricsText {
  public:
   MetricsText(std::string prefix, const std::string& model, std::span<const InstanceStats> all)
@@ -122,7 +123,7 @@ class MetricsText {
     sample(engine("all"), h.sum_, "_sum");
     sample(engine("all"), h.count_, "_count");
   }
-  // Of transfers, a histogram of which only sum and count are known.
+  // A histogram of transfers of which only sum and count are known.
   template <class F>
   void totals(const std::string& name, const char* help, F sum) {
     if (all_.empty()) return;
@@ -134,7 +135,7 @@ class MetricsText {
       sample(engine(instance.name), n, "_count");
     }
   }
-  // One sample for each instance and value of a label: a field of a part of its state.
+  // One sample per instance and label value. The value is a field of a part of the instance's state.
   template <class Field, class Part>
   void labelled(const std::string& name, const char* help, std::span<const InstanceStats> all, const std::string& label,
                 Part part, std::initializer_list<std::pair<const char*, Field>> values) {
@@ -148,7 +149,7 @@ class MetricsText {
                 std::initializer_list<std::pair<const char*, Field>> values) {
     labelled(name, help, all_, label, part, values);
   }
-  // One sample for each instance.
+  // One sample per instance.
   template <class F>
   void each(const std::string& name, const char* help, std::span<const InstanceStats> all, F value) {
     family(name, gauge_or_counter(name), help);
@@ -161,7 +162,7 @@ class MetricsText {
   std::string take() { return std::move(out_); }
 
  private:
-  static const char* gauge_or_counter(const std::string& name) {  // by Prometheus's convention
+  static const char* gauge_or_counter(const std::string& name) {  // Prometheus's naming convention
     return name.ends_with("_total") ? "counter" : "gauge";
   }
   std::string prefix_, model_, name_, out_;
@@ -200,7 +201,7 @@ void Metrics::finished(const FinishedRequest& r) {
   prompt_tokens_per_request_.observe(r.prompt_tokens);
   e2e_.observe(std::max(0.0, r.last_token_s - r.arrival_s));
   preemptions_.observe(r.preemptions);
-  if (r.first_token_s == 0) return;  // ended without a token: no interval below exists
+  if (r.first_token_s == 0) return;  // no first token, so none of the intervals below exists
   for (int tokens : r.generated) generation_tokens_per_request_.observe(tokens);
   max_generated_.observe(*std::max_element(r.generated.begin(), r.generated.end()));
   queue_.observe(std::max(0.0, r.scheduled_s - r.queued_s));
@@ -219,7 +220,7 @@ void Metrics::http_request(std::string_view handler, std::string_view method, in
 
 namespace {
 
-using I = const InstanceStats&;  // what is read of one instance is a function of it
+using I = const InstanceStats&;  // an instance's value is a function of its stats
 
 void render_queues(MetricsText& text) {
   using S = InstanceStats;
@@ -234,7 +235,7 @@ void render_queues(MetricsText& text) {
   text.each("num_requests_sending", "Prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
 }
 
-// The KV memory and the prefixes in it.
+// The KV memory and its prefix cache.
 void render_kv(MetricsText& text, const PoolRows& pool) {
   using S = InstanceStats;
   const auto& [holders, users, pools] = pool;
@@ -292,7 +293,7 @@ void render_kv(MetricsText& text, const PoolRows& pool) {
   text.each("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
 }
 
-// KV on its way: from prefill to decode, and prefixes that one instance reads at another one.
+// KV transfers: from prefill to decode, and prefixes fetched from another instance.
 void render_transfers(MetricsText& text) {
   using S = InstanceStats;
   text.each("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
@@ -320,7 +321,7 @@ void render_transfers(MetricsText& text) {
   text.each("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
 }
 
-// The conductor: attempts, objectives of --admission, predictions beside their outcomes, members.
+// The conductor: attempts, SLOs of --admission, predictions and their outcomes, members.
 void render_conductor(MetricsText& text, const ConductorStats& c) {
   using S = InstanceStats;
   text.family("global_prefill_queue_length", "gauge",
@@ -414,7 +415,7 @@ void render_tiers(MetricsText& text) {
             tier(&T::load_wait_seconds));
 }
 
-// The engines: what requests occupy and compute, and their steps.
+// The engines: what requests occupy and compute, and the engines' steps.
 void render_engines(MetricsText& text, std::span<const InstanceStats> all) {
   using S = InstanceStats;
   text.labelled<double Spent::*>(

@@ -1,5 +1,5 @@
-// The demo page at "/", carried inside the binary: the assembler copies the file in. A compile runs
-// in the repository's root, as every include expects.
+// The demo page at "/". The assembler copies the file into the binary. The compiler runs in the repository's root, as
+// every include expects.
 __asm__(
     ".section .rodata\n"
     ".global xpyd_page_begin\n"

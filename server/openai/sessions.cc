@@ -45,7 +45,7 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn, const std::s
   }
   Session& session = found->second;
   if (generation != kNew && !generation.starts_with(name_of(session, 0).substr(0, 17)))
-    return State::dropped;  // that one is gone, and another has its name
+    return State::dropped;  // it is gone, and another one has its name
   if (session.busy) return State::busy;
   if (generation == kNew ? session.turns > 0 : generation != name_of(session, session.turns)) return State::stale;
   session.busy = true;
@@ -57,8 +57,8 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn, const std::s
   return State::taken;
 }
 
-// Gives up idle conversations until that much more fits. A first turn that is under way does not
-// count yet: whoever is refused or leaves has cost nobody anything.
+// Drops idle conversations until this much more fits. A first turn in progress does not count yet, so refused or lost
+// clients displace nobody.
 bool Sessions::make_room(int sessions, size_t bytes) {
   auto fits = [&] { return kept_ + sessions <= max_sessions_ && bytes_ + bytes <= max_bytes_; };
   for (auto at = order_.begin(); at != order_.end() && !fits();) {
@@ -91,8 +91,8 @@ void Sessions::finish(const std::string& key, Conversation* conversation, bool e
   if (conversation) {
     forget(key, session);
     const size_t more = key.size() + conversation->bytes();
-    if (more > max_bytes_) return remove(key);  // not even alone: the others stay
-    session.busy = true;                        // it is not the one to go
+    if (more > max_bytes_) return remove(key);  // does not fit alone: the others stay
+    session.busy = true;                        // so that it is not dropped itself
     const bool fits = make_room(1, more);
     session.busy = false;
     if (!fits) return remove(key);
@@ -122,7 +122,7 @@ Sessions::Turn& Sessions::Turn::operator=(Turn&& other) noexcept {
 const Conversation& Sessions::Turn::so_far() const {
   static const Conversation none;
   if (!sessions_) return none;
-  // Nobody else changes it during this turn, and it does not move.
+  // No other thread changes it during this turn, and it does not move.
   std::lock_guard lock(sessions_->mutex_);
   return sessions_->sessions_.at(key_).conversation;
 }

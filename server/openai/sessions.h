@@ -1,13 +1,12 @@
-// Conversations that the server keeps for clients that name them (session_id): a turn brings only
-// what is new. Bounded in number and bytes; the one not used for longest goes first.
+// Sessions keeps conversations for clients that name them (session_id), so a turn sends only what is new. Number and
+// bytes are bounded; the least recently used conversation is dropped first.
 //
-// No client gets an answer without the history that it believes to be there: each turn says that it is
-// the first (kNew), or returns the generation of the answer before it. A generation holds a tag that no other
-// conversation has, of this process or another, and a turn number: what is not here under that tag is
-// gone for ever, also after a restart.
+// No client gets an answer without the history that it expects. Each turn says that it is the first (kNew) or returns
+// the generation of the answer before it. A generation holds a turn number and a tag that no other conversation has, in
+// this process or another. A conversation that is not here under its tag is lost, also after a restart.
 //
-// A turn takes its conversation and gives it back changed (commit) or as it was (anything else: a
-// refusal, an abort, a timeout, a client that has left), so a turn is in it whole or not at all.
+// A turn takes its conversation and returns it changed (commit) or unchanged (refusal, abort, timeout, lost client). A
+// turn is therefore kept completely or not at all.
 //
 // Thread safety: any thread.
 #pragma once
@@ -26,15 +25,15 @@
 namespace xpyd::server {
 
 struct Conversation {
-  std::vector<int32_t> tokens;        // of /v1/completions: prompts and outputs, in turn
-  std::vector<ChatMessage> messages;  // of /v1/chat/completions, replies included
+  std::vector<int32_t> tokens;        // /v1/completions: prompts and outputs, in turn
+  std::vector<ChatMessage> messages;  // /v1/chat/completions: messages and replies
   bool empty() const { return tokens.empty() && messages.empty(); }
   size_t bytes() const;
 };
 
-uint64_t random_word();  // that nobody guesses
+uint64_t random_word();  // unpredictable
 
-// A conversation's key: two texts that cannot be cut in another way.
+// The key of a conversation. Different (id, salt) pairs have different keys.
 std::string session_key(const std::string& id, const std::string& salt);
 
 class Sessions : public std::enable_shared_from_this<Sessions> {
@@ -44,7 +43,7 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   enum class State { taken, busy, dropped, stale, full };
   static constexpr const char* kNew = "new";
 
-  // One turn's hold on a conversation. Empty: of no session.
+  // The hold of one turn on a conversation. Empty: the request names no session.
   class Turn {
    public:
     Turn() = default;
@@ -53,21 +52,21 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
     ~Turn() { release(); }
     explicit operator bool() const { return sessions_ != nullptr; }
     const Conversation& so_far() const;      // empty in a first turn
-    std::string generation() const;          // that the conversation has after this turn
-    uint64_t salt() const { return salt_; }  // of its KV; no other store's
+    std::string generation() const;          // the conversation's generation after this turn
+    uint64_t salt() const { return salt_; }  // of its KV; different in every store
     void commit(Conversation conversation);
-    void end();      // the conversation goes
-    void release();  // it stays as it was
+    void end();      // drops the conversation
+    void release();  // leaves the conversation as it was
    private:
     friend class Sessions;
-    std::shared_ptr<Sessions> sessions_;  // a turn may outlive the server's front end
+    std::shared_ptr<Sessions> sessions_;  // a turn may outlive the server's frontend
     std::string key_;
     uint64_t salt_ = 0;
   };
 
-  // `generation`: what the client's last turn was answered with, or kNew. busy: another turn holds it. dropped: it is
-  // not here, or what is here is another's of its name. stale: it is here, but at another turn. full: as many as may be
-  // kept are in the middle of a turn.
+  // Starts a turn. `generation` is that of the client's last answer, or kNew. busy: another turn holds the
+  // conversation. dropped: it is not here, or another one has its name. stale: it is here, but at another turn. full:
+  // as many conversations as may be kept are in a turn.
   State begin(const std::string& key, Turn& turn, const std::string& generation);
 
   struct Stats {
@@ -94,10 +93,10 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Session> sessions_;
   std::list<std::string> order_;  // least recently used first
-  int kept_ = 0, busy_ = 0;       // with a turn behind them; in the middle of one
+  int kept_ = 0, busy_ = 0;       // with a committed turn; in a turn now
   size_t bytes_ = 0;
   uint64_t begun_ = 0;
-  const SipKey secret_;  // of this store alone
+  const SipKey secret_;  // of this store only
 };
 
 }  // namespace xpyd::server

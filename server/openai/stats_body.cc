@@ -1,4 +1,4 @@
-// GET /stats: what the page draws.
+// GET /stats: the data that the page draws.
 #include <algorithm>
 
 #include "base/json/json.h"
@@ -7,7 +7,7 @@
 namespace xpyd::server {
 namespace {
 
-// [how many cells are alike, blocks by KvState], and [cell, request, its blocks there].
+// Writes runs of equal cells, [length, blocks by KvState], then [cell, request, its blocks there].
 void add_map(JsonText& out, const BlockMap& map, double now) {
   out.open('{').add("age_s", std::max(0.0, now - map.t), "per_cell", map.per_cell).key("cells").open('[');
   for (auto cell = map.cells.begin(); cell != map.cells.end();) {
@@ -22,7 +22,8 @@ void add_map(JsonText& out, const BlockMap& map, double now) {
   out.close(']').close('}');
 }
 
-// In microseconds, so that all phases of one that is over are its time; of one that is not, the last goes on.
+// Times are in microseconds. The phases of an ended request sum to its total time; the last phase of a running one is
+// still growing.
 void add_life(JsonText& out, RequestLife life, double now) {
   const bool over = life.ended > 0;
   if (!over) {
@@ -56,7 +57,7 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
   JsonText out;
   out.open('{').add("model", model.name, "max_model_len", model.max_model_len);
   out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr, "shared_pool", stats.shared_pool);
-  const auto& pool = stats.process_pool;  // what nobody holds is the pool's, and not of each instance
+  const auto& pool = stats.process_pool;  // free blocks of a process pool belong to no instance
   if (pool) out.key("pool").object("blocks", pool->blocks, "free", pool->free);
   out.key("instances").open('[');
   for (const InstanceStats& i : stats.instances) {

@@ -1,11 +1,11 @@
-// Registry by etcd (v3, through its JSON gateway, so that plain HTTP is enough): one lease per
-// process, kept alive at a third of its time; names are keys under it; watches are streams that
-// begin with a snapshot, again whenever the stream was lost.
+// Registry over etcd v3. It uses etcd's JSON gateway, so plain HTTP suffices. A process has one lease and renews it at
+// a third of its time. Names are keys under that lease. A watch is a stream that begins with a snapshot, and begins
+// anew after a lost stream.
 //
-// After an outage the lease is asked for: where etcd still has it nothing happened, where it has
-// expired (or etcd has lost its data) a new one is taken and every name announced again.
+// After an outage the lease is checked. If etcd still has it, nothing happened. If it has expired (or etcd lost its
+// data), a new lease is taken and every name is announced again.
 //
-// It lives in this room because it speaks HTTP; the rooms below know the interface only.
+// It is in this folder because it speaks HTTP. Folders below know only the interface.
 
 #include <nettle/base64.h>
 
@@ -37,7 +37,7 @@ std::string to_base64(std::string_view bytes) {
   return out;
 }
 
-// "" where the text is not base64: etcd's own answers are.
+// Returns "" if the text is not base64. etcd's own answers are.
 std::string from_base64(std::string_view text) {
   base64_decode_ctx decoder;
   base64_decode_init(&decoder);
@@ -49,7 +49,7 @@ std::string from_base64(std::string_view text) {
   return out;
 }
 
-// A field of etcd's JSON, where numbers are strings and zeros are left out.
+// Reads a field of etcd's JSON, in which numbers are strings and zeros are omitted.
 std::string word(const json& object, const char* name) {
   const json* field = object.is_object() ? find_field(object, name) : nullptr;
   return field && field->is_string() ? field->get<std::string>() : "";
@@ -94,14 +94,14 @@ class EtcdRegistry final : public Registry {
     enum class Stage { stale, asking, streaming } stage = Stage::stale;
     Entries entries;
     std::optional<Entries> told;
-    std::string lines;  // of the stream, not yet whole
+    std::string lines;  // unfinished line of the stream
   };
   using OnAnswer = std::function<void(const json&)>;
 
   std::string key(const std::string& name) const { return to_base64(prefix_ + name); }
   json range(const std::string& prefix) const {
     std::string end = prefix_ + prefix;
-    ++end.back();  // never 0xff: a prefix or its '/'
+    ++end.back();  // never 0xff, because the last byte is of a name or '/'
     return {{"key", key(prefix)}, {"range_end", to_base64(end)}};
   }
 
@@ -121,7 +121,7 @@ class EtcdRegistry final : public Registry {
       (void)http_->fetch({.target = "/v3/lease/revoke", .body = json_text({{"ID", lease_}}), .timeout_s = 1});
   }
 
-  // What is most urgent of what is to be done, if anything.
+  // Starts the most urgent call that is due, if any.
   void next_call() {
     const double now = clock_.now();
     if (lease_.empty())
@@ -179,7 +179,7 @@ class EtcdRegistry final : public Registry {
   }
 
   void call_put(const std::string& name, const std::string& value) {
-    // Ours already: change it. Else only where nobody has it.
+    // If the name is ours, change its value. Otherwise take it only if nobody holds it.
     const bool ours = held_.count(name) > 0;
     json nobody = {{"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
     json fields = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
@@ -198,8 +198,8 @@ class EtcdRegistry final : public Registry {
            }
            lose(name);
            const json::json_pointer holder("/responses/0/response_range/kvs/0");
-           if (!answer.contains(holder)) return;  // removed meanwhile: next time as nobody's
-           // An earlier call of ours may have done it though its answer never came.
+           if (!answer.contains(holder)) return;  // removed meanwhile: the next try finds it free
+           // An earlier call of ours may have succeeded although its answer was lost.
            if (word(answer.at(holder), "lease") == lease_) {
              hold(name, from_base64(word(answer.at(holder), "value")));
              return;
@@ -249,7 +249,7 @@ class EtcdRegistry final : public Registry {
         });
   }
 
-  // One JSON object per line. After anything odd all streams begin again.
+  // Reads one JSON object per line. After a malformed one, all streams begin again.
   void read_stream(Watch& watch, std::string_view bytes) {
     if (odd_stream_) return;
     watch.lines += bytes;
@@ -307,7 +307,7 @@ class EtcdRegistry final : public Registry {
         });
   }
 
-  // etcd has forgotten this process: begin anew.
+  // etcd has forgotten this process: start again with a new lease.
   void forget_lease() {
     lease_.clear();
     held_.clear();
@@ -317,7 +317,7 @@ class EtcdRegistry final : public Registry {
     ++state_.lost_leases;
   }
 
-  // The streams may be dead too without knowing it: all begin again with a snapshot.
+  // The streams may be dead without notice, so all begin again with a snapshot.
   void lost(const std::string& why) {
     calling_ = false;
     pause_until_s_ = clock_.now() + kPauseSeconds;
@@ -334,14 +334,14 @@ class EtcdRegistry final : public Registry {
   const double ttl_s_;
   Clock& clock_;
 
-  // The thread's.
+  // ---- Members of the thread.
   std::string lease_;                        // as etcd writes it; "": none
   std::map<std::string, std::string> held_;  // announced under this lease, with these values
   std::map<std::string, double> taken_until_s_;
-  std::deque<Watch> watches_;  // never shrinks: callbacks count on places
+  std::deque<Watch> watches_;  // never shrinks: callbacks use indices
   double keep_alive_at_s_ = 0, pause_until_s_ = 0;
   bool odd_stream_ = false;
-  bool calling_ = false;  // one answer at a time, streams apart
+  bool calling_ = false;  // one call at a time, besides the streams
 
   mutable std::mutex mutex_;
   std::map<std::string, std::string> wanted_;

@@ -35,14 +35,14 @@ const char* role_name(Role role) {
 
 void write_key(const std::string& path) {
   const ClusterKey key = ClusterKey::random();
-  std::string text;  // no line end in it, so that it is read as it is
+  std::string text;  // no line end, because the file is read as it is
   for (char c : key.bytes()) text += hex(uint8_t(c), 2);
   const Fd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const bool written = fd.get() >= 0 && write(fd.get(), text.data(), text.size()) == ssize_t(text.size());
   if (!written) throw Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
-// The command line of a worker: this one's options, as far as they are a worker's.
+// The command line of a worker: those of this process's options that a worker takes.
 Command arguments_of(const Options& options, Role role, size_t instance, size_t n_instances, const std::string& join,
                      const ProcessOptions& own, std::span<const int> cpus) {
   constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry", "cpus"};
@@ -57,13 +57,13 @@ Command arguments_of(const Options& options, Role role, size_t instance, size_t 
   }
   if (!options.text("kv-events").empty())
     arguments.insert(arguments.end(), {"--kv-events-rank", std::to_string(instance)});
-  // Without a conductor for so long, nobody will start one that a child of this process could find.
+  // If no conductor answers for so long, none will be started that a child of this process could find.
   arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", own.key_file,
                                      "--give-up", std::to_string(2 * own.lease_s)});
   return arguments;
 }
 
-// Child processes, kept running as a Supervisor says. Thread safety: any thread.
+// Child processes that a Supervisor keeps running. Thread safety: any thread.
 class Children {
  public:
   Children(std::vector<Command> commands, const SupervisorOptions& options, const ProcessCluster& cluster, Clock& clock)
@@ -80,7 +80,7 @@ class Children {
       if (said.pipe >= 0) close(said.pipe);
   }
 
-  // Until `all_serve`, or `told_to_end`, or one of them has ended: it would again and again.
+  // Returns when `all_serve`, when `told_to_end`, or when a child has ended, because it would end again.
   Status start(const std::function<bool()>& all_serve, const std::atomic<bool>& told_to_end) {
     std::unique_lock lock(mutex_);
     thread_ = std::thread([this] { keep(); });
@@ -93,7 +93,7 @@ class Children {
     for (size_t i = 0; i < said_.size(); ++i) pass_on(i);
     return ok();
   }
-  // From now on none is started or spoken of.
+  // From now on no child is started or logged.
   void let_go() {
     {
       std::lock_guard lock(mutex_);
@@ -102,7 +102,7 @@ class Children {
     }
     if (thread_.joinable()) thread_.join();
   }
-  // Tells them to end, waits a while for it, then ends them.
+  // Tells the children to end, waits for a while, then kills them.
   void end() {
     let_go();
     end_all(pids_, 2, [this] {
@@ -113,7 +113,7 @@ class Children {
   }
 
  private:
-  // What it says comes here, and is passed on.
+  // Starts child i. Its stderr is read here and passed on to the log.
   Status spawn(size_t i) {
     int said[2];
     if (pipe2(said, O_CLOEXEC | O_NONBLOCK) != 0)
@@ -127,18 +127,18 @@ class Children {
     return ok();
   }
 
-  // What worker i has said since the last time, line by line.
+  // Logs the lines that worker i has written since the last call.
   void pass_on(size_t i, bool ended = false) {
     Said& said = said_[i];
     char part[4096];
-    // At most what its pipe holds: who never stops must not hold up those who wait for mutex_.
+    // Reads at most what the pipe holds. A worker that never stops writing must not delay threads that wait for mutex_.
     ssize_t n;
     for (int reads = 0; reads < 16 && (n = read(said.pipe, part, sizeof part)) > 0; ++reads) {
       said.begun.append(part, size_t(n));
       for (size_t end; (end = said.begun.find('\n')) != std::string::npos;) {
         const std::string line = said.begun.substr(0, end);
         said.begun.erase(0, end + 1);
-        // Neither its version nor a row of the table of its options: the server has said its own.
+        // Skips its version and its table of options: the server has logged its own.
         if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version()))) log_text(said.last = line);
       }
     }
@@ -199,16 +199,16 @@ class Children {
   std::vector<Command> commands_;
   const ProcessCluster& cluster_;
   Clock& clock_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable wake_;
   Supervisor supervisor_;
   std::vector<pid_t> pids_;  // -1: none
   std::vector<bool> stopped_;
   struct Said {
     int pipe = -1;
-    std::string begun, last;  // lines
+    std::string begun, last;  // unfinished line, last line
   };
-  std::vector<Said> said_;  // of each, on its stderr
+  std::vector<Said> said_;  // stderr of each child
   bool starting_ = true, stop_ = false;
   std::string failed_start_;
   std::thread thread_;
@@ -232,7 +232,7 @@ class LocalWorkers final : public Runtime {
   ~LocalWorkers() override { stop(); }
 
   Status stand_by() override {
-    constexpr int kQuiet = 20;  // of turns: an election that nobody else stands for is not spoken of
+    constexpr int kQuiet = 20;  // in turns; an election without a rival is not logged
     for (int turn = 0; registry_; ++turn) {
       const RegistryState now = registry_->state();
       if (now.held.contains(kConductorName)) break;
@@ -273,15 +273,15 @@ class LocalWorkers final : public Runtime {
   std::string trouble() const override { return cluster_->trouble(); }
 
  private:
-  // Workers belong to the conductor that holds the name: one that stands by, or is replaced, takes none.
+  // Workers belong to the conductor that holds the name. A conductor that stands by or has been replaced takes none.
   void open_or_shut() {
     std::lock_guard lock(door_);
     cluster_->take_workers(elected_ && !replaced_);
   }
 
-  // Whose lease has ended behind a cut cable may find that another conductor has been elected. Its workers are the
-  // other's, or will be when it ends; so it does, in order, and whoever started it may start it again, to stand by.
-  // Unless the other one is gone by then: who was asleep hears first of what is over.
+  // A conductor whose lease ended while it could not reach etcd may find that another one has been elected. Its workers
+  // are the other's, or will be when it ends. So it drains and ends, and its supervisor may start it again to stand by.
+  // It waits half a second first, because a process that slept hears old news first: the other conductor may be gone.
   void look_at(const Registry::Entries& names) {
     const auto holder = names.find(kConductorName);
     replaced_ = holder != names.end() && holder->second != named_.value();
@@ -312,7 +312,7 @@ class LocalWorkers final : public Runtime {
 }  // namespace
 
 Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) {
-  constexpr double kTurn = 1;  // seconds: a longer one was this process asleep, and no child silent
+  constexpr double kTurn = 1;  // seconds; after a longer gap this process was asleep, and the children were not silent
   const double slept = std::max(0.0, now - looked_s_.value_or(now) - kTurn);
   looked_s_ = now;
   Orders orders;
@@ -357,7 +357,7 @@ std::unique_ptr<Registry> ProcessOptions::open_registry(Clock& clock) const {
 }
 
 Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) try {
-  SignalThread::hold();  // soon there is a folder with a key to remove, and workers to end
+  SignalThread::hold();  // from here on there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
     return Error{ErrorCode::io, std::string("no temporary folder can be made: ") + std::strerror(errno)};
@@ -385,8 +385,8 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
       commands.push_back(
           arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own,
                        stack.options.cpus.empty() ? std::span<const int>() : stack.options.cpus[commands.size()]));
-  // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
-  // not be replaced is not killed for his silence.
+  // A pause of the network must not end a process, so silence lasts 4 leases and at least 5 s. A worker that would not
+  // be replaced is not killed for silence.
   SupervisorOptions supervision;
   options.fill(supervision);
   supervision.silence_s = std::max(5.0, 4 * own.lease_s);

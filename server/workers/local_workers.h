@@ -1,5 +1,5 @@
-// serve --processes: a conductor in this process, and a worker process for each instance of
-// --topology, started from the same program with the same options and started again when one dies.
+// serve --processes: a conductor in this process and one worker process for each instance of --topology. Workers run
+// the same program with the same options and are started again when they die.
 #pragma once
 
 #include <memory>
@@ -19,14 +19,14 @@ namespace xpyd::server {
 
 struct Stack;
 
-// What a conductor and its workers have in common.
+// The options that a conductor and its workers share.
 struct ProcessOptions {
-  std::string bind;          // where the conductor listens; empty: a socket in a private folder
+  std::string bind;          // address of the conductor; empty: a socket in a private folder
   std::string key_file;      // empty: none is given
-  std::string registry_url;  // likewise
+  std::string registry_url;  // empty: none is given
   double lease_s = 3;
-  bool start_workers = true;  // off: they are started elsewhere, and join
-  // Their Errors, which name the option, are thrown.
+  bool start_workers = true;  // false: workers are started elsewhere and join
+  // Both throw an Error that names the option.
   ClusterKey read_key() const;
   std::unique_ptr<Registry> open_registry(Clock& clock) const;  // null: none is given
 };
@@ -36,16 +36,17 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
 
 struct SupervisorOptions {
   bool restart = true;
-  // A child that ends is started again after first_wait_s, twice as long after each end that
-  // follows, and longest_wait_s at most, for ever. Who has served for longest_wait_s begins anew.
+  // A child that ended is started again after first_wait_s. The wait doubles with each further end, up to
+  // longest_wait_s, and there is no last attempt. A child that has served for longest_wait_s starts over with
+  // first_wait_s.
   double first_wait_s = 0.1, longest_wait_s = 10;
-  // Killed: who is alive, but without a channel for silence_s, though it had one (it hangs) or is
-  // stopped; who does not serve start_s after its start, or after its channel came.
+  // A child is killed if it is stopped, or lost its channel, for silence_s, or if it does not serve within start_s
+  // after its start or after its channel opened.
   double silence_s = 12, start_s = 600;
 };
 
-// Which child processes are to be started, started again, and killed, and when: decisions alone. Time, and what is seen
-// of each child, are arguments; the processes are make_local_workers's. Thread safety: none.
+// Decides which child processes to start, start again and kill, and when. Time and the observed state of each child are
+// arguments; make_local_workers owns the processes. Thread safety: none.
 class Supervisor {
  public:
   struct Orders {
@@ -54,21 +55,22 @@ class Supervisor {
 
   Supervisor(const SupervisorOptions& options, size_t n_children) : options_(options), children_(n_children) {}
 
-  // To be asked every so often, much less than a second; seen[i] counts for children that run.
-  // What is ordered and not told as done is ordered again.
+  // Call regularly, several times a second. seen[i] is read for running children only. Orders that are not reported as
+  // done are given again.
   Orders look(std::span<const Presence> seen, double now);
   void started(size_t child, double now);
-  // Or could not be started. Seconds until it is started again; none: never, it was `retired`.
+  // Reports that a child ended or could not be started. Returns the seconds until its next start; none: it was
+  // `retired` and never starts again.
   std::optional<double> ended(size_t child, bool retired, double now);
 
  private:
   struct Child {
     enum { waiting, running, gone } life = waiting;
-    double start_at_s = 0;             // waiting
-    int ends = 0;                      // one after the other
-    Presence seen = Presence::absent;  // running
+    double start_at_s = 0;             // used while waiting
+    int ends = 0;                      // consecutive ends
+    Presence seen = Presence::absent;  // used while running
     bool had_channel = false;
-    double since_s = 0;  // so seen
+    double since_s = 0;  // since when `seen` holds
   };
   const SupervisorOptions options_;
   std::vector<Child> children_;
@@ -77,8 +79,8 @@ class Supervisor {
 
 inline constexpr double kRegistryTtlSeconds = 5;
 
-// "etcd://HOST:PORT[/prefix]"; without a prefix "xpyd". `ttl_s`: how long a dead process's names
-// stay, at least 2. Does not wait for etcd: state() says whether it is there.
+// Opens "etcd://HOST:PORT[/prefix]"; the default prefix is "xpyd". `ttl_s`: how long the names of a dead process stay,
+// at least 2. Does not wait for etcd: state() tells whether etcd answers.
 Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s, Clock& clock);
 
 }  // namespace xpyd::server

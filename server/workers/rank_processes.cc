@@ -11,7 +11,7 @@
 namespace xpyd::server {
 namespace {
 
-// The stages of one life of an instance.
+// The stage processes of an instance, until it starts them anew.
 class StageProcesses final : public ranks::Processes {
  public:
   ~StageProcesses() override {
@@ -41,7 +41,7 @@ class StageProcesses final : public ranks::Processes {
       }
   }
   std::vector<pid_t> pids_;  // -1: it has ended
-  bool killed_ = false;      // by a signal: another one may live
+  bool killed_ = false;      // by a signal: a new one may live
 };
 
 }  // namespace
@@ -51,7 +51,7 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
   if (ranks == "threads") return ok();
   const ClusterOptions& cluster = stack.options;
   const std::string what = "--ranks " + ranks + ": ";
-  const bool worker = options.values().contains("role");  // it is told the options of the whole cluster
+  const bool worker = options.values().contains("role");  // a worker gets the options of the whole cluster
   if (!worker && std::ranges::none_of(cluster.topology, [&](Role role) { return cluster.shards(role).pp > 1; }))
     return invalid(what + "no instance has several stages: expected --prefill-pp or --decode-pp");
   const std::string wire = cluster.transport->name;
@@ -93,7 +93,7 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
       };
     return head;
   }
-  // Only processes of this user reach a Unix socket: they need no key.
+  // Only processes of this user reach a Unix socket, so they need no key.
   constexpr std::string_view kOwn[] = {
       "config",           "cluster-key-file", "registry",      "join",      "ranks",           "rank",
       "rank-bind",        "rank-group",       "give-up",       "event-log", "event-log-bytes", "kv-events",

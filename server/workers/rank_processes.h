@@ -1,4 +1,4 @@
-// --ranks processes: an instance with several stages is a head, a worker's process, and a process for each stage.
+// --ranks processes: an instance with several pipeline stages is a head (a worker's process) and one process per stage.
 #pragma once
 
 #include "base/options/options.h"
@@ -11,18 +11,18 @@ namespace xpyd::server {
 
 class SignalThread;
 
-// Whether ranks can be processes as the options say. Errors name the option.
+// Checks whether ranks can be processes under these options. Errors name the option.
 Status check_rank_processes(const Options& options, const Stack& stack);
 
-// What makes a worker a head, where its instance has several stages and --ranks says so; nothing: threads.
-// `registry`: where its address is announced by rank_group_name(), if there is one.
+// Returns what makes a worker a head, if its instance has several stages and --ranks is not `threads`; otherwise none.
+// `registry`: announces the head's address under rank_group_name(); may be null.
 std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key,
                                                Registry* registry);
 
-// What the registry calls the instance whose stages are remote: --rank-group.
+// The registry's name for an instance whose stages are remote: --rank-group.
 std::string rank_group_name(const Options& options);
 
-// xpyd worker --rank N: a stage. Returns when it has ended.
+// xpyd worker --rank N: runs a stage. Returns when it has ended.
 Status serve_stage(const Options& options, const Stack& stack, const WorkerOptions& worker, SignalThread& signals);
 
 }  // namespace xpyd::server

@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT, taken by a thread of their own: what they cause runs as ordinary code.
+// SIGTERM and SIGINT, received by a thread of their own, so that the reaction is ordinary code.
 #pragma once
 
 #include <signal.h>
@@ -12,11 +12,11 @@
 
 namespace xpyd::server {
 
-// One of a process.
+// At most one per process.
 class SignalThread {
  public:
-  // Before any other thread: from here on they are blocked. Until handle() one ends the process at
-  // once; after hold() it waits for handle().
+  // Construct before any other thread starts: the signals are blocked from here on. Before handle(), a signal ends the
+  // process at once; after hold(), it waits for handle().
   SignalThread() {
     sigemptyset(&set_);
     for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set_, signal);
@@ -25,18 +25,18 @@ class SignalThread {
   }
   ~SignalThread() { finish(); }
 
-  // Whoever makes something that has to be put in order.
+  // For code that creates something that has to be cleaned up.
   static void hold() {
     std::lock_guard lock(mutex_);
     held_ = true;
   }
-  // From now on `handler` is told of each, with its count from 1.
+  // From now on `handler` is called for each signal, with its count from 1.
   void handle(std::function<void(int count)> handler) {
     std::lock_guard lock(mutex_);
     handler_ = std::move(handler);
     ready_.notify_all();
   }
-  // What the handler uses may go.
+  // After this call the objects that the handler uses may be destroyed.
   void finish() {
     if (!thread_.joinable()) return;
     {
@@ -47,7 +47,7 @@ class SignalThread {
     pthread_kill(thread_.native_handle(), SIGUSR1);
     thread_.join();
   }
-  int first() const { return first_; }  // after finish(): the first signal; 0: none came
+  int first() const { return first_; }  // after finish(): the first signal; 0: none
 
  private:
   void take() {
@@ -61,7 +61,7 @@ class SignalThread {
     }
   }
 
-  static inline std::mutex mutex_;  // guards what follows
+  static inline std::mutex mutex_;  // guards the members below
   static inline bool held_ = false;
   std::condition_variable ready_;
   std::function<void(int)> handler_;

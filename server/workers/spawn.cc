@@ -50,7 +50,7 @@ Result<pid_t> spawn_self(Command command, int said) {
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &standard);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  // All that it is told is in its command line: XPYD_CONFIG's file is the server's, for one.
+  // The command line holds everything that the child needs. XPYD_CONFIG, for example, names the server's file.
   std::vector<char*> environment;
   for (char** variable = environ; *variable; ++variable)
     if (std::strncmp(*variable, "XPYD_", 5) != 0) environment.push_back(*variable);

@@ -1,4 +1,4 @@
-// Child processes from this very program: workers of `serve --processes`, stages of a worker.
+// Child processes that run this same program: workers of `serve --processes`, stages of a worker.
 #pragma once
 
 #include <sys/types.h>
@@ -16,15 +16,15 @@ namespace xpyd::server {
 
 using Command = std::vector<std::string>;
 
-// "xpyd worker" and of these options those that were given and are a worker's, but for some.
+// Returns "xpyd worker" and those of the given options that a worker takes, except `without`.
 Command worker_command(const Options& options, std::span<const std::string_view> without);
 
-// In a process group of its own: a Ctrl-C at the terminal is the parent's to handle. It gets none of this process's
-// files but `said` as its stderr: a socket that it kept would hold the port and every client after this process has
-// ended, a stdout whoever reads it.
+// Starts a child in a process group of its own, so that Ctrl-C at the terminal reaches only the parent. The child
+// inherits no file but `said`, as its stderr. An inherited socket would keep the port and every client after this
+// process has ended; an inherited stdout would keep its reader waiting.
 Result<pid_t> spawn_self(Command command, int said);
 
-// Tells them to end, gives them `seconds` for it, then ends them. `look` notices who has ended, and makes its pid -1.
+// Sends SIGTERM, waits at most `seconds`, then kills. `look` sets the pids of ended children to -1.
 void end_all(std::vector<pid_t>& pids, double seconds, const std::function<void()>& look);
 
 }  // namespace xpyd::server
