@@ -1,5 +1,5 @@
-// The definition of attention.h in double precision, over any source of rows: the cache itself in
-// attention_reference(), a recorder in the test that proves work().
+// The definition of attention.h in double precision, over any source of K and V elements. attention_reference() reads
+// the cache; the test that proves work() reads through a recorder.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace xpyd::attention {
 
-// element(seq, kv, token, kv_head, d) -> double, kv: 0 = K, 1 = V.
+// `element(seq, kv, token, kv_head, d)` returns one element as a double; kv is 0 for K and 1 for V.
 template <class Element>
 void attention_reference_over(const AttentionArgs& args, Element&& element) {
   for (size_t s = 0; s < args.views.size(); ++s) {

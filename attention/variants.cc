@@ -1,4 +1,4 @@
-// The table of variants, what the operation must move and compute, its definition in double, and appending.
+// The table of CPU variants, work(), append_kv(), and the reference over the cache.
 #include <algorithm>
 
 #include "attention/attention.h"
@@ -41,14 +41,13 @@ Work work(const AttentionArgs& args) {
     double row_elements = double(args.n_heads) * shape.head_dim;
     total.bytes += 2 * 4 * n_q * row_elements;  // q and out
     total.bytes += 2.0 * (args.kv_lengths[s] - begin(first)) * shape.n_kv_heads * double(shape.row_bytes());
-    for (int p = first; p < args.kv_lengths[s]; ++p)  // a multiply and an add for q.K and for w V
+    for (int p = first; p < args.kv_lengths[s]; ++p)  // q . K and weight * V: a multiplication and an addition each
       total.flops += 4.0 * (p + 1 - begin(p)) * row_elements;
   }
   return total;
 }
 
-// Writes the K and V of a step's tokens to their places in the cache. Threads share the tokens.
-// [head_dim] of each kv head are consecutive in the input, each at its own address in the cache.
+// Threads share the tokens. The KV heads of a token are adjacent in the input; in the cache each has its own address.
 void append_kv(const AppendArgs& args, ThreadTeam& team) {
   size_t n_seqs = args.views.size();
   if (n_seqs == 0) return;

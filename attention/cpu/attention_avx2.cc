@@ -1,4 +1,4 @@
-// The kernels for AVX2 and FMA, of vectors of 8 lanes.
+// The kernels for AVX2 and FMA, on vectors of 8 lanes.
 #include "attention/cpu/codes_256.h"
 
 namespace xpyd::attention {

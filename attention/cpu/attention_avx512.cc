@@ -1,4 +1,5 @@
-// The kernels for AVX-512: of f32 and bf16 over vectors of 16 lanes, with the bits of 8; of codes those of 256 bits.
+// The kernels for AVX-512. Those of f32, bf16 and fp8 use 16 lanes, with the bits of 8; those of int8 and int4 use 256
+// bits.
 #include "attention/cpu/codes_256.h"
 
 namespace xpyd::attention {

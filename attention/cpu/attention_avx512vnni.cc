@@ -1,4 +1,4 @@
-// The kernels for AVX-512 with VNNI: those of AVX-512, where products with codes are added as they are made.
+// The kernels for AVX-512 with VNNI, whose instructions multiply codes and add the products at once.
 #define XPYD_VNNI
 #include "attention/cpu/codes_256.h"
 

@@ -1,8 +1,8 @@
-// The kernels of f32, bf16 and fp8, over vectors of 8 or 16 lanes (base/lanes.h). One register tile does both products:
-// R rows x 16 columns, C[r][0..16) += sum_k A[r][k] B[k][0..16), with A = q, B = packed K for the scores and A =
-// weights, B = V for the values. With 8 lanes 6 x 16 needs 12 accumulators, 2 of B and 1 broadcast of 16 registers; 8
-// independent accumulators are enough to hide the latency of FMA (4 cycles x 2 per cycle). Every output is one chain of
-// FMAs in one order, whatever the number of lanes: the bits are the same.
+// The kernels of f32, bf16 and fp8 over vectors of 8 or 16 lanes (base/lanes.h). One register tile does both products:
+// R rows x 16 columns, C[r][0..16) += sum_k A[r][k] B[k][0..16). For scores A is q and B is packed K; for values A is
+// the weights and B is V. With 8 lanes, 6 x 16 needs 12 accumulators, 2 registers of B and 1 broadcast out of 16; 8
+// independent accumulators hide the latency of FMA (4 cycles x 2 per cycle). Every output is one chain of FMAs in one
+// order for any number of lanes, so the bits of AVX2 and AVX-512 are equal.
 #pragma once
 
 #include <type_traits>
@@ -18,8 +18,8 @@ namespace {
 
 using Rows = const std::byte* const*;
 
-// Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst would fill the core's
-// miss buffers and hold up the loads that hit. Three instructions a step, in innermost loops.
+// Issues prefetches one by one, at the pace at which the arithmetic consumes lines. A burst would fill the core's miss
+// buffers and delay the loads that hit. A step is three instructions, in innermost loops.
 class Stream {
  public:
   explicit Stream(const Prefetch& p) : rows_(p.rows), stop_(p.rows + p.n_rows), bytes_(64 * p.n_lines) { start_row(); }
@@ -37,7 +37,7 @@ class Stream {
 
  private:
   __attribute__((always_inline)) void start_row() {
-    if (rows_ == stop_) {  // from now on steps do nothing: one line again and again
+    if (rows_ == stop_) {  // no rows are left: further steps prefetch one line again and again
       next_ = reinterpret_cast<const char*>(&kZero);
       stride_ = 0, end_ = nullptr;
       return;
@@ -50,14 +50,14 @@ class Stream {
   const char *next_, *end_;
 };
 
-// ---- What differs with the number of lanes.
+// ---- Operations that differ with the number of lanes.
 
-constexpr int kColumns = kPanelDims / kLanes;  // vectors of 16 columns
+constexpr int kColumns = kPanelDims / kLanes;  // vectors in 16 columns
 static_assert(kPanelDims == kPanelTokens);
 
 #if defined(__AVX512F__) || defined(XPYD_EMULATE)
 
-constexpr int kTileRows = 12;  // of 32 registers
+constexpr int kTileRows = 12;  // there are 32 registers
 
 inline Line ints(Floats v) { return _mm512_castps_si512(v); }
 inline Floats floats(Line v) { return _mm512_castsi512_ps(v); }
@@ -79,7 +79,7 @@ inline Floats load_fp8(const std::byte* at) {
 inline Floats zero_below(float least, Floats x, Floats y) {
   return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, splat(least), _CMP_LT_OQ), splat(0.0f));
 }
-// x in the lanes [begin, end) of the vector that starts at `first`.
+// x in the lanes [begin, end), `elsewhere` in the others, of the vector that starts at `first`.
 inline Floats within(Floats x, float elsewhere, int first, int begin, int end) {
   const int from = begin > first ? begin - first : 0, to = end - first < 16 ? end - first : 16;
   return _mm512_mask_mov_ps(splat(elsewhere), __mmask16(((1u << to) - 1) & ~((1u << from) - 1)), x);
@@ -89,7 +89,7 @@ inline __m256 high_half(Floats v) { return _mm512_extractf32x8_ps(v, 1); }
 
 #else
 
-constexpr int kTileRows = 6;  // of 16 registers
+constexpr int kTileRows = 6;  // there are 16 registers
 
 inline Line ints(Floats v) { return _mm256_castps_si256(v); }
 inline Floats floats(Line v) { return _mm256_castsi256_ps(v); }
@@ -111,7 +111,7 @@ inline Floats load_fp8(const std::byte* at) {
 inline Floats zero_below(float least, Floats x, Floats y) {
   return _mm256_andnot_ps(_mm256_cmp_ps(x, splat(least), _CMP_LT_OQ), y);
 }
-// x in the lanes [begin, end) of the vector that starts at `first`.
+// x in the lanes [begin, end), `elsewhere` in the others, of the vector that starts at `first`.
 inline Floats within(Floats x, float elsewhere, int first, int begin, int end) {
   const __m256i i = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   const __m256i from = _mm256_cmpgt_epi32(i, _mm256_set1_epi32(begin - 1));
@@ -122,7 +122,7 @@ inline __m256 low_half(Floats v) { return v; }
 
 #endif
 
-// The sum of 8 lanes, and the largest, pairs of halves first.
+// The sum and the largest of 8 lanes. Halves are combined first.
 template <class F>
 inline float reduce(__m256 v, F&& f) {
   __m128 m = f(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -138,14 +138,14 @@ inline float largest_of(__m256 v) {
 
 // ---- Register tiles.
 
-// B: vectors of row k.
-struct Dense {  // rows of 16 floats, packed
+// The sources of B: at(k, j) is vector j of row k.
+struct Dense {  // packed rows of 16 floats
   const float* b;
   Floats at(int k, int j) const { return load(b + k * 16 + kLanes * j); }
 };
 
 template <Dtype kDtype>
-struct RowsOf {  // elements of each cache row, from byte `offset`
+struct RowsOf {  // the elements of each cache row from byte `offset` on
   static constexpr int kBits = dtype_bits(kDtype);
   Rows rows;
   size_t offset;
@@ -157,7 +157,7 @@ struct RowsOf {  // elements of each cache row, from byte `offset`
   }
 };
 
-// Calls f with an integral_constant of dtype, which is one of these kernels'.
+// Calls f with an integral_constant of dtype. Requires one of the dtypes of these kernels.
 template <class F>
 inline void of_dtype(Dtype dtype, F&& f) {
   if (dtype == Dtype::f32) f(std::integral_constant<Dtype, Dtype::f32>());
@@ -166,12 +166,12 @@ inline void of_dtype(Dtype dtype, F&& f) {
   if (dtype == Dtype::fp8_e5m2) f(std::integral_constant<Dtype, Dtype::fp8_e5m2>());
 }
 
-// c[r * c_stride + 0..) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k), of R x V vectors.
-// kQuarters / 4 prefetches per k. Without the unrolling pragmas GCC keeps `sum` in memory.
+// c[r * c_stride + 0..) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k), for R x V vectors.
+// Each k issues kQuarters / 4 prefetches. Without the unrolling pragmas GCC keeps `sum` in memory.
 template <int R, int V, int kQuarters, bool kAdd, class B>
 void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c, size_t c_stride,
           Stream& given_stream) {
-  Stream stream = given_stream;  // in registers: stores to c cannot alias it
+  Stream stream = given_stream;  // a copy in registers, which stores to c cannot alias
   Floats sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -199,8 +199,8 @@ void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float
   given_stream = stream;
 }
 
-// Calls f(R, first row) for n_rows rows, R = 1 to kMost at a time: halves, where one or two that are left would not
-// hide the latency.
+// Calls f(R, first row) for n_rows rows, R = 1 to kMost at a time. If one or two rows would be left over, which cannot
+// hide the latency, the last kMost + 1 or + 2 rows are halved.
 template <int kMost, class F>
 void by_rows(int n_rows, F&& f) {
   for (int row = 0, n; row < n_rows; row += n) {
@@ -213,7 +213,7 @@ void by_rows(int n_rows, F&& f) {
   }
 }
 
-// tile() for n_rows rows; `burst` prefetches before each.
+// tile() for n_rows rows, with `burst` prefetches before each tile.
 template <int kQuarters, bool kAdd>
 void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const Dense& b, float* c, size_t c_stride,
            Stream& stream, int burst) {
@@ -227,10 +227,10 @@ inline int burst_of(const Prefetch& p, int n_rows, int n_panels) {
   return p.n_rows * p.n_lines / ((n_rows + kTileRows - 1) / kTileRows * n_panels) + 1;
 }
 
-// ---- Packing: 8 rows at a time whatever the number of lanes. Tokens are often a multiple of 4 KiB apart, so that 16
-// rows do not fit the 8 ways of their L1 set: finish with 8 rows before the others.
+// ---- Packing takes 8 rows at a time, for any number of lanes. Tokens are often a multiple of 4 KiB apart, and then 16
+// rows do not fit the 8 ways of their L1 set.
 
-// Four 32-bit words, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = word i of each.
+// Transposes four 32-bit words from byte `at` on of 8 rows: lane r of out[i] is word i of row r.
 inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const (&rows)[8], size_t at, __m256 out[4]) {
   __m256 r[4];
 #pragma GCC unroll 4
@@ -247,7 +247,7 @@ inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const 
   out[3] = _mm256_shuffle_ps(b, d, 0xee);
 }
 
-// A column that must not be read takes another's values: its scores are masked.
+// A row that must not be read is replaced by a readable one; its scores are masked.
 inline void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens]) {
   const std::byte* some = nullptr;
   for (int t = 0; t < kPanelTokens; ++t)
@@ -255,7 +255,8 @@ inline void readable_rows(Rows given, size_t offset, const std::byte* rows[kPane
   for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
 }
 
-// Calls f(half, word, vector) for each 32-bit word of 16 rows, of those in whole 16 bytes of `bytes`: 8 rows' word.
+// Calls f(half, word, vector) for each 32-bit word in the whole 16-byte pieces of `bytes`: the vector has that word of
+// the 8 rows of one half.
 template <class F>
 inline void transposed(Rows rows, int bytes, Stream& given, F&& f) {
   Stream stream = given;
@@ -279,7 +280,7 @@ inline __m256 odd_bf16(__m256 words) {
   return _mm256_and_ps(words, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
 }
 
-// panel[d][kPanelTokens] of elements.
+// Packs elements into panel[d][kPanelTokens].
 inline void pack_rows(Dtype dtype, Rows rows, int head_dim, float* panel, Stream& stream) {
   const auto put = [&](int half, int d, __m256 x) { _mm256_storeu_ps(panel + 16 * d + 8 * half, x); };
   int whole = head_dim / 8 * 8;
@@ -291,7 +292,7 @@ inline void pack_rows(Dtype dtype, Rows rows, int head_dim, float* panel, Stream
       transposed(rows, 2 * head_dim, stream, [&](int half, int w, __m256 words) {
         put(half, 2 * w, even_bf16(words)), put(half, 2 * w + 1, odd_bf16(words));
       });
-    } else {  // widened 8 by 8, then as f32
+    } else {  // fp8: widened 8 by 8, then packed as f32
       Stream none({});
       for (int d = 0; d < whole; d += 8) {
         alignas(32) float wide[kPanelTokens][8];
@@ -326,8 +327,8 @@ void scores(Dtype, const float* q, int n_rows, int head_dim, const float* panel,
                   burst_of(prefetch, n_rows, 1));
 }
 
-// scores() of bf16 over a panel of words of two elements, which are made in registers, once for up to 4 rows: the same
-// chain over the same elements.
+// scores() of bf16 over a panel of words of two elements. The elements are widened in registers, once for up to 4 rows.
+// The chain and its elements are the same as in scores().
 template <int R>
 void score_words(const float* q, int head_dim, const float* panel, float* s, Stream stream) {
   Floats sum[R][kColumns];
@@ -360,7 +361,7 @@ void score_words(const float* q, int head_dim, const float* panel, float* s, Str
     for (int j = 0; j < kColumns; ++j) store(s + r * kTileTokens + kLanes * j, sum[r][j]);
 }
 
-// Packing asks for half of the memory to come, the products for the other half.
+// Packing issues half of the prefetches, the products issue the other half.
 void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows, int head_dim, float* panel,
                      float* s, Prefetch prefetch) {
   const std::byte* rows[kPanelTokens];
@@ -382,8 +383,8 @@ void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int
 
 // ---- Softmax.
 
-// 2^x for x <= 0, relative error < 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]); below
-// 2^-126 it is 0. NaN stays NaN.
+// 2^x for x <= 0 with a relative error below 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]). Below 2^-126 the
+// result is 0; NaN stays NaN.
 inline Floats exp2_of(Floats x) {
   const Line n = to_int(x);
   const Floats f = x - to_float(n);
@@ -397,7 +398,7 @@ inline Floats exp2_of(Floats x) {
   return zero_below(-126.0f, x, floats(add_int(ints(y), left<23>(n))));
 }
 
-// Sums are of 8 lanes whatever the number of lanes is.
+// Sums are over 8 lanes for any number of lanes, so that the bits are equal.
 void softmax_row(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
   const int first = begin / kLanes * kLanes;
   Floats max8 = splat(state->max);
@@ -459,17 +460,17 @@ void values(const float* p, int n_rows, int begin, int end, const float* panels,
                    burst);
 }
 
-// Calls f(V, d) for vectors of dims from d on: V at a time while there are as many, then 16 dims. head_dim is a
-// multiple of 16.
+// Calls f(V, d) for the vectors of dims from d on: V at a time while there are that many, then 16 dims at a time.
+// Requires head_dim to be a multiple of 16.
 template <int V, class F>
 inline void by_columns(int head_dim, F&& f) {
-  constexpr int kWide = V % kColumns == 0 ? kLanes * V : 2 * kLanes * V;  // two tiles of 24 leave a multiple of 16
+  constexpr int kWide = V % kColumns == 0 ? kLanes * V : 2 * kLanes * V;  // two tiles of 24 dims leave a multiple of 16
   int d = 0;
   for (const int wide = head_dim / kWide * kWide; d < wide; d += kLanes * V) f(std::integral_constant<int, V>(), d);
   for (; d < head_dim; d += 16) f(std::integral_constant<int, kColumns>(), d);
 }
 
-// Straight from the cache rows.
+// V is read straight from the cache rows.
 void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset, float* acc,
                      int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
@@ -478,7 +479,7 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
     by_rows<6>(n_rows, [&](auto n, int row) {
       constexpr int kVectors = n == 1 ? 8 : n <= 3 || kLanes == 16 ? 4 : n == 4 ? 3 : 2;  // as registers allow
       by_columns<kVectors>(head_dim, [&](auto v, int d) {
-        // Per token as many lines as it reads, and no less than a half: the rest of the row comes, too.
+        // Per token, a tile prefetches as many lines as it reads, and at least half a line.
         constexpr int kOwn = (v * kLanes * kBits + 127) / 128, kQuarters = kOwn < 2 ? 2 : kOwn;
         tile<n, v, kQuarters, true>(p + row * kTileTokens, kTileTokens, begin, end,
                                     RowsOf<type>{rows, offset + size_t(d * kBits / 8)},

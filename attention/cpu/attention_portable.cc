@@ -1,5 +1,5 @@
-// The kernels in plain C++, for any CPU: multiply, round, add, round. Loops over the 16 columns of
-// a panel are innermost, so the compiler may use whatever vectors it has; no sum is reordered.
+// The kernels in plain C++ for any CPU: multiply, round, add, round. The innermost loops run over the 16 columns of a
+// panel, so that the compiler may use any vectors; no sum is reordered.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -12,9 +12,9 @@ namespace xpyd::attention {
 float exp2_negative(float x) {
   if (x < -126.0f) return 0.0f;
   if (!(x == x)) return x;
-  float n = float(int(x - 0.5f));  // nearest integer; x <= 0, so truncation rounds towards zero
+  float n = float(int(x - 0.5f));  // nearest integer, because truncation rounds x <= 0 towards zero
   float f = x - n;
-  float y = 1.535335905e-4f;  // minimax of 2^f on [-0.5, 0.5], relative error 2e-9 before rounding
+  float y = 1.535335905e-4f;  // minimax polynomial of 2^f on [-0.5, 0.5], relative error 2e-9 before rounding
   y = y * f + 1.339887385e-3f;
   y = y * f + 9.618436918e-3f;
   y = y * f + 5.550332367e-2f;
@@ -26,7 +26,7 @@ float exp2_negative(float x) {
 
 namespace {
 
-// Calls take(first d, elements) for pieces of kPanelDims of a row; the last may have fewer.
+// Calls take(first d, elements) for each kPanelDims elements of a row; the last call may have fewer.
 template <class Take>
 void in_pieces(Dtype dtype, const std::byte* row, int head_dim, Take&& take) {
   for (int d = 0; d < head_dim; d += kPanelDims) {

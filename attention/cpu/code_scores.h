@@ -1,4 +1,4 @@
-// Scores of int8 and int4 KV (codes_256.h): of panels, and for few rows of q of whole vectors of codes as they lie.
+// Scores of int8 and int4 KV (codes_256.h): from packed panels, or for few rows of q straight from the cache rows.
 #pragma once
 
 #include "attention/cpu/code_vectors.h"
@@ -6,8 +6,8 @@
 namespace xpyd::attention {
 namespace {
 
-// Where the cells of a word of codes are: those of up to 8 words (32 bytes, as a vector takes them) stand together, the
-// even ones before the odd ones.
+// Where the two cells of a word of codes are. The cells of up to 8 words (32 bytes, one vector) are adjacent, the even
+// ones before the odd ones.
 struct Word {
   int even, odd;
 };
@@ -17,7 +17,7 @@ inline Word word_at(int head_dim, int w) {
   return {first, first + (left < 8 ? left : 8)};
 }
 
-// 8 dims of q, times scale; those beyond head_dim are 0.
+// 8 dims of q, times scale; dims beyond head_dim are 0.
 inline __m256 load_q(const float* q, int d, int head_dim, __m256 scale) {
   if (d + 8 <= head_dim) return _mm256_mul_ps(_mm256_loadu_ps(q + d), scale);
   alignas(32) float last[8] = {};
@@ -29,7 +29,7 @@ template <class C>
 void take_q_codes(Dtype, const float* q, float factor, int head_dim, float* row) {
   const __m256 scale = _mm256_set1_ps(factor), sign = _mm256_set1_ps(-0.0f);
   __m256 sizes = _mm256_setzero_ps(), nan = sizes;
-  float sum = 0;  // the most in one sum of a block
+  float sum = 0;  // the largest sum of |q| that meets in one 16-bit sum
   for (int d = 0; d < head_dim;) {
     __m256 block = _mm256_setzero_ps();
     for (int i = 0; i < 8 && d < head_dim; ++i, d += 8) {
@@ -51,7 +51,7 @@ void take_q_codes(Dtype, const float* q, float factor, int head_dim, float* row)
     const __m256i x = _mm256_cvtps_epi32(_mm256_mul_ps(load_q(q, d, head_dim, scale), _mm256_set1_ps(inverse)));
     total = _mm256_add_epi32(total, x);
     const Word at = word_at<C>(head_dim, d * C::kBits / 32);
-    if (C::kBits == 8 && d + 4 >= head_dim) {  // one word of two
+    if (C::kBits == 8 && d + 4 >= head_dim) {  // only the first of two words exists
       alignas(8) float even[2], odd[2];
       C::put_q(x, even, odd);
       row[at.even] = even[0], row[at.odd] = odd[0];
@@ -65,7 +65,7 @@ void take_q_codes(Dtype, const float* q, float factor, int head_dim, float* row)
   row[n_cells + 1] = float(t[0] + t[1] + t[2] + t[3] + t[4] + t[5] + t[6] + t[7]);
 }
 
-// The cells of a word of codes of each of 8 rows, to panel[.][16].
+// Stores the two cells of a word of codes of each of 8 rows in panel[.][16].
 template <class C>
 inline void store_word(__m256i words, Word at, float* panel) {
   const __m256i mask = _mm256_set1_epi32(C::kMask);
@@ -81,7 +81,7 @@ inline void pack_words(Rows given, size_t offset, int head_dim, float* panel, St
   transposed(rows, bytes, stream, [&](int half, int w, __m256 words) {
     store_word<C>(_mm256_castps_si256(words), word_at<C>(head_dim, w), panel + 8 * half);
   });
-  for (int at = bytes / 16 * 16; at < bytes; at += 4)  // the last word may take in what follows: scale and zero
+  for (int at = bytes / 16 * 16; at < bytes; at += 4)  // the last word may include bytes of scale and zero
     for (int half = 0; half < 2; ++half) {
       alignas(32) int words[8];
       for (int t = 0; t < 8; ++t) __builtin_memcpy(&words[t], rows[8 * half + t] + at, 4);
@@ -92,7 +92,7 @@ inline void pack_words(Rows given, size_t offset, int head_dim, float* panel, St
   for (int t = 0; t < kPanelTokens; t += 8) widen_scales(rows + t, size_t(bytes), scales + t, scales + 16 + t);
 }
 
-// Scores of 8 tokens from their sums; behind: what follows the cells of q.
+// Scores of 8 tokens from their integer sums. `behind` points behind the cells of q: its unit and its sum.
 inline void store_scores(__m256i total, __m256 scale, __m256 zero, const float* behind, float* to) {
   const __m256 x = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), scale,
                                    _mm256_mul_ps(zero, _mm256_broadcast_ss(behind + 1)));
@@ -119,7 +119,7 @@ inline void scores_of(const float* q, int n_rows, int head_dim, const float* pan
           for (int r = 0; r < R; ++r) {
             float* at = to + r * kTileTokens + 8 * j;
             __m256i total = C::wide(sum[r][j]);
-            if (begin > 0) total = _mm256_add_epi32(total, load_cells(at));  // so far
+            if (begin > 0) total = _mm256_add_epi32(total, load_cells(at));  // the sums of the blocks before
             if (end < n_cells) {
               store_cells(at, total);
             } else {
@@ -132,27 +132,27 @@ inline void scores_of(const float* q, int n_rows, int head_dim, const float* pan
   });
 }
 
-// Sums of 4 vectors a, b, c, d over their halves: [a b c d | a b c d].
+// Sums of each half of 4 vectors a, b, c, d: [a b c d | a b c d].
 inline __m256i sums_of_4(const __m256i (&v)[4]) {
   const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
   const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
   return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
 }
 
-// 4 rows of q by 8 tokens: codes as they lie, so that nothing is transposed but sums. Rows are kVectors whole vectors
-// of codes.
+// 4 rows of q by 8 tokens, on codes as they are stored: only the sums are transposed. A row of codes is kVectors whole
+// vectors.
 template <class C, int kVectors>
 inline void dot_4(const float* q, int stride, Rows rows, size_t offset, const float* scale, const float* zero, float* s,
                   Stream& given) {
   Stream stream = given;
   const __m256i mask = _mm256_set1_epi32(C::kMask);
   auto token = [&](int t) __attribute__((always_inline)) {
-    __asm__ volatile("" ::: "memory");  // q is read again, as an operand of products: it takes no registers
+    __asm__ volatile("" ::: "memory");  // q is loaded again, as a memory operand: it takes no registers
     const std::byte* at = rows[t] + offset;
     __m256i sum[4] = {};
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      if (i % 2 == 0 && (kVectors > 1 || t % 2 == 0)) stream.step();  // a line each 64 bytes
+      if (i % 2 == 0 && (kVectors > 1 || t % 2 == 0)) stream.step();  // one prefetch for each 64 bytes
       const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32 * i));
       const __m256i codes[2] = {_mm256_and_si256(words, mask),
                                 _mm256_and_si256(_mm256_srli_epi32(words, C::kBits), mask)};
@@ -182,11 +182,11 @@ inline void dot_4(const float* q, int stride, Rows rows, size_t offset, const fl
                  s + r * kTileTokens);
 }
 
-// n_rows, a multiple of 4, by a panel of tokens; scale: scratch.
+// Scores of n_rows rows (a multiple of 4) by a panel of tokens; `scale` is scratch.
 template <class C, int kVectors>
 void dots(Rows given, size_t offset, const float* q, int n_rows, int stride, float* scale, float* s, Stream& stream) {
   const std::byte* readable[kPanelTokens];
-  if (!given[0] || !given[kPanelTokens - 1]) {  // what may be read is in one piece
+  if (!given[0] || !given[kPanelTokens - 1]) {  // readable tokens are consecutive, so the ends tell
     readable_rows(given, offset, readable);
     given = readable, offset = 0;
   }

@@ -1,4 +1,5 @@
-// What int8 and int4 differ in, as vectors of 256 bits, and the register tile of products with codes (codes_256.h).
+// The operations in which int8 and int4 differ, on vectors of 256 bits, and the register tile of products with codes
+// (codes_256.h).
 #pragma once
 
 #include "attention/cpu/attention_lanes.h"
@@ -12,30 +13,30 @@ inline __m256i splat_cell(const float* p) { return _mm256_castps_si256(_mm256_br
 inline __m128i load_16(const std::byte* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline __m128i load_8(const std::byte* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 
-// g++ adds integers in any order, in trees for which there are no registers; up to here it does not.
+// Keeps g++ from reordering integer additions into trees, for which there are not enough registers.
 inline void in_turn(__m256i& sum) { __asm__("" : "+x"(sum)); }
 
 struct Int8 {
   static constexpr Dtype kDtype = Dtype::int8;
   static constexpr int kBits = 8, kMask = 0x00ff00ff;
-  static constexpr int kBlockCells = 1 << 20;  // of q that one sum takes: all of them
-  static constexpr int kVectors = 2;           // of sums of 16 dims
+  static constexpr int kBlockCells = 1 << 20;  // cells of q that one sum can take: all
+  static constexpr int kVectors = 2;           // vectors of sums for 16 dims
   static __m256i multiply(__m256i x, __m256i codes) { return _mm256_madd_epi16(x, codes); }
 #if defined(XPYD_VNNI)
   static __m256i add(__m256i sum, __m256i x, __m256i codes) { return _mm256_dpwssd_epi32(sum, x, codes); }
 #else
   static __m256i add(__m256i sum, __m256i x, __m256i codes) { return _mm256_add_epi32(sum, multiply(x, codes)); }
 #endif
-  static __m256i wide(__m256i sum) { return sum; }  // of a score
+  static __m256i wide(__m256i sum) { return sum; }  // the sums of a score in 32 bits
   // A sum of 32 bits += two products.
   static __m256i add_both(__m256i sum, const __m256i (&x)[2], const __m256i (&codes)[2]) {
     return add(add(sum, x[0], codes[0]), x[1], codes[1]);
   }
-  // Sums of 16 dims, in order.
+  // Sums of 16 dims as floats, in order of dims.
   static void in_order(const __m256i* sum, __m256 (&v)[2]) {
     v[0] = _mm256_cvtepi32_ps(sum[0]), v[1] = _mm256_cvtepi32_ps(sum[1]);
   }
-  // 16 dims of two tokens.
+  // 16 dims of two tokens, interleaved.
   static void pair(const std::byte* a, const std::byte* b, __m256i* to) {
     const __m128i x = load_16(a), y = load_16(b);
     to[0] = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(x, y)), to[1] = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(x, y));
@@ -44,7 +45,7 @@ struct Int8 {
     const long room = 0x7fffffffL / (255 * long(head_dim));
     return most / float(room < 32767 ? room : 32767);
   }
-  // 8 dims: two words of codes meet (0, 2), (4, 6), and (1, 3), (5, 7).
+  // 8 dims are two words of codes, whose cells hold dims (0, 2), (4, 6), and (1, 3), (5, 7).
   static void put_q(__m256i q, float* even, float* odd) {
     const __m256i low = _mm256_and_si256(q, _mm256_set1_epi32(0xffff));
     const __m256i pairs = _mm256_or_si256(low, _mm256_slli_epi32(_mm256_shuffle_epi32(q, 0x0e), 16));
@@ -88,7 +89,7 @@ struct Int4 {
     const float of_sum = sum / 2160;
     return most / 127 < of_sum ? of_sum : most / 127;
   }
-  // 8 dims: a word of codes meets (0, 2, 4, 6), and (1, 3, 5, 7).
+  // 8 dims are one word of codes, whose cells hold dims (0, 2, 4, 6) and (1, 3, 5, 7).
   static void put_q(__m256i q, float* even, float* odd) {
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
     const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, -1, -1, -1, -1, -1, -1, -1, -1);
@@ -111,14 +112,15 @@ template <class C>
 constexpr int code_bytes(int head_dim) {
   return head_dim * C::kBits / 8;
 }
-// Of a row of q and of K: of all words that hold a code. What follows the last code in its word meets a q of 0.
+// Cells of a row of q and of K: those of all words that hold a code. Bits behind the last code are multiplied by a q of
+// 0.
 template <class C>
 constexpr int cells_of(int head_dim) {
   return (code_bytes<C>(head_dim) + 3) / 4 * 2;
 }
 
-// done(sum) with sum[r][j] = the products of a[r * a_stride + k] and b(k) over k in [begin, end). kSteps prefetches for
-// 4 k.
+// Calls done(sum), where sum[r][j] is the sum of a[r * a_stride + k] b(k) over k in [begin, end). Four k issue kSteps
+// prefetches.
 template <class C, int R, int V, int kSteps, class B, class Done>
 inline void code_tile(const float* a, size_t a_stride, int begin, int end, const B& b, Stream& given, Done&& done) {
   Stream stream = given;
@@ -152,7 +154,7 @@ inline void code_tile(const float* a, size_t a_stride, int begin, int end, const
   done(sum);
 }
 
-struct Cells {  // packed, `stride` floats from one k to the next, vectors of `next` floats apart
+struct Cells {  // packed; `stride` floats from one k to the next, `next` floats from one vector to the next
   const float* b;
   int stride, next;
   template <int V>
@@ -163,7 +165,7 @@ struct Cells {  // packed, `stride` floats from one k to the next, vectors of `n
 };
 
 template <class C>
-struct CodePairs {  // of each two cache rows, from byte `offset`
+struct CodePairs {  // pairs of cache rows, from byte `offset` on
   Rows rows;
   size_t offset;
   template <int V>
@@ -176,7 +178,7 @@ struct CodePairs {  // of each two cache rows, from byte `offset`
   }
 };
 
-// Scale and zero of 8 rows, which lie behind their codes.
+// Reads scale and zero of 8 rows, which follow their codes.
 inline void widen_scales(Rows rows, size_t behind_codes, float* scale, float* zero) {
   alignas(32) int both[8];
 #pragma GCC unroll 8

@@ -1,34 +1,34 @@
-// The kernels of int8 and int4 KV, of vectors of 256 bits. Codes are not turned into floats: with x' = c scale + zero
-// (kv_row.h), per row of q and per part of 32 tokens
+// The kernels of int8 and int4 KV on vectors of 256 bits. Codes are not widened to floats. With x' = c scale + zero
+// (kv_row.h), for each row of q and each part of 32 tokens,
 //
 //   sum_d q_d k'_td = scale_t sum_d q_d c_td + zero_t sum_d q_d
 //   sum_t p_t v'_td = sum_t (p_t scale_t) c_td + sum_t p_t zero_t
 //
-// where q_d, and w_t = p_t scale_t, are rounded to multiples of one unit, of q's row and of the row's weights in a
-// part. Products with codes are then integers and their sums exact: they have no order, and a token that a row does not
-// see has weight 0, for there is no NaN among codes.
+// where q_d is rounded to a multiple of one unit of its row, and w_t = p_t scale_t to a multiple of one unit of its row
+// and part. Products with codes are then integers, and their sums are exact, so they have no order. A token that a row
+// does not see has weight 0, which is safe because no code is NaN.
 //
-//   int8  16 bits of q and w: vpmaddwd, 16 products an instruction, and sums of 32 bits
-//   int4   8 bits of q and w: vpmaddubsw, 32 products an instruction, and sums of 16 bits
-//   VNNI   the same integers: vpdpwssd (int8) and, for scores, vpdpbusd (int4) add what they multiply
+//   int8  q and w have 16 bits: vpmaddwd, 16 products an instruction, sums of 32 bits
+//   int4  q and w have 8 bits: vpmaddubsw, 32 products an instruction, sums of 16 bits
+//   VNNI  the same integers: vpdpwssd (int8) and, for scores, vpdpbusd (int4) multiply and add
 //
-// Units are as small as sums allow. int8: the largest element / L, L = min(32767, (2^31 - 1) / (255 head_dim)). int4:
-// the largest / 127, or the sum of those that meet in one sum (32 of q's, a part of weights) / 2160, where that is
-// more. So
+// A unit is as small as the sums allow. int8: the largest element / L, L = min(32767, (2^31 - 1) / (255 head_dim)).
+// int4: the larger of the largest element / 127 and the sum of the elements of one 16-bit sum (32 of q, or a part of
+// weights) / 2160. Rounding q_d by half a unit therefore moves
 //
-//   a score moves by 0.51 unit sum_d |k'_td|, as q_d does by 0.51 unit,
-//   and a part of an output by 0.51 unit sum_t c_td,
+//   a score by 0.51 unit sum_d |k'_td|,
+//   a part of an output by 0.51 unit sum_t c_td (unit of the weights),
 //
 // where q's unit is 2^-15 (int8) or about 2^-7 (int4) of its largest element: 2^-7 and 1/8 of the step of the codes,
-// which K' has lost already. Products of scale and of zero are rounded before they meet: 4 u (|scale sum q c| + |zero
-// sum q|), u = 2^-24.
+// which K' has lost already. The products with scale and with zero are rounded before they are added, which costs 4 u
+// (|scale sum q c| + |zero sum q|), u = 2^-24. If zeros are large beside the range of a row, this costs digits.
 //
-// Cells of 32 bits hold 2 numbers of 16 bits or 4 of 8: of dims for scores, as words of 4 or 8 codes give them by a
-// mask and a shift, of tokens (t, t + 1) for values, in int4 twice.
+// A cell has 32 bits: 2 numbers of 16 bits or 4 of 8. For scores a cell holds dims, in the order in which a mask and a
+// shift take them from words of 4 or 8 codes. For values it holds tokens (t, t + 1), in int4 twice.
 //   row of q   cells [n_cells], unit, sum of q in units
 //   panel of K cells [n_cells][16 tokens], scale [16], zero [16]
-//   panel of V of 16 dims: cells [32 pairs of tokens][16], in int4 [8]: its even dims, then the odd ones
-//   weights    of each part, in its room in a row of scores: cells [16], unit, sum of p zero
+//   panel of V of 16 dims: cells [32 pairs of tokens][16]; in int4 [8], whose halves are even and odd dims
+//   weights    for each part, in its place in a row of scores: cells [16], unit, sum of p zero
 #pragma once
 
 #include "attention/cpu/code_scores.h"
@@ -38,7 +38,7 @@ namespace {
 
 constexpr int kPartCells = kPartTokens / 2;
 
-// p of one row and part becomes weights. A part that is not seen adds -0, which leaves every bit of an accumulator.
+// Turns p of one row and part into weights. A part that is not seen adds -0, which keeps every bit of an accumulator.
 template <class C>
 inline void weigh_row(float* p, Tokens seen, const float* scale, const float* zero) {
   if (seen.begin >= seen.end) {
@@ -97,7 +97,7 @@ void weigh_codes(Dtype, Rows rows, Tokens part, Tokens readable, size_t offset, 
   }
 }
 
-// acc of V vectors of sums += the integers of one part, times their unit, + the sum of p zero.
+// acc += the integer sums of one part times their unit, plus the sum of p zero, for V vectors of sums.
 template <class C, int R, int V, int kSteps, class B>
 inline void add_part(const float* p, int part, int begin, int end, const B& b, float* acc, size_t stride,
                      Stream& stream) {
@@ -168,7 +168,7 @@ template <class C>
 void values_in_place_codes(Dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset, float* acc,
                            int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
-  const std::byte* whole[kTileTokens];  // no null in a pair
+  const std::byte* whole[kTileTokens];  // a copy of `rows` without a null in a pair
   if (begin % 2 != 0 || end % 2 != 0) {
     for (int t = begin; t < end; ++t) whole[t] = rows[t];
     if (begin % 2 != 0) whole[begin - 1] = rows[begin];

@@ -1,8 +1,8 @@
-// The walk of queries over KV: one source for every memory scheme, every variant and both phases.
+// Tiled attention: one source for every memory scheme, every CPU variant and both phases.
 //
-// Each thread takes units of the plan until none is left. Inside a unit, per tile of 64
-// tokens: row pointers from KvView, scores, online softmax, values. All query heads of a kv head
-// and all query tokens of the unit are *rows* that share each load of K and V.
+// A step is cut into units of work; each thread takes units until none is left. A unit goes through the KV in tiles of
+// 64 tokens: row pointers from KvView, scores, online softmax, values. The query heads of one KV head, for all query
+// tokens of the unit, are its *rows*; they share each load of K and V.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -18,24 +18,22 @@
 namespace xpyd::attention {
 namespace {
 
-// How a step's attention is cut into units, each computed by one thread, whichever takes it first:
-// a block of query tokens of one sequence x some kv heads x one split or all splits of the KV.
+// A unit is a block of query tokens of one sequence x some KV heads x one split or all splits of the KV. One thread
+// computes it, whichever takes it first. Units have two shapes with the same bits:
+//   block   many rows (prefill): one KV head; K and V tiles are packed once and used by all rows
+//   stream  few rows (decode): all KV heads, so that memory is read in its order; V is read in place
 //
-// Two shapes of unit, same bits:
-//   block   many rows (prefill): one kv head; K and V tiles are packed once, used by all rows
-//   stream  few rows (decode): all kv heads, so memory is read in the order it lies; V in place
-//
-// The cut may depend on the batch and on the number of threads: no output's bits do.
+// The cut may depend on the batch and on the number of threads. The bits of the output do not.
 
-constexpr int kBlockRows = 192;  // of one kv head: q, accumulators and weights stay in L2
-constexpr int kStreamRows = 8;   // at most this many rows per kv head are streamed
+constexpr int kBlockRows = 192;  // of one KV head: q, accumulators and weights fit in L2
+constexpr int kStreamRows = 8;   // at most this many rows per KV head are streamed, or one query token
 
-// One sequence as the walk sees it.
+// One sequence of the step.
 struct Seq {
   const AttentionArgs& args;
   int s;
   int n_q() const { return args.q_offsets[size_t(s) + 1] - args.q_offsets[size_t(s)]; }
-  Tokens visible(int i) const {  // KV tokens that query token i attends to
+  Tokens visible(int i) const {  // the KV tokens that query token i attends to
     int end = args.kv_lengths[size_t(s)] - n_q() + i + 1;
     return {args.sliding_window ? std::max(0, end - args.sliding_window) : 0, end};
   }
@@ -43,18 +41,18 @@ struct Seq {
 
 struct Unit {
   int seq;
-  int first, n_tokens;  // of the sequence's tokens in this step
-  int head, n_heads;    // kv heads
-  int split;            // of the KV; -1: all, and the result goes to `out`
+  int first, n_tokens;  // query tokens, counted in the sequence's tokens of this step
+  int head, n_heads;    // KV heads
+  int split;            // of the KV; -1: the unit computes all splits and writes `out`
   bool stream;
-  size_t partial;  // split >= 0: index in partials of (split, row 0) of the sequence
+  size_t partial;  // if split >= 0: index in `partials` of (split, row 0) of the sequence
 };
 
-// A sequence whose splits are computed apart: its rows are folded when all units are done.
+// A sequence whose splits are separate units (Flash-Decoding): they are merged when all units are done.
 struct Split {
   int seq;
-  int first;       // split
-  size_t partial;  // of that split
+  int first;       // the first split
+  size_t partial;  // index in `partials` of that split
 };
 
 struct Plan {
@@ -76,7 +74,7 @@ void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
     if (seq.n_q() == 0) continue;
     if (is_stream(seq.n_q())) streams += splits_of(seq).end - splits_of(seq).begin;
   }
-  // Few streams: cut them by kv heads, so that every thread has some.
+  // If there are few stream units, they are cut by KV heads, so that every thread gets some.
   int wanted = n_threads > 1 ? 4 * n_threads : 1;
   int cuts = streams ? std::clamp((wanted + streams - 1) / streams, 1, shape.n_kv_heads) : 1;
   int heads = (shape.n_kv_heads + cuts - 1) / cuts;
@@ -84,7 +82,7 @@ void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
     Seq seq{args, s};
     int n_q = seq.n_q();
     if (n_q == 0) continue;
-    if (!is_stream(n_q)) {  // the last blocks see the most: first
+    if (!is_stream(n_q)) {  // the last blocks see the most tokens and start first
       int tokens = std::max(1, kBlockRows / group);
       for (int first = (n_q - 1) / tokens * tokens; first >= 0; first -= tokens)
         for (int h = 0; h < shape.n_kv_heads; ++h)
@@ -104,13 +102,13 @@ void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
   }
 }
 
-// ---- the walk
+// ---- One unit.
 
-constexpr int kAheadTokens = 32;  // how far ahead a stream asks for memory: parts of K and V in L2
-constexpr int kRowGroup = 6;      // rows that a register tile of the fast kernels takes at once
+constexpr int kAheadTokens = 32;  // how far ahead a stream unit prefetches: parts of K and V in L2
+constexpr int kRowGroup = 6;      // rows of a register tile of the AVX2 kernels
 constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`: max, sum, padding
 
-// Grows, never shrinks; contents are not kept.
+// The buffer grows and never shrinks; its contents are not kept.
 float* grow(Buffer& buffer, size_t floats) {
   if (buffer.size() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float));
   return buffer.as<float>();
@@ -120,17 +118,17 @@ struct Problem {
   const AttentionArgs& args;
   const AttentionKernels& kernels;
   const KvShape& shape;
-  int group, d_pad;  // query heads per kv head; head_dim rounded up
+  int group, d_pad;  // query heads per KV head; head_dim rounded up
   float* partials;   // [split of a sequence][row of a sequence][d_pad + kStatePad]
   size_t partial_stride() const { return size_t(d_pad + kStatePad); }
 };
 
-// Adds the state of the next split to that of the splits before it. Splits are folded left to right.
+// Merges the state of the next split into that of the splits before it: splits are merged left to right.
 void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc, int d_pad) {
   float max = next.max > into.max ? next.max : into.max;
   float a = exp2_negative(into.max - max), b = exp2_negative(next.max - max);
   into = {max, into.sum * a + next.sum * b};
-  for (int d = 0; d < d_pad; d += kPanelDims)  // a constant count inside: vectors at -O2
+  for (int d = 0; d < d_pad; d += kPanelDims)  // the inner count is constant, so that g++ -O2 uses vectors
     for (int i = d; i < d + kPanelDims; ++i) into_acc[i] = into_acc[i] * a + next_acc[i] * b;
 }
 
@@ -139,15 +137,15 @@ void finish(float* out, const SoftmaxState& state, const float* acc, int head_di
   for (int d = 0; d < head_dim; ++d) out[d] = acc[d] * scale;
 }
 
-// Row pointers of one tile, at the unit's first kv head; null where not readable.
+// Row pointers of one tile at the unit's first KV head; null where a row is not readable.
 struct Tile {
-  int first = 0;                          // token
-  Tokens readable = {0, 0};               // in the tile
+  int first = 0;                          // the token at which it begins
+  Tokens readable = {0, 0};               // tokens that may be read, counted in the tile
   const std::byte* rows[2][kTileTokens];  // K, V
 };
 
-// One unit being computed. Row r of kv head h (both counted in the unit) is query token r / group
-// and query head (unit.head + h) * group + r % group.
+// One unit being computed. Row r of KV head h (both counted in the unit) is query token r / group and query head
+// (unit.head + h) * group + r % group.
 class UnitRun {
  public:
   UnitRun(const Problem& problem, const Unit& unit, Buffer& scratch)
@@ -194,7 +192,7 @@ class UnitRun {
     return (first_row + row_of_sequence(row)) * size_t(dim_);
   }
 
-  // Scaled once here, with log2(e), so that weights are exp2.
+  // q is scaled once, by scale * log2(e), so that weights are exp2.
   void gather_q() {
     float scale = float(double(p_.args.scale) * 1.4426950408889634);
     for (int row = 0; row < n_rows_; ++row)
@@ -225,7 +223,7 @@ class UnitRun {
     }
   }
 
-  // Within a block tokens are token_stride() apart.
+  // Looks up one row per block; inside a block, tokens are token_stride() apart.
   void load_tile(Tile& tile, int first, Tokens tokens) {
     tile.first = first;
     tile.readable = {std::max(tokens.begin - first, 0), std::min(tokens.end - first, kTileTokens)};
@@ -246,9 +244,9 @@ class UnitRun {
 
   size_t head_offset(int h) const { return size_t(h) * p_.shape.row_bytes(); }
 
-  // What memory to ask for while head `h` of tokens [t, t + n) of K (kv = 0) or V (kv = 1) is
-  // computed. Stream: its share of what comes kAheadTokens later in the order K, V, K of the next
-  // tile, ... Block: V of this tile during scores, K of the next tile during values.
+  // The lines to prefetch while head `h` of tokens [t, t + n) of K (kv = 0) or V (kv = 1) is computed. A stream unit
+  // prefetches its share of the part that comes kAheadTokens later in the order K, V, K of the next tile, ... A block
+  // unit prefetches V of this tile during scores, and K of the next tile during values.
   Prefetch ahead(int kv, int t, int n, int h) const {
     const Tile* tile = tile_;
     if (u_.stream) t += kAheadTokens;
@@ -267,7 +265,7 @@ class UnitRun {
   void score_tile() {
     for (int t = 0; t < kTileTokens; t += kPanelTokens) {
       if (t + kPanelTokens <= tile_->readable.begin || t >= tile_->readable.end) continue;
-      // Rows are in order of position, so those that see a token of this panel are consecutive.
+      // Rows are in order of position, so the rows that see a token of this panel are consecutive.
       int begin = 0, end = u_.n_tokens;
       while (begin < end && seen_[begin].end <= t) ++begin;
       while (begin < end && seen_[end - 1].begin >= t + kPanelTokens) --end;
@@ -299,7 +297,7 @@ class UnitRun {
       }
   }
 
-  // Part by part: its scales are read when its codes are.
+  // Called part by part, so that scales are read when the codes beside them are.
   void weigh(int h, int part) {
     if (!p_.kernels.weigh || part >= tile_->readable.end || part + kPartTokens <= tile_->readable.begin) return;
     p_.kernels.weigh(p_.shape.dtype, tile_->rows[1], {part, part + kPartTokens}, tile_->readable, head_offset(h), dim_,
@@ -307,8 +305,8 @@ class UnitRun {
   }
 
   // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees within `part`, in
-  // ascending order, and no other: a masked V row is not multiplied by 0, for 0 * NaN is NaN. (Of weighed rows it is:
-  // codes are integers.)
+  // ascending order, and no other token: a masked V row is not multiplied by 0, because 0 * NaN is NaN. Rows that
+  // weigh() prepared do get masked tokens with weight 0, because codes are integers.
   template <class Add>
   void for_seen(int h, Tokens part, Add&& add) {
     auto clip = [&](int row) {
@@ -329,7 +327,7 @@ class UnitRun {
     }
     for (int row = 0; row < head_rows_; row += kRowGroup) {
       int n = std::min(kRowGroup, head_rows_ - row);
-      int begin = clip(row + n - 1).begin, end = clip(row).end;  // common to the group
+      int begin = clip(row + n - 1).begin, end = clip(row).end;  // tokens that all rows of the group see
       bool common = begin < end;
       for (int r = row; r < row + n; ++r) {
         Tokens t = clip(r);
@@ -365,7 +363,8 @@ class UnitRun {
       }
   }
 
-  // The row's state of this split: to partials, or folded with the splits before, and at the last to out.
+  // Stores the row's state of this split in `partials`, or merges it with the splits before and writes `out` after the
+  // last.
   void keep(int row, int split) {
     Tokens visible = seq_.visible(token_of(row));
     int first = visible.begin / kSplitTokens, last = (visible.end - 1) / kSplitTokens;
@@ -392,11 +391,11 @@ class UnitRun {
   Seq seq_;
   const KvView& view_;
   int dim_, head_rows_, n_rows_;
-  float *q_, *acc_, *folded_acc_;  // [n_rows, head_dim], [n_rows, d_pad], [n_rows, d_pad]
+  float *q_, *acc_, *folded_acc_;  // [n_rows, d_pad] each
   float *s_, *panel_, *v_panels_;  // scores, then weights [n_rows, kTileTokens]; packed K; packed V
   SoftmaxState *state_, *folded_;  // [n_rows]
   Tile *tile_ = nullptr, *next_ = nullptr;
-  Tokens seen_[kBlockRows];  // by query token of the unit: the part of the tile that it sees
+  Tokens seen_[kBlockRows];  // for each query token of the unit, the tokens of the tile that it sees
 };
 
 void fold_splits(const Problem& p, const Split& split, int rank, int size) {
@@ -445,13 +444,13 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
   check(args);
   const KvShape& shape = args.views[0].layout->shape;
   const AttentionKernels& kernels = shape.dtype == Dtype::int8 ? int8 : shape.dtype == Dtype::int4 ? int4 : floats;
-  // Kept by the thread from call to call: a step does not allocate once sizes have been seen.
+  // Each thread keeps these from call to call, so that a step does not allocate once its sizes have been seen.
   thread_local Plan plan;
   thread_local Buffer partials;
   make_plan(args, team.size(), plan);
   Problem problem{args, kernels, shape, args.n_heads / shape.n_kv_heads, padded_dim(shape.head_dim), nullptr};
   problem.partials = grow(partials, plan.n_partials * problem.partial_stride());
-  const Plan& units = plan;  // the members see the owner's plan, not their own thread_local
+  const Plan& units = plan;  // the team reads the owner's plan, not a thread_local of its own
   std::atomic<size_t> next = 0;
   team.run([&](int rank) {
     thread_local Buffer scratch;

@@ -1,13 +1,13 @@
-// The table of CUDA attention, what all its rows require, and the merge of splits.
+// The table of CUDA attention, the requirements of all its rows, and the merge of splits.
 #include "attention/cuda/attention_cuda_kernel.h"
 
 namespace xpyd::attention {
 namespace cuda_kernels {
 namespace {
 
-constexpr int kAtOnce = 8;  // splits
+constexpr int kAtOnce = 8;  // splits that are loaded together
 
-// One block per (head, sequence): thread d folds element d. Splits in ascending order.
+// One thread block per (head, sequence): thread d merges element d over the splits in ascending order.
 __global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
   int head = int(blockIdx.x), seq = int(blockIdx.y), dim = args.layout.shape.head_dim;
   int q_token = args.step.q_offsets[seq];
@@ -23,7 +23,7 @@ __global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
     for (int split = first; split <= last; split += kAtOnce) {
       float accs[kAtOnce] = {}, maxima[kAtOnce] = {}, sums[kAtOnce] = {};
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {  // all on their way before the first is needed
+      for (int i = 0; i < kAtOnce; ++i) {  // all loads are issued before the first value is needed
         if (split + i > last) continue;
         const float* next = part + size_t(split + i - first) * distance;
         accs[i] = next[d], maxima[i] = next[state], sums[i] = next[state + 1];

@@ -1,4 +1,4 @@
-// Device code that the kernels of attention_cuda.h share: who sees what, where rows are, how states merge.
+// Device code that all kernels of attention_cuda.h share: visible tokens, addresses of rows, partial results.
 #pragma once
 
 #include <limits>
@@ -11,13 +11,13 @@ namespace xpyd::attention::cuda_kernels {
 
 using namespace xpyd::cuda;
 
-// Cut from position 0 of the sequence, never from the end or from a batch's shape: a query's bits
-// depend on nothing but its own prefix.
-constexpr int kTileTokens = 64;                 // of KV that one online-softmax step takes (tensor-core kernels)
+// Tiles and splits are cut from position 0 of the sequence, never from its end or by a batch's shape: the bits of a
+// query depend on its own prefix alone.
+constexpr int kTileTokens = 64;                 // tokens of KV per tile of the mma kernels
 constexpr int kSplitTokens = kCudaSplitTokens;  // a multiple of tiles
 
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kNone = -std::numeric_limits<float>::infinity();  // the maximum of no scores
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // the maximum over no scores
 
 constexpr int divide_up(int n, int by) { return (n + by - 1) / by; }
 
@@ -30,19 +30,19 @@ __device__ inline Tokens visible(int position, int sliding_window) {
   return {sliding_window > 0 && position >= sliding_window ? position - sliding_window + 1 : 0, position + 1};
 }
 
-// `layout` outlives the view: it is the kernel's parameter.
+// `layout` must outlive the view: it is the kernel's parameter.
 __device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const KvLayout& layout, int seq) {
   const int32_t* table = step.block_tables + step.table_begins[seq];
   if (step.contiguous) return KvView{pool, &layout, nullptr, table[0]};
   return KvView{pool, &layout, table, 0};
 }
 
-// The blocks of a sequence, as KvRows reads them.
+// The block table of a sequence, as KvRows reads it.
 __device__ inline const int32_t* table_of(const CudaStep& step, int seq) {
   return step.block_tables + step.table_begins[seq];
 }
-// Of layers in one piece each counts its own rows, as if it were the first: 32 bits are those of
-// one layer's. at_rows(): for kernels that read by them, with the pool from where they are counted.
+// In layer_major order each layer counts its own rows from its first, so that 32 bits have to count one layer's rows
+// only. at_rows() moves the pool pointer to where the rows are counted from, for kernels that read through KvRows.
 inline bool in_pieces(const KvLayout& layout) { return layout.order == KvOrder::layer_major; }
 inline KvRows rows_of(const CudaAttentionArgs& args) {
   return args.layout.rows(in_pieces(args.layout) ? 0 : args.layer, args.step.contiguous);
@@ -58,7 +58,7 @@ inline CudaAttentionArgs at_rows(CudaAttentionArgs args) {
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return to_f32(x); }
 
-// How the kernels' templates call the element types of quantised rows.
+// The element types of quantised rows in the kernels' templates.
 template <int kBits>
 struct Codes {};
 template <class T>
@@ -66,7 +66,7 @@ constexpr int kCodeBits = 0;
 template <int kBits>
 constexpr int kCodeBits<Codes<kBits>> = kBits;
 
-// Calls f<T>() for the elements of these arguments' KV, as the kernels' templates name them.
+// Calls f<T>() with the element type of these arguments' KV: float, bf16, Codes<8> or Codes<4>.
 template <class F>
 auto for_elements(const CudaAttentionArgs& args, F&& f) {
   switch (args.layout.shape.dtype) {
@@ -77,7 +77,7 @@ auto for_elements(const CudaAttentionArgs& args, F&& f) {
   }
 }
 
-// The elements of one row of KV, of any dtype.
+// The elements of one row of KV as floats.
 template <class T>
 struct RowValues {
   const T* x;
@@ -94,7 +94,7 @@ struct RowValues<Codes<kBits>> {
   }
 };
 
-// Element i of an array of f32 or bf16.
+// Reads or writes element i of an array of f32 or bf16.
 __device__ inline float get(const void* from, Dtype dtype, size_t i) {
   return dtype == Dtype::f32 ? static_cast<const float*>(from)[i] : to_f32(static_cast<const bf16*>(from)[i]);
 }
@@ -106,20 +106,20 @@ __device__ inline void put(void* to, Dtype dtype, size_t i, float x) {
   }
 }
 
-// Partial results, in the workspace: [i of step.splits][head] of (accumulator[head_dim], maximum,
-// sum), scores in units of log2. A sequence whose visible tokens lie in one split has none.
+// Partial results in the workspace: [i of step.splits][head] of (accumulator[head_dim], maximum, sum), with scores in
+// units of log2. A sequence whose visible tokens lie in one split has no partial results.
 __host__ __device__ inline size_t partial_floats(int head_dim) { return size_t(divide_up(head_dim, 4) * 4 + 4); }
 __device__ inline float* partial(const CudaAttentionArgs& args, int i, int head) {
   size_t row = size_t(i) * size_t(args.n_heads) + size_t(head);
   return args.workspace + row * partial_floats(args.layout.shape.head_dim);
 }
 
-// What a block of a split kernel computes: the part of one sequence's visible tokens that lies in one split.
+// The work of a thread block of a split kernel: the visible tokens of one sequence that lie in one split.
 struct SplitWork {
   int seq, split;
-  int q_token;    // row of q and out
-  Tokens tokens;  // empty: nothing to do
-  bool alone;     // all visible tokens are here: write out, not a partial
+  int q_token;    // the row of q and out
+  Tokens tokens;  // if empty, there is nothing to do
+  bool alone;     // all visible tokens are in this split: the block writes `out`, not a partial result
 };
 __device__ inline SplitWork split_work(const CudaAttentionArgs& args, int i) {
   auto [seq, split] = args.step.splits[i];
@@ -134,11 +134,11 @@ __device__ inline SplitWork split_work(const CudaAttentionArgs& args, int i) {
           seen.begin / kSplitTokens == (seen.end - 1) / kSplitTokens};
 }
 
-// Folds the partial results of each sequence, splits in ascending order, and writes out.
+// Merges the partial results of each sequence, splits in ascending order, and writes out.
 void merge_splits(const CudaAttentionArgs& args, Stream& stream);
 
-// The rows of cuda_attention_variants(), as their files define them.
-void check(const CudaAttentionArgs& args);  // what every launcher requires
+// The requirements of every launcher, then the rows of cuda_attention_variants(), each defined in its own file.
+void check(const CudaAttentionArgs& args);
 
 void naive(const CudaAttentionArgs& args, Stream& stream);
 const char* naive_refuses(const CudaAttentionArgs& args, const Card& card);

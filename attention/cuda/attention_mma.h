@@ -1,6 +1,6 @@
-// Tensor-core pieces that flash_mma and split_mma share: rows of KV into swizzled shared memory, scores, online softmax
-// and values on the fragments of mma.m16n8k16 (PTX ISA: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and +
-// 1, of each 16 x 8 block of scores or of the accumulator).
+// Tensor-core code that flash_mma and split_mma share: copies of KV rows into swizzled shared memory, then scores,
+// online softmax and values on the fragments of mma.m16n8k16. In each 16 x 8 block of scores or of the accumulator,
+// lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and + 1 (PTX ISA).
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 namespace xpyd::attention::cuda_kernels {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kWarpTokens = kTileTokens / kWarps;  // of a tile, that one warp loads: 16
+constexpr int kWarpTokens = kTileTokens / kWarps;  // tokens of a tile that one warp loads: 16
 
 // Element index of 16-byte piece `piece` of row `row` in an array of rows of kDim bf16. The eight rows of one ldmatrix
 // access lie in eight different groups of four banks, and so do the pieces of one row.
@@ -18,12 +18,12 @@ template <int kDim>
 XPYD_HD constexpr int swizzled(int row, int piece) {
   return row * kDim + (piece ^ (row & 7)) * 8;
 }
-// Index of (row, 2k + piece % 2) when i is that of (row, piece % 2): no more than one instruction,
-// where all indices of a loop over k, kept in registers, would make it spill.
+// The index of (row, 2k + piece % 2) if i is that of (row, piece % 2). It costs at most one instruction; keeping all
+// indices of a loop over k in registers would spill.
 XPYD_HD constexpr int in_step(int i, int k) { return i ^ (16 * k); }
 
-// Where the warp's tokens [first, first + 16) are: lane l % 16 has that token's row of K (l < 16) or V, counted in rows
-// from the start of the pool. A token outside `readable` has none, and its table is not read either.
+// The rows of the warp's tokens [first, first + 16): lane l gets the row of token first + l % 16, of K (l < 16) or of
+// V, counted from the start of the pool. A token outside `readable` gets kNoRow, and its block-table entry is not read.
 constexpr uint32_t kNoRow = 0xffffffffu;
 __device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int kv_head, int first, Tokens readable,
                                      int lane) {
@@ -32,10 +32,10 @@ __device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int
   return kv.row(table, lane / kWarpTokens, token, kv_head);
 }
 
-// Tiles of K and V in shared memory, kStages of them on their way. load() starts the copy of a
-// warp's 16 tokens of a tile, whose rows find_rows() gave; zeros where there is no row. Once they
-// have arrived, ready() makes them bf16 where they are not, and keys and values hold the tile from
-// row at() on: for the lanes of this warp after a __syncwarp, for the others after a barrier.
+// Tiles of K and V in shared memory; the copies of kStages tiles are in flight. load() starts the copy of a warp's 16
+// tokens of a tile, whose rows find_rows() gave, and zeros where there is no row. After the copies, ready() converts
+// them to bf16 if they are codes. `keys` and `values` then hold the tile from row at() on: for the lanes of this warp
+// after a __syncwarp, for the other warps after a barrier.
 template <class T, int kDim, int kStages>
 struct Tiles {
   static constexpr bool kCoded = false;
@@ -64,13 +64,13 @@ struct Tiles {
   }
 };
 
-// Codes of K and V with their scales and zeros, kStages tiles of them on their way. Such rows are
-// aligned to 4 bytes, so they come in words.
+// Codes of K and V with their scales and zeros; the copies of kStages tiles are in flight. Rows of codes are aligned to
+// 4 bytes, so they are copied word by word.
 template <int kBits, int kDim, int kStages>
 struct CodeTiles {
-  static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; then scale and zero
-  static constexpr int kPitch = kWords + 4;            // in shared memory: neighbours' banks differ
-  static constexpr int kKept = kStages * kTileTokens;  // rows of K, as many of V behind them
+  static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; one word of scale and zero follows
+  static constexpr int kPitch = kWords + 4;            // in shared memory, so that the banks of neighbours differ
+  static constexpr int kKept = kStages * kTileTokens;  // rows of K; as many rows of V follow
   Shared<uint32_t> codes, scales;
   static constexpr size_t bytes() {
     return shared_bytes<uint32_t>(2 * kKept * kPitch) + shared_bytes<uint32_t>(2 * kKept);
@@ -89,13 +89,13 @@ struct CodeTiles {
         cp_async_4(codes, (kv * kKept + first + r) * kPitch + word,
                    pool + size_t(valid ? row : 0) * kRowBytes + 4 * word, valid);
       }
-    bool valid = rows != kNoRow;  // of this lane's row: K's for 16 lanes, V's for 16
+    bool valid = rows != kNoRow;  // for this lane's row: K's for 16 lanes, V's for 16
     cp_async_4(scales, lane / kWarpTokens * kKept + first + lane % kWarpTokens,
                pool + size_t(valid ? rows : 0) * kRowBytes + 4 * kWords, valid);
   }
 };
 
-// One tile of them is bf16: each warp turns its own tokens into it, after everybody has read the last.
+// One tile of the codes is kept as bf16. Each warp converts its own tokens after all warps have read the tile before.
 template <int kBits, int kDim, int kStages>
 struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
   using Kept = CodeTiles<kBits, kDim, kStages>;
@@ -112,7 +112,7 @@ struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
   }
 
  private:
-  // As KvScale::value(), rounded once to f32; then to bf16, which is what an mma takes.
+  // x' as KvScale::value() gives it, rounded once to f32, and then to bf16, which mma takes.
   __device__ void undo(const Shared<bf16>& to, int kv, int tile, int warp, int lane) const {
     constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces, kPerWord = 32 / kBits;
     for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
@@ -123,7 +123,7 @@ struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
       for (int w = 0; w < 8 / kPerWord; ++w) words[w] = codes[from * kPitch + piece * (8 / kPerWord) + w];
       auto value = [&](int d) {
         uint32_t code = words[d / kPerWord] >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
-        // Exact: 2^23 + code, without a conversion, which is slower.
+        // 2^23 + code is exact and needs no conversion instruction, which would be slower.
         return (__uint_as_float(0x4b000000u | code) - 0x1p23f) * scale.x + scale.y;
       };
       for (int p = 0; p < 4; ++p) pairs[p] = pack_bf16(value(2 * p), value(2 * p + 1));
@@ -132,13 +132,13 @@ struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
   }
 };
 
-// s[i][n] += q_i k_n: a 16 x 8 block of dot products of the 16 query rows of `a` (one 16-wide step
-// `k` of head_dim) with tokens [8n, 8n + 8) after row `at` of `keys`.
+// s[i][n] += q_i k_n: a 16 x 8 block of dot products of the 16 query rows of `a`, for one 16-wide step `k` of head_dim,
+// with tokens [8n, 8n + 8) after row `at` of `keys`.
 template <int kDim, int kRowTiles, int kTokens>
 __device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4], const uint32_t (&a)[kRowTiles][4], int k,
                                   const Shared<bf16>& keys, int at, int lane) {
   for (int n = 0; n < kTokens / 16; ++n) {
-    uint32_t b[4];  // tokens 0..7: dims 0..7, 8..15; tokens 8..15: the same
+    uint32_t b[4];  // of tokens 0..7 dims 0..7 and 8..15, then the same of tokens 8..15
     ldmatrix_x4(b, keys, swizzled<kDim>(at + 16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
     for (int i = 0; i < kRowTiles; ++i) {
       mma_m16n8k16(s[i][2 * n], a[i], b[0], b[1]);
@@ -147,14 +147,13 @@ __device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4], const u
   }
 }
 
-// Codes as two bf16 of a word, exactly, counted from the middle of their range (8 bits: 128, 4
-// bits: 8), of the low halves of `pair` and of its high halves alike: the low byte of each half (8
-// bits) or its low nibble. 128 + code has an exponent of its own; the highest of 8 bits, which has
-// no place in bf16's seven, chooses what is taken off: 128 or 256.
+// Converts two codes exactly to the two bf16 of a word, counted from the middle of their range (8 bits: 128, 4 bits:
+// 8). The codes are the low byte (8 bits) or the low nibble of each half of `pair`. 128 + code has a fixed exponent.
+// The highest of 8 bits has no place in bf16's seven, so it selects what is subtracted: 128 or 256.
 template <int kBits>
 struct Centred {
-  // Not to be known when this is compiled: an instruction takes one constant, the others must be in
-  // registers, or it becomes two. No grid here has a z.
+  // The compiler must not know these values: an instruction takes one constant, the others must be in registers, or it
+  // becomes two instructions. No grid here has a z, so blockIdx.z is 0.
   uint32_t add = 0x43004300u + blockIdx.z, off = 0xc380c380u + blockIdx.z;
   __device__ uint32_t operator()(uint32_t pair) const {
     constexpr uint32_t kOnes = 0x3f803f80u;
@@ -164,7 +163,7 @@ struct Centred {
 };
 template <int kBits>
 constexpr float kCentre = kBits == 8 ? 128 : 8;
-// What stands behind a row, for codes counted from the middle: element = x code + y.
+// Scale and zero of a row for codes counted from the middle: element = x code + y.
 template <int kBits>
 __device__ inline float2 centred_scale(uint32_t word) {
   float2 scale = unpack_f16(word);
@@ -183,7 +182,7 @@ __device__ inline void load_words(uint32_t (&to)[kN], const Shared<uint32_t>& fr
   }
 }
 
-// Calls f<T, head_dim>() likewise. Before: mma_refuses() nothing.
+// Calls f<T, head_dim>() for these arguments' KV. Requires that mma_refuses() returns null.
 template <class F>
 void for_kv(const CudaAttentionArgs& args, F&& f) {
   XPYD_CHECK(args.layout.shape.dtype != Dtype::f32);
@@ -195,13 +194,13 @@ void for_kv(const CudaAttentionArgs& args, F&& f) {
   });
 }
 
-// Online softmax of the rows that a lane holds parts of.
+// Online softmax of the rows of which a lane holds parts.
 template <int kDim, int kRowTiles>
 struct Rows {
-  float max[kRowTiles][2];  // of dot products, not scaled
+  float max[kRowTiles][2];  // over dot products, not scaled
   float sum[kRowTiles][2];  // over this lane's columns
   float acc[kRowTiles][kDim / 8][4];
-  float shift[kRowTiles][2];  // codes: what belongs to every element, over this lane's columns
+  float shift[kRowTiles][2];  // codes: the sum of weight * zero over this lane's columns, which every dim gets
 
   __device__ void clear() {
     for (int i = 0; i < kRowTiles; ++i) {
@@ -211,9 +210,9 @@ struct Rows {
     }
   }
 
-  // Scores become weights, 2^(scale (s - maximum)); what was summed before is brought to the new maximum. A row that
-  // sees none of these tokens (all scores -inf) keeps its bits: its factor is exactly 1, or 0 over zeros. Rounding is
-  // spelled out, so that every instance of this code gives the same bits.
+  // Turns scores into weights, 2^(scale (s - maximum)), and rescales earlier sums to the new maximum. A row that sees
+  // none of these tokens (all scores -inf) keeps its bits: its factor is exactly 1, or 0 over zeros. Roundings are
+  // explicit, so that every instance of this code gives the same bits.
   template <int kTokens>
   __device__ void weigh(float (&s)[kRowTiles][kTokens / 8][4], float scale) {
     for (int i = 0; i < kRowTiles; ++i) {
@@ -233,7 +232,7 @@ struct Rows {
           }
         sum[i][half] = __fmaf_rn(sum[i][half], keep[half], added);
       }
-      // A maximum is seldom new after the first tiles; then nothing changes.
+      // After the first tiles the maximum seldom changes; then nothing is rescaled.
       if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
         for (auto& block : acc[i])
           for (int c = 0; c < 4; ++c) block[c] *= keep[c / 2];
@@ -242,7 +241,7 @@ struct Rows {
     }
   }
 
-  // acc += weights V, weights rounded to bf16; tokens are rows after `at` of `values`.
+  // acc += weights V, with weights rounded to bf16; tokens are the rows after `at` of `values`.
   template <int kTokens>
   __device__ void add_values(const float (&s)[kRowTiles][kTokens / 8][4], const Shared<bf16>& values, int at,
                              int lane) {
@@ -255,7 +254,7 @@ struct Rows {
           p[i][j] = pack_bf16(block[j % 2 * 2], block[j % 2 * 2 + 1]);
         }
       for (int n = 0; n < kDim / 16; ++n) {
-        uint32_t b[4];  // dims 0..7: tokens 0..7, 8..15; dims 8..15: the same
+        uint32_t b[4];  // of dims 0..7 tokens 0..7 and 8..15, then the same of dims 8..15
         ldmatrix_x4_trans(b, values, in_step(from, n) + 16 * k * kDim);
         for (int i = 0; i < kRowTiles; ++i) {
           mma_m16n8k16(acc[i][2 * n], p[i], b[0], b[1]);

@@ -1,12 +1,12 @@
-// The obvious kernel, for both phases: one warp per (query token, head), online softmax over 32 tokens at a time. A
-// lane is a token while scores are computed and a few dims while values are added. What it teaches: each query head
-// reads all of K and V for itself, one row per lane, so reads are neither shared nor coalesced.
+// The simplest kernel, for both phases: one warp per (query token, head), online softmax over 32 tokens at a time. A
+// lane has one token while scores are computed, and a few dims while values are added. Lesson: each query head reads
+// all of K and V for itself, and each lane reads a row of its own, so reads are neither shared nor coalesced.
 #include "attention/cuda/attention_cuda_kernel.h"
 
 namespace xpyd::attention::cuda_kernels {
 namespace {
 
-constexpr int kWarps = 4;  // of a block; each for itself
+constexpr int kWarps = 4;  // of a thread block; they do not share anything
 constexpr int kMaxHeadDim = 256;
 
 template <class T>
@@ -23,7 +23,7 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
   size_t q = size_t(row) * size_t(dim);
   float scale = args.scale * kLog2E;
 
-  float max = kNone, sum = 0, acc[kMaxHeadDim / 32] = {};  // of dims lane, lane + 32, ...
+  float max = kNone, sum = 0, acc[kMaxHeadDim / 32] = {};  // dims lane, lane + 32, ...
   for (int first = seen.begin / 32 * 32; first < seen.end; first += 32) {
     int t = first + lane;
     float score = kNone;
@@ -71,7 +71,7 @@ void naive(const CudaAttentionArgs& args, Stream& stream) {
 
 const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
   const KvShape& shape = args.layout.shape;
-  if (shape.dtype == Dtype::int4 && shape.head_dim % 4 != 0)  // as append does
+  if (shape.dtype == Dtype::int4 && shape.head_dim % 4 != 0)  // append needs it, too
     return "needs head_dim a multiple of 4 for int4 KV";
   return shape.head_dim > kMaxHeadDim ? "needs head_dim of at most 256" : nullptr;
 }

@@ -1,36 +1,35 @@
-// Split-KV decode on tensor cores: the query heads of one KV head, padded to 16, are the rows of mma.m16n8k16, so that
-// a token of KV costs the same instructions for 1 head as for 16, few enough to hide behind its bytes. Each warp takes
-// 16 tokens of every tile of 64 (by position) through shared memory of its own, a tile ahead: no barrier in the loop.
-// Warps are folded in order at the end, splits by merge_splits.
+// Split-KV decode on tensor cores: the query heads of one KV head, padded to 16, are the rows of mma.m16n8k16. A token
+// of KV costs the same instructions for 1 head as for 16, few enough to hide behind its bytes. Each warp takes 16
+// tokens of every tile of 64 through shared memory of its own, a tile ahead, so the loop has no barrier. Warps are
+// merged in order at the end, splits by merge_splits.
 //
-// Codes of int8 and int4 are multiplied as they are, exactly, and never lie in memory as bf16: each lane reads the
-// words of which the mma wants its elements, in an order of dims of its own that q and the result share. Scale and zero
-// of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w s) c + sum w z.
+// Codes of int8 and int4 are multiplied exactly, as they are, and never stored as bf16. Each lane reads the words that
+// hold the elements which the mma takes from it; the order of dims is permuted, equally for q and the result. Scale and
+// zero of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w s) c + sum w z.
 #include "attention/cuda/attention_cuda_kernel.h"
 #include "attention/cuda/attention_mma.h"
 
 namespace xpyd::attention::cuda_kernels {
 namespace {
 
-constexpr int kRows = 16;   // query heads of a block
-constexpr int kBlocks = 3;  // of an SM: what its registers and, on sm_90, its shared memory hold
-// Tiles in shared memory: three blocks of an SM have 96 KiB of bf16 under way, 99 of int8, 77 of
-// int4.
+constexpr int kRows = 16;   // query heads of a thread block
+constexpr int kBlocks = 3;  // thread blocks of an SM, as its registers and, on sm_90, its shared memory allow
+// Tiles in shared memory. Three blocks of an SM have 96 KiB of bf16 in flight, 99 KiB of int8 or 77 KiB of int4.
 template <class T>
 constexpr int kStages = kCodeBits<T> == 0   ? 2
                         : kCodeBits<T> == 8 ? 3
                                             : 4;
 
-// Of the merge's accumulators, in pairs of floats: the four rows that half a warp writes at once
-// lie in different banks.
+// Pairs of floats from row to row of the merge's accumulators: the four rows that half a warp writes at once use
+// different banks.
 template <int kDim>
 constexpr int kPitch = kDim / 2 + 4;
 
 template <int kDim>
-struct Wide {  // bf16: rows of KV as they are
+struct Wide {  // bf16: rows of KV as stored
   static constexpr int kAhead = kStages<bf16> - 1;
   Tiles<bf16, kDim, kStages<bf16>> kept;
-  uint32_t a[kDim / 16][1][4];  // of q: rows lane / 4 and + 8, dims 2 (lane % 4) and + 8
+  uint32_t a[kDim / 16][1][4];  // q: rows lane / 4 and + 8, dims 2 (lane % 4) and + 8
 
   __device__ explicit Wide(Carver& carver) : kept(carver) {}
   __device__ void take_q(const bf16* q, int n_heads, int lane) {
@@ -53,15 +52,15 @@ struct Wide {  // bf16: rows of KV as they are
   }
 };
 
-// Of keys, lane l takes dims [kDim / 4 (l % 4), + kDim / 4) of token l / 4, for the 16-wide step k
-// of head_dim two or four words on; of values, dims [kDim / 8 (l / 4), + kDim / 8) of four tokens.
+// Of keys, lane l takes dims [kDim / 4 (l % 4), + kDim / 4) of token l / 4. A 16-wide step of head_dim uses four of
+// them: a word of int8, or half a word of int4. Of values, it takes dims [kDim / 8 (l / 4), + kDim / 8) of four tokens.
 template <int kBits, int kDim>
 struct Coded {
   using T = Codes<kBits>;
   static constexpr int kAhead = kStages<T> - 1, kWords = kDim * kBits / 32;
   CodeTiles<kBits, kDim, kStages<T>> kept;
   uint32_t a[kDim / 16][1][4];
-  float q_sum[2];  // of rows lane / 4 and + 8
+  float q_sum[2];  // rows lane / 4 and + 8
   Centred<kBits> centred;
 
   __device__ explicit Coded(Carver& carver) : kept(carver) {}
@@ -70,8 +69,8 @@ struct Coded {
       int row = lane / 4 + half * 8;
       float sum = 0;
       for (int k = 0; k < kDim / 16; ++k) {
-        // Elements e and e + kApart of a word are those that one shift brings to the two halves.
-        constexpr int kApart = 16 / kBits, kSteps = 8 / kBits;  // steps of a word: 1 or 2
+        // One shift brings elements e and e + kApart of a word to its two halves.
+        constexpr int kApart = 16 / kBits, kSteps = 8 / kBits;  // steps per word: 1 or 2
         bf16 x[4];
         for (int j = 0; j < 4; ++j) {
           int d = kDim / 4 * (lane % 4) + k / kSteps * 2 * kApart + k % kSteps * 2 + j / 2 + j % 2 * kApart;
@@ -118,7 +117,7 @@ struct Coded {
       }
     for (int j = 0; j < 4; ++j) p[j] = pack_bf16(s[0][j / 2][j % 2 * 2], s[0][j / 2][j % 2 * 2 + 1]);
     for (int w = 0; w < kMine; ++w)
-      for (int i = 0; i < 32 / kBits; ++i) {  // one dim of each lane
+      for (int i = 0; i < 32 / kBits; ++i) {  // one dim per lane
         uint32_t b[2];
         for (int n = 0; n < 2; ++n) {
           uint32_t low = words[2 * n][w], high = words[2 * n + 1][w];
@@ -160,14 +159,14 @@ constexpr size_t split_shared_bytes() {
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     split_mma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv, int chunks) {
-  // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
+  // KV heads of a token are adjacent in memory: blocks that run together read whole pages of it.
   int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
   int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   SplitWork work = split_work(args, int(blockIdx.y));
   Tokens tokens = work.tokens;
   if (tokens.begin >= tokens.end) return;
   int group = args.n_heads / args.layout.shape.n_kv_heads;
-  int head = kv_head * group + chunk * kRows;  // the first
+  int head = kv_head * group + chunk * kRows;  // the first of this block
   int n_heads = group - chunk * kRows < kRows ? group - chunk * kRows : kRows;
 
   Carver carver;
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int i = 0; i < form.kAhead; ++i) {
     form.kept.load(tile + i, args.pool, next_rows, warp, lane);
     cp_async_commit();
-    next_rows = find(tile + i + 1);  // a tile ahead of its copy: the block table is slow to answer
+    next_rows = find(tile + i + 1);  // the block table is read one tile ahead of the copy, to hide its latency
   }
 
   size_t q_at = (size_t(work.q_token) * size_t(args.n_heads) + size_t(head)) * kDim;
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   rows.clear();
   for (; tile < end_tile; ++tile) {
     cp_async_wait<form.kAhead - 1>();
-    __syncwarp();  // this tile is there, and no lane reads the one before
+    __syncwarp();  // this tile has arrived, and no lane reads the tile before
     form.kept.load(tile + form.kAhead, args.pool, next_rows, warp, lane);
     cp_async_commit();
     next_rows = find(tile + form.kAhead + 1);
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   cp_async_wait<0>();
   __syncthreads();
 
-  // What was KV becomes [warp][row][dim] and the rows' states.
+  // The shared memory of KV is used again for [warp][row][dim] and the states of rows.
   Carver again;
   Shared<float2> accs = again.take<float2>(kWarps * kRows * kPitch<kDim>);
   Shared<float> maxima = again.take<float>(kWarps * kRows), sums = again.take<float>(kWarps * kRows);

@@ -1,8 +1,8 @@
-// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few sequences still fill the
-// card; the merge (merge_splits) folds them in order. One block per (sequence, split) of the host's list and KV head,
-// so all query heads of the group share each load of K and V, which cp.async brings a tile ahead. What it teaches:
-// decode is a stream of KV, and with 8 heads per group its arithmetic on plain cores takes as long as the stream does;
-// that is where split_mma begins.
+// Flash-Decoding (2023): the KV of a sequence is cut into splits with a thread block each, so that few sequences still
+// fill the card; merge_splits merges them in order. There is one block per (sequence, split) of the host's list and KV
+// head. All query heads of the group share each load of K and V, which cp.async copies a tile ahead. Lesson: decode is
+// a stream of KV, but with 8 heads per group its arithmetic on CUDA cores takes as long as the stream. split_mma
+// removes that bound.
 #include <bit>
 
 #include "attention/cuda/attention_cuda_kernel.h"
@@ -13,15 +13,15 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kMaxHeadDim = 256;
 
-// Of K and V in shared memory. Codes of quantised rows lie there as words: those rows are aligned
-// to 4 bytes, so they come through registers instead of cp.async.
+// The form of K and V in shared memory. Quantised rows are kept there as words of codes. They are aligned to 4 bytes
+// only, so they are copied through registers and not by cp.async.
 template <class T>
 struct Kept {
   using Unit = T;
   static constexpr int kTile = 128 / int(sizeof(T));  // tokens
-  static constexpr int kPiece = 16 / int(sizeof(T));  // elements of 16 bytes
-  // Units. A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows meet
-  // different banks.
+  static constexpr int kPiece = 16 / int(sizeof(T));  // elements in 16 bytes
+  // Units from row to row. A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows use different
+  // banks.
   __host__ __device__ static constexpr int pitch(int dim) { return dim + kPiece; }
   static constexpr int kScales = 0;
 };
@@ -30,7 +30,7 @@ struct Kept<Codes<kBits>> {
   using Unit = uint32_t;
   static constexpr int kTile = 64, kPiece = 8, kPerWord = 32 / kBits;
   __host__ __device__ static constexpr int pitch(int dim) { return dim / kPerWord + 1; }
-  static constexpr int kScales = 2 * kTile;  // of two tiles, of K and of V each
+  static constexpr int kScales = 2 * kTile;  // for two tiles of K, or of V
 };
 
 template <class T>
@@ -62,19 +62,19 @@ __device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, f
   return KvScale{scale.x, scale.y}.value(code);
 }
 
-// kHeads: query heads that a block takes at most; groups that are larger take several blocks.
-// This kernel stays whole because its steps share registers and shared memory.
+// A thread block takes at most kHeads query heads; a larger group takes several blocks. This kernel stays whole because
+// its steps share registers and shared memory.
 template <class T, int kHeads>
 __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv,
                                 int chunks) {
-  // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
+  // KV heads of a token are adjacent in memory: blocks that run together read whole pages of it.
   int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
   int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   SplitWork work = split_work(args, int(blockIdx.y));
   Tokens tokens = work.tokens;
   if (tokens.begin >= tokens.end) return;
   int dim = args.layout.shape.head_dim, group = args.n_heads / args.layout.shape.n_kv_heads;
-  int head = kv_head * group + chunk * kHeads;  // the first
+  int head = kv_head * group + chunk * kHeads;  // the first of this block
   int n_heads = group - chunk * kHeads < kHeads ? group - chunk * kHeads : kHeads;
   using Unit = typename Kept<T>::Unit;
   constexpr int kTokens = Kept<T>::kTile, kPiece = Kept<T>::kPiece, kBits = kCodeBits<T>;
@@ -82,12 +82,12 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
 
   Carver carver;
   Shared<float> q = carver.take<float>(kHeads * dim);
-  Shared<float> weights = carver.take<float>(kHeads * kTokens);    // [head][token]; scores at first
-  Shared<float> state = carver.take<float>(3 * kHeads);            // [head]: factor of the past; maximum; sum
-  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);     // of K in the pool
-  Shared<Unit> keys = carver.take<Unit>(2 * kTokens * row_pitch);  // of two tiles
+  Shared<float> weights = carver.take<float>(kHeads * kTokens);    // [head][token]; scores, then weights
+  Shared<float> state = carver.take<float>(3 * kHeads);            // [head]: factor for earlier sums; maximum; sum
+  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);     // rows of K in the pool
+  Shared<Unit> keys = carver.take<Unit>(2 * kTokens * row_pitch);  // two tiles
   Shared<Unit> values = carver.take<Unit>(2 * kTokens * row_pitch);
-  // Of rows of codes: scale and zero.
+  // Scale and zero of rows of codes.
   Shared<float2> key_scales = carver.take<float2>(Kept<T>::kScales);
   Shared<float2> value_scales = carver.take<float2>(Kept<T>::kScales);
 
@@ -107,7 +107,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
   auto load = [&](int tile) {
     int to = tile % 2 * kTokens * row_pitch;
     if constexpr (kBits > 0) {
-      const int words = row_pitch - 1;  // of codes; behind them the scale and the zero
+      const int words = row_pitch - 1;  // words of codes; the word of scale and zero follows
       for (int i = thread; i < kTokens * row_pitch; i += kThreads) {
         int r = i / row_pitch, word = i % row_pitch, t = tile * kTokens + r;
         bool readable = t >= tokens.begin && t < tokens.end;
@@ -134,11 +134,11 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
     }
   };
 
-  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of kSet heads.
+  // A thread adds values for dims (thread % lanes) and that + 128, for every `owners`-th set of kSet heads.
   constexpr int kSet = kHeads < 4 ? kHeads : 4, kSets = kHeads / kSet;
   int lanes = dim < kThreads ? dim : kThreads, owners = kThreads / lanes, owner = thread / lanes;
   float acc[kSets][kSet][kMaxHeadDim / kThreads] = {};
-  constexpr int kWarpHeads = divide_up(kHeads, kWarps);  // whose softmax a warp does: warp, warp + 4
+  constexpr int kWarpHeads = divide_up(kHeads, kWarps);  // heads whose softmax a warp computes: warp, warp + 4
   float max[kWarpHeads], sum[kWarpHeads];
   for (int i = 0; i < kWarpHeads; ++i) max[i] = kNone, sum[i] = 0;
   float scale = args.scale * kLog2E;
@@ -148,7 +148,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
   cp_async_commit();
   for (; tile < end_tile; ++tile) {
     cp_async_wait<0>();
-    __syncthreads();  // this tile is there, and nobody reads the one before
+    __syncthreads();  // this tile has arrived, and no warp reads the tile before
     if (tile + 1 < end_tile) load(tile + 1);
     cp_async_commit();
     int from = tile % 2 * kTokens * row_pitch, first = tile * kTokens;
@@ -208,7 +208,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
           float keep = set < kSets ? float(state[set * kSet + e]) : 0.0f;
           for (float& a : acc[i][e]) a *= keep;
         }
-      for (int t = 0; t < kTokens; t += 4) {  // where there is no token, zeros
+      for (int t = 0; t < kTokens; t += 4) {  // values without a token are zeros
         float v[4][kMaxHeadDim / kThreads];
         for (int u = 0; u < 4; ++u)
           for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
@@ -226,7 +226,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
           int set = owner + i * owners;
           if (set >= kSets) continue;
           for (int e = 0; e < kSet; ++e) {
-            float w[4];  // of four tokens
+            float w[4];  // for four tokens
             unpack(load_16(weights, (set * kSet + e) * kTokens + t), w, float{});
             for (int u = 0; u < 4; ++u)
               for (int j = 0; j < kMaxHeadDim / kThreads; ++j) acc[i][e][j] += w[u] * v[u][j];
@@ -240,7 +240,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
     int h = warp + i * kWarps;
     if (h < kHeads && lane == 0) state[kHeads + h] = max[i], state[2 * kHeads + h] = sum[i];
   }
-  for (int i = 0; i < kSets; ++i)  // where q was
+  for (int i = 0; i < kSets; ++i)  // stored in the place of q
     for (int e = 0; e < kSet; ++e)
       for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
         int set = owner + i * owners, d = thread % lanes + kThreads * j;

@@ -1,18 +1,18 @@
-// FlashAttention-2 (Dao 2023) with mma.sync: a block holds 64 or 128 query rows of one head, 16 or 32 per warp, and
-// walks KV in tiles of 64 tokens; the next tile is on its way (cp.async) while this one is computed. What it teaches:
-// scores stay in registers, where the accumulator fragment of Q K^T is, two blocks at a time, the operand fragment of P
-// V. With 32 rows per warp, each piece of K and V that ldmatrix brings feeds two mma's: with 16, shared memory (128
-// bytes per clock) would bind before the tensor cores do.
+// FlashAttention-2 (Dao 2023) with mma.sync. A thread block holds 64 or 128 query rows of one head, 16 or 32 per warp,
+// and goes through KV in tiles of 64 tokens; cp.async copies the next tile while this one is computed. Lesson: scores
+// stay in registers, because two accumulator fragments of Q K^T are one operand fragment of P V. With 32 rows per warp,
+// each piece of K and V that ldmatrix loads feeds two mma; with 16, shared memory (128 bytes per clock) would bind
+// before the tensor cores do.
 //
-// A row's bits do not depend on the rows beside it: tiles that it does not see change nothing, and a masked weight is
-// 0. So V of every token that some row of the block sees must be finite; other rows are not read.
+// A row's bits do not depend on the other rows: tiles that it does not see change nothing, and a masked weight is 0. V
+// of every token that some row of the block sees must therefore be finite. Other rows are not read.
 #include "attention/cuda/attention_cuda_kernel.h"
 #include "attention/cuda/attention_mma.h"
 
 namespace xpyd::attention::cuda_kernels {
 namespace {
 
-constexpr int kStepTokens = 32;  // of online softmax: with 64, 32 rows of head_dim 128 need more registers than 255
+constexpr int kStepTokens = 32;  // of online softmax; with 64, 32 rows of head_dim 128 need over 255 registers
 
 template <class T, int kDim, int kRowTiles>
 constexpr size_t flash_shared_bytes() {
@@ -26,10 +26,10 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   const CudaStep& step = args.step;
   int head = int(blockIdx.x), seq = int(blockIdx.z);
   int q_begin = step.q_offsets[seq], n_q = step.q_offsets[seq + 1] - q_begin;
-  int q_first = int(gridDim.y - 1 - blockIdx.y) * kRows;  // the rows with most to do start first
+  int q_first = int(gridDim.y - 1 - blockIdx.y) * kRows;  // the rows with most work start first
   if (q_first >= n_q) return;
   int n_rows = n_q - q_first < kRows ? n_q - q_first : kRows;
-  int position = step.kv_lengths[seq] - n_q + q_first;  // of row 0
+  int position = step.kv_lengths[seq] - n_q + q_first;  // the position of row 0
   Tokens readable = {visible(position, args.sliding_window).begin, position + n_rows};
   const int first_tile = readable.begin / kTileTokens;
   int tile = first_tile, end_tile = divide_up(readable.end, kTileTokens);
@@ -53,7 +53,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
     bool valid = row < n_rows;
     cp_async_16(q, swizzled<kDim>(row, piece), q_rows + size_t(valid ? row : 0) * q_stride + piece * 8, valid);
   }
-  uint32_t next_rows = find(tile);  // a tile ahead of its copy: the block table is slow to answer
+  uint32_t next_rows = find(tile);  // the block table is read one tile ahead of the copy, to hide its latency
 
   float scale = args.scale * kLog2E;
   Rows<kDim, kRowTiles> rows;
@@ -63,9 +63,9 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   Tokens seen_by_first = visible(position + warp_row, args.sliding_window);
   Tokens seen_by_last = visible(position + last_row, args.sliding_window);
 
-  for (--tile; tile < end_tile; ++tile) {  // the first time around starts copies only
+  for (--tile; tile < end_tile; ++tile) {  // the first iteration only starts copies
     cp_async_wait<0>();
-    __syncthreads();  // this tile is there, and nobody reads the one before
+    __syncthreads();  // this tile has arrived, and no warp reads the tile before
     if (tile + 1 < end_tile) {
       kept.load(tile + 1, args.pool, next_rows, warp, lane);
       next_rows = find(tile + 2);
@@ -90,7 +90,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
         for (int i = 0; i < kRowTiles; ++i)
           for (int half = 0; half < 2; ++half) {
             int row = warp_row + 16 * i + 8 * half + lane / 4;  // rows after the last see what the last sees
-            // Of this lane's columns, 8 n + c, those in (before, last] are seen.
+            // Of this lane's columns, 8 n + c, the row sees those in (before, last].
             int last = position + (row < n_rows ? row : n_rows - 1) - first - 2 * (lane % 4);
             int before = args.sliding_window ? last - args.sliding_window : -1;
             for (int n = 0; n < kStepTokens / 8; ++n)

@@ -1,80 +1,81 @@
-// FlashAttention-3 (Shah et al. 2024) for Hopper: two warps only start copies, two or three
-// warpgroups only compute, 64 query rows each. What it teaches:
-//   §3.1  Warps are specialised. The copy engine fetches whole boxes of K and V into a ring of two
-//         stages, which mbarriers hand back and forth; no thread spends instructions or registers
-//         on it, and registers move from the copying warpgroup to the computing ones.
-//   §3.1  Warpgroups take turns (ping-pong): one's products run while another's exponentials do.
-//   §3.2  Within a warpgroup, too: the scores of tile j are under way together with the weights of
-//         tile j - 1 times V, and softmax of tile j begins before that product is done.
+// FlashAttention-3 (Shah et al. 2024) for Hopper: two warps only start copies; two or three warpgroups only compute, 64
+// query rows each. Lessons:
+//   §3.1  Warps are specialised. The copy engine (TMA) fetches whole boxes of K and V into a ring of two stages,
+//         which mbarriers hand over. Computing threads spend no instructions or registers on copies, and
+//         registers move from the copying warpgroup to the computing ones.
+//   §3.1  Warpgroups take turns (ping-pong): the products of one run during the exponentials of another.
+//   §3.2  Within a warpgroup, the scores of tile j are in flight together with the weights of tile j - 1 times V,
+//         and the softmax of tile j begins before that product is done.
 // Rows are (token, query head of the KV head) pairs, so that all heads of a group share each copy.
 //
-// A row's bits do not depend on the rows beside it: tiles are cut from position 0, and one that a
-// row does not see changes nothing. So V of every token that some row of the block sees must be
-// finite; other tokens' V becomes zeros in shared memory, and their scores are replaced.
+// A row's bits do not depend on the other rows: tiles are cut from position 0, and a tile that a row does not see
+// changes nothing. V of every token that some row of the block sees must therefore be finite. V of other tokens becomes
+// zeros in shared memory, and their scores are replaced.
 #include "attention/cuda/attention_cuda_kernel.h"
 #include "base/cuda/cuda_kernel_sm90.h"
 
 namespace xpyd::attention::cuda_kernels {
 namespace {
 
-constexpr int kTile = 128;  // tokens that one online-softmax step takes
+constexpr int kTile = 128;  // tokens of one online-softmax step
 constexpr int kStages = 2;
-constexpr int kSmallBox = 8;                         // tokens; the least that a box of 128-byte rows may have
+constexpr int kSmallBox = 8;                         // tokens; a box of 128-byte rows cannot have fewer
 constexpr int kGroupThreads = 128, kGroupRows = 64;  // of a warpgroup
 
 template <int kDim>
 struct Plan {
-  // Of those that compute. With head_dim 64, the exponentials need as long as the products, and
-  // three hide more of them than two do.
+  // The computing warpgroups. With head_dim 64, exponentials take as long as the products, and three warpgroups hide
+  // more of them than two.
   static constexpr int kGroups = kDim == 64 ? 3 : 2;
   static constexpr int kRows = kGroups * kGroupRows, kThreads = (kGroups + 1) * kGroupThreads;
-  static constexpr int kHalves = kDim / kBoxColumns;  // boxes beside each other in a row
-  // 64 Ki registers: 65,536 / kThreads each at first, then these.
+  static constexpr int kHalves = kDim / kBoxColumns;  // boxes side by side in a row
+  // Of 64 Ki registers each thread gets 65,536 / kThreads at first, and then these.
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40, kComputeRegisters = kGroups == 3 ? 160 : 232;
-  // Else a warpgroup waits for registers that nobody gives back. The kernel begins with a multiple of 8 each.
+  // Otherwise a warpgroup would wait for registers that nobody releases. The kernel begins with a multiple of 8 each.
   static_assert((kCopyRegisters + kGroups * kComputeRegisters) * kGroupThreads <= 65536 / kThreads / 8 * 8 * kThreads);
   static constexpr size_t kSharedBytes = shared_bytes<bf16>(kRows * kDim) +
                                          2 * kStages * shared_bytes<bf16>(kTile * kDim) +
                                          shared_bytes<uint64_t>(4 * kStages + 2);
 };
 
-// The mbarriers. `full`: a stage's copies are there; `free`: all warps that compute are done with
-// it; `landed`: one for each warp that copies.
+// The mbarriers. `full`: the copies of a stage have arrived. `free`: all computing warps are done with a stage.
+// `landed`: one for each copying warp, for its own waits.
 constexpr int kFullKeys = 0, kFullValues = kStages, kFreeKeys = 2 * kStages, kFreeValues = 3 * kStages,
               kLanded = 4 * kStages, kBarriers = 4 * kStages + 2;
-// Barriers of some warps, by id: a warpgroup's own, and its turn.
+// Ids of named barriers: one inside each warpgroup, and one for its turn.
 constexpr int kOwnBarrier = 1, kTurnBarrier = 4;
 
-// A paged sequence's length for copy_tiles(): blocks have all their memory.
+// The length of a paged sequence for copy_tiles(): whole blocks are mapped.
 constexpr int kEveryBlock = 1 << 30;
 
-// The pool as a matrix for the copy engine. Its row is what lies between a token and the next of
-// its block; in it, K or V of one layer and head is head_dim columns.
+// The pool as a matrix for the copy engine. A row is the memory from one token to the next of its block; in it, K or V
+// of one layer and head is head_dim columns.
 struct PoolMatrix {
   KvRows kv;
   int rows;
-  int box_rows;  // tokens
+  int box_rows;  // tokens of a box
 };
 
-// What a copying warp works on: the first has K, the second V, so that small boxes, which start one
-// after the other, start in two rows. Its registers are few: one tile's code is compiled twice.
+// The state of a copying warp. The first warp copies K and the second V, because small boxes start one after the other
+// and two warps start them in parallel. The warps have few registers, so copy_tile() is compiled twice.
 struct Copying {
   int v;                   // 0: K, 1: V
-  const std::byte* bytes;  // the pool's
+  const std::byte* bytes;  // the pool
   const PoolMatrix& pool;
   const TensorMap& map;
   const int32_t* table;
   int kv_head;
   Tokens readable;
-  int length;  // tokens of the sequence
+  int length;  // tokens in the sequence
   const Shared<bf16>& tiles;
   const Shared<uint64_t>& barriers;
 };
 
-// This lane's box of a tile, counted in tokens from the tile's begin, and whether anybody reads it.
+// This lane's box of a tile: its first token (counted from the tile's), its tokens, whether it is copied, and whether
+// any of its tokens is readable.
 template <int kDim, bool kWhole>
 struct Box {
-  int first, rows, boxed;  // boxed: tokens of the tile that come in boxes
+  int first, rows, boxed;  // boxed: tokens of the tile that boxes copy
   bool copies, seen;
   __device__ __forceinline__ Box(const Copying& c, int tile) {
     int lane = int(threadIdx.x) % 32, begin = tile * kTile;
@@ -89,17 +90,17 @@ struct Box {
   }
 };
 
-// K or V of one tile, the i-th, by a warp. Lane i starts box i, which is at `kv_row`. Tile `v` of
-// stage `stage` is `tiles`[v][stage].
+// A warp copies K or V of one tile, the i-th; each lane starts its box, which is at `kv_row`. Tile `v` of stage `stage`
+// is `tiles`[v][stage].
 //
-// kWhole: the sequence has all the tile's tokens. Otherwise it ends there, and contiguous memory
-// may have no pages behind (vAttention): `map` has small boxes, and the last tokens come as words.
+// kWhole: the sequence has all tokens of the tile. Otherwise it ends in the tile, and contiguous memory may have no
+// pages behind (vAttention): `map` then has small boxes, and the last tokens are copied by load and store.
 template <int kDim, bool kWhole>
 __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uint32_t kv_row, int& n_landed) {
   using P = Plan<kDim>;
   int lane = int(threadIdx.x) % 32, half = lane % P::kHalves, begin = tile * kTile;
   const auto [first, box_rows, boxed, copies, seen] = Box<kDim, kWhole>(c, tile);
-  // A box without readable tokens lies outside of the matrix, which gives zeros.
+  // A box without readable tokens is placed outside of the matrix, where copies give zeros.
   int row = c.pool.rows, column = 0;
   if (seen) {
     row = int(kv_row / c.pool.kv.token);
@@ -107,7 +108,7 @@ __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uin
   }
   int at = (c.v * kStages + i % kStages) * kTile * kDim;
   int full = (c.v ? kFullValues : kFullKeys) + i % kStages;
-  // By this warp, after the boxes.
+  // Whether this warp edits the tile after the boxes have arrived.
   bool touched = !kWhole || (c.v && (begin < c.readable.begin || begin + kTile > c.readable.end));
   int lands = touched ? kLanded + c.v : full;
   mbarrier_wait(c.barriers, (c.v ? kFreeValues : kFreeKeys) + i % kStages, (i / kStages + 1) % 2);
@@ -115,7 +116,7 @@ __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uin
   __syncwarp();
   if (copies) copy_box(c.tiles, at + (half * kTile + first) * kBoxColumns, c.map, column, row, c.barriers, lands);
   if (!touched) return;
-  // At most two tiles of a block, the first and the last: V that nobody may read becomes zeros.
+  // This concerns at most two tiles of a block, the first and the last: V that must not be read becomes zeros.
   mbarrier_wait(c.barriers, lands, n_landed++ % 2);
 #pragma unroll 1
   for (int j = lane; j < kTile * kDim / 8; j += 32) {  // pieces of 16 bytes, 8 per half row
@@ -135,12 +136,12 @@ __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uin
   if (lane == 0) mbarrier_arrive(c.barriers, full);
 }
 
-// A copying warp: tile after tile, as fast as stages become free. `small`: the map of small boxes.
+// A copying warp: it copies tile after tile, as fast as stages become free. `small` is the map of small boxes.
 template <int kDim>
 __device__ inline void copy_tiles(Copying c, const TensorMap& small) {
   int tile = c.readable.begin / kTile, i = 0, n_landed = 0;
   const int end = divide_up(c.readable.end, kTile), whole_end = min(end, c.length / kTile);
-  // The block table is asked a tile ahead: it answers while stages become free.
+  // The block table is read one tile ahead, so that its latency passes while stages become free.
   auto find = [&](int of) { return of < whole_end ? Box<kDim, true>(c, of).find(c, of) : 0; };
   for (uint32_t next = find(tile); tile < whole_end; ++tile, ++i) {
     uint32_t now = next;
@@ -152,14 +153,14 @@ __device__ inline void copy_tiles(Copying c, const TensorMap& small) {
                            tile, i, Box<kDim, false>(c, tile).find(c, tile), n_landed);
 }
 
-// 64 rows of a computing warpgroup, as wgmma lays them on its threads: a thread has parts of rows
-// lane / 4 and lane / 4 + 8 of its warp's 16, in each block of 8 columns two.
+// 64 rows of a computing warpgroup, as wgmma distributes them over its threads: a thread has parts of rows lane / 4 and
+// lane / 4 + 8 of its warp's 16, two columns of each block of 8.
 template <int kDim>
 struct Computing {
   using P = Plan<kDim>;
-  float max[2], sum[2], keep[2];  // of dot products, not scaled; over this thread's columns
+  float max[2], sum[2], keep[2];  // max: over dot products, not scaled; sum: over this thread's columns
   float s[kTile / 8][4];          // scores, then weights
-  uint32_t p[kTile / 16][4];      // weights, bf16
+  uint32_t p[kTile / 16][4];      // weights in bf16
   float acc[kDim / 8][4];
 
   __device__ __forceinline__ void clear() {
@@ -191,7 +192,7 @@ struct Computing {
     wgmma_commit();
   }
 
-  // Of this thread's columns, 8 n + c, row `half` sees those in (before[half], last[half]].
+  // Masks scores: of this thread's columns, 8 n + c, row `half` sees those in (before[half], last[half]].
   __device__ __forceinline__ void mask(const int (&last)[2], const int (&before)[2]) {
 #pragma unroll
     for (int n = 0; n < kTile / 8; ++n)
@@ -200,8 +201,8 @@ struct Computing {
         if (8 * n + c % 2 > last[c / 2] || 8 * n + c % 2 <= before[c / 2]) s[n][c] = kNone;
   }
 
-  // Scores become weights, 2^(scale (s - maximum)). A row that sees none of these tokens (all
-  // scores -inf) keeps its bits: its factor is exactly 1, or 0 over zeros.
+  // Turns scores into weights, 2^(scale (s - maximum)). A row that sees none of these tokens (all scores -inf) keeps
+  // its bits: its factor is exactly 1, or 0 over zeros.
   __device__ __forceinline__ void weigh(float scale) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -223,7 +224,7 @@ struct Computing {
       sum[half] = __fmaf_rn(sum[half], keep[half], added);
     }
   }
-  // What was summed before comes to the new maximum.
+  // Rescales what was summed before to the new maximum.
   __device__ __forceinline__ void rescale() {
     if (!__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) return;
 #pragma unroll
@@ -231,7 +232,7 @@ struct Computing {
 #pragma unroll
       for (int c = 0; c < 4; ++c) acc[n][c] *= keep[c / 2];
   }
-  // The fragment of the scores is that of the operand (PTX ISA: D and A of m64nNk16).
+  // The fragment of the scores is the fragment of the operand (PTX ISA: D and A of m64nNk16).
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k)
@@ -260,18 +261,18 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   int kv_head = int(blockIdx.y), seq = int(blockIdx.z);
   int heads = args.n_heads / args.layout.shape.n_kv_heads;
   int q_begin = step.q_offsets[seq], n_q = step.q_offsets[seq + 1] - q_begin;
-  // Rows of the sequence are counted token * heads + head of the group. Those with most to do start
-  // first; one KV head after the other, so that L2 holds its K and V.
+  // Row token * heads + head is that query token and head of the group. Rows with most work start first; KV heads
+  // follow one another, so that L2 holds the K and V of one.
   int first_row = int(gridDim.x - 1 - blockIdx.x) * P::kRows, n_rows = n_q * heads - first_row;
   if (n_rows <= 0) return;
   if (n_rows > P::kRows) n_rows = P::kRows;
-  int start = step.kv_lengths[seq] - n_q;  // position of this step's first token
+  int start = step.kv_lengths[seq] - n_q;  // the position of this step's first token
   Tokens readable = {visible(start + first_row / heads, args.sliding_window).begin,
                      start + (first_row + n_rows - 1) / heads + 1};
 
   Carver carver;
   Shared<bf16> q = carver.take<bf16>(P::kRows * kDim);  // [half][row][64], swizzled
-  // [K|V][stage][half][token][64], likewise
+  // [K|V][stage][half][token][64], swizzled
   Shared<bf16> tiles = carver.take<bf16>(2 * kStages * kTile * kDim);
   Shared<uint64_t> barriers = carver.take<uint64_t>(kBarriers);
   int thread = int(threadIdx.x);
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   int warp = in_group / 32, lane = thread % 32;
   int group_row = group * kGroupRows;
 
-  // Where row `row` of the block is in q and out.
+  // The index of row `row` of the block in q and out.
   auto place = [&](int row) {
     int token = (first_row + row) / heads, head = (first_row + row) % heads;
     return (size_t(q_begin + token) * size_t(args.n_heads) + size_t(kv_head * heads + head)) * kDim;
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   rows.clear();
   auto softmax = [&](int tile) {
     int first = tile * kTile;
-    // Where every thread of the warp sees all of the tile, there is nothing to mask.
+    // If every thread of the warp sees all of the tile, there is nothing to mask.
     bool all = first + kTile <= position[0] + 1 && (!args.sliding_window || first > position[1] - args.sliding_window);
     if (!__all_sync(0xffffffffu, all)) {
       int last[2], before[2];
@@ -352,7 +353,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   keep_operands(rows.s);
   give_back(kFreeKeys);
   softmax(begin);
-  rows.pack();  // acc is zeros, whatever the factor
+  rows.pack();  // acc is zero, so it needs no rescaling
 
   for (int i = 1; i < n_tiles; ++i) {
     int stage = i % kStages, past = (i - 1) % kStages;
@@ -366,7 +367,8 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
     keep_operands(rows.s);
     give_back(kFreeKeys + stage);
     softmax(begin + i);
-    // Complete since above, but a branch: without one, ptxas (13.0) moves the wait for the product to before softmax.
+    // This barrier is complete already. Its branch matters: without one, ptxas (13.0) moves the wait for the product to
+    // before the softmax.
     mbarrier_wait(barriers, kFullValues + past, (i - 1) / kStages % 2);
     wgmma_wait<0>();
     keep_operands(rows.acc);
@@ -396,7 +398,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   }
 }
 
-// Tokens of a box: as many of a tile as lie behind one another in every block.
+// Tokens of a box: as many of a tile as are adjacent in every block.
 int box_rows_of(const CudaAttentionArgs& args) {
   int block = args.layout.block_tokens;
   return args.step.contiguous || block >= kTile ? kTile : block;

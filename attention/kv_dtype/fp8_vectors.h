@@ -1,5 +1,5 @@
-// fp8 in vectors of 256 bits, for files that are compiled for AVX2 or more: the numbers and the codes of base/dtype.h.
-// Widening is exact, so all that read KV have the same numbers.
+// fp8 in vectors of 256 bits, for files that are compiled for AVX2 or newer. The values are those of base/dtype.h.
+// Widening is exact, so every reader of KV sees the same numbers.
 #pragma once
 
 #include <immintrin.h>
@@ -11,8 +11,8 @@
 namespace xpyd::attention {
 namespace {
 
-// 8 codes. As the upper byte of a word a code of e5m2 is an f16; one of e4m3, shifted behind its sign by the one bit of
-// exponent that an f16 has more, is the f16 that is 2^-8 of it, but for NaN.
+// Widens 8 codes. A code of e5m2 is the upper byte of an f16. A code of e4m3, shifted right by one bit below its sign
+// (f16 has one exponent bit more), is the f16 of 2^-8 times its value; NaN is patched.
 template <Dtype kDtype>
 inline __m256 widen_fp8(const std::byte* at) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
@@ -24,7 +24,7 @@ inline __m256 widen_fp8(const std::byte* at) {
   return _mm256_mul_ps(_mm256_cvtph_ps(words), _mm256_set1_ps(0x1p8f));
 }
 
-// nearest_fp8() of 8 numbers, one in 32 bits.
+// Returns nearest_fp8() of 8 numbers, each in 32 bits.
 inline __m256i narrow_fp8(const Fp8Form& form, __m256 x) {
   const auto all = [](uint32_t n) { return _mm256_set1_epi32(int(n)); };
   const uint32_t gone = uint32_t(23 - form.mantissa), least = uint32_t(127 + form.least) << 23;

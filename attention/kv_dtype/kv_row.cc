@@ -10,7 +10,7 @@
 namespace xpyd::attention {
 namespace {
 
-// Null: the loops below do all of a row.
+// The functions of this CPU's instruction set; null if the loops below do whole rows.
 const KvRowVectors* vectors() {
 #if defined(__x86_64__)
   static const KvRowVectors* const best = cpu_has(Isa::avx2) ? &kKvRowAvx2 : nullptr;
@@ -20,7 +20,7 @@ const KvRowVectors* vectors() {
 #endif
 }
 
-constexpr int kLanes = 8;  // independent extremes, so that the compiler may use vectors
+constexpr int kLanes = 8;  // independent minima and maxima, so that the compiler may use vectors
 
 KvQuantiser quantiser_of(Dtype dtype, int head_dim, const float* x) {
   float min[kLanes], max[kLanes], poison[kLanes] = {};

@@ -1,4 +1,4 @@
-// Rows of KV for AVX2: the bits of kv_row.cc's loops, 32 elements at a time.
+// KvRowVectors for AVX2, mostly 32 elements at a time, with the bits of kv_row.cc's loops.
 #include <immintrin.h>
 
 #include "attention/kv_dtype/fp8_vectors.h"
@@ -10,13 +10,13 @@ namespace {
 constexpr int kAtOnce = 32;
 constexpr float kLargest = 65504.0f;  // kKvLargest
 
-// 32 numbers of 0 to 255, 8 in each.
+// Packs 32 numbers in [0, 255], 8 in each vector, into bytes.
 __m256i bytes_of(const __m256i (&x)[4]) {
   const __m256i words = _mm256_packus_epi16(_mm256_packus_epi32(x[0], x[1]), _mm256_packus_epi32(x[2], x[3]));
   return _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-// Of equal operands, and of NaN, min and max give the second one, as `a < b ? a : b` does.
+// min and max return their second operand if the operands are equal or one is NaN, as `a < b ? a : b` does.
 int range_avx2(const float* x, int n, float* min, float* max, float* poison) {
   const int whole = n / 8 * 8;
   if (whole == 0) return 0;

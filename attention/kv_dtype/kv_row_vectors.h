@@ -1,5 +1,5 @@
-// Rows of KV in vectors: what kv_row.cc asks of an instruction set. Each function does as many of the first elements as
-// are whole vectors, with the bits of the loops there, and returns how many.
+// The vector functions that kv_row.cc calls. Each processes as many whole vectors from the start of a row as there are,
+// gives the bits of kv_row.cc's loops, and returns the number of elements that it has done.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 namespace xpyd::attention {
 
 struct KvRowVectors {
-  // Least and largest, of these and what is there; NaN is left out. poison: 0 x of each is added.
+  // Lowers *min, raises *max and adds the sum of 0 * x to *poison. NaN does not change *min or *max.
   int (*range)(const float* x, int n, float* min, float* max, float* poison);
-  // Codes of a row with KvQuantiser's members, and values of codes with KvScale's. int8, or two in a byte.
+  // Encode with the members of KvQuantiser, decode with those of KvScale. If not int8, a byte holds two codes.
   int (*codes)(bool int8, const float* x, int n, float offset, float inverse, float largest, std::byte* row);
   int (*values)(bool int8, const std::byte* row, int n, float scale, float zero, float* x);
   int (*to_bf16)(const float* x, int n, std::byte* row);
