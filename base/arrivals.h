@@ -1,7 +1,5 @@
-// When requests of a load arrive, by seed. Our own distributions, because the standard library's differ between
-// implementations.
-//
-// Thread safety: plain functions.
+// Arrival times of a load's requests, decided by a seed. The distributions are our own, because those of the standard
+// library differ between implementations.
 #pragma once
 
 #include <cmath>
@@ -12,16 +10,16 @@
 
 namespace xpyd {
 
-// Another seed, which a seed and a number decide.
+// Returns a seed derived from a seed and a number.
 inline uint64_t mix_seed(uint64_t a, uint64_t b) { return Random(a * 0x9e3779b97f4a7c15u + b).next(); }
 
-// Mean 0, variance 1 (Box-Muller).
+// A normal sample with mean 0 and variance 1 (Box-Muller).
 inline double normal_sample(Random& random) {
   double radius = std::sqrt(2 * random.exponential());
   return radius * std::cos(2 * M_PI * random.uniform());
 }
 
-// Scale 1. Marsaglia & Tsang (2000) for shape >= 1; below 1 by Gamma(shape + 1) * U^(1 / shape).
+// A gamma sample with scale 1: Marsaglia & Tsang (2000) for shape >= 1, and Gamma(shape + 1) * U^(1 / shape) below 1.
 inline double gamma_sample(Random& random, double shape) {
   if (shape == 1) return random.exponential();
   if (shape < 1) {
@@ -39,9 +37,10 @@ inline double gamma_sample(Random& random, double shape) {
   }
 }
 
-// Arrival times in seconds of n requests at `rate` per second; inf: all 0. Fixed: i / rate. Otherwise gaps of a gamma
-// distribution of that shape (1 = Poisson), scaled so that the last arrival is exactly n / rate, as vLLM's client does:
-// it takes the noise of a finite sample out of the rate.
+// Returns the arrival times in seconds of n requests at `rate` per second. If `rate` is inf, all are 0. If `fixed`,
+// request i arrives at i / rate. Otherwise gaps follow a gamma distribution of shape `burstiness` (1 = Poisson) and are
+// scaled so that the last arrival is exactly n / rate, as in vLLM's client. So the noise of a finite sample does not
+// change the rate.
 inline std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed) {
   std::vector<double> times(size_t(n), 0.0);
   if (std::isinf(rate)) return times;

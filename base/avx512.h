@@ -1,9 +1,9 @@
-// AVX-512's intrinsics, for *_avx512*.cc alone. Compiled for the tests with XPYD_EMULATE they are SIMDe's, on AVX2, so
-// that every processor executes these kernels; what Debian's SIMDe lacks of them stands below. What such a file gives
-// to others it names XPYD_AVX512(name): the second object has names of its own.
+// AVX-512's intrinsics, for *_avx512*.cc alone. With XPYD_EMULATE, which the tests define, they are SIMDe's on AVX2, so
+// that every processor executes these kernels. The intrinsics that Debian's SIMDe lacks are below. Such a file names
+// what it exports XPYD_AVX512(name), so that its second object has names of its own.
 //
-// Of headers a kernel's file may use types, constants, and what is always inlined: an inline function that is compiled
-// here and not inlined may be the one that the linker takes for all (`make test` looks for one).
+// From headers a kernel's file may use types, constants and always-inlined functions. An inline function that is
+// compiled here but not inlined could be the copy that the linker keeps for all files (`make test` looks for one).
 #pragma once
 
 #include <immintrin.h>
@@ -38,7 +38,7 @@ inline Half half(Wide wide, int which) {
   return part;
 }
 
-// f of both halves: of 256 bits each, or 128 where f makes 256 of them.
+// f applied to both halves, of 256 bits each, or of 128 bits if f makes 256 of them.
 template <class Wide, class Half, class From, class F>
 inline Wide halves(From a, F f) {
   return join<Wide>(f(half<Half>(a, 0)), f(half<Half>(a, 1)));
@@ -64,7 +64,7 @@ inline __m512i cvtepu16_epi32(__m256i a) {
 }
 inline __m256 extractf32x8_ps(__m512 a, int which) { return half<__m256>(a, which); }
 
-// Elements whose bit is not set are neither read nor written.
+// Elements whose mask bit is not set are neither read nor written.
 template <class Vector, class Element>
 inline Vector load(uint64_t mask, const void* from) {
   Element elements[sizeof(Vector) / sizeof(Element)] = {};
@@ -83,7 +83,7 @@ inline void store(void* to, uint64_t mask, Vector v) {
 inline __m512 maskz_loadu_ps(__mmask16 k, const void* p) { return load<__m512, float>(k, p); }
 inline void mask_storeu_ps(void* p, __mmask16 k, __m512 v) { store<float>(p, k, v); }
 
-// VDPBF16PS as its manual has it: the odd pair first, each sum rounded; denormals, in and out, are zero.
+// VDPBF16PS as the manual defines it: the odd pair is added first, each sum is rounded, and denormals are zero.
 inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
   uint32_t x[16], y[16];
   float s[16];

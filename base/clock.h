@@ -1,4 +1,4 @@
-// Time is an argument. Seconds since an arbitrary origin, monotonic.
+// Time is an argument: seconds since an arbitrary origin, monotonic.
 #pragma once
 
 #include <time.h>
@@ -9,7 +9,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual double now() = 0;  // seconds
-  // Until as much later. What is waited for may come from other threads: sleep, look, sleep again.
+  // Sleeps for `seconds`. What the caller waits for may come from another thread, so callers sleep, look and sleep
+  // again.
   virtual void sleep(double seconds) {
     const timespec t{time_t(seconds), long((seconds - double(time_t(seconds))) * 1e9)};
     nanosleep(&t, nullptr);

@@ -1,4 +1,4 @@
-// Copies inside host memory that go around the caches.
+// Copies inside host memory that bypass the caches.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@ struct Copy {
   size_t bytes = 0;
 };
 
-// Copies with non-temporal stores, which save reading the lines of `destination` before they are overwritten. It pays
-// when the bytes copied together exceed the last-level cache, or when the destination is read next by nobody or by
-// another socket; what is read again soon is better off with memcpy. Ends with a fence: a flag stored after the call
-// publishes the bytes. The head of the next piece is fetched while one is copied: at a jump to another block the
-// hardware prefetcher starts from nothing. Falls back to memcpy without AVX2.
+// Copies with non-temporal stores, which do not read the lines of `destination` before they are overwritten. This pays
+// if the bytes exceed the last-level cache, or if the next reader is another socket or nobody. memcpy is better for
+// bytes that are read again soon. The call ends with a fence, so a flag that is stored afterwards publishes the bytes.
+// It fetches the head of the next copy during the current one, because the hardware prefetcher starts anew at each
+// jump. Without AVX2 it is memcpy.
 void copy_streaming(std::span<const Copy> copies);
 
-// What copy_streaming takes the best of.
+// The variants of which copy_streaming() takes the best that this CPU runs.
 struct CopyVariant {
   const char* name;
   void (*run)(const Copy* copies, size_t n);

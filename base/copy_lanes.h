@@ -1,5 +1,5 @@
-// The streaming copy loop, of whichever width: per iteration 128 bytes, loads of a Line each and as many non-temporal
-// stores.
+// The streaming copy loop for any vector width. Each iteration loads 128 bytes, a Line at a time, and stores them with
+// non-temporal stores.
 #include <cstdint>
 #include <cstring>
 
@@ -9,7 +9,7 @@
 namespace xpyd {
 namespace {
 
-constexpr size_t kHeadBytes = 1024;  // of the next piece, fetched ahead
+constexpr size_t kHeadBytes = 1024;  // bytes of the next copy that are fetched ahead
 
 void copy_one(std::byte* dst, const std::byte* src, size_t bytes) {
   constexpr int kLines = int(128 / sizeof(Line));

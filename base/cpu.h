@@ -1,7 +1,7 @@
-// The instruction sets that kernels are written for, and which of them this processor has. Every table of kernels for
-// the CPU says of each row what it needs, and takes its best row from here.
+// The instruction sets for which kernels are written, and which of them this processor has. Every table of CPU kernels
+// names what each row needs, and gets its best row here.
 //
-// Thread safety: limit_isa() before anybody has chosen a kernel; the others from any thread.
+// Thread safety: limit_isa() must be called before any kernel is chosen; the others may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace xpyd {
 
-// Each one includes those before it, so that "not above" has a meaning; every processor with bf16 has vnni. What they
-// are to the compiler is in the Makefile (*_avx2.cc, *_avx512.cc, *_avx512vnni.cc, *_avx512bf16.cc).
+// Each instruction set includes those before it, so they have an order; every processor with bf16 has vnni. The
+// Makefile has the compiler's flags for each (*_avx2.cc, *_avx512.cc, *_avx512vnni.cc, *_avx512bf16.cc).
 enum class Isa : uint8_t { portable, avx2, avx512, avx512_vnni, avx512_bf16 };
 
 struct IsaRow {
@@ -23,14 +23,14 @@ inline constexpr IsaRow kIsas[] = {{"portable", Isa::portable},
                                    {"avx512_vnni", Isa::avx512_vnni},
                                    {"avx512_bf16", Isa::avx512_bf16}};
 
-// What it needs that this processor lacks, by the name in /proc/cpuinfo; "": nothing.
+// Returns a feature that `isa` needs and this processor lacks, named as in /proc/cpuinfo, or "".
 const char* cpu_lacks(Isa isa);
-// This processor has it, and it is within the limit.
+// True if this processor has `isa` and limit_isa() allows it.
 bool cpu_has(Isa isa);
-// Kernels that need more are from now on as if the processor lacked it (--cpu-kernels).
+// Treats every newer instruction set as if the processor lacked it (--cpu-kernels).
 void limit_isa(Isa highest);
 
-// The row that needs most of those that run here; the first of several. A table has a portable row.
+// Returns the row with the newest instruction set that runs here, the first of several. Requires a portable row.
 template <class Rows>
 const auto& best_row(const Rows& rows) {
   const auto* best = &*std::begin(rows);

@@ -1,4 +1,4 @@
-// Element types and the conversions between them. bf16 is the upper half of an f32, rounded to nearest even.
+// Element types and conversions between them. bf16 is the upper half of an f32, rounded to nearest even.
 #pragma once
 
 #include <bit>
@@ -15,16 +15,16 @@
 
 namespace xpyd {
 
-// int8 and int4 are unsigned codes with a scale and a zero: of a row of KV (kv_layout.h), of a group of weights
-// (model/gemm/quantised.h). fp8_e4m3 and fp8_e5m2 are numbers of 8 bits as they stand, of KV only; fp8 is e4m3 with a
-// scale, of weights only.
+// int8 and int4 are unsigned codes with a scale and a zero, of a row of KV (kv_layout.h) or of a group of weights
+// (model/gemm/quantised.h). fp8_e4m3 and fp8_e5m2 are 8-bit floats without a scale, for KV only. fp8 is e4m3 with a
+// scale, for weights only.
 enum class Dtype : uint8_t { f32, bf16, f16, int8, int4, fp8_e4m3, fp8_e5m2, fp8 };
 inline constexpr Dtype kLastKvDtype = Dtype::fp8_e5m2, kLastDtype = Dtype::fp8;
 
 XPYD_HD constexpr int dtype_bits(Dtype dtype) {
   return dtype == Dtype::f32 ? 32 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 16 : dtype == Dtype::int4 ? 4 : 8;
 }
-XPYD_HD constexpr size_t dtype_bytes(Dtype dtype) { return size_t(dtype_bits(dtype)) / 8; }  // not int4
+XPYD_HD constexpr size_t dtype_bytes(Dtype dtype) { return size_t(dtype_bits(dtype)) / 8; }  // not for int4
 constexpr const char* dtype_name(Dtype dtype) {
   constexpr const char* kNames[] = {"f32", "bf16", "f16", "int8", "int4", "fp8_e4m3", "fp8_e5m2", "fp8"};
   return kNames[int(dtype)];
@@ -50,18 +50,18 @@ constexpr float f16_to_f32(uint16_t h) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
-// Nearest, ties to even; beyond 65520 infinity.
+// The nearest f16, ties to even; beyond 65520 infinity.
 constexpr uint16_t nearest_f16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
   if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);
-  if (magnitude < 0x38800000u)  // below 2^-14 f16 are multiples of 2^-24: adding 0.5 leaves as many units
+  if (magnitude < 0x38800000u)  // below 2^-14 every f16 is a multiple of 2^-24: adding 0.5 leaves that many units
     return uint16_t(sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u));
   return uint16_t(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13);
 }
 
-// A number of 8 bits: its sign, an exponent, `mantissa` bits. 2^least is its smallest normal number; what is not finite
-// has codes behind `largest`. e5m2 is the upper half of an f16; e4m3 has no infinity, and one NaN.
+// An 8-bit float: sign, exponent, `mantissa` bits. 2^least is its smallest normal number. Codes above `largest` are not
+// finite. e5m2 is the upper half of an f16; e4m3 has no infinity and one NaN.
 struct Fp8Form {
   int mantissa, least;
   uint8_t largest, infinity, nan;
@@ -78,13 +78,13 @@ constexpr float e4m3_to_f32(uint8_t code) {
 }
 constexpr float e5m2_to_f32(uint8_t code) { return f16_to_f32(uint16_t(code << 8)); }
 
-// Nearest, ties to even; what is finite and beyond the largest number becomes that one.
+// The nearest number, ties to even. A finite x beyond the largest number becomes the largest.
 constexpr uint8_t nearest_fp8(const Fp8Form& form, float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
   if (magnitude >= 0x7f800000u) return uint8_t(sign | (magnitude == 0x7f800000u ? form.infinity : form.nan));
-  const int gone = 23 - form.mantissa;  // bits of the mantissa
+  const int gone = 23 - form.mantissa;  // bits of the mantissa that are dropped
   const uint32_t normal = uint32_t(127 + form.least) << 23, unit = normal + (uint32_t(gone) << 23);
-  // Below the normal numbers codes are multiples of one unit: adding 2^23 units leaves as many.
+  // Below the normal numbers codes are multiples of one unit: adding 2^23 units leaves that many.
   const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(unit);
   const uint32_t rounds = (1u << (gone - 1)) - 1 + (magnitude >> gone & 1);
   const uint32_t code = magnitude < normal ? std::bit_cast<uint32_t>(sum) - unit

@@ -7,13 +7,13 @@
 namespace xpyd {
 namespace {
 
-// Without `rename` it only shows that it could be done.
+// Without `rename` it only tests whether it could be done.
 Status write_beside(const std::string& path, std::string_view text, bool rename) {
   const auto cannot = [&](const char* why) { return Error{ErrorCode::io, "cannot write " + path + ": " + why}; };
   struct stat there;
   if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) return cannot("it is there and is no regular file");
   const std::string part = path + "." + std::to_string(std::random_device()()) + ".part";
-  FILE* file = std::fopen(part.c_str(), "wbxe");  // x: what is there already is not ours
+  FILE* file = std::fopen(part.c_str(), "wbxe");  // x: an existing file is not ours
   if (!file) return cannot(std::strerror(errno));
   bool done = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   done = std::fclose(file) == 0 && done;

@@ -1,4 +1,4 @@
-// Files that nobody sees half written, and folders that nobody else sees.
+// Files that no reader sees half written, and private folders.
 //
 // Thread safety: plain functions; a folder belongs to one thread.
 #pragma once
@@ -18,27 +18,27 @@
 
 namespace xpyd {
 
-// Written as a whole: beside, under a name of nobody's, then renamed. Whoever reads `path`
-// meanwhile sees the old text or the new one. Only a regular file is replaced: renaming over a
-// device, a pipe or a socket would take that away from everybody.
+// Writes `text` to a new file beside `path` and renames it, so that a reader of `path` sees the old text or the new
+// one. Error `io`: it cannot, or `path` is not a regular file. A device, pipe or socket is never replaced, because
+// others use it.
 Status replace_file(const std::string& path, std::string_view text);
-// Its error, found before there is a text.
+// Returns the error that replace_file() would return, before there is a text to write.
 Status check_replaceable(const std::string& path);
 
-// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner, with the files in
-// it: for sockets and keys. One whose owner was killed goes when the next one is made: it has our
-// name, this user, the mode 01700 that nobody else gives, and its owner's lock, a file, is free.
+// A new folder under $TMPDIR (or /tmp) that only this user can read, for sockets and keys. It is removed with its
+// owner, files included. If the owner was killed, the next PrivateFolder removes it: it recognises the name, this user,
+// the mode 01700 that no other program gives, and that the lock file inside is free.
 class PrivateFolder {
  public:
   PrivateFolder() : PrivateFolder(name_one(), 0700, O_CREAT | O_EXCL) {
-    if (!path_.empty()) fchmod(dirfd(folder_), 01700);  // from now on it may be found left over
+    if (!path_.empty()) fchmod(dirfd(folder_), 01700);  // from here on the next PrivateFolder may remove it
   }
   ~PrivateFolder() {
     if (!path_.empty()) {
       rewinddir(folder_);
       while (const dirent* entry = readdir(folder_))
         if (entry->d_name != std::string_view("lock")) unlinkat(dirfd(folder_), entry->d_name, 0);
-      unlinkat(dirfd(folder_), "lock", 0);  // last: without it nobody finishes what is cut short
+      unlinkat(dirfd(folder_), "lock", 0);  // last: without it no other owner finishes an interrupted removal
       rmdir(path_.c_str());
     }
     if (folder_) closedir(folder_);
@@ -46,14 +46,14 @@ class PrivateFolder {
   }
   PrivateFolder(const PrivateFolder&) = delete;
   PrivateFolder& operator=(const PrivateFolder&) = delete;
-  const std::string& path() const { return path_; }  // empty: it could not be made
+  const std::string& path() const { return path_; }  // empty if it could not be made; errno says why
 
  private:
-  // Takes over the folder, if it has that mode and nobody else has it; a new one may as well go.
+  // Takes over the folder if it has that mode and its lock is free. A new folder without a lock is removed again.
   PrivateFolder(const std::string& path, mode_t mode, int create) {
     if (path.empty()) return;
     const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    // Kept, so that nothing stays behind where there is no descriptor left at the end.
+    // The descriptor is kept, so that removal works when no other can be opened.
     folder_ = fd < 0 ? nullptr : fdopendir(fd);
     if (fd >= 0 && !folder_) {
       const int why = errno;
@@ -62,9 +62,9 @@ class PrivateFolder {
     }
     struct stat about {};
     const bool seen = folder_ && fstat(fd, &about) == 0;
-    if (seen) errno = EPERM;  // of a file system that keeps no owner or mode
+    if (seen) errno = EPERM;  // a file system may keep no owner or mode
     if (seen && about.st_uid == geteuid() &&
-        (about.st_mode & 05777) == mode)  // but for a set-group-ID that it inherits
+        (about.st_mode & 05777) == mode)  // except for a set-group-ID that it inherits
       lock_ = openat(fd, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | create, 0600);
     if (lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) == 0) {
       path_ = path;
@@ -74,7 +74,7 @@ class PrivateFolder {
       errno = why;
     }
   }
-  // A new one, after those that are left over are gone. Empty, and errno: it cannot be made.
+  // Removes folders that are left over and makes a new one. Returns "" and sets errno if it cannot.
   static std::string name_one() {
     const char* tmp = getenv("TMPDIR");
     const std::string beside = std::string(tmp && *tmp ? tmp : "/tmp") + "/";
@@ -84,7 +84,7 @@ class PrivateFolder {
           PrivateFolder(beside + name, 01700, 0);
       closedir(all);
     }
-    std::string path = beside + "xpyd-XXXXXX";  // mkdtemp's own form
+    std::string path = beside + "xpyd-XXXXXX";  // the form that mkdtemp requires
     return mkdtemp(path.data()) ? path : "";
   }
 

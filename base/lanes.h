@@ -1,6 +1,6 @@
-// One source for two widths: what kernels of *_avx2.cc and *_avx512.cc need of vectors, as wide as the file is compiled
-// for.
-// + - * / of them are the compiler's; two names in a pair of parentheses mean the first n lanes, the others being zero.
+// One source for two widths: the vector operations that kernels of *_avx2.cc and *_avx512.cc need, as wide as the file
+// is compiled for. The compiler supplies + - * /. In load and store, n means the first n lanes; the others are zero or
+// not stored.
 #pragma once
 
 #if defined(__AVX512F__) || defined(XPYD_EMULATE)
@@ -13,7 +13,7 @@
 namespace xpyd {
 namespace {
 
-// The sum of all lanes: the upper half is added to the lower one, and so on.
+// The sum of all lanes: the upper half is added to the lower half, and so on.
 inline float total(__m256 v) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -27,7 +27,7 @@ inline double total(__m256d v) {
 #if defined(__AVX512F__) || defined(XPYD_EMULATE)
 
 using Floats = __m512;
-using Doubles = __m512d;  // half as many
+using Doubles = __m512d;  // half as many lanes
 using Line = __m512i;
 constexpr int kLanes = 16;
 

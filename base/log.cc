@@ -22,13 +22,13 @@ constexpr std::string_view kNames[] = {"debug", "info", "warning", "error"};
 std::atomic<LogLevel> least = LogLevel::info;
 std::atomic<int64_t> dropped = 0;
 
-// No more than PIPE_BUF bytes: a pipe takes them as a whole or not at all.
+// Writes at most PIPE_BUF bytes, which a pipe takes as a whole or not at all.
 bool put(std::string line) {
   line.resize(std::min<size_t>(line.size(), PIPE_BUF - 1));
   line += '\n';
   ssize_t n = send(2, line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (n < 0 && errno == ENOTSOCK) {
-    pollfd room{2, POLLOUT, 0};  // it may block still: another user's pipe is not opened anew
+    pollfd room{2, POLLOUT, 0};  // it may still block: another user's pipe cannot be opened anew
     n = poll(&room, 1, 0) > 0 ? write(2, line.data(), line.size()) : -1;
   }
   return n >= 0;
@@ -77,7 +77,7 @@ void say(std::string_view lines) {
     pollfd room{2, POLLOUT, 0};
     poll(&room, 1, wait_ms);
     const std::string line(lines.substr(0, end));
-    if (!put(line) && !put(line)) ++dropped, wait_ms = 0;  // one failed write hides nothing
+    if (!put(line) && !put(line)) ++dropped, wait_ms = 0;  // a single failed write is tried again
     lines.remove_prefix(std::min(end + 1, lines.size()));
   }
 }

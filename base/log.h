@@ -1,7 +1,5 @@
-// What a process that serves says on stderr: lines with the time (UTC) and a level. Nobody waits
-// for whoever reads them: what a full pipe does not take is dropped, and counted in the next line.
-//
-// Thread safety: any thread.
+// The log of a serving process: lines on stderr with a UTC time and a level. No thread waits for the reader of stderr.
+// Lines that a full pipe does not take are dropped, and the next line counts them.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +11,13 @@ namespace xpyd {
 enum class LogLevel : uint8_t { debug, info, warning, error };
 LogLevel log_level(std::string_view name);  // of --log-level
 
-// The least level of this process's lines. From here on stderr never blocks where it is a pipe or
-// a terminal that can be opened again: opened anew, since others have that file, too.
+// Sets the lowest level that is logged. From here on stderr does not block if it is a pipe or a terminal that can be
+// opened again: it is opened anew, because other processes share the old file description.
 void open_log(LogLevel least);
 
 std::string log_stamp(LogLevel level);  // "2026-11-22T17:44:13.123Z info "
-void log_text(std::string line);        // as it is, whatever its level; at most 4 KiB
-// Lines without a stamp that somebody waits for: they wait a second for room, and are dropped then.
+void log_text(std::string line);        // written as it is, at any level; at most 4 KiB
+// Writes lines without a stamp for which a user waits: each waits up to a second for room before it is dropped.
 void say(std::string_view lines);
 [[gnu::format(printf, 2, 3)]] void log_line(LogLevel level, const char* format, ...);
 

@@ -1,7 +1,5 @@
-// Many senders, one receiver. The receiver spins about 100 us before it sleeps, and a sender pays
-// for a wake-up (30 us across cores) only when the receiver says that it sleeps.
-//
-// Thread safety: send() and poke() from any thread; take() and wait() from the one receiver.
+// A queue with many senders and one receiver. The receiver spins about 100 us before it sleeps. A sender pays for a
+// wake-up (30 us across cores) only when the receiver sleeps.
 #pragma once
 
 #include <atomic>
@@ -34,7 +32,7 @@ class Mailbox {
     }
   }
 
-  // Appends what has arrived to `out`, in each sender's order.
+  // Appends the messages that have arrived to `out`, in each sender's order.
   void take(std::vector<Message>& out) {
     seen_ = signals_.load(std::memory_order_seq_cst);
     std::lock_guard lock(mutex_);
@@ -42,7 +40,7 @@ class Mailbox {
     messages_.clear();
   }
 
-  // Returns when something was sent since the last take(), or after `seconds`.
+  // Returns when a message was sent or poke() was called since the last take(), or after `seconds`.
   void wait(double seconds) {
     using clock = std::chrono::steady_clock;
     auto spin_end = clock::now() + std::chrono::microseconds(100);
@@ -65,7 +63,7 @@ class Mailbox {
   std::vector<Message> messages_;
   std::atomic<uint64_t> signals_{0};
   std::atomic<bool> asleep_{false};
-  uint64_t seen_ = 0;  // the receiver's
+  uint64_t seen_ = 0;  // used by the receiver alone
 };
 
 }  // namespace xpyd

@@ -17,7 +17,7 @@
 namespace xpyd {
 namespace {
 
-// 0: unknown.
+// Returns 0 if unknown.
 size_t available_bytes() {
   unsigned long kib = 0;
   if (std::FILE* file = std::fopen("/proc/meminfo", "r")) {
@@ -31,7 +31,7 @@ size_t available_bytes() {
 
 std::atomic<HugePages> pages_of_process = HugePages::transparent;
 
-constexpr size_t kReserve = 1 << 20;  // bytes; to end requests and say goodbye
+constexpr size_t kReserve = 1 << 20;  // bytes with which requests can still be ended
 std::atomic<void*> reserve = nullptr;
 std::atomic<bool> happened = false;
 
@@ -39,7 +39,7 @@ void say(size_t bytes, const char* more) {
   char line[80], room[32] = "";
   if (bytes) std::snprintf(room, sizeof room, " for %zu bytes", bytes);
   const int n = std::snprintf(line, sizeof line, "xpyd: no memory%s%s\n", room, more);
-  [[maybe_unused]] const ssize_t written = write(2, line, size_t(n));  // a full pipe: as it is
+  [[maybe_unused]] const ssize_t written = write(2, line, size_t(n));  // a full pipe drops it
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ void prepare_for_out_of_memory() {
   if (bytes) std::memset(bytes, 1, kReserve);
   reserve = bytes;
   std::set_new_handler([] { out_of_memory(0); });
-  // Libraries that call malloc() themselves throw without asking the handler, from any thread.
+  // Libraries that call malloc() themselves throw without calling the handler, from any thread.
   static const std::terminate_handler otherwise = std::set_terminate([] {
     try {
       if (std::current_exception()) throw;

@@ -1,4 +1,6 @@
-// Host memory: taken, asked about, and run out of.
+// Host memory: buffers, huge pages, available memory, and running out of it.
+//
+// Thread safety: any thread, except where a call says otherwise.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +11,20 @@
 
 namespace xpyd {
 
-// The pages of a process's memory of 2 MiB and more, where it holds weights, KV and scratch: small ones, or huge ones
-// as far as the kernel has them.
+// The page size of this process's large memory, which holds weights, KV and scratch: small pages, or huge pages as far
+// as the kernel has them.
 enum class HugePages : uint8_t { off, transparent };
-void use_huge_pages(HugePages pages);  // before such memory is made; `transparent` where nobody calls it
+void use_huge_pages(HugePages pages);  // before such memory is made; the default is `transparent`
 HugePages huge_pages();
-// A hint, for memory that is mapped and not yet touched.
+// Asks the kernel for huge_pages() for memory that is mapped and not yet touched. It is a hint.
 void ask_for_pages(void* at, size_t bytes);
 
-// Memory that does not move: page aligned, in huge_pages(), touched when made so that no page fault happens later.
+// Memory that does not move: page aligned, in huge_pages(), touched when it is made, so that no page fault happens
+// later.
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes);  // zeroed; out_of_memory() where the machine has none
+  explicit Buffer(size_t bytes);  // zeroed; calls out_of_memory() if the machine has none
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -41,19 +44,19 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// Whether this machine has memory, asked before it is touched: afterwards the kernel ends a program
-// where a message was due. Error `unavailable`: it has not that much left (MemAvailable).
+// Tests whether this machine has `bytes` of memory left (MemAvailable), before they are touched; afterwards the kernel
+// would kill the program without a message. Error `unavailable`: it has not.
 Status check_available_memory(size_t bytes);
 
-// What becomes of a process that gets no memory: one line on stderr, and exit code 1. A server or a
-// worker is told to end (SIGTERM, which its signal thread takes), with a reserve to do it in; where
-// that is not enough, or nobody takes the signal, the process ends at once.
+// Prepares for running out of memory: the process then prints one line on stderr and exits with code 1. A server or
+// worker is told to end by SIGTERM, which its signal thread takes, with a reserve of memory to do so. If the reserve is
+// not enough or no thread takes the signal, the process ends at once.
 //
-// Before there is another thread.
+// Must be called before there is a second thread.
 void prepare_for_out_of_memory();
-// Whoever gets none from the system does what `new` does: asks for help, then tries again.
-// `bytes`: as many as were asked for; 0: not known.
+// An allocator that gets no memory from the system calls this, as `new` does, and then tries again. `bytes` is what it
+// asked for, 0 if not known.
 void out_of_memory(size_t bytes);
-bool was_out_of_memory();  // since the start
+bool was_out_of_memory();  // since the process started
 
 }  // namespace xpyd

@@ -1,6 +1,4 @@
-// Numbers as text, and back.
-//
-// Thread safety: plain functions.
+// Numbers to text and back.
 #pragma once
 
 #include <charconv>
@@ -11,14 +9,14 @@
 
 namespace xpyd {
 
-// True: all of the text is one number.
+// Returns true, and sets `value`, if the whole text is one number.
 template <class T, class... Base>
 bool read_number(std::string_view text, T& value, Base... base) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base...);
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// With zeros before it where it has fewer digits.
+// Hexadecimal, padded with zeros to `digits` digits.
 inline std::string hex(uint64_t value, int digits = 16) {
   char text[20];
   std::snprintf(text, sizeof text, "%0*llx", digits, static_cast<unsigned long long>(value));

@@ -1,4 +1,4 @@
-// What every file that talks to the operating system needs.
+// Small helpers for files that call the operating system.
 #pragma once
 
 #include <sys/resource.h>
@@ -12,9 +12,9 @@
 
 namespace xpyd {
 
-inline std::string os_text() { return std::strerror(errno); }  // of errno
+inline std::string os_text() { return std::strerror(errno); }  // the text of errno
 
-inline void raise_descriptor_limit() {  // to what the system lets this process have
+inline void raise_descriptor_limit() {  // to the hard limit of this process
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;

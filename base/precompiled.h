@@ -1,5 +1,5 @@
-// What many files include, read once for all of them: the Makefile compiles it ahead and puts it
-// before every file. Each file still names what it uses (`make PCH=` compiles without).
+// Headers that many files include. The Makefile precompiles this file and includes it before every source. Each file
+// still includes what it uses (`make PCH=` compiles without it).
 
 #include <algorithm>
 #include <array>

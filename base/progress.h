@@ -1,6 +1,4 @@
-// A progress bar on stderr: one line, redrawn in place. Nothing at all is written when stderr is not a terminal.
-//
-// Thread safety: used by one thread.
+// A progress bar on stderr: one line, redrawn in place. If stderr is not a terminal, nothing is written.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +10,13 @@ namespace xpyd {
 
 class Progress {
  public:
-  // Draws on file descriptor `fd` when `enabled` and `fd` is a terminal.
+  // Draws on file descriptor `fd` if `enabled` and `fd` is a terminal.
   Progress(std::string label, int64_t total, Clock& clock, bool enabled = true, int fd = 2);
-  ~Progress();  // finish()
+  ~Progress();  // calls finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `note` stands behind the bar. Redraws at most ten times a second.
+  // Redraws at most ten times a second. `note` follows the bar.
   void update(int64_t done, const std::string& note = "");
   void finish();  // clears the line; later updates do nothing
 

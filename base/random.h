@@ -1,4 +1,6 @@
-// A small seeded generator (SplitMix64): randomness is an argument, equal on every machine.
+// A small seeded generator (SplitMix64). Randomness is an argument and equal on every machine.
+//
+// Thread safety: one thread.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The rooms: a namespace each, which sees the names of the rooms before it (base/ is xpyd itself;
-// `make layers` keeps the files to the same order). Two rooms may give one name to two things.
+// The rooms of the source tree have a namespace each, which sees the names of the rooms before it. base/ is xpyd
+// itself. `make layers` keeps the files to the same order. Two rooms may use one name for two things.
 #pragma once
 
 namespace xpyd {

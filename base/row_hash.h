@@ -1,6 +1,6 @@
-// Hash of a row of floats that any number of threads compute alike, on the CPU and on CUDA: a sum
-// of bijectively mixed (place, bits) of pairs, modulo 2^64. A row that differs in one pair has a
-// different hash; rows that differ in more have the same with probability 2^-64.
+// A hash of a row of floats that any number of threads computes alike, on the CPU and on CUDA: the sum modulo 2^64 of
+// bijectively mixed (place, bits) of pairs. Rows that differ in one pair have different hashes. Rows that differ in
+// more pairs have equal hashes with probability 2^-64.
 #pragma once
 
 #include <bit>
@@ -18,9 +18,9 @@ XPYD_HD constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Pairs of a row of n floats; the last one's second float is +0 when n is odd.
+// The pairs of a row of n floats. If n is odd, the last pair's second float is +0.
 XPYD_HD constexpr size_t n_row_hash_terms(size_t n) { return (n + 1) / 2; }
-// What pair i adds to the row's hash.
+// The term that pair i adds to the row's hash.
 XPYD_HD constexpr uint64_t row_hash_term(const float* row, size_t n, size_t i) {
   const uint64_t low = std::bit_cast<uint32_t>(row[2 * i]);
   const uint64_t high = 2 * i + 1 < n ? std::bit_cast<uint32_t>(row[2 * i + 1]) : 0;

@@ -1,5 +1,7 @@
-// SipHash-2-4 (Aumasson and Bernstein, 2012): a keyed hash for text that clients choose. Without
-// the key nobody can find two cache salts that collide and so read another tenant's cached prefix.
+// SipHash-2-4 (Aumasson and Bernstein, 2012): a keyed hash for text that clients choose. Without the key no client can
+// construct two cache salts that collide, and so read another tenant's cached prefix.
+//
+// Thread safety: plain functions.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,6 @@
-// Statistics of a sample: mean, spread, percentiles as numpy computes them.
+// Statistics of a sample: mean, spread, and percentiles as numpy computes them.
+//
+// Thread safety: plain functions.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +9,8 @@
 
 namespace xpyd {
 
-// Percentile p in [0, 100] of `sorted` (ascending): numpy's default, linear between neighbours.
-// An empty sample has none: 0.
+// Percentile p in [0, 100] of `sorted` (ascending), linear between neighbours as in numpy's default. Returns 0 for an
+// empty sample.
 double percentile(std::span<const double> sorted, double p);
 
 struct Summary {
@@ -18,7 +20,7 @@ struct Summary {
   double min = 0, median = 0, p90 = 0, p95 = 0, p99 = 0, max = 0;
 };
 
-// All fields 0 for an empty sample.
+// All fields are 0 for an empty sample.
 Summary summarize(std::vector<double> values);
 
 }  // namespace xpyd

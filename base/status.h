@@ -1,5 +1,5 @@
-// Failures, three kinds: a bug of ours or a broken device is a CHECK that aborts; a
-// normal outcome or bad input from outside is a Result that the caller must look at.
+// Three kinds of failure: a bug of ours or a broken device is a CHECK that aborts; a normal outcome or bad input from
+// outside is a Result that the caller must look at.
 #pragma once
 
 #include <cstdio>
@@ -28,7 +28,7 @@ struct Error {
 
 inline Error invalid(std::string message) { return {ErrorCode::invalid_argument, std::move(message)}; }
 
-// A value or an Error. `value()` on an error is a bug and aborts.
+// A value or an Error. `value()` of an error is a bug and aborts.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -56,8 +56,8 @@ struct Ok {};
 using Status = Result<Ok>;
 inline Status ok() { return Status(Ok{}); }
 
-// For a reader of much that comes from outside: the value, or its Error thrown, which the reader's
-// one `catch (const Error& error) { return error; }` makes a Result again. `where` comes before what it says.
+// For readers of much outside input: returns the value or throws its Error, which the reader's one `catch (const Error&
+// error) { return error; }` makes a Result again. `where` is put before its message.
 template <class T>
 T need(Result<T> result, const std::string& where = "") {
   if (!result) throw Error{result.error().code, where + result.error().message};

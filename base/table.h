@@ -1,6 +1,4 @@
-// Rows of a table by name: whatever can be chosen here is a row of one.
-//
-// Thread safety: plain functions.
+// Rows of a table by name. Every choice of this program is a row of a table.
 #pragma once
 
 #include <iterator>
@@ -16,7 +14,7 @@ auto find_row(const Rows& rows, std::string_view name) -> decltype(&*std::begin(
   return nullptr;
 }
 
-// "a, b, c"; for the choices of an option: "a|b|c"
+// The names of all rows: "a, b, c", or "a|b|c" for the choices of an option.
 template <class Rows>
 std::string names_of(const Rows& rows, const char* between = ", ") {
   std::string names;

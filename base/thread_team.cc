@@ -18,7 +18,7 @@
 namespace xpyd {
 namespace {
 
-constexpr double kSpinSeconds = 100e-6;  // about three times what a wake-up of a parked thread costs
+constexpr double kSpinSeconds = 100e-6;  // about three times the cost of waking a parked thread
 
 static_assert(sizeof(std::atomic<uint32_t>) == 4);
 
@@ -87,8 +87,8 @@ OnCpus::~OnCpus() {
 
 struct ThreadTeam::State {
   explicit State(int n_threads) : barrier(n_threads, n_threads > allowed_cpus()), crowded(n_threads > allowed_cpus()) {}
-  WaitWord epoch;       // one more for every run
-  WaitWord unfinished;  // members, the owner aside, that have not finished this run
+  WaitWord epoch;       // the number of runs so far
+  WaitWord unfinished;  // members other than the owner that have not finished this run
   Barrier barrier;
   // Written by the owner before `epoch`, read by members after it.
   alignas(kCacheLine) Call call = nullptr;

@@ -1,8 +1,7 @@
 // A fixed team of threads that runs one function at a time on every member.
 //
-// Thread safety: `run` is called by one thread, the owner, which takes part as rank 0. Between
-// calls the other members spin on a cache line for about 100 us and then park: waking a parked
-// thread on another core costs 30 us, a spinning one 0.1 us.
+// Thread safety: one thread, the owner, calls run() and takes part as rank 0. Between calls the other members spin on a
+// cache line for about 100 us and then park. Waking a parked thread on another core costs 30 us, a spinning one 0.1 us.
 #pragma once
 
 #include <functional>
@@ -14,8 +13,8 @@ namespace xpyd {
 
 class ThreadTeam {
  public:
-  // n_threads >= 1. With n_threads == 1 no thread is created. `cpus` pins rank i to cpus[i] (the caller's own thread
-  // included, from its first run until the team goes); empty leaves placement to the kernel.
+  // Requires n_threads >= 1; with 1 no thread is created. `cpus` pins rank i to cpus[i]; the owner is pinned from its
+  // first run() until the team is destroyed. If `cpus` is empty, the kernel places the threads.
   explicit ThreadTeam(int n_threads, std::vector<int> cpus = {});
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
@@ -23,7 +22,7 @@ class ThreadTeam {
 
   int size() const { return n_threads_; }
 
-  // Calls body(rank) once for each rank in [0, size) and returns when all have finished. Does not allocate.
+  // Calls body(rank) once for each rank in [0, size()) and returns when all have finished. Does not allocate.
   template <class Body>
   void run(Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -31,7 +30,7 @@ class ThreadTeam {
                const_cast<std::remove_const_t<Plain>*>(&body));
   }
 
-  // Inside run's body: waits until every member has arrived.
+  // Called inside run()'s body: waits until every member has arrived.
   void barrier();
 
  private:
@@ -42,8 +41,8 @@ class ThreadTeam {
   std::unique_ptr<State> state_;
 };
 
-// While it lives, the calling thread runs on these cpus (none named: wherever it did), and so do threads that it
-// starts: what they touch first is memory of these cpus' NUMA node.
+// While it exists, the calling thread and threads that it starts run on `cpus`; if `cpus` is empty, nothing changes.
+// Memory that they touch first is on the NUMA node of these cpus.
 class OnCpus {
  public:
   explicit OnCpus(std::span<const int> cpus);
@@ -53,7 +52,7 @@ class OnCpus {
  private:
   std::vector<int> before_;
 };
-std::vector<int> usable_cpus();  // that the calling thread may run on, ascending
+std::vector<int> usable_cpus();  // the cpus on which the calling thread may run, ascending
 
 // The half-open share of `n` items that belongs to `rank` of `size`, in multiples of `grain`.
 struct Range {

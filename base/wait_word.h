@@ -1,7 +1,5 @@
-// How threads of one computation wait for each other: first they spin, as the wait is mostly
-// shorter than a wake-up, then they sleep in the kernel.
-//
-// Thread safety: any number of writers and waiters.
+// How the threads of one computation wait for each other: they spin first, because most waits are shorter than a
+// wake-up, and then they sleep in the kernel.
 #pragma once
 
 #include <atomic>
@@ -10,7 +8,7 @@
 
 namespace xpyd {
 
-// What a thread says to its core between two looks at a word that another thread will write.
+// Tells the core that the thread spins on a word that another thread will write.
 inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -21,9 +19,9 @@ inline void cpu_relax() {
 
 inline constexpr size_t kCacheLine = 64;
 
-// A 32-bit word that threads wait on, with a count of those that sleep in the kernel. A writer pays a system call only
-// when somebody sleeps: it stores the word, then reads `sleepers`; a waiter adds itself to `sleepers`, then has the
-// kernel compare the word. All four are sequentially consistent, so at least one of the two sees the other.
+// A 32-bit word on which threads wait, with a count of those that sleep in the kernel. A writer pays a system call only
+// if a thread sleeps. A writer stores the word and then reads `sleepers`. A waiter increments `sleepers`, and then the
+// kernel compares the word. All four are sequentially consistent, so at least one of the two sees the other.
 struct alignas(kCacheLine) WaitWord {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
@@ -34,7 +32,7 @@ struct alignas(kCacheLine) WaitWord {
     wake_all();
   }
 
-  // Returns once done(value) holds. `crowded`: more threads than cores, so give the core away.
+  // Returns when done(value) holds. `crowded`: there are more threads than cores, so spinning yields the core.
   template <class Done>
   void wait(Done done, bool crowded) {
     double deadline = 0;
@@ -44,7 +42,7 @@ struct alignas(kCacheLine) WaitWord {
     }
     sleep_until(done);
   }
-  // The same without spinning: what is waited for takes longer than a wake-up, and others want the core.
+  // The same without spinning, for waits that are longer than a wake-up while other threads want the core.
   template <class Done>
   void sleep_until(Done done) {
     for (;;) {
@@ -57,12 +55,12 @@ struct alignas(kCacheLine) WaitWord {
   }
 
  private:
-  // One turn of spinning; true: long enough.
+  // Spins once. Returns true when it has spun long enough.
   static bool spent(int turn, bool crowded, double& deadline);
   void sleep(uint32_t seen);  // returns when `value` may differ from `seen`
 };
 
-// Where n threads wait for each other, again and again.
+// A barrier of n threads that can be used again and again.
 class Barrier {
  public:
   explicit Barrier(int n_threads, bool crowded) : n_threads_(n_threads), crowded_(crowded) {}
@@ -71,10 +69,10 @@ class Barrier {
  private:
   const int n_threads_;
   const bool crowded_;
-  WaitWord rounds_;  // one more each time that all have arrived
+  WaitWord rounds_;  // the number of times that all have arrived
   alignas(kCacheLine) std::atomic<int> arrived_{0};
 };
 
-int allowed_cpus();  // that this process may run on
+int allowed_cpus();  // the number of cpus on which this process may run
 
 }  // namespace xpyd

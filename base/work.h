@@ -1,4 +1,4 @@
-// What an operation must move and compute: the denominator of every printed share.
+// The bytes and FLOPs that an operation needs at least: the denominator of every printed share.
 #pragma once
 
 #include <cstddef>

@@ -87,7 +87,7 @@ Graph::~Graph() {
 }
 void Graph::begin_capture(Stream& stream) {
   capturing().lock();
-  // Thread-local: another instance's thread may allocate or wait meanwhile.
+  // Thread-local mode: another instance's thread may allocate or wait meanwhile.
   CUDA_DO(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));
 }
 Graph Graph::end_capture(Stream& stream) {
@@ -100,7 +100,7 @@ Graph Graph::end_capture(Stream& stream) {
   Graph graph;
   if (made == cudaSuccess) {
     graph.handle_ = executable;
-    made = cudaGraphUpload(executable, stream.handle());  // so that launching allocates nothing
+    made = cudaGraphUpload(executable, stream.handle());  // so that a launch allocates nothing
   }
   if (made == cudaErrorMemoryAllocation) {
     cudaGetLastError();
@@ -128,7 +128,7 @@ Result<Memory> Memory::allocate(size_t bytes, bool pinned) {
   void* data = nullptr;
   const cudaError_t result = pinned ? cudaHostAlloc(&data, bytes, cudaHostAllocDefault) : cudaMalloc(&data, bytes);
   if (result == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is an answer, not a fault that later calls should report
+    cudaGetLastError();  // clears the error, which is a normal outcome that later calls should not report
     const std::string wanted = std::to_string(bytes) + " bytes wanted";
     if (pinned) return Error{ErrorCode::unavailable, "out of pinned host memory: " + wanted};
     size_t free = 0, all = 0;
@@ -157,15 +157,15 @@ void fill(void* destination, int byte, size_t bytes, Stream& stream) {
 }
 
 void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, const On& on) {
-  if (shape.shared_bytes > (48 << 10)) {  // beyond what every kernel may have it must be asked for, once
+  if (shape.shared_bytes > (48 << 10)) {  // more than every kernel may have must be requested once
     static std::mutex mutex;
     static std::map<const void*, size_t> allowed;
     std::lock_guard lock(mutex);
     if (size_t& bytes = allowed[kernel]; bytes < shape.shared_bytes) {
       bytes = shape.shared_bytes;
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), name);
-      // Such a kernel streams through shared memory: it takes what an SM has of it, so that as many
-      // blocks as fit are there; L1 gets the rest.
+      // Such a kernel streams through shared memory. It gets all that an SM has of it, so that as many thread blocks as
+      // possible fit; L1 gets the rest.
       check(
           cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
           name);

@@ -1,6 +1,6 @@
-// What only the driver (libcuda) has: virtual memory (base/cuda/cuda_vmm.h), green contexts and tensor maps
-// (base/cuda/cuda.h). Its functions are looked up at run time, so that a program starts where there is no driver and
-// says so.
+// Calls that only the driver (libcuda) has: virtual memory (base/cuda/cuda_vmm.h), green contexts and tensor maps
+// (base/cuda/cuda.h). Its functions are looked up at run time, so that the program starts without a driver and can
+// report it.
 #include <cuda.h>
 
 #include <cstdint>
@@ -12,8 +12,7 @@
 namespace xpyd::cuda {
 namespace {
 
-// The driver's function of this name, or null. since: the CUDA release whose signature it is, as
-// 12000.
+// The driver's function of this name, or null. `since` is the CUDA release whose signature it has, such as 12000.
 template <class F>
 F* look_up(const char* name, unsigned since) {
   void* found = nullptr;
@@ -26,7 +25,7 @@ F* look_up(const char* name, unsigned since) {
 #endif
   return result == cudaSuccess && state == cudaDriverEntryPointSuccess ? reinterpret_cast<F*>(found) : nullptr;
 }
-// As <cuda.h> declares it, looked up once.
+// The function as <cuda.h> declares it, looked up once.
 #define DRIVER(name, since)                                             \
   ([] {                                                                 \
     static auto* const found = look_up<decltype(::name)>(#name, since); \
@@ -50,7 +49,7 @@ class GreenSplit final : public Split {
            DRIVER(cuDevResourceGenerateDesc, kSince) && DRIVER(cuGreenCtxCreate, kSince) &&
            DRIVER(cuGreenCtxDestroy, kSince) && DRIVER(cuGreenCtxStreamCreate, kSince);
   }
-  // The name of the call that failed, with its code; "" when all went well.
+  // Returns the failed call with its code, or "".
   std::string cut(int n_sms) {
     CUdevResource all{}, group[2] = {};
     unsigned n_groups = 1;
@@ -142,7 +141,7 @@ namespace {
 constexpr int kCard = 0;
 #define VMM(name) (bind(), DRIVER(name, 10020))
 
-// The driver's calls want a context, which a new thread does not have (a mapper's thread).
+// The driver's calls need a context, which a new thread (a mapper's) does not have.
 void bind() {
   thread_local const bool bound = cudaSetDevice(kCard) == cudaSuccess;
   XPYD_CHECK(bound, "cudaSetDevice");
@@ -154,7 +153,7 @@ bool has(CUdevice_attribute what) {
 }
 
 CUmemAllocationProp on_card(Export to = Export::none) {
-  // A network card reaches such memory (export_dma_buf) only where it was made for that.
+  // A network card reaches this memory (export_dma_buf) only if it was created for that.
   static const bool rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   CUmemAllocationProp properties{};
   properties.allocFlags.gpuDirectRDMACapable = rdma;
@@ -247,7 +246,7 @@ int export_file(int* file, Handle handle) {
 
 int import_file(Handle* handle, int file) {
   CUmemGenericAllocationHandle found = 0;
-  // The descriptor itself goes where an address is expected.
+  // The call takes the descriptor itself in place of an address.
   const CUresult r = VMM(cuMemImportFromShareableHandle)(&found, reinterpret_cast<void*>(intptr_t(file)),
                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   *handle = found;

@@ -1,13 +1,11 @@
-// What kernels use beyond CUDA's own words: shared memory that an interpreter can check, and the tensor-core and copy
-// instructions of sm_80 as functions. One source, two machines: under nvcc these are pointers and PTX; under
+// Device code for kernels beyond CUDA's own: shared memory that an interpreter can check, and the tensor-core and copy
+// instructions of sm_80 as functions. One source serves two machines. Under nvcc these are pointers and PTX. Under
 // -DXPYD_SIMT (tests/simt) every access to shared memory is checked for its bounds and for races between barriers, and
 // the instructions are interpreted lane by lane.
 //
-// Kernels write plain CUDA otherwise: __global__, __device__, threadIdx, blockIdx, blockDim,
-// gridDim,
-// __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync,
-// __any_sync, atomicAdd, __expf, rsqrtf. They have no __shared__ variables: they cut arrays out of
-// the block's dynamic shared memory with Carver.
+// Otherwise kernels are plain CUDA: __global__, __device__, threadIdx, blockIdx, blockDim, gridDim, __syncthreads,
+// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, atomicAdd, __expf, rsqrtf.
+// They have no __shared__ variables. Carver cuts arrays out of the block's dynamic shared memory.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +16,10 @@
 namespace xpyd::cuda {
 
 #ifdef XPYD_SIMT
-using simt::Shared;  // T& operator[] becomes a checked proxy; the rest as below
+using simt::Shared;  // operator[] returns a checked proxy; the rest is as below
 using simt::shared_base;
 #else
-// An array in the block's shared memory.
+// An array in the thread block's shared memory.
 template <class T>
 struct Shared {
   T* data;
@@ -35,8 +33,8 @@ __device__ inline std::byte* shared_base() {
 }
 #endif
 
-// Cuts the dynamic shared memory into arrays, each aligned to 16 bytes. Host code sums the same
-// sizes: shared_bytes<T>(n) per array.
+// Cuts the dynamic shared memory into arrays, each aligned to 16 bytes. Host code adds up the same sizes:
+// shared_bytes<T>(n) for each array.
 template <class T>
 constexpr size_t shared_bytes(size_t n) {
   return (n * sizeof(T) + 15) / 16 * 16;
@@ -79,7 +77,7 @@ __device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selec
   return word;
 }
 #else
-// 16 bytes of shared memory at once, at element i (16-byte aligned), as four words.
+// Reads or writes 16 bytes of shared memory at once, as four words, at element i (16-byte aligned).
 template <class T>
 __device__ inline uint4 load_16(const Shared<T>& from, int i) {
   return *reinterpret_cast<const uint4*>(from.data + i);
@@ -89,15 +87,15 @@ __device__ inline void store_16(const Shared<T>& to, int i, uint4 value) {
   *reinterpret_cast<uint4*>(to.data + i) = value;
 }
 
-// 16 bytes from global to shared memory without a register; zeros when !valid (`from` is not read
-// then). Visible to this thread after cp_async_wait, to the others after a barrier that follows.
+// Copies 16 bytes from global to shared memory without a register, or zeros if !valid (`from` is not read then). They
+// are visible to this thread after cp_async_wait, and to the others after a barrier that follows.
 template <class T>
 __device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from, bool valid = true) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(valid ? 16 : 0)
                : "memory");
 }
-// The same of 4 bytes.
+// The same for 4 bytes.
 template <class T>
 __device__ inline void cp_async_4(const Shared<T>& to, int i, const void* from, bool valid = true) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
@@ -105,14 +103,14 @@ __device__ inline void cp_async_4(const Shared<T>& to, int i, const void* from, 
                : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Until at most N of this thread's committed groups are still under way.
+// Waits until at most N of this thread's committed groups are in flight.
 template <int N>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements. Lane l gives the 16-byte row l % 8 of matrix l / 8, at element i; it gets, of
-// each matrix, the two elements of row l / 4, columns 2 (l % 4) and + 1 (trans: of the transpose).
+// Loads four 8x8 matrices of 16-bit elements. Lane l gives the 16-byte row l % 8 of matrix l / 8, at element i. It
+// gets, of each matrix, the two elements of row l / 4, columns 2 (l % 4) and + 1 (trans: of the transpose).
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const Shared<bf16>& from, int i) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(from.data + i));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
@@ -128,8 +126,8 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const Shared<bf16>& f
                : "memory");
 }
 
-// d[16, 8] += a[16, 16] b[16, 8], bf16 in, f32 out; fragments as PTX lays them on the warp's lanes
-// (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type").
+// d[16, 8] += a[16, 16] b[16, 8], bf16 in, f32 out. PTX defines which lanes hold which elements (PTX ISA, "Matrix
+// fragments for mma.m16n8k16 with floating point type").
 __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -138,32 +136,32 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 2^x in one instruction; relative error at most 2^-22, results below 2^-126 are 0.
+// 2^x in one instruction with a relative error of at most 2^-22; results below 2^-126 are 0.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Two floats as two bf16 in one word, `low` in the lower half; rounds like to_bf16.
+// Two floats as two bf16 in one word, `low` in the lower half; rounds as to_bf16.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
 
-// a b + c, of two bf16 in each word.
+// a b + c for the two bf16 of each word.
 __device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t word;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(word) : "r"(a), "r"(b), "r"(c));
   return word;
 }
-// Byte i is that of `low`, `high` which nibble i of `select` names: 0 to 3, 4 to 7.
+// Byte i of the result is the byte that nibble i of `select` names: 0 to 3 of `low`, 4 to 7 of `high`.
 __device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t select) {
   return __byte_perm(low, high, select);
 }
 
-// Two f16 of one word as floats, the lower half first.
+// The two f16 of one word as floats, the lower half first.
 __device__ inline float2 unpack_f16(uint32_t word) {
   float2 x;
   asm("{.reg .b16 a, b;\n"
@@ -176,7 +174,7 @@ __device__ inline float2 unpack_f16(uint32_t word) {
 }
 #endif
 
-// All 32 lanes get the same sum or maximum, added in one fixed order.
+// All 32 lanes get the same sum or maximum, combined in one fixed order.
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;

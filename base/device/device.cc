@@ -31,15 +31,14 @@ void copy_now(std::span<const Copy> copies, bool read_soon) {
   for (const Copy& copy : copies) std::memcpy(copy.destination, copy.source, copy.bytes);
 }
 
-// A queue whose copies a thread of its own makes, so that they overlap with the caller's work: what
-// a copy engine is to a GPU.
+// A queue whose own thread makes the copies, so that they overlap with the caller's work, as a GPU's copy engine does.
 //
 // Thread safety: one owner; reached() and wait() order the copied bytes before what follows them.
 class CopyThread final : public DeviceQueue {
  public:
-  // `gbps`: a slower wire than this machine's memory, GB/s; 0: as fast as it goes.
+  // `gbps` simulates a link that is slower than this machine's memory, in GB/s; 0: no limit.
   explicit CopyThread(double gbps) : gbps_(gbps), thread_([this] { work(); }) {}
-  ~CopyThread() override {  // after everything enqueued
+  ~CopyThread() override {  // finishes everything enqueued
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
@@ -94,9 +93,9 @@ class CopyThread final : public DeviceQueue {
   }
 
   const double gbps_;
-  int64_t enqueued_ = 0;          // jobs; the owner's
+  int64_t enqueued_ = 0;          // jobs; used by the owner
   std::atomic<int64_t> done_{0};  // jobs
-  double wire_free_s_ = 0;        // the thread's: when the slow wire has taken what it was given
+  double wire_free_s_ = 0;        // used by the thread: when the simulated link is free again
 
   std::mutex mutex_;
   std::condition_variable posted_, finished_;
@@ -107,7 +106,7 @@ class CopyThread final : public DeviceQueue {
 
 Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) {
   if (Status there = check_available_memory(bytes); !there) return there.error();
-  // What this process may have of it (ulimit -v) only a mapping tells.
+  // Only a mapping tells what this process may have of it (ulimit -v).
   void* trial = bytes == 0 ? nullptr : ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (trial == MAP_FAILED)
     return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes: " + std::strerror(errno) + " (ulimit -v)"};

@@ -1,7 +1,7 @@
-// CUDA as a Device (base/device/device.h). A list of copies is one launch: the list goes up in pinned memory, and each
-// block of threads moves pieces of it. Between the card and host memory that is also how many small pieces go (those of
-// a block in layer_major: 2 us each, were they copies of their own), by a few blocks only, which is enough for a bus
-// and leaves the other SMs to the models; large pieces are left to the copy engines.
+// CUDA as a Device (base/device/device.h). A list of copies is one kernel launch: the list is uploaded from pinned
+// memory, and thread blocks move the pieces. Small pieces between the card and host memory, such as a block's in
+// layer_major, also go this way, because a copy call would cost 2 us for each. A few thread blocks are enough for the
+// bus and leave the other SMs to the models. Large pieces go to the copy engines.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -15,16 +15,16 @@ namespace xpyd {
 namespace {
 
 constexpr size_t kCopyThreads = 256;
-constexpr size_t kPieceBytes = 64 << 10;  // of one block: a long copy is cut, so that many blocks share it
-constexpr size_t kListCopies = 16384;     // of one launch: the card stands still for some 10 us between two
-constexpr size_t kWarpBytes = 8 << 10;    // mean of a launch up to which a warp moves a piece, not a block of threads
-constexpr int kLists = 4;                 // launches under way before the host waits for the oldest
-// Across the bus: 64 GB/s * 3 us are 192 KiB under way; a warp has 2 KiB, a block 16.
+constexpr size_t kPieceBytes = 64 << 10;  // for one thread block: a long copy is cut, so that many share it
+constexpr size_t kListCopies = 16384;     // copies of one launch: between two launches the card idles some 10 us
+constexpr size_t kWarpBytes = 8 << 10;    // up to this mean of a launch a warp moves a piece, above it a thread block
+constexpr int kLists = 4;                 // launches in flight before the host waits for the oldest
+// Across the bus 64 GB/s * 3 us are 192 KiB in flight; a warp has 2 KiB in flight, a thread block 16.
 constexpr size_t kBusBlocks = 16;
-constexpr size_t kEngineBytes = 256 << 10;  // mean of a list from which on the engines are as fast
+constexpr size_t kEngineBytes = 256 << 10;  // from this mean of a list on the copy engines are as fast
 
-// By `n_threads` threads, of which this is number `thread`. Each has several loads under way before the first is
-// stored: little else hides their latency.
+// The copy of one piece by `n_threads` threads, of which this is number `thread`. Each has several loads in flight
+// before the first store, which hides most of their latency.
 template <class T>
 __device__ void copy_as(const Copy& copy, size_t thread, size_t n_threads) {
   constexpr size_t kUnderWay = 8;
@@ -42,7 +42,7 @@ __device__ void copy_as(const Copy& copy, size_t thread, size_t n_threads) {
   }
 }
 
-// `together` threads of a block move one piece: all of them, or a warp.
+// `together` threads of a thread block move one piece: all of them, or a warp.
 __global__ void __launch_bounds__(kCopyThreads) copy_list(const Copy* list, size_t n, unsigned together) {
   const size_t teams = kCopyThreads / together, thread = threadIdx.x % together;
   for (size_t i = blockIdx.x * teams + threadIdx.x / together; i < n; i += gridDim.x * teams) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_list(const Copy* list, size
 
 class CudaQueue final : public DeviceQueue, public VendorQueue {
  public:
-  // bus: its copies are between the card and host memory.
+  // `bus`: its copies are between the card and host memory. `copies`: it has copies at all.
   explicit CudaQueue(bool high_priority, bool bus = false, bool copies = true)
       : stream_(high_priority), bus_(bus), lists_(copies ? kLists : 0) {}
   explicit CudaQueue(cudaStream_t handle) : stream_(handle), lists_(kLists) {}
@@ -91,7 +91,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     return last_mark_++;
   }
   bool reached(int64_t mark) override {
-    // Marks are passed in their order: the ones before the first that is not done are done.
+    // Marks complete in order: all marks before the first that is not done are done.
     while (!marks_.empty() && marks_.front()->done()) {
       spare_.push_back(std::move(marks_.front()));
       marks_.pop_front();
@@ -111,7 +111,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     return std::optional<DmaBuf>(DmaBuf(file, at - begin));
   }
   void* handle() override { return stream_.handle(); }
-  // A bare stream: it is made while kernels run that wait for a peer, and allocating would wait for them.
+  // A stream without lists: it is made while kernels wait for a peer, and an allocation would wait for these kernels.
   std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<CudaQueue>(false, false, false); }
   cuda::Stream& stream() { return stream_; }
 
@@ -121,8 +121,8 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
       if (auto made = cuda::Memory::device(kListCopies * sizeof(Copy))) device = std::move(made).value();
     }
     cuda::Memory host = cuda::Memory::pinned(kListCopies * sizeof(Copy));
-    cuda::Memory device;  // none where a queue is made on a full card: `host` is read over the bus
-    cuda::Event free;     // the launch that read it is done
+    cuda::Memory device;  // empty if the card was full; then `host` is read over the bus
+    cuda::Event free;     // recorded after the launch that reads it
   };
   void send() {
     List& list = lists_[turn_];
@@ -143,7 +143,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
   std::vector<List> lists_;
   int turn_ = 0;
   size_t n_ = 0, bytes_ = 0;                        // copies in lists_[turn_]
-  std::deque<std::unique_ptr<cuda::Event>> marks_;  // the last ones given out, not known to be done
+  std::deque<std::unique_ptr<cuda::Event>> marks_;  // marks that are not known to be done
   std::vector<std::unique_ptr<cuda::Event>> spare_;
   int64_t last_mark_ = 0;
 };
@@ -161,7 +161,7 @@ class CudaDevice final : public Device, public MemoryExporter {
     stream.wait();
     return std::shared_ptr<std::byte>(owner, owner->data());
   }
-  // Copies and the copy kernel reach pinned memory at the bus's speed; others not at all.
+  // Copies and the copy kernel reach pinned memory at the speed of the bus, and other host memory not at all.
   Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override {
     Result<cuda::Memory> memory = cuda::Memory::try_pinned(bytes);
     if (!memory) return memory.error();

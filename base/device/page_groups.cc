@@ -17,8 +17,8 @@
 namespace xpyd {
 namespace {
 
-// Where groups are whole huge pages, so are they in memory if the system lets shared memory have them
-// (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps each.
+// Groups of whole huge pages are huge pages in memory if the system allows them for shared memory
+// (transparent_hugepage/shmem_enabled: advise, always). One entry of the page table then maps each.
 bool whole_huge_pages(const PageGroupOptions& o) { return o.group_bytes % kHugePage == 0; }
 
 Error os_error(const std::string& what) { return {ErrorCode::unavailable, what + ": " + std::strerror(errno)}; }
@@ -28,19 +28,19 @@ class HostGroups final : public PageGroups, public std::enable_shared_from_this<
   HostGroups(const PageGroupOptions& options, Fd fd) : PageGroups(options), fd_(std::move(fd)) {}
   Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override;
   int fd() const { return fd_.get(); }
-  // Whether the process may have one mapping more. Beyond its limit the kernel refuses every mmap,
-  // those of unmap() and malloc() too: the last ones are left to them.
+  // True if the process may have one more mapping. Beyond its limit the kernel refuses every mmap, also those of
+  // unmap() and malloc(), so the last mappings are left to them.
   bool room_for_mapping();
 
  private:
   const Fd fd_;
   std::mutex mutex_;
-  long left_ = 0;  // calls until the mappings must be counted again
+  long left_ = 0;  // calls before mappings must be counted again
 };
 
 class HostRange final : public VirtualRange {
  public:
-  // All of [at, at + reserved) is the range's own; the part that is used is aligned as groups are.
+  // The range owns [at, at + reserved); the part that is used is aligned as groups are.
   HostRange(std::shared_ptr<HostGroups> groups, void* at, size_t reserved, size_t bytes)
       : groups_(std::move(groups)), o_(groups_->options()), at_(at), reserved_(reserved) {
     const size_t slack = whole_huge_pages(o_) ? -reinterpret_cast<uintptr_t>(at) % kHugePage : 0;
@@ -49,7 +49,7 @@ class HostRange final : public VirtualRange {
   }
   ~HostRange() override { ::munmap(at_, reserved_); }
 
-  // MAP_POPULATE: the mapper pays for the page tables, and no kernel ever faults.
+  // MAP_POPULATE: the caller of map() pays for the page tables, and no kernel ever faults.
   Status map(size_t offset, int group, int n) override {
     const size_t bytes = size_t(n) * o_.group_bytes;
     XPYD_CHECK(offset + bytes <= bytes_ && group >= 0 && group + n <= o_.n_groups);
@@ -65,7 +65,7 @@ class HostRange final : public VirtualRange {
     return os_error("mmap of a page group");
   }
 
-  // Never munmap: another thread could be given the hole.
+  // mmap and not munmap, because another thread could be given the hole.
   void unmap(size_t offset, int n) override {
     const size_t bytes = size_t(n) * o_.group_bytes;
     XPYD_CHECK(offset + bytes <= bytes_);
@@ -83,7 +83,7 @@ class HostRange final : public VirtualRange {
   const size_t reserved_;
 };
 
-// Mappings of this process; 0: unknown.
+// The number of mappings of this process; 0 if unknown.
 long count_mappings() {
   long lines = 0;
   if (std::FILE* file = std::fopen("/proc/self/maps", "r")) {
@@ -98,7 +98,7 @@ bool HostGroups::room_for_mapping() {
   if (left_ > 0) return left_--, true;
   const long limit = max_mappings(), spare = limit - limit / 32 - count_mappings();
   if (limit > 0 && spare <= 0) return false;
-  left_ = limit > 0 ? spare / 4 : 1 << 30;  // a map makes up to two more; other ranges count, too
+  left_ = limit > 0 ? spare / 4 : 1 << 30;  // a map makes up to two mappings; other ranges make some, too
   return true;
 }
 
@@ -110,7 +110,7 @@ Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
   return std::unique_ptr<VirtualRange>(std::make_unique<HostRange>(shared_from_this(), at, reserved, bytes));
 }
 
-// A hint: what it does not get is there in small pages, or not yet.
+// A hint to the kernel. Memory that gets no huge page is in small pages, or does not exist yet.
 void ask_for_huge_pages(int fd, size_t bytes) {
   if (::ftruncate(fd, off_t(bytes)) != 0) return;
   void* at = ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -142,7 +142,7 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
   if (fd.get() < 0) return os_error("memfd_create");
   auto groups = std::make_shared<HostGroups>(o, std::move(fd));
   if (whole_huge_pages(o) && huge_pages() == HugePages::transparent) ask_for_huge_pages(groups->fd(), bytes);
-  // Every page exists from now on: a map never waits for memory, and none can run out later.
+  // From here on every page exists: map() never waits for memory and cannot run out of it.
   const int error = ::posix_fallocate(groups->fd(), 0, off_t(bytes));
   if (error != 0) {
     errno = error;

@@ -1,7 +1,6 @@
-// Physical memory in equal page groups, which a program puts behind parts of virtual ranges while
-// it runs (vAttention, ASPLOS'25, section 5: cuMemCreate / cuMemMap / cuMemUnmap). On the CPU one
-// memfd and mmap(MAP_FIXED): base/device/page_groups.cc; on a card the driver's calls:
-// base/device/page_groups_cuda.cu.
+// Physical memory in equal page groups, which a program maps to parts of virtual ranges while it runs (vAttention,
+// ASPLOS'25, section 5: cuMemCreate / cuMemMap / cuMemUnmap). On the CPU this is one memfd and mmap(MAP_FIXED)
+// (base/device/page_groups.cc), on a card the driver's calls (base/device/page_groups_cuda.cu).
 #pragma once
 
 #include <atomic>
@@ -16,29 +15,29 @@ namespace xpyd {
 struct PageGroupOptions {
   size_t group_bytes = 0;  // a multiple of the device's page
   int n_groups = 0;
-  double call_us = 0;  // every map and unmap takes this much longer: another device's latency
-  // Unmapped parts of a range stop the program that touches them. Off: they read as zeros, so that
-  // a kernel may look past a sequence's end and drop what it saw. On a card always on: its kernels
-  // look at no token that their sequence has not.
+  double call_us = 0;  // microseconds added to every map and unmap, to simulate another device
+  // If true, an access to an unmapped part of a range ends the program. If false, unmapped parts read as zeros, so that
+  // a kernel may look past a sequence's end and ignore what it read. On a card it is always true, because kernels there
+  // do not look past the end.
   bool guard = false;
 };
 
-// Cumulative, of one range: calls of the system.
+// The calls to the system for one range, cumulative.
 struct PageCalls {
   std::atomic<int64_t> maps{0}, unmaps{0};
 };
 
-// Addresses [data, data + bytes). Nothing that may still run uses what is unmapped, or mapped anew.
-// Thread safety: different parts by different threads.
+// Addresses [data(), data() + bytes()). Requires that no running work uses a part that is unmapped or mapped anew.
+// Thread safety: different threads may use different parts.
 class VirtualRange {
  public:
   virtual ~VirtualRange() = default;
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  // Puts groups [group, group + n) behind [offset, offset + n * group_bytes), where nothing is.
-  // Error `unavailable`: the system refuses (a limit of mappings), and nothing has changed.
+  // Maps groups [group, group + n) to [offset, offset + n * group_bytes), which must be unmapped. Error `unavailable`:
+  // the system refuses (a limit of mappings), and nothing has changed.
   virtual Status map(size_t offset, int group, int n) = 0;
-  virtual void unmap(size_t offset, int n) = 0;  // what of it is mapped
+  virtual void unmap(size_t offset, int n) = 0;  // unmaps what of it is mapped
   PageCalls calls;
 
  protected:
@@ -58,12 +57,13 @@ class PageGroups {
   const PageGroupOptions options_;
 };
 
-// PageGroupOptions::call_us: a driver's call occupies the thread that makes it.
+// Spins for `us` microseconds, because a driver's call occupies its thread (PageGroupOptions::call_us).
 void occupy(double us);
 
-// The CPU's. Error `unavailable`: not that much memory; `invalid_argument`: group_bytes is no multiple of the page.
+// Makes the CPU's page groups. Errors `unavailable`: not enough memory; `invalid_argument`: group_bytes is not a
+// multiple of the page.
 Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions& options);
-// Mappings that one process may have (vm.max_map_count); 0: no limit is known.
+// The number of mappings that one process may have (vm.max_map_count); 0 if no limit is known.
 long max_mappings();
 
 }  // namespace xpyd

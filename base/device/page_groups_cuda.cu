@@ -1,15 +1,14 @@
-// Physical memory of a card (base/cuda/cuda_vmm.h) put behind addresses: page groups of this process
+// Physical memory of a card (base/cuda/cuda_vmm.h) mapped to addresses: page groups of this process
 // (base/device/page_groups.h), and memory that other processes can map (MemoryExporter, base/device/device.h).
 //
-// A group is one physical allocation, because the driver maps an allocation whole: a run of n groups takes n
-// cuMemMap, cheap ones, and one cuMemSetAccess, which is where the time goes (vAttention, Table 3:
-// 2 and 38 us for 2 MiB).
+// A group is one physical allocation, because the driver maps an allocation as a whole. A run of n groups takes n cheap
+// cuMemMap and one cuMemSetAccess, which takes most of the time (vAttention, Table 3: 2 and 38 us for 2 MiB).
 //
-// What is not mapped stays so, and a kernel that touches it is an illegal access, which ends the
-// program: PageGroupOptions::guard is always on. The other way, one page of zeros mapped behind all
-// that has no memory (kvcached), costs an unmap before every map, and a map for every group of
-// addresses at the start; our kernels read no token beyond their sequence's length, so nothing
-// needs it. cudaDeviceSynchronize() is never needed before an unmap: see allocator/README.md.
+// Addresses without memory stay unmapped. A kernel that touches them makes an illegal access, which ends the program:
+// PageGroupOptions::guard is always on. kvcached instead maps one page of zeros to all addresses without memory. That
+// costs an unmap before every map, and a map for every group of addresses at the start. Our kernels read no token
+// beyond their sequence's length, so they do not need it. cudaDeviceSynchronize() is never needed before an unmap,
+// because callers unmap only what no running work uses.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -29,7 +28,7 @@ using namespace cuda;
 
 bool normal(int code) { return code == vmm::kOutOfMemory || code == vmm::kNotReady; }
 void must(int code, const char* call) { XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code)); }
-// Running out is an answer; every other code is a bug of ours or a broken card.
+// Running out of memory is a normal outcome; every other code is a bug of ours or a broken card.
 Error refused(int code, const char* call) {
   XPYD_CHECK(normal(code), std::string(call) + ": " + vmm::code_name(code));
   return {ErrorCode::unavailable, std::string(call) + ": " + vmm::code_name(code)};
@@ -92,7 +91,7 @@ class CudaRange final : public VirtualRange {
       if (code != 0) return undo(offset, i, refused(code, "cuMemMap"));
       calls.maps.fetch_add(1, std::memory_order_relaxed);
     }
-    // Without it the mapping cannot be touched.
+    // Without this call the mapping cannot be accessed.
     if (const int code = vmm::set_access(at_ + offset, size_t(n) * size); code != 0)
       return undo(offset, n, refused(code, "cuMemSetAccess"));
     for (int i = 0; i < n; ++i) mapped_[first + size_t(i)] = 1;
@@ -131,7 +130,7 @@ class CudaRange final : public VirtualRange {
   const PageGroupOptions& o_;
   const vmm::Address at_;
   const size_t reserved_;
-  std::vector<uint8_t> mapped_;  // by group of addresses; bytes, so that threads share no word
+  std::vector<uint8_t> mapped_;  // by group of addresses; bytes and not bits, so that threads share no word
 };
 
 Result<std::unique_ptr<VirtualRange>> CudaGroups::reserve(size_t bytes) {
@@ -157,11 +156,10 @@ Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions
   return std::shared_ptr<PageGroups>(std::move(groups));
 }
 
-// ---- Memory for other processes: one physical allocation (cuMemCreate, of the handle type that a
-// file descriptor can stand for), mapped whole by each process at an address of its own.
-// cudaMalloc's memory goes to other processes too (cudaIpcGetMemHandle), but as bytes that any
-// process which learns them can open, and it is freed with the process that made it; a descriptor
-// goes to whom it is sent, and keeps the memory.
+// ---- Memory for other processes: one physical allocation (cuMemCreate, with a handle type that a file descriptor can
+// stand for). Each process maps it whole at an address of its own. cudaMalloc's memory can go to other processes, too
+// (cudaIpcGetMemHandle), but any process that learns the handle's bytes can open it, and it is freed with the process
+// that made it. A descriptor goes only to its receiver and keeps the memory.
 
 namespace {
 
@@ -172,7 +170,7 @@ Error refused(int code, const char* call, size_t bytes) {
           std::to_string(bytes) + " bytes of the card for processes: " + call + ": " + vmm::code_name(code)};
 }
 
-// Physical memory behind addresses. Gives back what it came to have.
+// Physical memory mapped to addresses. The destructor releases what was obtained.
 class Mapping {
  public:
   Mapping(vmm::Handle handle, size_t bytes) : handle_(handle), bytes_(bytes) {}
@@ -195,7 +193,7 @@ class Mapping {
   std::byte* data() const { return reinterpret_cast<std::byte*>(at_); }
 
  private:
-  // A card at work may not be ready at once, and nobody would ask again.
+  // A busy card may not be ready at once, and no caller would try again.
   int set_access() {
     RealClock clock;
     for (const double end = clock.now() + kBusySeconds;; clock.sleep(1e-3)) {
@@ -210,7 +208,7 @@ class Mapping {
   bool mapped_ = false;
 };
 
-// What `handle` stands for, where the driver made or found it.
+// Maps what `handle` stands for, if the driver's call gave it.
 Result<std::shared_ptr<Mapping>> mapped(int code, const char* call, vmm::Handle handle, size_t bytes) {
   if (code) return refused(code, call, bytes);
   auto mapping = std::make_shared<Mapping>(handle, bytes);
@@ -232,7 +230,7 @@ Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
   fill(data, 0, whole, stream);
   stream.wait();
   if (const int code = vmm::export_file(&file, handle)) return refused(code, "cuMemExportToShareableHandle", whole);
-  XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver says nothing of it
+  XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver does not document it
   return std::shared_ptr<std::byte>(memory.value(), data);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// Walks the text and tells where it stands: nlohmann's callbacks come without a position.
+// Tracks the position in the text, because nlohmann's callbacks do not have it.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -37,7 +37,7 @@ class CountingIterator {
   const char** seen_;
 };
 
-// nlohmann quotes the offending token whole, whatever its length.
+// nlohmann quotes the offending token at any length.
 std::string without_prefix(std::string text) {
   if (text.starts_with('[')) {
     if (size_t end = text.find("] "); end != text.npos) text.erase(0, end + 2);
@@ -117,8 +117,8 @@ class Builder {  // nlohmann's SAX interface
   const JsonLimits& limits_;
   const char* begin_;
   const char** seen_;
-  std::vector<json*> open_;  // the containers around the next value
-  json* slot_ = nullptr;     // where the value of the last key goes
+  std::vector<json*> open_;  // the containers that enclose the next value
+  json* slot_ = nullptr;     // the place of the value of the last key
   size_t n_values_ = 0;
   std::string error_;
 };
@@ -195,7 +195,7 @@ Result<json> parse_json(std::string_view text, const std::string& what, const Js
 
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   auto failed = [&](const std::string& why) { return Error{ErrorCode::io, path + ": " + why}; };
-  // O_NONBLOCK: a FIFO in a model folder must not hang the loader.
+  // O_NONBLOCK, so that a FIFO in a model folder does not hang the loader.
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0 && (errno == ENOENT || errno == ENOTDIR))
     return Error{ErrorCode::not_found, path + ": no such file"};

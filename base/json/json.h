@@ -1,7 +1,7 @@
-// JSON from outside (requests, config.json, tokenizer.json, a safetensors header) into nlohmann::json, with bounds;
-// readers of one field that say what was wrong with it; and JsonText, which writes answers and stream events.
+// JSON from outside (requests, config.json, tokenizer.json, a safetensors header), parsed into nlohmann::json with
+// bounds; readers of single fields, whose errors name the field; and JsonText, which writes answers and stream events.
 //
-// Thread safety: plain functions, and values.
+// Thread safety: plain functions and values.
 #pragma once
 
 #include <charconv>
@@ -19,46 +19,46 @@
 namespace xpyd {
 
 struct JsonLimits {
-  int max_depth = 64;                 // arrays and objects inside each other
+  int max_depth = 64;                 // depth of nested arrays and objects
   size_t max_bytes = 64u << 20;       // of text
-  size_t max_values = 1u << 20;       // of all kinds, containers too: bounds memory at about 120 bytes each
+  size_t max_values = 1u << 20;       // of all kinds, containers included: bounds memory at about 120 bytes each
   bool reject_duplicate_keys = true;  // false: the last one wins
 };
 
-// Strict RFC 8259 in valid UTF-8: no comments, no trailing commas, no NaN, no lone surrogates, no
-// number that overflows a double. The error reads "WHAT: byte N: ..." with N counted from 1. An
-// integer that does not fit 64 bits becomes a double, as JSON has only one kind of number.
+// Parses strict RFC 8259 in valid UTF-8: no comments, trailing commas, NaN, lone surrogates, or numbers that overflow a
+// double. The error is `invalid_argument` and reads "WHAT: byte N: ...", with N counted from 1. An integer that does
+// not fit 64 bits becomes a double.
 Result<nlohmann::json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
 
-// A whole file; longer than max_bytes is refused before it is read.
+// Reads a whole file. A file longer than max_bytes is refused before it is read.
 Result<nlohmann::json> parse_json_file(const std::string& path, const JsonLimits& limits = {});
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes);
 
-// As text: on one line, or each level `indent` spaces deeper. Invalid UTF-8 becomes U+FFFD.
+// Returns the text on one line, or with each level `indent` spaces deeper. Invalid UTF-8 becomes U+FFFD.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 
-// Field `name` of `object`. Missing, of another type, or out of range is an error that names the
-// field and what was expected; `what` (a file or "request") stands before it when given. 1.0 and
-// "1" are not integers; get_double takes any finite number.
+// Returns field `name` of `object`. If it is missing, of another type or out of range, the error names the field and
+// what was expected; `what` (a file or "request") precedes it when given. 1.0 and "1" are not integers. get_double
+// takes any finite number.
 Result<int64_t> get_int(const nlohmann::json& object, const std::string& name, int64_t min, int64_t max,
                         const std::string& what = "");
 Result<double> get_double(const nlohmann::json& object, const std::string& name, double min, double max,
                           const std::string& what = "");
 Result<bool> get_bool(const nlohmann::json& object, const std::string& name, const std::string& what = "");
 Result<std::string> get_string(const nlohmann::json& object, const std::string& name, const std::string& what = "");
-// The value stays inside `object`.
+// The result points into `object`.
 Result<const nlohmann::json*> get_array(const nlohmann::json& object, const std::string& name,
                                         const std::string& what = "");
 Result<const nlohmann::json*> get_object(const nlohmann::json& object, const std::string& name,
                                          const std::string& what = "");
-// The field's value; nullptr where it is missing or null.
+// Returns the field's value, or nullptr if it is missing or null.
 const nlohmann::json* find_field(const nlohmann::json& object, const std::string& name);
 
-// Reads fields of one object; the first that is wrong is thrown, as an Error:
+// Reads fields of one object. The first wrong field is thrown as an Error:
 //   JsonFields fields(json, "config.json");
 //   config.hidden = fields.integer("hidden_size", 1, 1 << 20);
 //   config.rope_theta = fields.number_or("rope_theta", 1, 1e12, 10000);
-// find() and the `_or` readers take a missing or null field for none; a field that is there is still checked.
+// find() and the `_or` readers treat a missing or null field as absent. A field that is present is still checked.
 class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string what);
@@ -80,7 +80,7 @@ class JsonFields {
   }
   bool boolean_or(const std::string& name, bool fallback) { return find(name) ? boolean(name) : fallback; }
   std::string string_or(const std::string& name, std::string fallback) { return find(name) ? string(name) : fallback; }
-  // Throws where another field is there than those that were asked for: a misspelt one, which nobody would hear of.
+  // Throws an Error if the object has a field that was not asked for, such as a misspelt one.
   void no_others() const;
 
  private:
@@ -90,20 +90,20 @@ class JsonFields {
   std::vector<std::string> asked_;
 };
 
-// Writes JSON: no tree, no allocation per field. Whatever bytes a string holds, the result is one
-// line of valid UTF-8 (readers of server-sent events need both).
+// Writes JSON without a tree and without an allocation per field. The result is one line of valid UTF-8 for any bytes
+// in a string; readers of server-sent events need both.
 //
 //   JsonText json;
 //   json.open('{').add("id", id, "object", "text_completion").key("choices").open('[') ... close(']').close('}');
 //
-// Commas come by themselves. Closing what is not open is a bug that shows as bad JSON.
+// Commas are written automatically. A close without its open is a bug that gives bad JSON.
 class JsonText {
  public:
   JsonText& open(char bracket);
   JsonText& close(char bracket);
   JsonText& key(std::string_view name);
-  // Text, a number in its shortest form that reads back equal (null where it is not finite), true,
-  // false, null, or a list of such.
+  // Writes text, a number in the shortest form that reads back equal (null if it is not finite), true, false, null, or
+  // a list of these.
   template <class T>
   JsonText& value(const T& x) {
     if constexpr (std::is_same_v<T, std::nullptr_t>) {
@@ -124,7 +124,7 @@ class JsonText {
       return close(']');
     }
   }
-  // Fields: a name and a value, and so on.
+  // Writes fields: name, value, name, value, ...
   template <class T, class... More>
   JsonText& add(std::string_view name, const T& x, const More&... more) {
     key(name).value(x);
@@ -135,7 +135,7 @@ class JsonText {
   JsonText& object(const Fields&... fields) {
     return open('{').add(fields...).close('}');
   }
-  JsonText& raw(std::string_view json);  // a value that is JSON already
+  JsonText& raw(std::string_view json);  // `json` is already JSON
   std::string take() { return std::move(out_); }
 
  private:

@@ -1,9 +1,9 @@
-// Structs as JSON and back, exactly: whoever lists a struct's members once, as
+// Structs as JSON and back, exactly. A struct is readable and writable if its members are listed once, in its
+// namespace:
 //
 //   XPYD_COLUMNS(Struct, name, n)
 //
-// in the struct's namespace, can write and read it. Zeros, false and empty lists are left out, and read as such.
-// Numbers come back equal.
+// Zeros, false and empty lists are not written and are read as such. Numbers come back equal.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -21,7 +21,7 @@ namespace xpyd {
 template <class A, class Struct>
 using Like = std::conditional_t<A::kReads, Struct, const Struct>;
 
-// Calls a(NAME, s.NAME) for each name: a macro that names itself is expanded again when it is scanned again.
+// Calls a(NAME, s.NAME) for each name. A macro that names itself is expanded again when the result is scanned again.
 #define XPYD_AGAIN(...) XPYD_AGAIN_16(XPYD_AGAIN_16(__VA_ARGS__))
 #define XPYD_AGAIN_16(...) XPYD_AGAIN_4(XPYD_AGAIN_4(XPYD_AGAIN_4(XPYD_AGAIN_4(__VA_ARGS__))))
 #define XPYD_AGAIN_4(...) XPYD_SCAN(XPYD_SCAN(XPYD_SCAN(XPYD_SCAN(__VA_ARGS__))))
@@ -71,7 +71,7 @@ class JsonOut {
   JsonText& json_;
 };
 
-// Throws nlohmann's exceptions where a value has another type. What spans show lives as long as `keep`.
+// Throws nlohmann's exceptions if a value has another type. Memory of spans that it sets is kept in `keep`.
 class JsonIn {
  public:
   static constexpr bool kReads = true;

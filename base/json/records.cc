@@ -9,7 +9,7 @@ RecordReader::RecordReader(const std::string& path) : path_(path), file_(std::fo
   if (!file_) return;
   const int first = std::getc(file_.get());
   if (first == 0xEF && std::getc(file_.get()) == 0xBB && std::getc(file_.get()) == 0xBF) return;
-  std::clearerr(file_.get());  // of a folder: the first record says so
+  std::clearerr(file_.get());  // if it is a folder, reading the first record reports it
   if (first == 0xEF)
     std::rewind(file_.get());
   else

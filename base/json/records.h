@@ -1,7 +1,7 @@
-// Files of many records, read one record at a time: a file of any size takes the memory of one record, and an error
-// knows its line.
+// Reads files of many records one at a time. A file of any size needs the memory of one record, and an error names its
+// line.
 //
-// Thread safety: none.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,26 @@ namespace xpyd {
 class RecordReader {
  public:
   static constexpr size_t kMaxBytes = 16 << 20;  // of one record
-  // A byte order mark at the file's beginning is skipped.
+  // A byte order mark at the beginning of the file is skipped.
   explicit RecordReader(const std::string& path);
 
   bool is_open() const { return bool(file_); }
 
-  // "FILE:LINE" where the record read last begins.
+  // "FILE:LINE" where the last record that was read begins.
   std::string where() const { return path_ + ":" + std::to_string(record_line_); }
 
-  // The next line that is not blank, without its end. False: the end of the file.
+  // Reads the next line that is not blank, without its line end. False: the file has ended. Errors: `io` if the file
+  // cannot be read, `invalid_argument` for a record of more than kMaxBytes; the same for value() and object().
   Result<bool> line(std::string* line);
 
-  // Whether the file begins with '[': a JSON array, else lines. Before: nothing of it has been read.
+  // True if the file begins with '[', so it is a JSON array and not lines. Requires that nothing has been read.
   bool is_array();
 
-  // The next value, of any kind, of a file that is a JSON array. False: the end of the array. The text is not yet
-  // checked to be JSON.
+  // Reads the next value of a file that is a JSON array. False: the array has ended. The text is not yet checked to be
+  // JSON.
   Result<bool> value(std::string* value);
 
-  // The next object of a file that is a JSON array of objects. False: the end of the array. The text is not yet
-  // checked to be JSON.
+  // As value(), for an array of objects.
   Result<bool> object(std::string* object);
 
  private:

@@ -1,5 +1,5 @@
-// Boost.Program_options splits the INI file into names and strings; what a string may be is decided here, by the
-// table's rows, so that all sources give the same messages.
+// Boost.Program_options splits the INI file into names and strings. The rows of the table check the strings here, so
+// that all sources give the same messages.
 #include "base/options/options.h"
 
 #include <boost/program_options.hpp>
@@ -40,7 +40,7 @@ bool in_group(const OptionRow& row, std::string_view group) {
 
 std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
 
-// 17 digits would show 0.1 as 0.10000000000000001; the shortest form that reads back equal is wanted.
+// The shortest form that reads back equal; 17 digits would show 0.1 as 0.10000000000000001.
 std::string show(double x) {
   char buffer[32];
   auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
@@ -60,7 +60,7 @@ std::string range_words(const OptionRow& row) {
 
 bool parse_number(std::string_view text, double* out) { return read_number(text, *out) && !std::isnan(*out); }
 
-// "100ms" -> "0.1"; what is no such time stays as it is.
+// Converts "100ms" to "0.1"; text that is not such a time stays as it is.
 std::string without_unit_of_time(const std::string& text) {
   static constexpr std::pair<std::string_view, double> kUnits[] = {{"ms", 1e3}, {"us", 1e6}, {"s", 1}};
   double x = 0;
@@ -70,7 +70,7 @@ std::string without_unit_of_time(const std::string& text) {
   return text;
 }
 
-// "" when `value` fits the row, and then `value` is in canonical form; otherwise what was expected.
+// Returns "" if `value` fits the row, and brings it to canonical form; otherwise what was expected.
 std::string problem(const OptionRow& row, std::string& value) {
   switch (row.kind) {
     case OptionKind::text: return "";
@@ -108,7 +108,7 @@ std::string problem(const OptionRow& row, std::string& value) {
   return "";
 }
 
-// Why `name` is unknown here: another subcommand's option, or a slip of the keyboard.
+// The reason why `name` is unknown here: another subcommand has it, or it is misspelt.
 std::string unknown_option(std::span<const OptionRow> table, std::string_view group, std::string name,
                            const std::string& where) {
   for (int i = 0; i < 2 && !name.empty() && name[0] == '-'; ++i) name.erase(0, 1);
@@ -160,7 +160,7 @@ struct Parser {
     return word.starts_with("--") && find(word.substr(2, word.find('=') - 2));
   }
 
-  // `where`: "" or "FILE: "; `dashes`: "--" or "". What does not fit is thrown, as an Error, here and below.
+  // `where` is "" or "FILE: "; `dashes` is "--" or "". Here and below, a value that does not fit is thrown as an Error.
   void check(std::vector<Assignment>& assignments, const std::string& where, const std::string& dashes) const {
     for (auto& [row, value] : assignments) {
       std::string given = value, why = problem(*row, value);
@@ -170,7 +170,7 @@ struct Parser {
     }
   }
 
-  // Boost's own reading refuses "--name=" and takes "--seed" for the prompt of "--prompt --seed 1".
+  // Boost's own parser refuses "--name=" and takes "--seed" for the prompt of "--prompt --seed 1".
   CommandLine command_line(const std::vector<std::string>& words) const {
     CommandLine result;
     bool after_dashes = false;
@@ -335,7 +335,7 @@ std::string Options::table(bool changed) const {
   for (const OptionRow& row : rows_) {
     std::string value = shown[row.name];
     if (changed && value == row.default_value) continue;
-    // In quotes where a shell would need them, so that a line can be pasted back.
+    // Quoted if a shell needs it, so that a line can be pasted back.
     if (value.empty() || value.find_first_of(" \t\n\r'\"#$&|;<>()*?[]{}~`\\!") != value.npos) {
       std::string escaped;
       for (char c : value) escaped += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -399,7 +399,7 @@ Result<int64_t> parse_bytes(std::string_view text) {
                {"GiB", 1u << 30},
                {"TB", 1000000000000},
                {"TiB", uint64_t{1} << 40}};
-  // Exact in integers: digits / 10^fraction_digits * unit, so that 0.1GB is 100000000.
+  // Exact in integers, digits / 10^fraction_digits * unit, so that 0.1GB is 100000000.
   unsigned __int128 digits = 0, scale = 1;
   size_t i = 0, n_digits = 0;
   bool fraction = false;
@@ -447,7 +447,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
     }
     return d[a.size()][b.size()];
   };
-  name = name.substr(0, 200);  // quadratic: a name from outside may be long
+  name = name.substr(0, 200);  // the search is quadratic, and a name from outside may be long
   std::string best;
   std::pair<bool, size_t> best_rank{true, SIZE_MAX};
   for (const std::string& candidate : candidates) {

@@ -69,7 +69,7 @@ double timed(ThreadTeam& team, Body body) {
   return clock.now() - start;
 }
 
-// One way, from the owner's run() until the last member has started.
+// One way: from the owner's run() until the last member has started.
 double wake_us(ThreadTeam& team, bool parked, int repetitions) {
   RealClock clock;
   std::vector<double> times;
@@ -84,7 +84,7 @@ double wake_us(ThreadTeam& team, bool parked, int repetitions) {
   return median(times);
 }
 
-// machine() without its count of cpus: that is of the calling thread, which may be pinned.
+// machine() without the number of cores.
 std::string processor() {
   std::string name = machine();
   return name.substr(0, name.rfind(','));
@@ -108,20 +108,20 @@ PeakRow read_row(const nlohmann::json& object, const char* name) {
 }
 
 using InRegisters = double (*)(long iterations, float* sink);
-InRegisters dot(Isa isa) {  // null: none here
+InRegisters dot(Isa isa) {  // null if this processor has none
 #if defined(__x86_64__)
   if (cpu_has(isa)) return isa == Isa::avx512_bf16 ? bf16_dot_peak : int8_dot_peak;
 #endif
   return nullptr;
 }
 
-// Thousands of millions of operations a second; 0 for a null function.
+// 10^9 operations a second; 0 for a null function.
 double giga_operations(ThreadTeam& team, InRegisters run) {
   if (!run) return 0;
   std::vector<double> operations(size_t(team.size()), 0);
   std::vector<float> sinks(size_t(team.size()) * 16, 0);
   double best = 0;
-  // Registers only: what makes it slower is another process, so the best of four is the machine's.
+  // It uses registers only, so only other processes make it slower: the best of four is the machine's rate.
   for (int attempt = 0; attempt < 4; ++attempt) {
     double seconds = timed(team,
                            [&](int rank) { operations[size_t(rank)] = run(1'000'000, &sinks[size_t(rank) * 16]); });
@@ -143,7 +143,7 @@ std::string or_none(double figure) {
 const PeakKernels kPortablePeak = {Isa::portable, portable_fma, portable_read, portable_copy};
 
 PeakProbe::PeakProbe(size_t bytes) : buffer_(bytes) {
-  // Not all zero pages: values that a compression or a zero-page trick below us cannot shorten.
+  // Values that neither memory compression nor a shared zero page can shorten.
   for (size_t i = 0; i < bytes / 8; i += 8) buffer_.as<uint64_t>()[i] = i * 0x9e3779b97f4a7c15u;
 }
 

@@ -1,7 +1,7 @@
-// What this machine can do: the denominators of every printed share. Measured, never looked up: a shared machine moves
-// by 10-25 % between runs, so a bench measures them again beside its contestants.
+// The measured peaks of this machine: the denominators of every printed share. They are measured and never looked up. A
+// shared machine moves by 10-25 % between runs, so a bench measures them again beside its contestants.
 //
-// Thread safety: each function is called by the owner of the team it is given.
+// Thread safety: each function is called by the owner of the team that it is given.
 #pragma once
 
 #include <optional>
@@ -18,24 +18,24 @@ struct PeakRow {
   double fma_gflops = 0;  // f32 multiply-adds in registers only, two operations each
   double read_gbps = 0;   // streaming read of memory far larger than any cache, several rows at once
   double copy_gbps = 0;   // non-temporal copy, each byte counted once
-  // Of instructions that multiply pairs of bfloat16 and add them in f32 (VDPBF16PS), and groups of four bytes in int32
-  // (VPDPBUSD); 0: none here.
+  // The rates of instructions that multiply pairs of bfloat16 and add them in f32 (VDPBF16PS), or groups of four bytes
+  // in int32 (VPDPBUSD); 0 if this processor has none.
   double bf16_dot_gflops = 0, int8_dot_gops = 0;
 };
 
 struct Peak {
   std::string machine;        // the processor's name
-  std::string isa;            // the newest instruction set of the loops measured: "avx2"
-  PeakRow one, all;           // on one thread, on every thread of the team
+  std::string isa;            // the newest instruction set of the measured loops: "avx2"
+  PeakRow one, all;           // on one thread, on all threads of the team
   double wake_spin_us = 0;    // from the owner's run() to a member that spins; 0 with one thread
   double wake_parked_us = 0;  // to a member that sleeps in the kernel
 };
 
-// The single measurements, for benches that interleave them. Holds the memory that is read and copied.
+// The single measurements, for benches that interleave them. Owns the memory that is read and copied.
 class PeakProbe {
  public:
   explicit PeakProbe(size_t bytes = size_t(256) << 20);
-  double fma_gflops(ThreadTeam& team);  // about 8 ms; so are the next two
+  double fma_gflops(ThreadTeam& team);  // about 8 ms, as the next two
   double bf16_dot_gflops(ThreadTeam& team);
   double int8_dot_gops(ThreadTeam& team);
   double read_gbps(ThreadTeam& team);  // one pass over all bytes, about 10 ms
@@ -49,11 +49,11 @@ class PeakProbe {
 // Medians of interleaved rounds on one thread and on the whole team; about 2 s.
 Peak measure_peak(ThreadTeam& team);
 
-// The peak kept from an earlier run on this machine with as many threads, else measured now and
-// kept in peak_cache_path(), if there is one. For step lines; results that are published measure their own.
-Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: measured, whatever is kept
-std::optional<Peak> kept_peak();  // of this machine, of any number of threads; none: nobody has measured it
-std::string peak_cache_path();    // $XDG_CACHE_HOME/xpyd/peak.json, else ~/.cache/xpyd/peak.json; "": neither is known
+// Returns the peak that an earlier run on this machine with as many threads has kept, else measures it and keeps it in
+// peak_cache_path(), if there is one. It is for step lines; published results measure their own.
+Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: always measures
+std::optional<Peak> kept_peak();  // of this machine, for any number of threads; empty if none is kept
+std::string peak_cache_path();  // $XDG_CACHE_HOME/xpyd/peak.json, else ~/.cache/xpyd/peak.json; "" if neither is known
 
 std::string to_text(const Peak& peak);  // a small table
 std::string to_json(const Peak& peak);  // one object

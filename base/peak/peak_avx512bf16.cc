@@ -9,7 +9,7 @@ double XPYD_AVX512(bf16_dot_peak)(long iterations, float* sink) {
   constexpr int kChains = 12;
   __m512 sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = _mm512_set1_ps(float(i));
-  // 1 - 1: no sum grows, none is a denormal.
+  // Each step adds 1 - 1: no sum grows or becomes denormal.
   const auto a = (__m512bh)_mm512_set1_epi32(0x3f80bf80), b = (__m512bh)_mm512_set1_epi32(0x3f803f80);
   for (long n = 0; n < iterations; ++n)
 #pragma GCC unroll 12

@@ -9,7 +9,7 @@ double XPYD_AVX512(int8_dot_peak)(long iterations, float* sink) {
   constexpr int kChains = 12;
   __m512i sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = _mm512_set1_epi32(i);
-  const __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_set1_epi32(0x01ff01ff);  // 1 and -1, in turn
+  const __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_set1_epi32(0x01ff01ff);  // 1 and -1 in turn
   for (long n = 0; n < iterations; ++n)
 #pragma GCC unroll 12
     for (int i = 0; i < kChains; ++i) sums[i] = _mm512_dpbusd_epi32(sums[i], a, b);

@@ -7,14 +7,14 @@
 
 namespace xpyd {
 
-inline constexpr size_t kPeakRowBytes = 128 << 10;  // of each row that is read beside the others
+inline constexpr size_t kPeakRowBytes = 128 << 10;  // of each row; several rows are read side by side
 inline constexpr int kPeakRows = 8;
 
 struct PeakKernels {
   Isa needs;
   double (*fma)(long iterations, float* sink);  // returns the operations done
   void (*read)(const std::byte* p, size_t bytes,
-               float* sink);  // bytes: a multiple of rows x row bytes
+               float* sink);  // a multiple of rows x row bytes
   void (*copy)(std::byte* to, const std::byte* from,
                size_t bytes);  // multiples of 128, 64-byte aligned
 };
@@ -22,7 +22,7 @@ struct PeakKernels {
 extern const PeakKernels kPortablePeak;
 #if defined(__x86_64__)
 extern const PeakKernels kAvx2Peak, kAvx512Peak;
-// As PeakKernels::fma; of bfloat16 and of bytes, for which there are instructions of their own (Isa::avx512_bf16,
+// As PeakKernels::fma, for bfloat16 and for bytes, which have instructions of their own (Isa::avx512_bf16,
 // avx512_vnni).
 double bf16_dot_peak(long iterations, float* sink);
 double int8_dot_peak(long iterations, float* sink);

@@ -1,4 +1,4 @@
-// The limits of a machine with vectors, of whichever width (base/lanes.h).
+// The peak loops over vectors of any width (base/lanes.h).
 #include <cstdint>
 
 #include "base/lanes.h"
@@ -12,7 +12,7 @@ double fma_peak(long iterations, float* sink) {
   constexpr int kChains = 12;
   Floats sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = splat(float(i));
-  const Floats a = splat(0.5f), b = splat(1.0f);  // converges to 2: never denormal
+  const Floats a = splat(0.5f), b = splat(1.0f);  // converges to 2, so never denormal
   for (long n = 0; n < iterations; ++n)
 #pragma GCC unroll 12
     for (int i = 0; i < kChains; ++i) sums[i] = fma(sums[i], a, b);
@@ -21,7 +21,7 @@ double fma_peak(long iterations, float* sink) {
   return double(iterations) * kChains * kLanes * 2;
 }
 
-// One stream does not saturate DRAM from one core, eight do (four reach 0.93 of them on two cores).
+// One stream from one core does not saturate DRAM; eight do (on two cores four reach 0.93 of eight).
 void read_peak(const std::byte* p, size_t bytes, float* sink) {
   Line sums[kPeakRows] = {};
   for (const std::byte* end = p + bytes; p < end; p += kPeakRows * kPeakRowBytes)
