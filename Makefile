@@ -118,8 +118,9 @@ layers:  ## check that no folder includes one below it in tools/layers, and that
 house:  ## what the rooms weigh: lines, files, edits for one more of a kind (ARGS='COMMIT .': side by side)
 	@tools/house $(ARGS)
 
-format:  ## clang-format every source in place
+format:  ## clang-format every source in place, and count the lines in pages' tables of files again
 	@git ls-files '*.cc' '*.h' '*.cu' | xargs clang-format -i
+	@tools/readme-lines
 
 clean:  ## remove build/
 	rm -rf build

@@ -20,8 +20,9 @@ check-storm: build  ## 20 | - | storms of requests against servers with little m
 check-parity: build  ## 3 | - | one logits hash over SEEDS=2000 setups drawn from all switches, and over the product of eight of them
 	@$(TESTS_OF) SEEDS=$(SEEDS) $(BUILD)/xpyd_tests '[all-waves],[all-parity]'
 
-check-points: build  ## 1 | - | every point of every experiment, small; the runner, result files and claims
+check-points: build  ## 1 | - | every point of every experiment, small; the runner, result files and claims; the line counts in pages
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[experiments][slow]'
+	@tools/readme-lines --check
 
 check-slow: build  ## 3 | - | tests that wait: supervision, kept services, killed workers, soak, measured peaks
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[slow]~[experiments]'
