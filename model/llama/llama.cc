@@ -1,6 +1,6 @@
-// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU, on one stage: tensor ranks on a
-// thread each (llama_rank.h); one rank, whose thread is the caller's, is the plain model. model/README.md lists the
-// operations with their shapes; several stages are pipeline.h.
+// The Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU, on one stage. Each tensor rank has a thread
+// (llama_rank.h); a single rank uses the caller's. Several stages are in pipeline.h. README.md lists the operations
+// with their shapes.
 #include <string>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace {
 
 class Llama final : public SynchronousModel {
  public:
-  // `team`: the one rank's, which its owner has; null: every rank has one of its own.
+  // `team`: the caller's, for a single rank; null: each rank makes its own.
   Llama(std::shared_ptr<const Weights> weights, const ShardOptions& o, ThreadTeam* team, int max_step_tokens,
         int max_logits, const Kernels& kernels)
       : weights_(std::move(weights)),
@@ -26,7 +26,7 @@ class Llama final : public SynchronousModel {
         tp_(o.shards.tp),
         ranks_(weights_, o, 0, team, max_step_tokens, 1, kernels, tp_ * o.threads_per_rank > allowed_cpus()) {
     XPYD_CHECK(max_step_tokens > 0 && max_logits >= 0 && o.shards.pp == 1);
-    std::vector<int> first_cpus;  // of each rank
+    std::vector<int> first_cpus;  // the first core of each rank
     for (size_t cpu = 0; cpu < o.cpus.size(); cpu += size_t(o.threads_per_rank)) first_cpus.push_back(o.cpus[cpu]);
     team_ = std::make_unique<ThreadTeam>(tp_, std::move(first_cpus));
   }
@@ -65,7 +65,7 @@ class Llama final : public SynchronousModel {
   const std::shared_ptr<const Weights> weights_;
   const int max_step_tokens_, max_logits_, tp_;
   StageRanks ranks_;
-  std::unique_ptr<ThreadTeam> team_;  // the ranks: one thread each, the caller is rank 0
+  std::unique_ptr<ThreadTeam> team_;  // one thread per rank; the caller is rank 0
 };
 
 }  // namespace

@@ -8,10 +8,9 @@
 namespace xpyd::model {
 namespace {
 
-// Below this many elements a row operation runs on the calling thread: it takes about as long as
-// handing it to the team would.
+// Smaller row operations run on the calling thread: handing them to the team would take as long.
 constexpr long kSerialElements = 4096;
-// Rows are also cut into columns, so that a single row is shared by the team.
+// Rows are also cut into columns of this many elements, so that the team can share a single row.
 constexpr int kColumnChunk = 1024;
 
 Range range(KvRange r) { return {r.begin, r.end}; }
@@ -21,7 +20,7 @@ Range groups_of(const KvShards& shards, int tensor_rank, int n_groups) {
   return {tensor_rank * n_groups / shards.tp, (tensor_rank + 1) * n_groups / shards.tp};
 }
 
-// Elements of one row of any product's activations, as they are packed.
+// Most elements that one packed row of activations has, over all products of the rank.
 int most_stored(const Weights& weights, const RankSlice& slice) {
   int most = std::max(weights.lm_head.stored({0, 1}), weights.config.n_predict ? weights.head.join.stored({0, 1}) : 0);
   for (int i = slice.layers.begin; i < slice.layers.end; ++i) {
@@ -63,7 +62,7 @@ StageExchange::StageExchange(const Weights& weights, const KvShards& shards, int
   for (int r = 0; r < tp_; ++r) {
     columns.push_back(times(rank_slice(weights, shards, stage * tp_ + r).q_heads, head_dim));
     Range left = groups_of(shards, r, n_groups_);
-    while (width(left) > 0) {  // the largest subtrees
+    while (width(left) > 0) {  // cut into the largest subtrees
       int size = n_groups_;
       while (left.begin % size != 0 || left.begin + size > left.end) size /= 2;
       part_of_[size_t(left.begin)] = int(parts_.size());
@@ -117,7 +116,7 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       {&normed_, c_.hidden},    {&qkv_, qkv_width()},         {&q_, q_width_},
       {&attended_, q_width_},   {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_},
       {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2},     {&joined_, c_.n_predict * 2 * c_.hidden}};
-  // Whole cache lines.
+  // whole cache lines
   auto floats = [&](int width) { return (size_t(max_step_tokens) * size_t(width) + 15) / 16 * 16; };
   size_t total = size_t(places) * place_floats_;
   for (const auto& [part, width] : parts) total += floats(width);
@@ -131,7 +130,7 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
   stage.attended[size_t(tensor_rank_)] = attended_;
 }
 
-// body(row, begin, end) for all elements [0, width) of all rows, shared by the team.
+// Calls body(row, begin, end) over the elements [0, width) of all rows; the team shares the work.
 template <class Body>
 void LlamaRank::for_elements(int n_rows, int width, Body body) {
   const int chunks = (width + kColumnChunk - 1) / kColumnChunk;
@@ -144,7 +143,7 @@ void LlamaRank::for_elements(int n_rows, int width, Body body) {
   if (long(n_rows) * width < kSerialElements) return part({0, n_rows * chunks});
   team_.run([&](int rank) { part(share(n_rows * chunks, rank, team_.size())); });
 }
-// body(row) for all rows; `width` is what a row costs, in elements.
+// Calls body(row) for all rows; `width` is a row's cost in elements.
 template <class Body>
 void LlamaRank::for_rows(int n_rows, int width, Body body) {
   auto part = [&](Range rows) {
@@ -178,8 +177,8 @@ void LlamaRank::embed(int32_t token, float* x) const {
   }
 }
 
-// x = embedding rows, or x_in, which the stage before has made of them; normed for the layer that is next; and the
-// angles of every token's position.
+// Fills x with embedding rows or with x_in, normed_ with the norm of the next layer, and cos_ and sin_ with the angles
+// of every token's position.
 void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0, const LayerWeights& next) {
   for (size_t s = 0; s < step.kv_lengths.size(); ++s) {
     int position = step.kv_lengths[s] - (step.q_offsets[s + 1] - step.q_offsets[s]);
@@ -194,7 +193,7 @@ void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0, con
       embed(step.token_ids[size_t(i)], x);
     }
     ops_.rms_norm(x, next.attention_norm.data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
-    // In double: at position 100,000 an f32 angle would be off by 0.004 radians.
+    // Angles are in double: at position 100,000 an f32 angle would be off by 0.004 radians.
     for (int j = 0; j < half; ++j) {
       const double angle = positions_[size_t(i)] * weights_->rope_freqs[size_t(j)];
       row(cos_, i, half)[j] = float(std::cos(angle));
@@ -203,7 +202,7 @@ void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0, con
   });
 }
 
-// qkv = the columns of this rank's heads.
+// qkv_ = the columns of this rank's heads.
 void LlamaRank::project(const LayerWeights& layer, int n) {
   if (stage_.tp() == 1) return gemm(layer.qkv, layer.qkv_bias, normed_, c_.hidden, qkv_, qkv_width(), n);
   float* y = qkv_;
@@ -216,7 +215,7 @@ void LlamaRank::project(const LayerWeights& layer, int n) {
   }
 }
 
-// Per head: norm (Qwen3), then RoPE. q goes to its own array, k stays in qkv.
+// Applies the head norm (Qwen3) and RoPE to each head. q goes to q_, k stays in qkv_.
 void LlamaRank::turn(const LayerWeights& layer, int n) {
   const int d = c_.head_dim, half = d / 2, n_q = q_width_ / d, n_kv = kv_width_ / d;
   for_rows(n, q_width_ + kv_width_, [&](int i) {
@@ -231,7 +230,7 @@ void LlamaRank::turn(const LayerWeights& layer, int n) {
   });
 }
 
-// The rank's KV memory counts its own layers and heads.
+// The rank's KV memory numbers its own layers and heads from 0.
 void LlamaRank::append(int layer, const Rows& rows) {
   append_kv({.k = qkv_ + q_width_,
              .v = qkv_ + q_width_ + kv_width_,
@@ -256,7 +255,7 @@ void LlamaRank::attend(int layer, const Rows& rows) {
   attention_.run(args, team_);
 }
 
-// This rank's groups of x W^T: into normed_ where it makes all of them, else where all ranks read.
+// Computes this rank's groups of x W^T. A single rank writes normed_; otherwise each part goes to the exchange.
 void LlamaRank::row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride,
                              int set, int n) {
   if (stage_.tp() == 1) return gemm(w, bias, x, x_stride, normed_, c_.hidden, n);
@@ -270,7 +269,7 @@ void LlamaRank::row_parallel(const PackedMatrix& w, const std::vector<float>& bi
   stage_.barrier();
 }
 
-// x += the product that row_parallel() has made; then normed = norm(x), unless norm is null.
+// x += the product of row_parallel(); then normed_ = norm(x), unless norm is null.
 void LlamaRank::add_and_norm(float* x0, const std::vector<float>& bias, int set, const std::vector<float>* norm,
                              int n) {
   for_rows(n, 2 * c_.hidden, [&](int i) {
@@ -284,7 +283,7 @@ void LlamaRank::add_and_norm(float* x0, const std::vector<float>& bias, int set,
   });
 }
 
-// o_proj of what this rank has attended to, or of the columns that its groups read.
+// o_proj over this rank's attention output, or over gathered columns of all ranks.
 void LlamaRank::output(const LayerWeights& layer, int n) {
   if (!stage_.gathers()) {
     row_parallel(layer.o, layer.o_bias, attended_, q_width_, 0, n);
@@ -302,7 +301,7 @@ void LlamaRank::output(const LayerWeights& layer, int n) {
   row_parallel(layer.o, layer.o_bias, gathered_, width(wanted), 0, n);
 }
 
-// normed, or the exchange's sums = down(silu(gate(normed)) * up(normed))
+// down(silu(gate(normed)) * up(normed)), to normed_ or to the exchange.
 void LlamaRank::mlp(const LayerWeights& layer, int n) {
   const int stride = 2 * mlp_width_;
   if (stage_.tp() == 1) {
@@ -326,7 +325,7 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
   receive(step, x_in, x, layers[size_t(slice_.layers.begin)]);
   for (int i = slice_.layers.begin; i < end; ++i) {
     const LayerWeights& layer = layers[size_t(i)];
-    const bool last = i + 1 == c_.n_layers;  // a head takes what all tokens have become
+    const bool last = i + 1 == c_.n_layers;  // a multi-token head needs the hidden states of all tokens
     project(layer, rows.n);
     turn(layer, rows.n);
     append(i, rows);
@@ -373,8 +372,8 @@ void LlamaRank::layer_written(const StepInput& step, int layer, bool observed) {
   if (step.observer) step.observer->layer_done(layer);
 }
 
-// x = what the multi-token head's layer takes: of each token its embedding, and what the one before it has become.
-// normed, for that layer.
+// x = the input of the multi-token head's layer, from each token's embedding and the state of the token before it.
+// normed_ = its norm.
 void LlamaRank::join(const StepInput& step, float* x) {
   const PredictHead& head = weights_->head;
   const int n = int(step.token_ids.size());
@@ -419,7 +418,7 @@ void LlamaRank::predict(const StepInput& step, float* x, bool observed, float* l
     gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n, slice_.vocab);
 }
 
-// Moves the wanted tokens' rows of x and q to the front.
+// Moves the rows of wanted tokens in x and q_ to the front.
 void LlamaRank::keep_wanted(float* x) {
   for (int to = 0; to < int(wanted_.tokens.size()); ++to) {
     const int from = wanted_.tokens[size_t(to)];

@@ -1,12 +1,12 @@
-// One rank of a Llama-family model: the forward pass of its layers and its heads, over one team of
-// threads. A model on one rank is this class once; model/llama/llama.cc puts several together.
+// One rank of a Llama-family model: the forward pass of its layers and heads, on one team of threads. A model without
+// parallelism is one LlamaRank; llama.cc and pipeline.h put several together.
 //
-// Tensor parallelism (Megatron-LM's split): q, k, v, gate and up by columns, o and down by K. Every
-// rank holds the whole residual stream and does the same to it; what ranks exchange is the sums of
-// o_proj and down_proj. These are cut into K-groups whose sums one tree adds (model/gemm/gemm.h),
-// and a rank makes the sums of whole groups: so the result has the bits of one rank's.
+// Tensor parallelism follows Megatron-LM: q, k, v, gate and up are split by columns, o and down by K. Every rank holds
+// the whole residual stream and updates it in the same way. Ranks exchange only the sums of o_proj and down_proj. K is
+// cut into groups whose sums are added in one tree (model/gemm/gemm.h), and a rank computes whole groups. So the result
+// has the bits of one rank.
 //
-// Thread safety: run() is called by one thread, the rank's; ranks of a stage run at once.
+// Thread safety: the rank's own thread makes every call; the ranks of a stage run at the same time.
 #pragma once
 
 #include <array>
@@ -25,20 +25,21 @@
 
 namespace xpyd::model {
 
-// What a rank computes. Weights stay where they are: a slice is a view of the packed matrices.
+// The part of the model that a rank computes. It is a view: weights stay in the packed matrices.
 struct RankSlice {
   Range layers;             // of the model
   Range q_heads, kv_heads;  // of the model
-  Range groups;             // K-groups of o_proj and of down_proj whose sums it makes; may be empty
-  Range mlp;                // columns of gate and of up: those that its groups of down_proj read
+  Range groups;             // K-groups of o_proj and down_proj that this rank sums; may be empty
+  Range mlp;                // columns of gate and up that those groups of down_proj read
   Range vocab;              // columns of the logits; may be empty
 };
+// Slice of `rank`, which counts tensor ranks of stage 0 first.
 RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank);
 
-// What the tensor ranks of one stage share.
+// The memory and the barrier that the tensor ranks of one stage share.
 class StageExchange {
  public:
-  // The sum of neighbouring K-groups that are a subtree of the tree, made by one rank.
+  // The sum of neighbouring K-groups that form a subtree of the tree. One rank computes it.
   struct Part {
     Range groups;
     int tensor_rank;
@@ -48,16 +49,15 @@ class StageExchange {
   int tp() const { return tp_; }
   void barrier() { barrier_.wait(); }
   const std::vector<Part>& parts() const { return parts_; }
-  // [max_step_tokens, hidden] of one part. There are two sets, used in turn: who writes to one has
-  // passed the barrier behind which everybody has read from it.
+  // Sums of one part, [max_step_tokens, hidden]. Two sets alternate, so a rank that writes to one has passed the
+  // barrier after which every rank has read it.
   float* sums(int set, size_t part) { return sums_.as<float>() + (size_t(set) * parts_.size() + part) * part_floats_; }
-  // out[0, n) = the tree over all parts, of elements [at, at + n) of each.
+  // Adds all parts in the tree's order: out[0, n) receives elements [at, at + n).
   void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
-  // True where a rank's groups of o_proj are not its own heads' columns: then ranks read columns of
-  // what others have attended to.
+  // True if a rank's groups of o_proj are not its own heads' columns. Ranks then read attention outputs of other ranks.
   bool gathers() const { return gathers_; }
-  std::vector<const float*> attended;  // [tp]: [tokens, the rank's columns]
-  std::vector<Range> columns;          // [tp]: of n_heads * head_dim
+  std::vector<const float*> attended;  // [tp]: attention output of each rank, [tokens, the rank's columns]
+  std::vector<Range> columns;          // [tp]: each rank's columns of n_heads * head_dim
   size_t bytes() const { return sums_.size(); }
 
  private:
@@ -73,26 +73,26 @@ class StageExchange {
 
 class LlamaRank {
  public:
-  // `places`: residual streams that it keeps, of so many steps.
+  // `places`: number of residual streams to keep, each of max_step_tokens tokens.
   LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
             ThreadTeam& team, int max_step_tokens, int places, const Kernels& kernels);
 
-  // The step, or some tokens of it: `step` has this rank's views alone. `x_in`, [n_tokens, hidden]: what the stage
-  // before has made of them; null in the first stage. `x`, likewise, in one of the places: what this stage makes of
-  // them. `logits`: [n_logits, vocab], of the last stage. The observer is called on this thread when all ranks of the
-  // stage have written a layer's KV; `observed`: some rank of the stage has one.
+  // Computes this rank's layers for a step. `step` has this rank's views only. `x_in`, [n_tokens, hidden], is the
+  // previous stage's output, or null in the first stage. `x` is one of the places and receives this stage's output. The
+  // last stage writes `logits`, [n_logits, vocab]. The observer is called on this thread when every rank of the stage
+  // has written a layer's KV. `observed`: some rank of the stage has an observer.
   void run(const StepInput& step, const float* x_in, float* x, bool observed, float* logits);
 
-  // Model::predict, likewise.
+  // Computes this rank's share of Model::predict(); arguments are those of run().
   void predict(const StepInput& step, float* x, bool observed, float* logits);
 
-  // [max_step_tokens, hidden]
+  // Residual stream of a place, [max_step_tokens, hidden].
   float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
   size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
 
  private:
-  // Tokens of a step, or of a part of it, as attention wants them.
+  // The tokens of a step that go on, in the form that attention takes.
   struct Rows {
     int n = 0;
     std::span<const int32_t> q_offsets, kv_lengths;
@@ -130,30 +130,30 @@ class LlamaRank {
   const int tensor_rank_;
   StageExchange& stage_;
   ThreadTeam& team_;
-  const int q_width_, kv_width_, mlp_width_;  // floats of one token's q; k or v; gate or up
+  const int q_width_, kv_width_, mlp_width_;  // floats of one token's q; of its k or v; of its gate or up
   const Ops& ops_ = default_ops();
   const GemmVariant& gemm_;
   const AttentionVariant& attention_;
   GemmScratch gemm_scratch_;
   std::vector<int> positions_;
   WantedRows wanted_;
-  std::vector<const float*> before_;  // join()'s
+  std::vector<const float*> before_;  // scratch of join()
   Buffer activations_;
   const size_t place_floats_;
-  // Into activations_, [max_step_tokens, width] each, of the tokens of one run() but for x_:
-  float* x_;         // [places] of hidden: residual streams
-  float* normed_;    // hidden: also the output of o_proj and down_proj before it is added
-  float* qkv_;       // q_width + 2 kv_width
-  float* q_;         // q_width: after RoPE
-  float* attended_;  // q_width
-  float* gathered_;  // columns of this rank's groups of o_proj, where they are not attended_
-  float* gate_up_;   // 2 mlp_width: SwiGLU's result takes the gate's place
-  float* joined_;    // 2 hidden, of a model with a multi-token head
-  float* cos_;       // head_dim / 2
-  float* sin_;       // head_dim / 2
+  // Parts of activations_, [max_step_tokens, width] each. All but x_ are valid during one run() only.
+  float* x_;         // [places] of width hidden: residual streams
+  float* normed_;    // width hidden; also the output of o_proj and down_proj before it is added
+  float* qkv_;       // width q_width + 2 kv_width
+  float* q_;         // width q_width: q after RoPE
+  float* attended_;  // width q_width
+  float* gathered_;  // columns that this rank's groups of o_proj read, if gathers()
+  float* gate_up_;   // width 2 mlp_width; SwiGLU's result overwrites gate
+  float* joined_;    // width 2 hidden; only with a multi-token head
+  float* cos_;       // width head_dim / 2
+  float* sin_;       // width head_dim / 2
 };
 
-// The tensor ranks of one stage, each with a team of its own for its kernels (or `team`, which is somebody else's).
+// The tensor ranks of one stage. Each has its own team for kernels, unless the caller gives `team` for a single rank.
 class StageRanks {
  public:
   StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& options, int stage, ThreadTeam* team,
@@ -167,7 +167,7 @@ class StageRanks {
   std::vector<std::unique_ptr<LlamaRank>> ranks_;
 };
 
-// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not counted.
+// Work of a step, counted as on one rank: extra copies of kv heads on other ranks do not count.
 Work sharded_work(const ModelConfig& config, const WeightBits& bits, const StepInput& step);
 
 }  // namespace xpyd::model

@@ -82,7 +82,7 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
          .flops = 2 * m * outputs * inputs},
         times);
   };
-  const int last = c.n_predict ? c.trunk_layers() : c.n_layers - 1;  // so many layers take all rows
+  const int last = c.n_predict ? c.trunk_layers() : c.n_layers - 1;  // number of layers that take all rows
   const double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim;
   matrix(q + 2 * kv, c.hidden, rows.all, c.n_layers, bits.matrices);
   for (auto [m, times] : {std::pair(rows.all, last), std::pair(rows.kept, 1 - c.n_predict)}) {
@@ -97,7 +97,7 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
   if (full < last) add(attention(false, last), last - full);
   if (!c.n_predict) add(attention(true, last), 1);
   total.bytes += rows.all * c.hidden * bits.table / 8;  // embedding rows
-  total.bytes += rows.all * rows.kv_token_bytes;        // KV appended; attention counts what it reads
+  total.bytes += rows.all * rows.kv_token_bytes;        // appended KV; attention counts its reads
   return total;
 }
 

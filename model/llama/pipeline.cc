@@ -76,7 +76,7 @@ void Pipeline::keep(Wave& wave, const StepInput& step) {
     KvView& view = wave.views[i];
     if (view.contiguous()) continue;
     const size_t s = i % n_seqs;
-    if (i >= n_seqs && view.block_table == step.views[s].block_table) {  // ranks of one pool have one block table
+    if (i >= n_seqs && view.block_table == step.views[s].block_table) {  // ranks of one pool share a block table
       view.block_table = wave.views[s].block_table;
       continue;
     }
@@ -91,7 +91,7 @@ void Pipeline::keep(Wave& wave, const StepInput& step) {
                .logit_rows = wave.logit_rows};
 }
 
-// False: there is news that is not the oldest wave's end.
+// False: the news is not the end of the oldest wave.
 bool Pipeline::wait() {
   for (;;) {
     const uint32_t news = news_.value.load();
@@ -123,14 +123,14 @@ void Pipeline::run_rank(int rank) {
     const auto is_due = [&](uint32_t n) { return int32_t(n - number) > 0; };
     before.wait([&](uint32_t n) { return is_due(n); }, crowded_);
     if (stop_ && !is_due(before.value.load() - 1)) break;
-    // Its place is free when the next stage has done what stood there.
+    // The place is free once the next stage has finished the wave that used it before.
     if (window_ > places_ && rank + shards_.tp < shards_.n_ranks())
       done_[size_t(rank + shards_.tp)].wait([&](uint32_t n) { return int32_t(n + uint32_t(places_) - number) > 0; },
                                             crowded_);
     run_wave(rank, number);
     done_[size_t(rank)].add(1);
   }
-  done_[size_t(rank)].add(1);  // whoever waits for its next wave stops, too
+  done_[size_t(rank)].add(1);  // the rank that waits for the next wave stops, too
 }
 
 void Pipeline::run_wave(int rank, uint32_t number) {
@@ -153,7 +153,8 @@ void Pipeline::run_wave(int rank, uint32_t number) {
       .run(step, stage == 0 ? nullptr : x_of(stage - 1), x_of(stage), wave.by_layer, wave.logits);
   if (tensor_rank == 0) wave.seconds[size_t(stage)] += RealClock().now() - began;
   const bool tell_stage = wave.told && !wave.by_layer;
-  // The last of a stage's ranks: each begins when its like of the stage before has ended.
+  // Rank r begins a wave only after its counterpart in the previous stage, so the count reaches (stage + 1) * tp with
+  // the last rank of this stage.
   if (wave.ranks_done.fetch_add(1) + 1 < (stage + 1) * shards_.tp) return;
   if (stage + 1 < shards_.pp) {
     if (tell_stage) written(wave, shards_.layers(stage).end);

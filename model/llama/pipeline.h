@@ -1,16 +1,16 @@
-// Chunked pipeline parallelism (Mooncake, FAST '25, section 3.3; TeraPipe, ICML '21, without the backward pass): the
-// layers of a Llama-family model in stages, which work at the same time on different waves. A wave is a step of the
-// engine: chunk c + 1 of a prompt enters stage 0 while chunk c is further on, because all that it needs of c is the KV
-// of the stage's own layers, which is there.
+// Chunked pipeline parallelism (Mooncake, FAST '25, section 3.3; TeraPipe, ICML '21, without the backward pass). The
+// layers of a Llama-family model are split into stages that compute different waves at the same time. A wave is one
+// step of the engine. Chunk c + 1 of a prompt enters stage 0 while chunk c is in a later stage. This is legal because a
+// stage needs only the KV of its own layers from chunk c, and that KV is already written.
 //
-//   wave  0 1 2 3          stage s of wave c begins when stage s - 1 has ended it, and s has ended wave c - 1;
-//   stage 0 c0 c1 c2 c3    the engine begins wave c when fewer than W = window() are begun and not ended.
+//   wave    0  1  2  3    stage s begins wave c when stage s - 1 has ended wave c and stage s has ended wave c - 1;
+//   stage 0 c0 c1 c2 c3   the engine begins wave c when fewer than W = window() waves are under way.
 //   stage 1    c0 c1 c2
 //
-// Threads: one for each rank, with a team of its own; and the engine's, which computes nothing. A stage leaves the
-// residual streams of 2 P waves for the next one, which reads them where they are; only then would it wait.
+// Threads: each rank has a thread and a team; the engine's thread computes nothing. A stage keeps the residual streams
+// of up to 2 P waves, and the next stage reads them in place. A stage waits only if all these places are taken.
 //
-// Thread safety: as Model says; interrupt() from any thread.
+// Thread safety: as Model; interrupt() may come from any thread.
 #pragma once
 
 #include <atomic>
@@ -26,10 +26,10 @@ namespace xpyd::model {
 
 class Pipeline final : public Model {
  public:
-  // Before: check_model_shards() takes the shape, and it has two stages at least.
+  // Requires: check_model_shards() accepts the shape, and it has at least two stages.
   Pipeline(std::shared_ptr<const Weights> weights, const ShardOptions& options, int max_step_tokens, int max_logits,
            const Kernels& kernels);
-  ~Pipeline() override;  // waves that are begun are computed to their end
+  ~Pipeline() override;  // computes begun waves to their end
 
   const ModelConfig& config() const override { return weights_->config; }
   int window() const override { return window_; }
@@ -48,19 +48,19 @@ class Pipeline final : public Model {
   size_t scratch_bytes() const override;
 
  private:
-  // The engine may change what it gave while the wave is under way: a wave keeps a copy, block tables included.
+  // A wave's copy of the step, block tables included, because the engine may change its own meanwhile.
   struct Wave {
-    StepInput step;  // spans into what follows, without views and observer
+    StepInput step;  // spans into the fields below, without views and observer
     std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
     std::vector<KvView> views;  // [n_ranks, n_seqs]
     std::vector<std::vector<int32_t>> tables;
     float* logits = nullptr;              // [n_logits, vocab]
-    bool by_layer = false, told = false;  // whether the engine wants to hear of layers, or of stages
-    std::atomic<int> layers{0};           // whose KV is written
+    bool by_layer = false, told = false;  // report each layer; report each stage
+    std::atomic<int> layers{0};           // number of layers whose KV is written
     std::atomic<int> ranks_done{0};
     std::vector<double> seconds;  // [pp]
   };
-  // Of a stage whose ranks have all written a layer; on its first rank's thread.
+  // Called on the thread of a stage's first rank when all its ranks have written a layer.
   struct Written final : LayerObserver {
     Pipeline* pipeline = nullptr;
     Wave* wave = nullptr;
@@ -77,17 +77,17 @@ class Pipeline final : public Model {
   const std::shared_ptr<const Weights> weights_;
   const int max_step_tokens_, max_logits_;
   const KvShards shards_;
-  const int window_, places_;  // places_: for residual streams, of a stage that is not the last
+  const int window_, places_;  // places_: residual streams that each stage but the last keeps
   const bool crowded_;
   std::vector<std::unique_ptr<StageRanks>> stages_;
   std::vector<Written> observers_;     // [pp]
-  std::vector<Wave> waves_;            // a ring of a power of two: numbers of waves begin anew after 2^32
-  WaitWord posted_;                    // waves
-  std::unique_ptr<WaitWord[]> done_;   // [n_ranks]: waves that a rank has done
-  std::atomic<uint32_t> over_{0};      // waves
-  WaitWord news_;                      // for the engine's thread
-  uint32_t begun_ = 0, first_ = 0;     // waves: the engine's thread alone
-  uint32_t seen_ = 0;                  // news
+  std::vector<Wave> waves_;            // ring; its size is a power of two, since wave numbers wrap at 2^32
+  WaitWord posted_;                    // number of waves begun, for the first stage's ranks
+  std::unique_ptr<WaitWord[]> done_;   // [n_ranks]: number of waves that a rank has finished
+  std::atomic<uint32_t> over_{0};      // number of waves that every stage has finished
+  WaitWord news_;                      // wakes the engine's thread
+  uint32_t begun_ = 0, first_ = 0;     // waves begun; the oldest wave not ended: engine's thread only
+  uint32_t seen_ = 0;                  // value of news_ at the last wait()
   std::vector<double> stage_seconds_;  // [pp]
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
