@@ -1,5 +1,5 @@
-// The blocking, the packing and the group tree of y = x W^T; the innermost tiles are behind
-// GemmKernels. model/gemm/README.md draws the panels and gives the arithmetic of the block sizes.
+// Blocking, threads and the group tree of y = x W^T; the innermost tiles are behind GemmKernels. README.md draws the
+// panels and derives the block sizes.
 #include "model/gemm/gemm.h"
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 namespace xpyd::model {
 namespace {
 
-// Below this many multiply-adds waking the team costs more than it saves.
+// Products with fewer multiply-adds run on one thread: waking the team costs more than it saves.
 constexpr long kSerialMacs = 64 * 1024;
 
 constexpr int kMaxPassRows = 264;  // rows that share a block of weights while it is in L1
-constexpr int kManyTiles = 8;      // from which the next block is fetched between tiles
+constexpr int kManyTiles = 8;      // more tiles than this: the driver prefetches the next block between tiles
 constexpr int kMaxSumRows = 384;   // rows x panels whose sums a thread keeps at a time
 static_assert(kMaxSumRows >= kMaxPassRows && kMaxSumRows >= kMaxTileRows * kMaxTilePanels);
 
-// How rows are cut into register tiles: full ones first, then at most two smaller ones, as even as
-// can be (a tile of few rows has too few chains to hide the latency of an FMA).
+// How rows are cut into register tiles: full tiles first, then at most two smaller ones of nearly equal size. A tile of
+// few rows has too few chains to hide the latency of an FMA.
 struct TilePlan {
   TilePlan(int m, int most_) : most(most_) {
     int rest = m % most;
@@ -50,32 +50,32 @@ struct TilePlan {
   int most, n_full, n_tiles, tail[2] = {0, 0};
 };
 
-// Block sizes, by M alone; they move work around in time and cannot change a bit of the result.
+// Block sizes depend on M only. They move work in time and change no bit of the result.
 struct Blocking {
-  int panels;     // of one register tile: few rows need several to have enough chains
-  int block_k;    // longest piece of K
-  bool prefetch;  // ask for the next block's weights while this one is in use
+  int panels;     // of one register tile; few rows need several for enough chains
+  int block_k;    // longest block of K
+  bool prefetch;  // prefetch the next block's weights while this one is in use
 };
 
 Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes) {
   const int panels = m <= shapes.rows ? shapes.panels[m] : 1;
-  // A block of codes is what has one scale, 1 to 2 KiB.
+  // A block of quantised weights is one piece, 1 to 2 KiB.
   if (is_quantised(dtype)) return {panels, 0, m > 2};
-  // Three or more panels are as many streams, which the hardware's prefetchers follow by themselves; one or two leave
-  // memory idle unless it is asked early: +29 % at M = 4 on one thread.
+  // The hardware's prefetchers follow three or more streams by themselves. With one or two panels, software prefetch
+  // gives +29 % at M = 4 on one thread.
   if (m <= shapes.rows) return {panels, panels > 2 ? 1 << 30 : 512, panels <= 2};
   // 12 KiB of bf16 or 16 KiB of f32 weights, and 9 or 6 KiB of x, in 32 KiB of L1.
   return {1, dtype == Dtype::f32 ? 256 : 384, true};
 }
 
-// K of some groups, all or a slice's, in blocks that tiles take: pieces of codes as they are, others cut into equal
-// parts of at most block_k.
+// The K of some or all groups, as blocks that a tile takes. Quantised pieces stay whole; other pieces are cut into
+// equal parts of at most block_k.
 struct Block {
-  Range stored;   // counted from the first of the groups
-  Range k;        // places in `order`
+  Range stored;   // counted from the first of these groups
+  Range k;        // positions in `order`
   size_t offset;  // in a panel
   int group;
-  bool first, last;  // of its group
+  bool first, last;  // block of its group
 };
 struct Blocks {
   Blocks(const PackedMatrix& w_, Range groups_, int block_k) : w(w_), groups(groups_) {
@@ -107,18 +107,18 @@ struct Blocks {
   int first, last, parts = 1;
 };
 
-// Where x of a block is: its k in the order of storage.
+// Reads x of a block, with k in the order of storage.
 struct Inputs {
-  const float* x;  // of the first row, at the first K of the groups
+  const float* x;  // first row, at the first K of the groups
   size_t stride;
   const int32_t* order;  // or null
-  int first;             // K of the groups
+  int first;             // first K of the groups
   float at(int row, int place) const {
     return x[size_t(row) * stride + size_t((order ? order[place] : place) - first)];
   }
 };
 
-// kRows rows of a block to [k, kRows], with zeros to its end.
+// Packs kRows rows of a block to [k, kRows] and pads the block with zeros.
 template <int kRows>
 void pack_rows(const Inputs& in, const Block& b, Dtype, float* out) {
   if (in.order) {
@@ -132,12 +132,12 @@ void pack_rows(const Inputs& in, const Block& b, Dtype, float* out) {
   std::fill_n(out, size_t(b.stored.end - b.stored.begin - (b.k.end - b.k.begin)) * kRows, 0.0f);
 }
 
-// The same rounded to 16 bits (DotRows). A row that is not finite is NaN altogether.
+// The same, rounded to 16 bits (DotRows). A row with a value that is not finite becomes NaN.
 template <int kRows>
 void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
   auto* rows = reinterpret_cast<DotRows<kRows>*>(out);
   const int n = b.k.end - b.k.begin, stored = b.stored.end - b.stored.begin, half = dtype == Dtype::int8 ? 2 : 4;
-  constexpr int kLanes = 8;  // so that the compiler may use vectors
+  constexpr int kLanes = 8;  // lets the compiler use vectors
   alignas(32) float x[kMaxPiece] = {};
   for (int r = 0; r < kRows; ++r) {
     const float* from = in.x + size_t(r) * in.stride + (b.k.begin - in.first);
@@ -154,10 +154,10 @@ void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
       }
     for (int j = 1; j < kLanes; ++j) largest[0] = std::max(largest[0], largest[j]), poison[0] += poison[j];
     const bool finite = poison[0] == 0;
-    // Where 32767 / largest is infinite everything is too small to count.
+    // If 32767 / largest would be infinite, every value is too small to count.
     const float inverse = finite && largest[0] >= 0x1p-110f ? 32767 / largest[0] : 0;
     int values[kMaxPiece], sum = 0;
-    for (int i = 0; i < kMaxPiece; ++i)  // to the nearest, ties to even
+    for (int i = 0; i < kMaxPiece; ++i)  // rounds to nearest, ties to even
       values[i] = std::bit_cast<int>((inverse > 0 ? x[i] * inverse : 0.0f) + 0x1.8p23f) - 0x4b400000;
     for (int i = 0; i < stored; ++i) sum += values[i];
     for (int i = 0; i < stored; i += 2 * half)
@@ -170,7 +170,7 @@ void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
   }
 }
 
-// The same rounded to bf16, in pairs: [k / 2, kRows, 2].
+// The same, rounded to bf16, in pairs: [k / 2, kRows, 2].
 template <int kRows>
 void bf16_rows(const Inputs& in, const Block& b, Dtype, float* out) {
   auto* pairs = reinterpret_cast<bf16*>(out);
@@ -209,12 +209,12 @@ class Gemm {
         n_panels_((columns_.end + kPanel - 1) / kPanel - first_panel_) {
     const Range k = args.k_range();
     inputs_ = {args.x, size_t(args.x_stride), w_.order.empty() ? nullptr : w_.order.data(), k.begin};
-    // A single row is packed as it stands, where nothing is put between.
+    // A single row that needs no padding or reordering is read in place.
     as_it_stands_ = args.m == 1 && !dot_table_ && !inputs_.order && w_.stored(blocks_.groups) == k.end - k.begin;
   }
   bool packs() const { return !as_it_stands_; }
 
-  // x to [block][tile][k][rows]: what the tiles then read is one sequential stream.
+  // Packs x to [block][tile][k][rows], which the tiles then read as one sequential stream.
   void pack(int rank, int size) const {
     if (as_it_stands_) return;
     float* packed = scratch_.buffer.as<float>();
@@ -229,7 +229,7 @@ class Gemm {
     }
   }
 
-  // This rank's share of y: panels as they come, or row tiles where there are too few panels to share.
+  // Computes this rank's share of y: panels from a common counter, or row tiles if there are too few panels.
   void compute(int rank, int size, int scratch_rank) {
     float* sums = scratch_.buffer.as<float>() + packed_floats(scratch_.max_m, scratch_.max_k) +
                   size_t(scratch_rank) * thread_floats();
@@ -243,13 +243,13 @@ class Gemm {
   }
 
  private:
-  // Rounded rows take less: 2 bytes for each k and 8 more, of 4 bytes for each of at least 4 k.
+  // Rounded rows fit: they take 2 bytes for each k and 8 more, of 4 bytes for each of at least 4 k.
   size_t packed_offset(const Block& b, int row) const {
     return size_t(b.stored.begin) * size_t(a_.m) + size_t(row) * size_t(b.stored.end - b.stored.begin);
   }
 
-  // The next panels nobody has: large pieces first, so that weights are read in long runs, small ones last, so that a
-  // member whose core was taken away for a while does not keep the others waiting.
+  // Takes the next free panels. The first pieces are large, so that weights are read in long runs. The last ones are
+  // small, so that a thread that lost its core for a while does not delay the others.
   Range take(int size) {
     const int unit = blocking_.panels;
     int begin = next_panel_.load(std::memory_order_relaxed);
@@ -272,7 +272,7 @@ class Gemm {
     }
   }
 
-  // All of K for these panels and row tiles.
+  // Computes all of K for these panels and row tiles.
   void run(Range tiles, Range panels, float* sums) const {
     const float* packed = as_it_stands_ ? a_.x : scratch_.buffer.as<float>();
     const int row0 = tiles_.first_row(tiles.begin), rows = tiles_.first_row(tiles.end) - row0;
@@ -287,9 +287,9 @@ class Gemm {
       const std::byte* weights = first + block.offset;
       const size_t block_bytes = size_t(k) * kPanel * size_t(dtype_bits(w_.dtype)) / 8;
       const std::byte* next = i + 1 < n_blocks ? weights + block_bytes : first + size_t(n_panels) * w_.panel_bytes;
-      // Few tiles ask for the lines of the next block themselves, each for its share, at most two
-      // per 4 k (half of the lines asked for and half left to the hardware is slower than none).
-      // Many tiles would ask for each line many times over: then it is done between them, into L2.
+      // With few tiles, each tile prefetches its share of the next block, at most two lines per 4 k; a prefetch of only
+      // half of the lines is slower than none. With many tiles each line would be requested many times, so the driver
+      // prefetches between tiles, into L2.
       const bool many = n_tiles > kManyTiles || is_quantised(w_.dtype);
       int step = blocking_.prefetch && !many ? kPanel * dtype_bits(w_.dtype) / 2 / n_tiles : 0;
       if (step > 128) step = 0;
@@ -320,7 +320,7 @@ class Gemm {
         store(p, tiles_.first_row(t), tiles_.rows(t), sums);
   }
 
-  // Null: the exact one.
+  // Null: the exact table is used.
   static const GemmTiles* dot_table(Dtype dtype, const DotKernels* dots) {
     if (!dots) return nullptr;
     if (dtype == Dtype::int8) return &dots->int8;
@@ -334,12 +334,12 @@ class Gemm {
       case Dtype::int8: return kernels.int8;
       case Dtype::int4: return kernels.int4;
       case Dtype::fp8: return kernels.fp8;
-      default: return kernels.f32;  // (KV's own are no matrix's)
+      default: return kernels.f32;  // (dtypes that only KV uses never reach here)
     }
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {
-    // Columns of the panel that are wanted.
+    // Wanted columns of the panel.
     const int column0 = (first_panel_ + panel) * kPanel;
     const int begin = std::max(columns_.begin - column0, 0);
     const int end = std::min(columns_.end - column0, kPanel), column = column0 + begin;
@@ -427,7 +427,7 @@ const GemmVariant kVariants[] = {
 
 Work work(const GemmArgs& args) {
   const double m = args.m, n = args.n(), k = args.k_range().end - args.k_range().begin;
-  const double panel = double(args.w->panel_bytes) / kPanel;  // of one output, scales of codes included
+  const double panel = double(args.w->panel_bytes) / kPanel;  // bytes per output, scales included
   const double bits = is_quantised(args.w->dtype) ? 8 * panel / args.w->k : dtype_bits(args.w->dtype);
   return {n * k * bits / 8 + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
 }

@@ -1,15 +1,15 @@
-// y = x W^T (+ bias): the one matrix product of the project, on the CPU.
+// y = x W^T (+ bias): the only matrix product of the project on the CPU.
 //
-// One addition order: K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group each output element is one
-// chain of fused multiply-adds over ascending k that starts from zero; the group sums are added in a fixed binary tree.
-// So the bits of y[m, n] depend on x[m, :] and W[n, :] and on nothing else: not on M, the row's place in the batch, the
-// number of threads or the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so
-// that the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
+// One addition order. K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group, each output element is one
+// chain of fused multiply-adds over ascending k that starts from zero. The group sums are added in a fixed binary tree.
+// So the bits of y[m, n] depend on x[m, :] and W[n, :] only, and not on M, the row's place in the batch, the number of
+// threads or the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so that the
+// shards of a tensor-parallel run are subtrees of the same tree. All other products use one group.
 //
-// Weights are f32, bf16 or f16, or codes that stand for f32 numbers (quantised.h): a row of the table that is exact
-// gives a matrix of codes the bits of the f32 matrix. Rows that are not exact round each activation of a piece of K to
-// 16 bits, by the largest one's size (|x' - x| <= 1.01 2^-16 max |x|), sum whole numbers, which has no order, and add
-// the pieces of a group as a chain in ascending order: bits that depend on the same as above.
+// Weights are f32, bf16, f16 or quantised rows (quantised.h). An exact variant gives quantised weights the bits of the
+// f32 matrix that they stand for. For quantised weights, a variant that is not exact rounds the activations of each
+// piece of K to 16 bits, relative to the largest one (|x' - x| <= 1.01 2^-16 max |x|). It sums integers, where order
+// does not matter, and adds the pieces of a group in one ascending chain. Its bits depend on the same inputs as above.
 #pragma once
 
 #include <cstdint>
@@ -28,56 +28,57 @@ namespace xpyd::model {
 
 inline constexpr int kRowParallelGroups = 8;
 
-// Weights [n, k] packed once into panels of 16 output columns (model/gemm/README.md draws the panel).
+// Weights [n, k], packed once into panels of 16 output columns (README.md draws a panel).
 struct PackedMatrix {
-  // A piece of one K-group as it lies in every panel: of a dense matrix the whole group, of codes what has one scale,
-  // at most kMaxPiece of it.
+  // A part of one K-group, stored as one run in every panel. In a dense matrix it is the whole group. In a quantised
+  // matrix it is at most kMaxPiece inputs that share a scale.
   struct Piece {
-    Range k;        // places in `order`
-    Range stored;   // the same with zeros behind them, to whole steps (k_step)
+    Range k;        // positions in `order`
+    Range stored;   // the same range, padded with zeros to whole steps of k_step()
     size_t offset;  // bytes from the start of a panel
-    int group;      // of K
-    int scale;      // of codes: which of QuantGroups
+    int group;      // the K-group
+    int scale;      // quantised: index into QuantGroups
   };
-  int n = 0, k = 0;  // rows of W = outputs, columns of W = inputs
+  int n = 0, k = 0;  // rows of W (outputs), columns of W (inputs)
   int k_groups = 1;
   Dtype dtype = Dtype::f32;
   std::vector<Piece> pieces;
-  std::vector<int32_t> order;  // [k]: which input is stored at a place; empty: the same. Groups keep their inputs
+  std::vector<int32_t> order;  // [k]: input stored at each position; empty: unchanged. An input stays in its K-group
   size_t panel_bytes = 0;
   Buffer panels;  // [ceil(n / 16), panel_bytes]; columns beyond n are zero
-  // Without columns beyond n; of codes with their scales.
+  // Size without columns beyond n for dense weights; all panels, scales included, for quantised weights.
   size_t bytes() const { return is_quantised(dtype) ? panels.size() : size_t(n) * size_t(k) * dtype_bytes(dtype); }
-  // Columns of W in these groups.
+  // Columns of W in these K-groups.
   Range k_range(Range groups) const {
     return {int(long(groups.begin) * k / k_groups), int(long(groups.end) * k / k_groups)};
   }
-  // What they take as they are stored: scratch for one row of activations, in elements.
+  // Elements of scratch that one row of activations takes for these K-groups.
   int stored(Range groups) const;
 };
 
-// What a matrix is before its panels are there: where its pieces are. groups: of codes.
+// Lays out a matrix: every field but the contents of `panels`. `groups`: for quantised dtypes.
 PackedMatrix lay_out(int n, int k, int k_groups, Dtype dtype, const QuantGroups* groups = nullptr);
 
-// Reads row `n` of W into out[k] as f32. Called once per row, from any thread of the team.
+// Reads row `n` of W into out[k] as f32. It runs once per row, on any thread of the team.
 using RowReader = std::function<void(int n, float* out)>;
-// dtype: f32, bf16 or f16.
+// Packs f32 rows. Requires: dtype is f32, bf16 or f16.
 PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team);
-// The same of rows that are of `dtype` already: out[k] elements.
+// Reads row `n` of W into out[k], in the matrix's dtype.
 using ElementReader = std::function<void(int n, std::byte* out)>;
+// Packs rows that are of `dtype` already. Requires: dtype is f32, bf16 or f16.
 PackedMatrix pack_elements(int n, int k, int k_groups, Dtype dtype, const ElementReader& read_row, ThreadTeam& team);
-// dtype: int8, int4 or fp8.
+// Packs quantised rows. Requires: dtype is int8, int4 or fp8.
 PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGroups& groups, const QuantReader& read_row,
                         ThreadTeam& team);
-// The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart. Of f32, bf16 and f16 alone.
+// Writes rows [begin, end) of W, row_bytes apart, in w.dtype. Requires: w is f32, bf16 or f16.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
-// And of codes: the groups that they were packed with (but empty ones at the end), and output n, which has that many.
+// Unpacks a quantised matrix: its groups, without empty ones at the end, and the output n with that many groups.
 QuantGroups unpack_groups(const PackedMatrix& w);
 void unpack_codes(const PackedMatrix& w, int n, QuantRow& row);
 
-// A whole product, or the slice of it that a tensor-parallel rank computes: columns of y, or
-// K-groups of every sum. A slice reads its part of the packed weights where it is, and has the bits
-// of the whole: a column is a column, and an aligned power-of-two range of groups is a subtree.
+// A whole product, or a tensor-parallel rank's slice of it: some columns of y, or some K-groups of every sum. A slice
+// reads the packed weights in place and has the bits of the whole product, because an aligned power-of-two range of
+// groups is a subtree.
 struct GemmArgs {
   const float* x = nullptr;  // [m, K of `groups`], row stride x_stride
   float* y = nullptr;        // [m, columns], row stride y_stride
@@ -92,9 +93,10 @@ struct GemmArgs {
   Range k_range() const { return groups.end > 0 ? w->k_range(groups) : Range{0, w->k}; }
 };
 
+// Bytes and FLOPs of a product.
 Work work(const GemmArgs& args);
 
-// Scratch for packed activations of up to max_m rows of up to max_k elements (PackedMatrix::stored); one per model.
+// Scratch of one model: packed activations of up to max_m rows of max_k elements (PackedMatrix::stored).
 class GemmScratch {
  public:
   GemmScratch(int max_m, int max_k, int n_threads);
@@ -109,17 +111,18 @@ struct GemmVariant {
   const char* name;
   GemmFn run;
   Isa needs;
-  // Activations as they are: the bits of a product of the f32 that the weights stand for. Else they are rounded once
-  // per product where the weights are codes, and whole numbers are multiplied.
+  // True if activations stay f32, so that the product has the bits of f32 weights. False if they are rounded once per
+  // product: to 16-bit integers for quantised weights and, in avx512_bf16, to bf16 for bf16 weights.
   bool exact;
   const char* source;
   bool available() const { return cpu_has(needs); }
 };
 
+// All variants, and the best one for this machine. `exact`: among exact variants only.
 std::span<const GemmVariant> gemm_variants();
 const GemmVariant& default_gemm(bool exact = false);
 
-// Double precision, plain loops, the same groups. The oracle.
+// The oracle of all variants: double precision, plain loops, the same groups.
 void gemm_reference(const GemmArgs& args, const float* w_rows /* [n, k] */);
 
 }  // namespace xpyd::model

@@ -1,12 +1,12 @@
-// bf16_dot: products of bf16 by VDPBF16PS, which adds two to each sum, k + 1 before k, and takes denormals for zero.
-// One chain for each output over ascending pairs of k, so that its bits depend on what an exact row's do.
+// bf16_dot: VDPBF16PS adds two products of bf16 to each sum, k + 1 before k, and treats denormals as zero. Each output
+// is one chain over ascending pairs of k, so its bits depend on the same inputs as an exact variant's.
 #define XPYD_VNNI
 #include "model/gemm/gemm_lanes.h"
 
 namespace xpyd::model {
 namespace {
 
-// Twelve chains and more: the instruction takes five to six cycles and begins one in every one or two.
+// Twelve or more chains: the instruction has a latency of five to six cycles and issues every one or two.
 template <int kRows, int kPanels>
 struct Bf16Dot {
   static void run(const GemmTile& t) {

@@ -1,4 +1,4 @@
-// Whole numbers by VPDPWSSD: one instruction for a product and a sum of two.
+// Integers by VPDPWSSD: one instruction multiplies two pairs and adds them to a sum.
 #define XPYD_VNNI
 #include "model/gemm/gemm_lanes.h"
 

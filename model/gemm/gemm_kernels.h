@@ -1,5 +1,5 @@
-// What gemm.cc asks of an instruction set: the innermost loops. Blocking, packing, threads and the
-// group tree are in gemm.cc once, for every instruction set.
+// The innermost loops that an instruction set provides. Blocking, packing, threads and the group tree are in gemm.cc,
+// once for all instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -18,34 +18,34 @@ inline constexpr int kPanel = 16;  // output columns of a panel
 inline constexpr int kMaxTileRows = 12;
 inline constexpr int kMaxTilePanels = 6;
 
-// One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c], each element one chain
-// over ascending k that starts from zero, or from `sums` when `resume`.
+// One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c]. Each element is one chain over ascending k
+// that starts from zero, or from `sums` if `resume`.
 //
-// Of codes (model/gemm/quantised.h) it is one piece, with its scales behind it. A dot tile multiplies whole numbers: x
-// is rounded to 16 bits, `x` points at DotRows<rows>, and
+// For quantised weights (quantised.h) a tile covers one piece, whose scales follow its quantised values. A dot tile
+// multiplies integers: x is rounded to 16 bits, `x` points at DotRows<rows>, and
 //   sums[p][r][c] (+)= (scale of x[r] * scale of c) * (sum over k of x[k][r] * (code - zero of c)).
 struct GemmTile {
   const float* x;      // [k, rows]
-  const std::byte* w;  // panel p at w + p * panel_bytes, as model/gemm/README.md draws it
+  const std::byte* w;  // panel p at w + p * panel_bytes (README.md draws a panel)
   size_t panel_bytes;
   int k;
   float* sums;  // [panels, rows, 16], 32-byte aligned
   bool resume;
-  // Lines that the next tiles will need: `prefetch` onwards, `prefetch_step` bytes for every 4 k.
+  // Weights for the next tiles: prefetch_step bytes from `prefetch` on for every 4 k.
   const std::byte* prefetch;
   int prefetch_step;
 };
 
-// Rows of activations as whole numbers. Pair j of a row holds two k in the order in which a tile takes codes apart:
-// int8, of every 4 k: (0, 2), (1, 3); int4, of every 8: (0, 4), (1, 5), (2, 6), (3, 7).
+// Rows of activations as integers. Pair j of a row holds two k, in the order in which a tile unpacks the weights. int8,
+// for every 4 k: (0, 2), (1, 3). int4, for every 8 k: (0, 4), (1, 5), (2, 6), (3, 7).
 template <int kRows>
 struct DotRows {
   float scale[kRows];
-  int32_t sum[kRows];          // of the whole numbers
+  int32_t sum[kRows];          // sum of the row's integers
   int16_t pairs[1][kRows][2];  // [k / 2]
 };
 
-// What fits the registers: tiles of 1 to `rows` rows, of up to panels[rows] panels.
+// Tile shapes that fit the registers: 1 to `rows` rows, and up to panels[rows] panels.
 struct TileShapes {
   int rows;
   int panels[kMaxTileRows + 1];
@@ -54,7 +54,7 @@ struct TileShapes {
 using GemmTileFn = void (*)(const GemmTile& tile);
 struct GemmTiles {
   TileShapes shapes;
-  GemmTileFn at[kMaxTileRows + 1][kMaxTilePanels + 1];  // [rows][panels]; null where there is none
+  GemmTileFn at[kMaxTileRows + 1][kMaxTilePanels + 1];  // [rows][panels]; null: no such tile
 };
 
 struct GemmKernels {
@@ -62,17 +62,17 @@ struct GemmKernels {
   void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };
 
-// Products of rounded activations: of codes as whole numbers (DotRows); of bf16, where shapes.rows is not 0, with x
-// rounded to bf16: `x` is [k / 2, rows] pairs of them.
+// Tiles for rounded activations. Quantised weights meet integers (DotRows). If bf16.shapes.rows is not 0, bf16 weights
+// meet x rounded to bf16, where `x` holds [k / 2, rows] pairs.
 struct DotKernels {
   GemmTiles int8, int4, bf16;
 };
 
-// A row of the table. Without `dots` it is exact.
+// Runs one variant. Without `dots` it is exact.
 void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels,
               const DotKernels* dots);
 
-// Tiles of every shape, by a template At<rows, panels> with a function `run`.
+// Fills `tiles` with At<rows, panels>::run for every shape.
 template <template <int, int> class At, TileShapes kShapes, int kRows = 1, int kPanels = 1>
 constexpr void fill_tiles(GemmTiles& tiles) {
   tiles.at[kRows][kPanels] = At<kRows, kPanels>::run;

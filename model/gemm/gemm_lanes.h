@@ -1,5 +1,5 @@
-// The tiles of gemm_kernels.h for AVX2 and for AVX-512: one source, as wide as the file that includes it is compiled
-// for. A panel's 16 columns are kParts vectors. Reached only through gemm.cc, after a run-time check of the CPU.
+// The tiles of gemm_kernels.h for AVX2 and AVX-512 from one source. The including file's instruction set decides the
+// vector width; a panel's 16 columns are kParts vectors. Only gemm.cc calls these, after a run-time check of the CPU.
 #pragma once
 
 #include "base/lanes.h"
@@ -7,7 +7,7 @@
 
 #define XPYD_INLINE inline __attribute__((always_inline))
 #if defined(XPYD_EMULATE) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define XPYD_UNROLL(n)  // compiled quickly, and run by tests
+#define XPYD_UNROLL(n)  // tests run these builds, and they compile faster without
 #else
 #define XPYD_PRAGMA(text) _Pragma(#text)
 #define XPYD_UNROLL(n) XPYD_PRAGMA(GCC unroll n)
@@ -41,36 +41,36 @@ XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
   sum += Ints(_mm512_madd_epi16(__m512i(codes), _mm512_set1_epi32(pair)));
 #endif
 }
-// Rows x panels, of 32 registers: 12 or more chains, one or two vectors of weights.
+// Rows x panels for 32 registers: 12 or more chains, and one or two vectors of weights.
 constexpr TileShapes kShapes = {12, {0, 6, 6, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1}};
 constexpr TileShapes kCodeShapes = kShapes, kDotShapes = kShapes;
 
 #else
 
 XPYD_INLINE Floats halves_to_floats(const void* from) { return _mm256_cvtph_ps(read<__m128i>(from)); }
-// g++ 12 converts a vector of 8 bytes one by one.
+// g++ 12 converts a vector of 8 bytes one element at a time.
 XPYD_INLINE Words bytes_to_words(const void* from) {
   return Words(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
 }
-// In place. From the intrinsic g++ 12 makes the forms that overwrite a factor, moves the chains through other registers
-// and, with 12 of them, through the stack.
+// The asm keeps the sum in place. For the intrinsic, g++ 12 picks forms that overwrite a factor; it then moves 12
+// chains through other registers and spills some.
 XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
 }
-// In this order: g++ 12 would add the products of a step up first, for which there are no registers.
+// The asm keeps this order. g++ 12 would add the products of a step first, for which there are no registers.
 XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
   asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(__m256i(codes), _mm256_set1_epi32(pair))));
 }
-// Of 16 registers: 12 accumulators of 8 floats; with two weights, one broadcast and one mask these are all.
+// 16 registers: 12 accumulators of 8 floats, two weights, one broadcast and one mask.
 constexpr TileShapes kShapes = {6, {0, 6, 3, 2, 1, 1, 1}};
-// Codes need some on their way, to f32 or to words of 16 bits.
+// Quantised weights need registers for unpacking.
 constexpr TileShapes kCodeShapes = {6, {0, 4, 2, 1, 1, 1, 1}};
 constexpr TileShapes kDotShapes = {4, {0, 5, 2, 1, 1}};
 
 #endif
 
-// ---- What a weight is. load(w, i, behind, h): part h of the 16 columns at k = i of kStep, which is known where it is
-// compiled; `behind`: what stands behind a piece's codes.
+// ---- Weight formats. load(w, i, behind, h) returns part h of the 16 columns at k = i of kStep; i is a compile-time
+// constant after unrolling. `behind` points at the scales and zeros that follow a piece.
 
 struct F32 {
   static constexpr int kStep = 4, kBits = 32;
@@ -79,7 +79,7 @@ struct F32 {
   }
 };
 
-// A lane of 32 bits holds k and, above it, k + 1 of a column: a shift or a mask makes an f32 operand.
+// A 32-bit lane holds k and, above it, k + 1 of one column. A shift or a mask makes it an f32.
 struct Bf16 {
   static constexpr int kStep = 4, kBits = 16;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte*, int h) {
@@ -100,7 +100,8 @@ XPYD_INLINE Ints zeros(const std::byte* behind, int h) {
   return Ints(bytes_to_words(behind + 2 * kPanel + h * kLanes));
 }
 
-// Codes whose k = i are at bits kBits i of a column's lane. pair(w, i): words of 16 bits, pair i of k as in DotRows.
+// Quantised values of a column's lane: k = i is at bit kBits * i. pair(w, i) returns 16-bit words, pair i of k as in
+// DotRows.
 template <int kBits_>
 struct Codes {
   static constexpr int kBits = kBits_, kStep = 32 / kBits, kPairs = kStep / 2;
@@ -116,8 +117,9 @@ struct Codes {
 using Int8 = Codes<8>;
 using Int4 = Codes<4>;
 
-// e4m3 in the upper byte of a word, shifted by the one bit of exponent that an f16 has more, is the number times 2^-8,
-// small ones, too; its sign, which the shift repeats, is cut back. A panel holds 2^8 times the scale.
+// e4m3 in the upper byte of a word, shifted right by the one exponent bit that f16 has more, is the number times 2^-8,
+// subnormals included. The arithmetic shift repeats the sign, and the mask removes the copy. A panel stores 2^8 times
+// the scale.
 struct Fp8 {
   static constexpr int kStep = 2, kBits = 8;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
@@ -133,7 +135,7 @@ struct Fp8 {
 
 // ---- Tiles
 
-// Of one row, codes are a few streams, which stop at every piece for its scales: asked for early.
+// With one row, a tile reads a few streams that pause at every piece for its scales, so it prefetches early.
 XPYD_INLINE void prefetch_codes(const std::byte* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at) + 1024, _MM_HINT_T0);
 }
@@ -144,7 +146,7 @@ XPYD_INLINE void step(const float* x, const std::byte* w, int i, size_t panel_by
   const Floats first = splat(x[0]);
   XPYD_UNROLL(6)
   for (int p = 0; p < kPanels; ++p) {
-    // Keeps the loads of several panels or k apart: there are no registers for them.
+    // Keeps the loads of different panels and k apart; there are no registers for them.
     asm volatile("" ::: "memory");
     Floats parts[kParts];
     XPYD_UNROLL(2)

@@ -1,4 +1,4 @@
-// What needs no instruction set: tiles in plain C++, and the oracle.
+// Tiles in plain C++, for any processor, and the oracle.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -11,7 +11,7 @@
 namespace xpyd::model {
 namespace {
 
-// Column c of k, of panels as gemm.md draws them; `behind`: what stands behind a piece's codes.
+// Column c at k, in panels as README.md draws them; `behind` points at the scales and zeros that follow a piece.
 struct F32 {
   static constexpr int kBits = 32;
   static float load(const std::byte* w, int k, int c, const std::byte*) {
@@ -65,7 +65,7 @@ const std::byte* behind_piece(const std::byte* w, int k) {
   return w + k * kPanel * Weight::kBits / 8;
 }
 
-// Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per element.
+// Multiplies, then adds: slower than AVX2 and with other bits, but also one chain per element.
 template <int kRows, int kPanels, class Weight>
 void tile(const GemmTile& t) {
   float sums[kPanels][kRows][kPanel] = {};
@@ -137,8 +137,8 @@ const GemmKernels kPortableKernels = {tiles_of<PlainTiles<F32>::At, kPlain>(),
 const DotKernels kPortableDot = {
     tiles_of<PlainDots<Int8>::At, kPlainDot>(), tiles_of<PlainDots<Int4>::At, kPlainDot>(), {}};
 
-// The oracle of every gemm variant: double precision, one loop per index, the same groups and tree.
-// Whole products only: a slice is compared with the part of the whole.
+// The oracle of every variant: double precision, one loop per index, the same groups and tree. It takes whole products
+// only; tests compare a slice with a part of the whole.
 void gemm_reference(const GemmArgs& args, const float* w_rows) {
   const PackedMatrix& w = *args.w;
   const int groups = w.k_groups;

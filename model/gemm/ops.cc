@@ -1,4 +1,4 @@
-// The portable row operations and the table of variants.
+// Portable row operations, and the table of variants.
 #include "model/gemm/ops.h"
 
 #include <bit>
@@ -19,7 +19,7 @@ float exp_portable(float x) {
   const float original = x;
   if (x > 88.0f) x = 88.0f;
   if (!(original >= -87.33654f)) return std::isnan(original) ? original : 0.0f;
-  const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float n = x * 1.44269504f + rounder - rounder;
   float r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
@@ -42,7 +42,7 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
 }
 
 void rms_norm(const float* x, const float* weight, double eps, int n, float* out) {
-  float lane[8] = {};  // independent chains; added in a fixed tree
+  float lane[8] = {};  // independent chains, added in a fixed tree
   for (int i = 0; i < n; ++i) lane[i & 7] += x[i] * x[i];
   float sum = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
   const float scale = float(1.0 / std::sqrt(double(sum) / n + eps));

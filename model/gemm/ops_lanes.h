@@ -1,6 +1,6 @@
-// The row operations on vectors of 8 or 16 lanes (base/lanes.h), with the same bits: elements are computed one like the
-// other, and what is summed is summed in 32 (or 16) chains, element i in chain i % 32, which are then added in one
-// tree.
+// Row operations on vectors of 8 or 16 lanes (base/lanes.h); both widths give the same bits. Elementwise operations
+// treat all elements alike. A sum has 32 chains (16 in double): element i goes to chain i % 32, and one tree adds the
+// chains.
 #pragma once
 
 #include <math.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Ints = decltype(Floats{} != Floats{});
 
-// full(i) for each whole vector of a row, then rest(i, lanes) for what is left of it.
+// Calls full(i) for each whole vector of a row, then rest(i, lanes) for the tail.
 template <class Full, class Rest>
 inline void for_vectors(int n, Full full, Rest rest) {
   int i = 0;
@@ -21,7 +21,7 @@ inline void for_vectors(int n, Full full, Rest rest) {
   if (i < n) rest(i, n - i);
 }
 
-// Chains of one tree: the upper half of their vectors is added to the lower one, and so on.
+// Adds the chains in one tree: the upper half of the vectors to the lower half, and so on.
 template <class Vector, size_t n>
 inline auto tree(Vector (&chains)[n]) {
   for (size_t half = n / 2; half > 0; half /= 2)
@@ -29,7 +29,7 @@ inline auto tree(Vector (&chains)[n]) {
   return chains[0];
 }
 
-// As exp_portable in ops.cc, with fused multiply-adds. The second operand of min is x, so that NaN passes through.
+// exp_portable of ops.cc with fused multiply-adds. x is the second operand of min, so that NaN passes through.
 inline Floats exp_vector(Floats original) {
   const Floats smallest = splat(-87.33654f), x = max(smallest, min(splat(88.0f), original));
   const Floats n = nearest(x * splat(1.44269504f));
@@ -72,7 +72,7 @@ void rms_norm(const float* x, const float* weight, double eps, int n, float* out
       [&](int k, int rest) { store(out + k, rest, load(x + k, rest) * scale * load(weight + k, rest)); });
 }
 
-// add and rope only multiply and add without fusing: a scalar element has the bits of a vector one.
+// add and rope do not fuse, so scalar and vector elements have the same bits.
 void add(const float* delta, int n, float* x) {
   int i = 0;
   for (; i + kLanes <= n; i += kLanes) store(x + i, load(x + i) + load(delta + i));
@@ -94,7 +94,7 @@ void rope(const float* x, const float* cos, const float* sin, int head_dim, floa
   }
 }
 
-// The first operand of max is x: where it is NaN, max gives the second one.
+// x is the first operand of max, which returns the second one if x is NaN.
 Largest peak(const float* x, int n) {
   constexpr float kLowest = -__builtin_inff();
   Floats best[4];

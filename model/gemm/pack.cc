@@ -1,4 +1,4 @@
-// Weights into panels and out of them: where every element of every dtype lies. model/gemm/README.md draws it.
+// Packs weights into panels and unpacks them: the place of every element of every dtype. README.md draws it.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -12,33 +12,33 @@
 namespace xpyd::model {
 namespace {
 
-// K that a tile takes at once: pieces are stored in whole steps.
+// K that a tile takes at once; pieces are padded to whole steps.
 int k_step(Dtype dtype) {
   return dtype == Dtype::bf16 || dtype == Dtype::fp8 ? 2 : dtype == Dtype::int8 ? 4 : dtype == Dtype::int4 ? 8 : 1;
 }
-// What stands behind the codes of a piece: 16 scales, and of int8 and int4 16 zeros of a byte.
+// Bytes after a piece: 16 scales, and for int8 and int4 16 zeros of one byte.
 size_t behind_bytes(Dtype dtype) { return !is_quantised(dtype) ? 0 : dtype == Dtype::fp8 ? 64 : 48; }
 size_t codes_bytes(Dtype dtype, int stored) { return size_t(stored) * kPanel * size_t(dtype_bits(dtype)) / 8; }
 
 void add_piece(PackedMatrix& w, Range k, int group, int scale) {
   const int step = k_step(w.dtype), length = k.end - k.begin;
-  const int least = is_quantised(w.dtype) ? step : 0;  // an empty group of K has its place in scratch, too
+  const int least = is_quantised(w.dtype) ? step : 0;  // an empty K-group also has a place in scratch
   const int stored = std::max((length + step - 1) / step * step, least);
   const int begin = w.pieces.empty() ? 0 : w.pieces.back().stored.end;
   w.pieces.push_back({k, {begin, begin + stored}, w.panel_bytes, group, scale});
   w.panel_bytes += codes_bytes(w.dtype, stored) + behind_bytes(w.dtype);
 }
 
-// Element (k of a piece, column) of a dense panel, counted in elements from the piece's begin.
+// Place of (k of a piece, column) in a dense panel, in elements from the start of the piece.
 size_t place_in_piece(int k, int column, Dtype dtype) {
   if (dtype != Dtype::bf16) return size_t(k) * kPanel + size_t(column);
   return size_t(k / 2 * 2) * kPanel + size_t(2 * column + k % 2);
 }
 
-// Units of `filled` rows, row_bytes apart, to [units, 16]: an element, or a pair of bf16.
+// Copies units of `filled` rows, row_bytes apart, to [units, 16]. A unit is an element or a pair of bf16.
 template <class Unit>
 void interleave(const std::byte* rows, size_t row_bytes, int filled, int units, std::byte* out) {
-  constexpr int kBlock = 128;  // of all rows they stay in L1
+  constexpr int kBlock = 128;  // this block of all rows stays in L1
   auto* to = reinterpret_cast<Unit*>(out);
   for (int begin = 0; begin < units; begin += kBlock)
     for (int u = begin, end = std::min(begin + kBlock, units); u < end; ++u)
@@ -47,15 +47,15 @@ void interleave(const std::byte* rows, size_t row_bytes, int filled, int units, 
                     sizeof(Unit));
 }
 
-// One code into its place among those of a piece, which are zero.
+// Writes one quantised value into a piece that is zero before.
 void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
   if (dtype == Dtype::fp8) piece[k / 2 * 2 * kPanel + 2 * column + k % 2] = std::byte(code);
   if (dtype == Dtype::int8) piece[k / 4 * 4 * kPanel + 4 * column + k % 4] = std::byte(code);
-  // Four bytes of a column hold eight k, of which the first is the lowest.
+  // Four bytes of a column hold eight k; the lowest bits hold the first.
   if (dtype == Dtype::int4) piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2] |= std::byte(code << (k % 2 * 4));
 }
 
-// And back.
+// Reads a value back.
 uint8_t code_at(Dtype dtype, const std::byte* piece, int k, int column) {
   if (dtype == Dtype::fp8) return uint8_t(piece[k / 2 * 2 * kPanel + 2 * column + k % 2]);
   if (dtype == Dtype::int8) return uint8_t(piece[k / 4 * 4 * kPanel + 4 * column + k % 4]);
@@ -64,7 +64,7 @@ uint8_t code_at(Dtype dtype, const std::byte* piece, int k, int column) {
 
 int input_at(const PackedMatrix& w, int place) { return w.order.empty() ? place : w.order[size_t(place)]; }
 
-// Calls fill(panel number, panel) for all panels of w, shared by the team.
+// Calls fill(panel number, panel) for all panels of w; the team shares the work.
 template <class Fill>
 void for_panels(PackedMatrix& w, ThreadTeam& team, Fill fill) {
   w.panels = Buffer(size_t((w.n + kPanel - 1) / kPanel) * w.panel_bytes);
@@ -127,7 +127,7 @@ PackedMatrix pack_elements(int n, int k, int k_groups, Dtype dtype, const Elemen
       }
       const int units = dtype == Dtype::f32 ? length : (length + 1) / 2;
       interleave<uint32_t>(from, row_bytes, filled, units, to);
-      for (int c = 0; dtype == Dtype::bf16 && length % 2 != 0 && c < kPanel; ++c)  // not the next piece's
+      for (int c = 0; dtype == Dtype::bf16 && length % 2 != 0 && c < kPanel; ++c)  // clears the next piece's element
         reinterpret_cast<uint32_t*>(to)[(units - 1) * kPanel + c] &= 0xffffu;
     }
   });
@@ -169,7 +169,7 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
         }
         const uint16_t scale = nearest_f16(row.scale[g]);
         std::memcpy(behind + c * 2, &scale, 2);
-        behind[2 * kPanel + c] = std::byte(row.zero[g]);  // what is stored behind a piece's end meets an x of 0
+        behind[2 * kPanel + c] = std::byte(row.zero[g]);  // padding after a piece meets x = 0
       }
     }
   });
@@ -213,7 +213,7 @@ void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size
   XPYD_CHECK(0 <= begin && begin <= end && end <= w.n && !is_quantised(w.dtype), std::to_string(end));
   const size_t element = dtype_bytes(w.dtype);
   XPYD_CHECK(row_bytes >= size_t(w.k) * element, std::to_string(row_bytes));
-  constexpr int kBlock = 512;  // of K: its part of a panel stays in L1 for all 16 rows
+  constexpr int kBlock = 512;  // of K: this part of a panel stays in L1 for all 16 rows
   auto unpack = [&]<class T>(T) {
     for (int row0 = begin; row0 < end; row0 = (row0 / kPanel + 1) * kPanel) {
       const std::byte* panel = w.panels.data() + size_t(row0 / kPanel) * w.panel_bytes;

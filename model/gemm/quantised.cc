@@ -8,14 +8,14 @@
 namespace xpyd::model {
 
 namespace {
-constexpr float kTiny = 0x1p-110f;  // a row without a larger element is 0 in fp8: its scale would have no inverse
+constexpr float kTiny = 0x1p-110f;  // a row with no larger element is 0 in fp8: its scale would have no finite inverse
 
-// Ties to even; |x| < 2^22.
+// Rounds ties to even. Requires: |x| < 2^22.
 int nearest(float x) { return std::bit_cast<int>(x + 0x1.8p23f) - 0x4b400000; }
 
-// Widens [least, most] to x[begin, end); false: one of them is not finite.
+// Widens [least, most] to x[begin, end). Returns false if a value is not finite.
 bool extremes(const float* begin, const float* end, float& least, float& most) {
-  constexpr int kLanes = 8;  // so that the compiler may use vectors
+  constexpr int kLanes = 8;  // lets the compiler use vectors
   float low[kLanes] = {}, high[kLanes] = {}, poison[kLanes] = {};
   const auto take = [&](int j, float x) {
     low[j] = x < low[j] ? x : low[j], high[j] = x > high[j] ? x : high[j], poison[j] += 0 * x;
@@ -50,7 +50,7 @@ void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, floa
 bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantRow& row) {
   const size_t k = row.codes.size();
   std::vector<float> least(row.scale.size()), most(row.scale.size());
-  for (size_t begin = 0, end = 0; begin < k; begin = end) {  // inputs of one group in a row
+  for (size_t begin = 0, end = 0; begin < k; begin = end) {  // consecutive inputs of one group
     const auto g = size_t(groups.of[begin]);
     while (end < k && size_t(groups.of[end]) == g) ++end;
     if (!extremes(x + begin, x + end, least[g], most[g])) return false;
@@ -72,7 +72,7 @@ bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantR
   }
   for (size_t i = 0; i < k; ++i) {
     const auto g = size_t(groups.of[i]);
-    const float units = std::clamp(x[i] * inverse[g], -448.0f, 448.0f);  // beyond where a scale is at its largest
+    const float units = std::clamp(x[i] * inverse[g], -448.0f, 448.0f);  // out of range only at the largest scale
     if (dtype == Dtype::fp8)
       row.codes[i] = nearest_fp8(kE4m3, units);
     else

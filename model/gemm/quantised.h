@@ -1,13 +1,12 @@
-// Weights of few bits, and what they stand for. The one place that knows how they are made and read.
+// Quantised weights: the only code that knows how they are made and read.
 //
-//   int8, int4   scale * (code - zero): unsigned codes, one f16 scale and one whole zero for a group of K of an output
-//   fp8          scale * e4m3, one f32 scale
+//   int8, int4  scale * (code - zero): unsigned codes; one f16 scale and one integer zero per group of an output's K
+//   fp8         scale * e4m3; one f32 scale
 //
-// A code less a zero has at most 9 bits and a scale 11: the product is exact in f32, so that a weight is one f32 number
-// and not a rounding. fp8's product is rounded once.
+// code - zero has at most 9 bits and an f16 scale has 11, so the product is exact in f32: a weight is one f32 number.
+// The fp8 product is rounded once.
 //
-// GPTQ's groups may be scattered over K (desc_act): gemm.h keeps such a matrix with its K in another order, group after
-// group.
+// GPTQ's groups may be scattered over K (desc_act). gemm.h then stores K in another order, group after group.
 #pragma once
 
 #include <cstdint>
@@ -20,42 +19,43 @@ namespace xpyd::model {
 
 constexpr bool is_quantised(Dtype dtype) { return dtype == Dtype::int8 || dtype == Dtype::int4 || dtype == Dtype::fp8; }
 
-inline constexpr int kMaxPiece = 128;  // inputs that are stored with one scale: their products of 16 bits fit 32
+inline constexpr int kMaxPiece = 128;  // most inputs stored with one scale; their sums of 16-bit products fit 32 bits
 
-// Bits of a weight as gemm.h keeps it, its share of scales and zeros included. group: inputs with one scale; 0: all.
+// Bits per packed weight, with its share of scales and zeros. group: inputs that share one scale; 0: all.
 constexpr double stored_bits(Dtype dtype, int group = 0) {
   const double piece = group > 0 && group < kMaxPiece ? group : kMaxPiece;
   return dtype_bits(dtype) + (!is_quantised(dtype) ? 0 : (dtype == Dtype::fp8 ? 32 : 24) / piece);
 }
 
-// Which of an output's inputs have one scale.
+// Assigns an output's inputs to groups; a group shares one scale.
 struct QuantGroups {
   int count = 1;
-  std::vector<int32_t> of;  // [k]: below count
+  std::vector<int32_t> of;  // [k]: the input's group, below count
   bool operator==(const QuantGroups&) const = default;
 };
-// Of `size` inputs each, one after another; 0: one for the whole row.
+// Returns consecutive groups of `size` inputs; 0: one group for the whole row.
 QuantGroups even_groups(int k, int size);
 
-// One output's weights.
+// One output's quantised weights.
 struct QuantRow {
-  std::vector<uint8_t> codes;  // [k], one to a byte
+  std::vector<uint8_t> codes;  // [k], one per byte
   std::vector<float> scale;    // [groups]
-  std::vector<uint8_t> zero;   // [groups]; fp8: none
+  std::vector<uint8_t> zero;   // [groups]; empty for fp8
   QuantRow(Dtype dtype, int k, int groups)
       : codes(size_t(k)), scale(size_t(groups)), zero(dtype == Dtype::fp8 ? 0 : size_t(groups)) {}
 };
-// Reads output n, whose codes are of `dtype`. From any thread of the team.
+// Reads output n in the matrix's dtype. It runs on any thread of the team.
 using QuantReader = std::function<void(int n, QuantRow& row)>;
 
-// The f32 that row stands for -> out[k].
+// Writes the f32 values of a row to out[k].
 void widen_row(Dtype dtype, const QuantGroups& groups, const QuantRow& row, float* out);
 
-// Nearest codes of x[k]. int8: symmetric about 128, scale = max |x| / 127. int4: between the least and the largest
-// element, zero among them. fp8: scale = max |x| / 448. Scales of codes are rounded upwards to an f16; then
-// |w - x| <= scale / 2 (int8, int4) or 2^-4 |x| + 2^-10 scale (fp8, whose last term is its subnormal step), while
-// max |x| is 2^-110 or more (fp8; below, all is 0). What is not finite, or beyond 65504 x 127 (int8) or 7 (int4), has
-// no codes: false.
+// Quantises x[k] to the nearest codes.
+// int8 is symmetric about 128, with scale = max |x| / 127. int4 spans the least to the largest element, zero included.
+// fp8 uses scale = max |x| / 448. Scales of int8 and int4 are rounded up to f16.
+// Error: |w - x| <= scale / 2 for int8 and int4. For fp8 it is at most 2^-4 |x| + 2^-10 scale, where the last term is
+// the subnormal step; a row with max |x| below 2^-110 becomes 0.
+// Returns false for values that are not finite or exceed 65504 x 127 (int8) or 65504 x 7 (int4).
 [[nodiscard]] bool quantise_row(Dtype dtype, const QuantGroups& groups, const float* x, QuantRow& row);
 
 }  // namespace xpyd::model
