@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr size_t kMaxIndexBytes = 64u << 20;
 
-// Bytes of one element of every dtype of the format; 0 for a name that it does not have.
+// Bytes of an element of any safetensors dtype; 0 for an unknown name.
 uint64_t element_bytes(const std::string& dtype) {
   static const struct {
     const char* name;
@@ -39,7 +39,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// A name as it may stand in a message: short, and without control characters.
+// Quotes a name for a message: shortened, without control characters.
 std::string name_in_quotes(std::string_view name) {
   std::string text = "\"";
   for (char c : name.substr(0, 100)) text += (unsigned(c) & 0xff) < 0x20 ? '?' : c;
@@ -93,7 +93,7 @@ TensorEntry parse_entry(const json& value, const std::string& name, const std::s
 Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
                                            const std::string& file_name, const SafetensorsLimits& limits) try {
   if (json_text.empty() || json_text[0] != '{') return bad(file_name, "the header does not begin with {");
-  // A tensor is at most 5 + rank values; 10 on the average is twice what real checkpoints have.
+  // A tensor has at most 5 + rank JSON values; an average of 10 is twice that of real checkpoints.
   const JsonLimits json_limits{
       .max_depth = 4, .max_bytes = limits.max_header_bytes, .max_values = 1000 + 10 * limits.max_tensors};
   const json root = need(parse_json(json_text, file_name + ": header", json_limits));
@@ -116,7 +116,7 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
     auto place = tensors.emplace(name, parse_entry(value, name, file_name, limits)).first;
     by_offset.emplace_back(&place->second, &place->first);
   }
-  // Tensors tile the data part: no byte belongs to none or to two of them.
+  // Tensors tile the data part: every byte belongs to exactly one of them.
   std::sort(by_offset.begin(), by_offset.end(), [](const auto& a, const auto& b) {
     return std::pair(a.first->begin, a.first->end) < std::pair(b.first->begin, b.first->end);
   });
@@ -144,7 +144,7 @@ Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
   for (const auto& [tensor, shard] : weight_map.items()) {
     if (!shard.is_string()) return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": expected a file name");
     const std::string& name = shard.get_ref<const std::string&>();
-    // The name comes from outside: it may only choose among the files of this folder.
+    // The name comes from outside and may only choose among the files of this folder.
     if (name.empty() || name[0] == '.' || name.size() > 255 ||
         name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
       return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": " + name_in_quotes(name) +
@@ -210,7 +210,7 @@ Status SafetensorsFile::read_exactly(void* out, size_t n, uint64_t at, std::stri
 Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const {
   const uint64_t size = element_bytes(tensor.dtype);
   XPYD_CHECK(first >= 0 && n >= 0 && uint64_t(first + n) * size <= tensor.end - tensor.begin);
-  // Data may begin at any byte offset: elements are copied out of the buffer, never cast in place.
+  // Data may begin at any byte offset, so elements are copied out of the buffer and never cast in place.
   unsigned char buffer[16384];
   const int chunk = int(sizeof buffer / size);
   for (int done = 0; done < n;) {
@@ -246,7 +246,7 @@ Status SafetensorsFile::check_unchanged() const {
 
 namespace {
 
-// Path of DIR/name with links followed, if it ends where a model's files may lie.
+// Returns the path of DIR/name with links followed, if it ends where a model's files may lie.
 Result<std::string> resolve(const std::string& dir, const std::string& name) {
   const std::string path = dir + "/" + name;
   if (is_embedded(path)) {

@@ -1,10 +1,10 @@
 // A strict reader of safetensors checkpoints: one file, or shards named by model.safetensors.index.json.
 //
-// A model folder is not trusted for memory safety. Everything is checked when the checkpoint is opened, before any
-// weight is allocated; data on disk are read with pread, never mapped (a file that shrinks under a mapping kills the
-// process). Every error names the file, and the tensor where there is one.
+// A model folder is not trusted for memory safety. open() checks everything before any weight is allocated. Data on
+// disk are read with pread and never mapped, because a file that shrinks under a mapping kills the process. Every error
+// names the file, and the tensor if there is one.
 //
-// Thread safety: const functions may be called from any number of threads.
+// Thread safety: const functions may run on any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -22,50 +22,51 @@ namespace xpyd::model {
 
 struct SafetensorsLimits {
   uint64_t max_header_bytes = 100'000'000;  // as in the reference reader
-  size_t max_tensors = 200'000;             // of one file
+  size_t max_tensors = 200'000;             // per file
   size_t max_rank = 8;
   size_t max_name_bytes = 512;
 };
 
 struct TensorEntry {
-  std::string dtype;           // as written in the file: "F32", "BF16", "I64", ...
+  std::string dtype;           // name in the file: "F32", "BF16", "I64", ...
   std::vector<int64_t> shape;  // row-major; empty for a scalar
-  uint64_t begin = 0;          // byte offsets in the data part of the file
+  uint64_t begin = 0;          // byte offsets in the file's data part
   uint64_t end = 0;
 };
 
 using TensorMap = std::map<std::string, TensorEntry, std::less<>>;
 
-// The JSON part of a file whose data part holds exactly `data_bytes`. The tensors must tile the
-// data part without holes, overlap or rest.
+// Parses the JSON header of a file whose data part holds exactly `data_bytes`. The tensors must tile the data part
+// without hole, overlap or rest.
 Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
                                            const std::string& file_name, const SafetensorsLimits& limits = {});
 
-// The weight_map of an index file: tensor name -> shard name. A shard name is a bare file name.
+// Parses the weight_map of an index file: tensor name -> shard name. A shard name must be a bare file name.
 Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(std::string_view json_text,
                                                                                 const std::string& file_name);
 
 class SafetensorsFile {
  public:
+  // Opens a file and checks its header; data are read later.
   static Result<std::unique_ptr<SafetensorsFile>> open(const std::string& path, const SafetensorsLimits& limits = {});
 
   const std::string& path() const { return path_; }
   const TensorMap& tensors() const { return tensors_; }
 
-  // Elements [first, first + n) of a tensor of F32, F16 or BF16, exactly, as f32.
+  // Reads elements [first, first + n) of an F32, F16 or BF16 tensor, exactly, as f32.
   Status read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const;
-  // Bytes [at, at + n) of any tensor, as they are in the file.
+  // Reads bytes [at, at + n) of any tensor as they are in the file.
   Status read_bytes(std::string_view name, const TensorEntry& tensor, uint64_t at, size_t n, void* out) const {
     XPYD_CHECK(at + n <= tensor.end - tensor.begin);
     return read_exactly(out, n, data_start_ + tensor.begin + at, name);
   }
-  // The file still has the size it had when it was opened.
+  // Succeeds if the file still has the size that it had at open().
   Status check_unchanged() const;
 
  private:
   SafetensorsFile() = default;
   std::string path_;
-  // Bytes [at, at + n) of the file as it was opened: of a tensor, or of the header.
+  // Reads bytes [at, at + n) of the whole file. `tensor`: for the message; empty for the header.
   Status read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor = {}) const;
   Fd fd_;                      // -1: embedded
   std::string_view embedded_;  // the whole file
@@ -73,7 +74,7 @@ class SafetensorsFile {
   TensorMap tensors_;
 };
 
-// A tensor that has been found and whose dtype and shape are as expected.
+// A tensor of the checkpoint whose dtype and shape have been checked.
 struct TensorHandle {
   const SafetensorsFile* file = nullptr;
   std::string_view name;
@@ -85,17 +86,18 @@ struct TensorHandle {
 // All tensors of a model folder.
 class Checkpoint {
  public:
-  // kDemoModel (model/folder.h); or a folder's DIR/model.safetensors.index.json where there is one, else
-  // DIR/model.safetensors. A file may be a symbolic link only to a regular file inside DIR or, for DIR =
-  // REPO/snapshots/REVISION, inside REPO/blobs: the two places where Hugging Face's tools put them.
+  // Opens kDemoModel (model/folder.h), DIR/model.safetensors.index.json if it exists, or else DIR/model.safetensors. A
+  // weight file may be a symbolic link only to a regular file inside DIR or, if DIR is REPO/snapshots/REVISION, inside
+  // REPO/blobs. Hugging Face's tools use these two places.
   static Result<Checkpoint> open(const std::string& dir);
 
+  // Finds a tensor. Fails if it is missing, its shape differs or its dtype is not in `dtypes`.
   Result<TensorHandle> find(std::string_view name, const std::vector<int64_t>& shape,
                             const std::vector<std::string>& dtypes = {"F32", "F16", "BF16"}) const;
-  const TensorEntry* entry(std::string_view name) const;  // null: none of this name
+  const TensorEntry* entry(std::string_view name) const;  // null: no such tensor
   Status check_unchanged() const;
   std::vector<std::string_view> names() const;  // ascending
-  // The error for a tensor that a model of this family does not have.
+  // Returns the error for a tensor that a model of this family does not have.
   Error unexpected(std::string_view name, const std::string& family) const;
 
  private:

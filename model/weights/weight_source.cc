@@ -13,7 +13,7 @@ Error of_tensor(const std::string& tensor, const std::string& what) {
   return invalid("tensor \"" + tensor + "\": " + what);
 }
 
-// Rows are what the codes stand for.
+// The f32 rows are the widened codes.
 WeightSource of_codes(std::shared_ptr<CodeSource> codes, int columns) {
   auto widened = [codes, columns](int n, float* out) {
     QuantRow row(codes->dtype, columns, codes->groups.count);
@@ -23,11 +23,11 @@ WeightSource of_codes(std::shared_ptr<CodeSource> codes, int columns) {
   return {.rows = widened, .codes = codes};
 }
 
-// GPTQ of 4 bits (Frantar et al. 2022, in AutoGPTQ's layout). Inputs in eights, outputs beside one another:
-//   qweight [columns / 8, rows] i32, input 8 i + j of an output in bits 4 j of word i
+// GPTQ with 4 bits (Frantar et al. 2022, in AutoGPTQ's layout). Eight inputs share a word; outputs are adjacent.
+//   qweight [columns / 8, rows] i32: input 8 i + j of an output is in bits 4 j of word i
 //   scales  [groups, rows] f16
-//   qzeros  [groups, rows / 8] i32, output 8 i + j in bits 4 j of word i, less one but in "gptq_v2"
-//   g_idx   [columns] i32, or, without desc_act, missing: the group of each input; with desc_act in any order
+//   qzeros  [groups, rows / 8] i32: output 8 i + j is in bits 4 j of word i, stored one too small except in "gptq_v2"
+//   g_idx   [columns] i32: the group of each input, in any order with desc_act; may be missing without desc_act
 class Gptq {
  public:
   static Result<WeightSource> make(const Checkpoint& checkpoint, const Quantization& form, const std::string& name,
@@ -74,7 +74,7 @@ class Gptq {
   } catch (const Error& error) {
     return error;
   }
-  void close() {  // with their memory
+  void close() {  // frees their memory, too
     words_ = std::vector<uint32_t>(), zeros_ = std::vector<uint32_t>(), scale_ = std::vector<uint16_t>();
   }
   void read(int n, QuantRow& row) const {
@@ -93,13 +93,13 @@ class Gptq {
   bool less_one_ = true;
   std::string name_;
   TensorHandle qweight_, scales_, qzeros_;
-  std::vector<uint32_t> words_, zeros_;  // between open() and close()
+  std::vector<uint32_t> words_, zeros_;  // filled between open() and close()
   std::vector<uint16_t> scale_;
 };
 
-// FP8: NAME.weight of e4m3, and NAME.weight_scale_inv, one for each block, or NAME.weight_scale, one for the tensor or
-// for each output; a code times its scale is the weight (the other name notwithstanding). NAME.input_scale, of runs
-// that round activations as well, is left alone: activations are not.
+// FP8: NAME.weight is e4m3. NAME.weight_scale_inv has one scale per block; NAME.weight_scale has one per tensor or
+// output. In both cases the weight is the code times the scale, whatever the name suggests. NAME.input_scale is
+// ignored, because activations are not rounded to fp8.
 Result<WeightSource> make_fp8(const Checkpoint& checkpoint, const Quantization& form, const std::string& name, int rows,
                               int columns, ReadErrors& errors, Names& used) {
   used.insert({name + ".weight", name + ".input_scale"});

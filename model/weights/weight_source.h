@@ -1,5 +1,5 @@
-// Where a matrix's rows come from while weights are loaded: a dense tensor, or codes in one of the forms that folders
-// have them in.
+// Sources of a matrix's rows while weights load: a dense tensor, or quantised rows in one of the formats that folders
+// use.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace xpyd::model {
 
-// The first failure of readers that run on several threads.
+// Keeps the first failure of readers on several threads.
 class ReadErrors {
  public:
   void keep(const Status& status) {
@@ -29,27 +29,29 @@ class ReadErrors {
   Status first_ = ok();
 };
 
+// Quantised rows of one matrix.
 struct CodeSource {
   Dtype dtype;
   QuantGroups groups;
   QuantReader read;
-  // Around all reads of the matrix: takes what cannot be read row by row into memory, and lets it go.
+  // open() precedes all reads and loads what cannot be read row by row; close() frees it.
   std::function<Status()> open = [] { return ok(); };
   std::function<void()> close = [] {};
 };
 
+// Rows of one matrix, in all forms that its source offers.
 struct WeightSource {
-  RowReader rows;                     // of codes: the f32 that they stand for
+  RowReader rows;                     // f32; quantised rows are widened
   Dtype dtype = Dtype::f32;           // of `elements`
-  ElementReader elements = {};        // rows of a dense tensor as they are in the file; or none
-  std::shared_ptr<CodeSource> codes;  // or null
+  ElementReader elements = {};        // rows of a dense matrix as stored in the file; may be empty
+  std::shared_ptr<CodeSource> codes;  // null: dense
 };
 
-// Of the matrix NAME.weight, [rows, columns], as `form` says that quantised matrices are kept; those that the folder
-// has left dense are read as dense ones. `used`: the tensors that it takes. Errors name the tensor.
+// Opens the matrix NAME.weight, [rows, columns], in the quantised format that `form` names. A matrix that the folder
+// left dense is read as a dense one. Adds the tensors that it takes to `used`. Errors name the tensor.
 Result<WeightSource> matrix_source(const Checkpoint& checkpoint, const Quantization& form, const std::string& name,
                                    int rows, int columns, ReadErrors& errors, std::set<std::string, std::less<>>& used);
-// Of any tensor of f32, f16 or bf16, as rows of `columns`.
+// Opens any f32, f16 or bf16 tensor as rows of `columns`.
 Result<WeightSource> dense_source(const Checkpoint& checkpoint, const std::string& tensor,
                                   const std::vector<int64_t>& shape, int columns, ReadErrors& errors,
                                   std::set<std::string, std::less<>>& used);

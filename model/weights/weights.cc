@@ -1,6 +1,6 @@
-// Checkpoint -> Weights, in two passes: the first finds every tensor and checks dtype and shape
-// against the configuration; the second allocates, and streams rows into the packed matrices, so
-// that beside the packed bytes only a few rows are in memory.
+// Checkpoint -> Weights in two passes. The first finds every tensor and checks dtype and shape against the
+// configuration. The second allocates, and streams rows into the packed matrices, so that only a few rows are in memory
+// beside the packed bytes.
 #include "model/weights/weights.h"
 
 #include <unistd.h>
@@ -27,12 +27,12 @@ struct TensorSpec {
 
 std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
 
-// Of the multi-token head, whether or not it is in use; below it stand its layer and the rest.
+// Prefix of the multi-token head's tensors, whether or not the head is in use.
 std::string head_prefix(const ModelConfig& c) {
   return c.predict_names->prefix ? c.predict_names->prefix : layer_prefix(c.trunk_layers());
 }
 
-// A tensor of a head that is not in use, or a copy of the trunk's embedding or lm_head, which all heads share.
+// True for tensors of unused heads, and for a head's copies of the trunk's embedding or lm_head, which all heads share.
 bool is_of_heads(const ModelConfig& c, std::string_view name) {
   if (!c.predict_names) return false;
   if (c.predict_names->prefix) return name.starts_with(c.predict_names->prefix);
@@ -77,13 +77,13 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
       elements(meta_row(row, d), out);
     };
   }
-  // A tensor that no line above reads would change the model's meaning: a bias, an adapter.
+  // A tensor that no spec reads would change the model's meaning, as a bias or an adapter does.
   for (std::string_view name : checkpoint.names()) {
     if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
     if (name.ends_with(".rotary_emb.inv_freq") || name == "rope.freqs")
       continue;  // old files; follows from config.json
     if (is_of_heads(config, name)) continue;
-    // GPTQ's tools write biases of zeros for matrices that have none.
+    // GPTQ's tools write zero biases for matrices that have none.
     if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
         all_zero(checkpoint, name))
       continue;
@@ -92,9 +92,9 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
   return sources;
 }
 
-// Seeded random rows for speed runs: matrices uniform with variance 1 / columns, so that
-// activations keep their size through the layers; norms about 1, biases about 0. A row depends on
-// the seed, the tensor's name and the row, not on the thread that makes it.
+// Seeded random rows for speed runs. Matrices are uniform with variance 1 / columns, so that activations keep their
+// size through the layers. Norms are about 1, biases about 0. A row depends on the seed, the tensor's name and the row
+// only.
 Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
   Sources sources;
   for (const TensorSpec& spec : specs) {
@@ -116,11 +116,11 @@ Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
   return sources;
 }
 
-// What build() asks for, tensor by tensor. Without readers it is only listed, and nothing is made.
+// Loads the tensors that build() asks for. Without sources it only lists them.
 class WeightLoader {
  public:
-  // folder_codes: the folder says which of its matrices are codes, and what it has left dense stays so.
-  // `total`: elements of all that will be loaded.
+  // folder_codes: the folder has a quantisation of its own, and its dense matrices stay dense. `total`: elements to
+  // load.
   WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, double total,
                ReadErrors& errors, ThreadTeam& team)
       : sources_(std::move(sources)),
@@ -138,7 +138,7 @@ class WeightLoader {
     std::string name;
     int rows;
   };
-  // The parts' rows one under another. This function stays whole because four ways to pack share what the parts are.
+  // Packs the parts' rows, stacked. The function stays whole because its four ways to pack share the parts.
   PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
     int rows = 0;
     std::vector<std::pair<int, const WeightSource*>> starts;
@@ -168,7 +168,7 @@ class WeightLoader {
     const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
     const bool as_it_is = std::all_of(starts.begin(), starts.end(),
                                       [&](const auto& s) { return s.second->elements && s.second->dtype == dtype; });
-    // Codes that are made anew would not be those of the folder, and what it left dense would be codes.
+    // Quantising again would change the folder's codes, and would quantise what the folder left dense.
     if (is_quantised(dtype) && !codes.empty() && !all)
       for (size_t i = 0; i < parts.size(); ++i)
         if (!starts[i].second->codes)
@@ -279,7 +279,7 @@ class WeightLoader {
   std::vector<TensorSpec> listed_;
 };
 
-// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face; loaded, what `of` needs.
+// Asks the loader for every tensor of this configuration, by Hugging Face's names, in the layers `of`.
 std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader, Range of) {
   const auto wanted = [&](int layer) { return loader.lists() || (of.begin <= layer && layer < of.end); };
   auto weights = std::make_shared<Weights>();
@@ -331,7 +331,7 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   return weights;
 }
 
-// A configuration that cannot fit is an error of the input, found before memory is asked for.
+// A model that cannot fit is an error of the input, reported before any allocation.
 Status check_memory(const ModelConfig& c, Dtype table, Dtype dtype, int group, Range layers) {
   const double head = double(c.vocab) * c.hidden * (layers.end == c.n_layers);
   const double matrices = double(c.parameters()) - double(c.vocab) * c.hidden * (c.tied_embeddings ? 1 : 2);
@@ -362,8 +362,8 @@ std::vector<double> rope_frequencies(const ModelConfig& config) {
     double f = std::pow(config.rope_theta, -2.0 * double(i) / config.head_dim);
     if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
     if (scaling.kind == RopeScaling::Kind::llama3) {
-      // Turns that complete more than high_freq_factor times in the original context are kept,
-      // those below low_freq_factor are slowed by `factor`, and between them both are blended.
+      // Frequencies that turn more than high_freq_factor times in the original context stay. Frequencies below
+      // low_freq_factor turns are divided by `factor`. Between them, both are blended.
       const double turns = scaling.original_max_position * f / (2 * M_PI);
       const double kept = std::clamp(
           (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);

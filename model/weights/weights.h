@@ -1,6 +1,6 @@
-// A model's weights as the forward pass wants them: matrices packed for gemm, small vectors in f32.
+// A model's weights in the form that the forward pass takes: matrices packed for GEMM, small vectors in f32.
 //
-// Thread safety: constant once loaded; shared by any number of models.
+// Thread safety: constant once loaded; any number of models may share them.
 #pragma once
 
 #include <vector>
@@ -12,18 +12,18 @@
 
 namespace xpyd::model {
 
-// One layer's, wherever they are: here, or on a card.
+// One layer's weights, in host memory or on a device.
 template <class Matrix, class Vector>
 struct LayerParts {
-  // q, k and v one under another, [(n_heads + 2 n_kv_heads) * head_dim, hidden]: one product reads
-  // the normed activations once.
+  // q, k and v stacked, [(n_heads + 2 n_kv_heads) * head_dim, hidden], so that one product reads the normed activations
+  // once.
   Matrix qkv = {};
-  Matrix o = {};                              // [hidden, n_heads * head_dim], row-parallel groups
+  Matrix o = {};                              // [hidden, n_heads * head_dim], kRowParallelGroups K-groups
   Matrix gate_up = {};                        // [2 * intermediate, hidden]: gate, then up
-  Matrix down = {};                           // [hidden, intermediate], row-parallel groups
+  Matrix down = {};                           // [hidden, intermediate], kRowParallelGroups K-groups
   Vector attention_norm = {}, mlp_norm = {};  // [hidden]
-  Vector q_norm = {}, k_norm = {};            // [head_dim], or none
-  Vector qkv_bias = {}, o_bias = {}, gate_up_bias = {}, down_bias = {};  // [outputs], or none
+  Vector q_norm = {}, k_norm = {};            // [head_dim], or empty
+  Vector qkv_bias = {}, o_bias = {}, gate_up_bias = {}, down_bias = {};  // [outputs], or empty
 
   using Parts = LayerParts;
   static constexpr Matrix Parts::*kMatrices[] = {&Parts::qkv, &Parts::o, &Parts::gate_up, &Parts::down};
@@ -33,10 +33,10 @@ struct LayerParts {
 };
 using LayerWeights = LayerParts<PackedMatrix, std::vector<float>>;
 
-// The multi-token head in use, but for its layer.
+// The multi-token head in use, without its layer.
 struct PredictHead {
-  PackedMatrix join;  // [hidden, 2 * hidden]: of the embedding's half, then the state's
-  std::vector<float> embedding_norm, hidden_norm, norm;  // [hidden]; the last one's output goes to lm_head
+  PackedMatrix join;  // [hidden, 2 * hidden]: inputs are the embedding, then the hidden state
+  std::vector<float> embedding_norm, hidden_norm, norm;  // [hidden]; norm's output goes to lm_head
 };
 
 struct Weights {
@@ -44,17 +44,17 @@ struct Weights {
   Dtype dtype = Dtype::f32;          // of the embedding
   Dtype matrix_dtype = Dtype::f32;   // of most matrices
   Buffer embedding;                  // [vocab, hidden], row-major
-  std::vector<LayerWeights> layers;  // the head's is the last one
-  PredictHead head;                  // of a config with n_predict
+  std::vector<LayerWeights> layers;  // the last one belongs to the multi-token head, if there is one
+  PredictHead head;                  // only with n_predict
   std::vector<float> final_norm;     // [hidden]
-  PackedMatrix lm_head;              // [vocab, hidden]; with tied embeddings a packed copy of them
+  PackedMatrix lm_head;              // [vocab, hidden]; a packed copy of tied embeddings
   std::vector<double> rope_freqs;    // [head_dim / 2], radians per token, scaling applied
 
-  // What is resident: a tied embedding counts twice, as table and as packed lm_head.
+  // Resident bytes. A tied embedding counts twice: as a table and as packed lm_head.
   size_t bytes() const;
 };
 
-// Which inputs share a scale where codes are made at load.
+// Groups of inputs that share a scale when the loader quantises.
 QuantGroups made_groups(Dtype dtype, int weight_group, int columns);
 
 // Radians per token of each pair of dimensions, with the scaling of `config` applied.
