@@ -16,7 +16,7 @@ constexpr const char* kPlain =
 
 Value text(std::string_view words, bool from_client) { return jinja::text_value({words, from_client}); }
 
-// A file's text; "" where there is none.
+// Returns a file's text; "" if there is no file.
 std::string read_optional(const std::string& path) {
   auto file = read_model_file(path, kMaxConfigBytes);
   return !file && file.error().code == ErrorCode::not_found ? "" : need(std::move(file));
@@ -28,7 +28,7 @@ const std::string* token_text(const nlohmann::json& value) {
   return content && content->is_string() ? &content->get_ref<const std::string&>() : nullptr;
 }
 
-// As Hugging Face's special_tokens_map has them, which the template sees as variables.
+// Adds the variables of Hugging Face's special_tokens_map.
 void add_special_tokens(const nlohmann::json& config, std::vector<std::pair<std::string, Value>>& out) {
   auto add = [&](const std::string& name, Value value) {
     for (const auto& [known, unused] : out)
@@ -125,8 +125,8 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view
   return error;
 }
 
-// A content is text but for a template that iterates over it. Which of those read text, too, is found by trial: a list
-// of one text part should print what its text alone prints.
+// A content is text unless the template iterates over it. A trial tells whether such a template also reads text: a list
+// of one text part should print the same as its text alone.
 void ChatTemplate::look_at_contents(Source& source) {
   if (!source.jinja.iterates_over_content()) return;
   const std::string words = "what a user says";
@@ -155,7 +155,7 @@ Result<jinja::Text> ChatTemplate::run(const Source& source, const std::vector<Ch
     Value content = text(message.content, true);
     if (!source.reads_text) content = parts_of(std::move(content));
     std::vector<std::pair<Value, Value>> items;
-    // Nothing but calls is none, which templates look for; else it would print as "None".
+    // A message of calls only has content none, which templates test for; any other none would print as "None".
     const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
     if (message.fields.dict())
       items = message.fields.dict()->items;

@@ -16,7 +16,7 @@ constexpr std::pair<const char*, SplitBehavior> kBehaviors[] = {
     {"Contiguous", SplitBehavior::contiguous},
 };
 
-// As Hugging Face's NormalizedString::split has it: an empty match is a piece, too, while pieces are joined.
+// As Hugging Face's NormalizedString::split: empty matches count as pieces while pieces are joined.
 void split(const PreTokenizerStep& step, std::string_view text, Matching& matching, std::vector<Regex::Piece>& pieces,
            std::vector<std::string_view>& out) {
   step.regex->cut(text, matching, pieces);

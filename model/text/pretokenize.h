@@ -1,4 +1,4 @@
-// What happens to text before BPE: normalizer, then pre-tokenizer, as tokenizer.json lists them.
+// Text before BPE: the normalizer, then the pre-tokenizer, in the order of tokenizer.json.
 //
 // Thread safety: const objects and plain functions.
 #pragma once
@@ -19,21 +19,21 @@ struct NormalizerStep {
   std::string pattern;  // replace: never empty
   std::string content;  // prepend, replace
 };
-// Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be prepended to.
+// Applies the steps to valid UTF-8. `begins`: the text starts a document, so a step may prepend to it.
 std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text, bool begins = true);
 
-// What becomes of a split's matches, by Hugging Face's names (SplitDelimiterBehavior): each a word of its own; left
-// out; an end of the word before it; a begin of the one after it; with matches beside it one word.
+// What a split does with a match, by Hugging Face's SplitDelimiterBehavior: makes it a word, drops it, joins it to the
+// word before, joins it to the word after, or joins adjacent matches to one word.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 std::optional<SplitBehavior> find_split_behavior(std::string_view name);  // "MergedWithNext"
 
 struct PreTokenizerStep {
   enum class Kind { split, add_space, metaspace } kind;
-  // split
+  // For split:
   std::shared_ptr<const Regex> regex = nullptr;
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  // what stands between matches is the match
-  // metaspace: what spaces become, and whether it is put before a text that does not begin with it.
+  bool invert = false;  // the text between matches counts as the match
+  // For metaspace: the replacement of spaces, and whether a text that does not begin with it gets it prepended.
   std::string replacement = {};
   enum class Prepend { always, first, never } prepend = Prepend::always;
   bool split_words = true;  // cut before each replacement
@@ -44,7 +44,8 @@ struct Words {
   std::vector<std::string_view> views;
   std::deque<std::string> owned;
 };
-// at_start: no text and no token comes before this one. Throws an Error where a regex takes more than `matching` has.
+// Cuts a text into words. at_start: no text or token precedes this text. Throws an Error if a regex takes more time or
+// memory than `matching` has.
 void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Matching& matching,
                   Words& out);
 

@@ -20,10 +20,11 @@ namespace {
 
 constexpr size_t kMaxRegexBytes = size_t{16} << 10;
 
-// ---- from Oniguruma's syntax to PCRE2's
+// ---- From Oniguruma's syntax to PCRE2's
 
-// What Unicode 15.0 to 16.0 added to 14.0, which Debian 12's PCRE2 has: letters, marks, numbers, punctuation, symbols.
-// The list is what tokenizers 0.23 matches and Unicode 14.0's table does not have; a newer PCRE2 finds these twice.
+// Letters, marks, numbers, punctuation and symbols that Unicode 15.0 to 16.0 added to 14.0, which Debian 12's PCRE2
+// has. The list is what tokenizers 0.23 matches and Unicode 14.0's table lacks. A PCRE2 with Unicode 15 knows some of
+// them already, which does no harm.
 struct Newer {
   uint32_t first, last;
   const char* category;
@@ -65,10 +66,10 @@ constexpr Newer kNewer[] = {
 constexpr Newer kNewerHan[] = {{0x2ebf0, 0x2ee5d, "Han"}, {0x31350, 0x323af, "Han"}};
 constexpr std::string_view kCategories =
     " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C Cc Cf Cs Co Cn ";
-// White_Space; PCRE2's \s has U+180E, too.
+// White_Space; PCRE2's \s also has U+180E.
 constexpr const char* kSpaces =
     R"(\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-// Alphabetic, marks, decimal digits and connectors. Outside of [] Oniguruma has six numbers of Latin-1, too.
+// Alphabetic, marks, decimal digits and connectors. Outside of [], Oniguruma also has six numbers of Latin-1.
 constexpr const char* kWords =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
 constexpr const char* kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
@@ -82,12 +83,12 @@ void add_range(std::string& out, uint32_t first, uint32_t last) {
   out += escape_of(first);
   if (last > first) out += "-" + escape_of(last);
 }
-// Whether PCRE2's tables are older than what kNewer brings.
+// True if PCRE2's tables are older than kNewer.
 bool lacks_newer() {
   char version[64] = "";
   return pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version) < int(sizeof version) && std::atoi(version) < 16;
 }
-// As much of a class as PCRE2's property lacks. `category`: one letter, or two.
+// Returns the part of a class that PCRE2's property lacks. `category`: one letter, or two.
 std::string newer_of(std::string_view category) {
   static const bool lacks = lacks_newer();
   std::string out;
@@ -95,7 +96,7 @@ std::string newer_of(std::string_view category) {
   for (const Newer* range = kNewer; range < end;) {
     const uint32_t first = range->first;
     uint32_t next = first;
-    for (; range < end && (next == first || range->first == next); ++range) {  // neighbours are one range
+    for (; range < end && (next == first || range->first == next); ++range) {  // adjacent ranges become one
       if (!std::string_view(range->category).starts_with(category)) break;
       next = range->last + 1;
     }
@@ -107,9 +108,9 @@ std::string newer_of(std::string_view category) {
   return out;
 }
 
-// Beside the rewriting it puts a callout, which looks at the clock, wherever one step of the matcher may cost as much
-// as the text is long: before a repetition that a match may come to more than a few times, and into every repeated
-// group. PCRE2's own limit counts steps, however long each is.
+// Translates, and inserts callouts that check the deadline. A callout goes wherever one step of the matcher may cost as
+// much as the text is long: before a repetition that a match may reach more than a few times, and into every repeated
+// group. PCRE2's own limit counts steps, whatever their length.
 class Translator {
  public:
   explicit Translator(std::string_view in) : in_(in) {}
@@ -162,7 +163,7 @@ class Translator {
     at_ += text.size();
     return true;
   }
-  // One character that stands for itself.
+  // Takes one character that stands for itself.
   std::string literal() {
     const size_t bytes = size_t(next_code_point(rest()).bytes);
     at_ += bytes;
@@ -176,7 +177,7 @@ class Translator {
     inside_ = std::string::npos;
   }
 
-  // "(" and what says its kind. No group captures, since nothing may refer to it.
+  // Takes "(" and its kind. No group captures, since nothing may refer to it.
   void open() {
     const size_t begin = out_.size();
     if (take("(?=") || take("(?!") || take("(?<=") || take("(?<!") || take("(?>") || take("(?:") || take("(?i:") ||
@@ -195,10 +196,10 @@ class Translator {
     groups_.push_back({begin, out_.size()});
   }
 
-  // What follows an atom: nothing, or *, +, ?, {n,m} and then ? (as few as possible) or + (gives nothing back).
+  // Takes the quantifier after an atom, if any: *, +, ? or {n,m}, then ? (lazy) or + (possessive).
   void quantifier() {
     bool interval = false, exact = false;
-    int64_t least = 0, most = -1;  // -1: without bound
+    int64_t least = 0, most = -1;  // -1: no bound
     std::string text;
     if (take("*")) {
       text = "*";
@@ -213,7 +214,7 @@ class Translator {
       return;
     }
     const bool is_group = inside_ != std::string::npos, is_long = most < 0 || most > 64;
-    // At most four times a match comes to the first repetition after at most two optional atoms.
+    // A match reaches the first repetition after at most two optional atoms at most four times.
     if (is_group) {
       out_.insert(inside_, "(?C)");
     } else if (is_long && (repeats_ > 2 || !groups_.empty())) {
@@ -238,7 +239,7 @@ class Translator {
       fail("a quantifier of a quantifier");
   }
 
-  // {n}, {n,}, {n,m} or {,m}.
+  // Takes {n}, {n,}, {n,m} or {,m}.
   bool read_interval(int64_t& least, int64_t& most, bool& exact) {
     if (!rest().starts_with('{')) return false;
     const size_t end = in_.find('}', at_);
@@ -255,7 +256,7 @@ class Translator {
     return true;
   }
 
-  // [...]: `newer` comes first, where it makes no range with what stands beside it.
+  // Takes [...]. `newer` comes first, where it forms no range with a neighbour.
   void set() {
     const size_t begin = at_++;
     const bool negated = take("^");
@@ -277,7 +278,7 @@ class Translator {
     out_ += (negated ? "[^" : "[") + newer + body + "]";
   }
 
-  // The name of \p{Name} or \P{^Name}, as PCRE2 has it, what newer characters it has, and whether it is negated.
+  // Takes the name of \p{Name} or \P{^Name}. Returns PCRE2's form, its newer characters, and whether it is negated.
   std::string property(std::string& newer, bool& negated) {
     negated = take("P");
     if (!negated) take("p");
@@ -294,12 +295,12 @@ class Translator {
     }
     if (name == "Han")
       for (const Newer& range : kNewerHan) add_range(newer, range.first, range.last);
-    return "\\p{sc:" + name + "}";  // by itself PCRE2 would look at script extensions
+    return "\\p{sc:" + name + "}";  // without sc: PCRE2 would use script extensions
   }
 
   std::string newer_words() const { return newer_of("L") + newer_of("M") + newer_of("Nd") + newer_of("Nl"); }
 
-  // An escape that means one character: what PCRE2 calls it.
+  // Takes an escape that means one character, and returns PCRE2's form.
   std::string character(char c) {
     if (c == 'x' || c == 'u') {
       const bool braces = c == 'x' && take("{");
@@ -369,14 +370,14 @@ class Translator {
   const std::string_view in_;
   size_t at_ = 0;
   std::string out_;
-  std::vector<Group> groups_;                     // that are open
-  size_t atom_ = 0, inside_ = std::string::npos;  // where the last atom begins; and a group's inside
-  int atoms_ = 0, repeats_ = 0;                   // since the last | outside of groups: what may be gone back to
+  std::vector<Group> groups_;                     // open groups
+  size_t atom_ = 0, inside_ = std::string::npos;  // begin of the last atom; begin of a group's inside
+  int atoms_ = 0, repeats_ = 0;  // atoms so far; weight of repetitions since the last | outside of groups
 };
 
 }  // namespace
 
-namespace pcre2 {  // not nameless: Matching and Regex hold these
+namespace pcre2 {  // named, because Matching and Regex hold these
 
 inline double seconds(clockid_t clock) {
   timespec now{};
@@ -384,7 +385,7 @@ inline double seconds(clockid_t clock) {
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
-// Processor time of this thread. The coarse clock, which costs next to nothing, says when to look at the true one.
+// Processor time of this thread. The coarse clock is nearly free and tells when to read the exact one.
 class Deadline {
  public:
   explicit Deadline(double allowed_s)
@@ -431,7 +432,7 @@ std::string escaped_regex(std::string_view text) {
   return out;
 }
 
-// A word of ordinary text takes some 20 ns a byte at worst.
+// Ordinary text takes some 20 ns a byte at worst.
 struct Matching::State {
   explicit State(size_t bytes)
       : deadline(0.25 + 1e-6 * double(bytes)),
@@ -441,7 +442,7 @@ struct Matching::State {
     if (!stack || !data || !context) throw std::bad_alloc();
     pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
     pcre2_set_callout(context.get(), pcre2::callout, &deadline);
-    // Going back from the end of a long run of spaces is a step for each.
+    // Backtracking from the end of a long run of spaces takes one step per space.
     pcre2_set_match_limit(context.get(), uint32_t(std::min<size_t>(1'000'000 + 4 * bytes, UINT32_MAX)));
     pcre2_set_heap_limit(context.get(), 64 << 10);  // KiB, of the interpreter
   }
@@ -473,7 +474,7 @@ Regex::Regex(std::string_view oniguruma, std::string where)
   pcre2_set_parens_nest_limit(context.get(), 100);
   int error = 0;
   size_t at = 0;
-  // Ruby's ^ and $ are those of lines. A match is looked for at one place at a time: cut() moves on.
+  // Ruby's ^ and $ match at lines. A match is anchored to one place; cut() moves on.
   code_->compiled.reset(pcre2_compile(pcre2::units(pattern), pattern.size(),
                                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_ANCHORED, &error, &at,
                                       context.get()));
@@ -510,7 +511,7 @@ void Regex::cut(std::string_view text, Matching& matching, std::vector<Piece>& o
   bool any = false;
   for (size_t at = 0; at <= text.size();) {
     const size_t end = match_at(text, at, matching);
-    // No empty match right after another.
+    // No empty match follows another match directly.
     if (end == text.npos || (end == at && any && done == at)) {
       at += at < text.size() ? size_t(next_code_point(text.substr(at)).bytes) : 1;
       continue;

@@ -85,8 +85,8 @@ void Tokenizer::Impl::encode_segment(std::string_view text, const std::vector<Ad
   };
   if (added_normalized.empty()) return encode_words(text, at_start);
 
-  // Where the parts' borders lie in normalized text, if it is the parts' normalized texts in a row;
-  // where it is not (a border inside a composed character), no special token is parsed.
+  // Borders of the parts in normalized text, if it equals the parts' normalized texts in a row. Otherwise, as with a
+  // border inside a composed character, no special token is parsed.
   std::vector<AddedTokens::Part> borders;
   if (parts.size() > 1 && added_normalized.any_special()) {
     std::string joined;
@@ -165,7 +165,7 @@ std::string Detokenizer::flush() {
   return text;
 }
 
-// The text of the run of byte tokens: as a whole, or one U+FFFD for each.
+// Returns the text of the run of byte tokens: as a whole if valid, else one U+FFFD per token.
 std::string Detokenizer::end_run() {
   std::string text;
   if (is_utf8(pending_))
@@ -183,7 +183,7 @@ std::string Detokenizer::stripped(std::string text) {
   return text;
 }
 
-// ---- added tokens
+// ---- Added tokens
 
 void AddedTokens::add(const AddedToken& token, std::string_view pattern) {
   uint32_t node = 0;
@@ -230,7 +230,7 @@ void AddedTokens::split(std::string_view text, const std::vector<Part>& parts, s
     }
     const AddedToken& token = tokens_[index];
     size_t begin = at, end = at + bytes;
-    // A match that is refused below still uses up its text, as in Hugging Face's tokenizers.
+    // A match that is refused below still consumes its text, as in Hugging Face's tokenizers.
     at = end;
     if (token.special && !part->parse_special) continue;
     using namespace unicode;

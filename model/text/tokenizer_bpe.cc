@@ -92,7 +92,7 @@ void Bpe::merge_all(bool allow_special, Workspace& space) const {
     heap.pop_back();
     Symbol& left = symbols[top.left()];
     if (left.id < 0 || left.next < 0) continue;
-    // Stale unless the pair that stands here now makes the same token.
+    // The entry is stale unless the pair that is here now makes the same token.
     Symbol& right = symbols[left.next];
     const Merge* merge = find(left.id, right.id);
     if (merge == nullptr || merge->merged != top.merged) continue;

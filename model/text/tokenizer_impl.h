@@ -1,4 +1,4 @@
-// What a Tokenizer holds: filled by tokenizer_load.cc, read by tokenizer.cc and tokenizer_bpe.cc.
+// The contents of a Tokenizer. tokenizer_load.cc fills it; tokenizer.cc and tokenizer_bpe.cc read it.
 #pragma once
 
 #include <array>
@@ -14,31 +14,31 @@
 
 namespace xpyd::model {
 
-// Added tokens: found in the text before BPE sees it, leftmost and longest first.
+// Added tokens are found in the text before BPE, leftmost and longest first.
 //
 // Thread safety: const after building.
 struct AddedToken {
   int32_t id = -1;
   std::string content;
   bool special = false;
-  bool single_word = false;  // only where no \w stands beside it
+  bool single_word = false;  // only if no \w is beside it
   bool lstrip = false;       // takes the white space before it
-  bool rstrip = false;       // and after it
-  bool normalized = false;   // looked for in normalized text
+  bool rstrip = false;       // takes the white space after it
+  bool normalized = false;   // matches normalized text
 };
 
 class AddedTokens {
  public:
-  // `pattern` (not empty) is what to look for. A second token with the same pattern is never found.
+  // Adds a token that `pattern` (not empty) finds. A second token with the same pattern is never found.
   void add(const AddedToken& token, std::string_view pattern);
 
   struct Piece {
     size_t begin,
-        end;     // of the text; never empty, except that strips may take a neighbour's space twice
+        end;     // in the text; never empty, except if two strips take the same space
     int32_t id;  // -1: text between tokens
   };
-  // The text's parts, one after the other; the last one ends with it. No token is found across a
-  // border (its strips do look across), and special ones only where the part allows them.
+  // Consecutive parts of the text; the last one ends with it. A token never crosses a border, although its strips look
+  // across. Special tokens are found only in parts that allow them.
   struct Part {
     size_t end;
     bool parse_special;
@@ -49,36 +49,36 @@ class AddedTokens {
   bool any_special() const;
 
  private:
-  // The longest pattern that begins at `at`: its token's index, or -1.
+  // Returns the index of the token with the longest pattern at `at`, or -1.
   int32_t longest(std::string_view text, size_t at, size_t* bytes) const;
 
   std::vector<AddedToken> tokens_;
-  // A trie: (node << 8 | byte) -> node, from node 0; and which token ends at a node.
+  // Trie from node 0: (node << 8 | byte) -> node; and the token that ends at each node.
   std::unordered_map<uint64_t, uint32_t> edges_;
   std::vector<int32_t> ends_ = {-1};
-  std::array<bool, 256> begins_ = {};  // some pattern begins with this byte
+  std::array<bool, 256> begins_ = {};  // true if a pattern begins with this byte
 };
 
-// Byte-pair encoding of one word (Sennrich et al. 2016), with the order of merges of Hugging Face's
-// tokenizers: lowest rank first, leftmost among equals.
+// Byte-pair encoding of one word (Sennrich et al. 2016). Merges are in the order of Hugging Face's tokenizers: lowest
+// rank first, leftmost among equals.
 //
-// Thread safety: const after building; each thread its own Workspace.
+// Thread safety: const after building; each thread has its own Workspace.
 class Bpe {
  public:
-  // What a character outside the vocabulary becomes.
-  bool byte_level = false;     // there is none: symbols are bytes
-  bool byte_fallback = false;  // its UTF-8 bytes, by byte_ids
+  // How characters outside the vocabulary are encoded.
+  bool byte_level = false;     // all symbols are bytes, so there are none
+  bool byte_fallback = false;  // as UTF-8 bytes, by byte_ids
   int32_t unk = -1;            // -1: none
   bool fuse_unk = false;       // a run of unknown characters is one unk
-  bool ignore_merges = false;  // a word that is a token is that token, merges or not
+  bool ignore_merges = false;  // a word that is a token becomes that token without merges
   std::array<int32_t, 256> byte_ids;
 
-  // Bytes of a token as they stand in a word -> id. The keys belong to the caller.
+  // A token's bytes as they stand in a word -> id. The caller owns the keys.
   std::unordered_map<std::string_view, int32_t> ids;
   std::vector<bool> special;  // by id
 
   void reserve_merges(size_t n);
-  // The pair (left, right) becomes `merged`; a repeated pair keeps its last rank.
+  // Makes the pair (left, right) merge to `merged`. A repeated pair keeps its last rank.
   void add_merge(int32_t left, int32_t right, uint32_t rank, int32_t merged);
 
   struct Symbol {
@@ -95,8 +95,8 @@ class Bpe {
     std::vector<Candidate> heap;
   };
 
-  // Appends the ids of `word`, valid UTF-8, in O(n log n). Without allow_special no merge and no
-  // whole word makes a special token. A word of a GiB or more is cut.
+  // Appends the ids of `word`, valid UTF-8, in O(n log n). Without allow_special, no merge and no whole word makes a
+  // special token. Words of more than a GiB are cut.
   void encode(std::string_view word, bool allow_special, Workspace& space, std::vector<int32_t>& out) const;
 
  private:
@@ -111,12 +111,12 @@ class Bpe {
   void symbols_of(std::string_view word, std::vector<Symbol>& symbols) const;
   void merge_all(bool allow_special, Workspace& space) const;
 
-  std::vector<Merge> merges_;  // open addressing, at most half full, a power of two
+  std::vector<Merge> merges_;  // open addressing, at most half full; the size is a power of two
   size_t n_merges_ = 0;
 };
 
-// Bounds on what a tokenizer.json may ask for; the largest published ones stay below a third of
-// each. With these, loading takes at most about 120 bytes for each JSON value plus 200 MB.
+// Bounds on a tokenizer.json; the largest published ones use less than a third of each. With them, loading takes at
+// most about 120 bytes per JSON value plus 200 MB.
 inline constexpr size_t kMaxTokenizerBytes = size_t{128} << 20;
 inline constexpr size_t kMaxTokenizerValues = size_t{4} << 20;
 inline constexpr int64_t kMaxTokenId = (int64_t{1} << 20) - 1;
@@ -128,39 +128,39 @@ struct Tokenizer::Impl {
   struct Token {
     std::string content;      // as in tokenizer.json
     std::string piece;        // its bytes in decoded text
-    std::string first_piece;  // the same at the text's beginning, where Decoder::strip_first_token
-    bool known = false;       // false: a hole among the ids
+    std::string first_piece;  // `piece` at the beginning of a text, if Decoder::strip_first_token
+    bool known = false;       // false: unused id
     bool special = false;
-    bool is_byte = false;  // "<0x41>", and the decoder has byte fallback
+    bool is_byte = false;  // "<0x41>", if the decoder has byte fallback
   };
-  std::vector<Token> tokens;  // by id; does not grow once by_content and bpe.ids look into it
+  std::vector<Token> tokens;  // by id; must not grow once by_content and bpe.ids hold views of it
   std::unordered_map<std::string_view, int32_t> by_content;
-  std::deque<std::string> keys;  // of bpe.ids, where it is no token's piece or content
+  std::deque<std::string> keys;  // keys of bpe.ids that are no token's piece or content
 
-  AddedTokens added;             // looked for in the text as it is
-  AddedTokens added_normalized;  // and between those in normalized text
+  AddedTokens added;             // found in the original text
+  AddedTokens added_normalized;  // found in normalized text between those
   std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> pre_tokenizer;
   Bpe bpe;
-  std::vector<int32_t> prefix, suffix;  // what the post-processor adds
+  std::vector<int32_t> prefix, suffix;  // tokens that the post-processor adds
 
   struct Decoder {
     bool byte_level = false;  // pieces are bytes of one stream; else each is text of its own
     bool byte_fallback = false;
-    bool strip_space = false;  // one space from the beginning of the text
-    // The first token loses every replacement character: Metaspace's decoder.
+    bool strip_space = false;  // removes one space from the beginning of the text
+    // Metaspace's decoder: the first token loses every replacement character.
     bool strip_first_token = false;
     std::string replacement;
   } decoder;
 
   std::vector<int32_t> encode(std::string_view text, const std::vector<AddedTokens::Part>& parts,
                               bool add_special_tokens) const;
-  // Text between added tokens. `parts` covers it.
+  // Encodes text between added tokens. `parts` covers it.
   void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
                       Matching& matching, Bpe::Workspace& space, std::vector<int32_t>& out) const;
 };
 
-// Fills `out` from a tokenizer.json; messages begin with `file`.
+// Fills `out` from a tokenizer.json; error messages begin with `file`.
 Status load_tokenizer(std::string_view json_text, const std::string& file, Tokenizer::Impl& out);
 
 }  // namespace xpyd::model

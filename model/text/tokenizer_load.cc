@@ -1,7 +1,7 @@
-// tokenizer.json -> Tokenizer::Impl. A tokenizer.json is input from outside: what is missing, of the wrong type,
-// contradictory or not supported is an error that names the file and the field; nothing is guessed.
+// tokenizer.json -> Tokenizer::Impl. The file is untrusted input: anything missing, of the wrong type, contradictory or
+// not supported is an error that names the file and the field. Nothing is guessed.
 //
-// "truncation" and "padding" are not read: Hugging Face's transformers overrides them in every call, too.
+// "truncation" and "padding" are ignored: Hugging Face's transformers also overrides them in every call.
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,10 +20,10 @@ namespace {
 
 using nlohmann::json;
 
-// GPT-2's, which ByteLevel has inside.
+// GPT-2's regex, which ByteLevel contains.
 constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Punctuation: ASCII's, which Unicode calls symbols in part, and Unicode's \p{P} but for what is newer than the table
-// of the crate that tokenizers asks (unicode_categories 0.1), and with two characters that are no longer in \p{P}.
+// Punctuation: ASCII's, part of which Unicode calls symbols, and Unicode's \p{P}. Characters newer than the table of
+// the crate that tokenizers uses (unicode_categories 0.1) are left out, and two that have left \p{P} are added.
 constexpr const char* kPunctuation =
     R"((?![)"
     R"(\x{61d}\x{9fd}\x{a76}\x{c77}\x{c84}\x{1b4e}-\x{1b4f}\x{1b7d}-\x{1b7f}\x{2e43}-\x{2e4f})"
@@ -35,7 +35,7 @@ constexpr const char* kPunctuation =
     R"(\x{1e5ff}\x{1e95e}-\x{1e95f})"
     R"(])[!-/:-@\[-`{-~\p{P}]|[\x{166d}\x{111c9}])";
 
-// For messages: JSON's quotes and escapes, shortened.
+// Quotes a text for messages: JSON's escapes, shortened.
 std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 40;
   std::string cut = replace_invalid_utf8(text.substr(0, kLongest));
@@ -46,7 +46,7 @@ std::string in_quotes(std::string_view text) {
 // GPT-2's bytes_to_unicode: printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up.
 struct ByteCharacters {
   uint32_t of_byte[256];
-  int byte_of[0x144];  // by code point; -1: no byte's
+  int byte_of[0x144];  // by code point; -1: no byte
   ByteCharacters() {
     std::fill(std::begin(byte_of), std::end(byte_of), -1);
     uint32_t next = 0x100;
@@ -58,7 +58,7 @@ struct ByteCharacters {
   }
 };
 
-// "Ġa" -> " a"; nothing where a character stands for no byte.
+// "Ġa" -> " a"; nothing if a character stands for no byte.
 std::optional<std::string> raw_bytes(std::string_view text) {
   static const ByteCharacters bytes;
   std::string raw;
@@ -72,7 +72,7 @@ std::optional<std::string> raw_bytes(std::string_view text) {
   return raw;
 }
 
-// "<0x41>" -> 0x41, else -1. Two characters as Rust's from_str_radix takes them: "+A" is 10.
+// "<0x41>" -> 0x41, else -1. It reads two characters as Rust's from_str_radix does: "+A" is 10.
 int byte_token(std::string_view content) {
   if (content.size() != 6 || !content.starts_with("<0x") || content[5] != '>') return -1;
   std::string_view digits = content.substr(3, 2);
@@ -81,7 +81,7 @@ int byte_token(std::string_view content) {
   return read_number(digits, value, 16) ? static_cast<int>(value) : -1;
 }
 
-// Every reader throws the Error of what it does not take.
+// Every reader throws an Error for input that it does not take.
 class TokenizerLoader {
  public:
   TokenizerLoader(const std::string& file, Tokenizer::Impl& out) : file_(file), out_(out) {}
@@ -106,15 +106,15 @@ class TokenizerLoader {
     throw invalid(file_ + ": " + (field.empty() ? "" : "field \"" + field + "\": ") + why);
   }
 
-  // ---- the steps around the model: normalizer, pre-tokenizer, decoder, post-processor
+  // ---- The steps around the model: normalizer, pre-tokenizer, decoder, post-processor
   //
-  // Each is one object with a "type", or a "Sequence" of them; a `root` of nullptr: the field is missing or null.
+  // Each is one object with a "type", or a "Sequence" of them. A null `root` means that the field is missing or null.
 
   struct Step {
     const json& value;
-    std::string type, name;  // of its field
+    std::string type, name;  // `name` is the field's
   };
-  // Steps of a "Sequence" under `list_name`, or the one object itself.
+  // Appends the steps of a "Sequence" under `list_name`, or the one object itself.
   void flatten(const json& step, const std::string& field, const std::string& list_name,
                std::vector<Step>& steps) const {
     const std::string type = need(get_string(step, "type", at(field)));
@@ -136,7 +136,7 @@ class TokenizerLoader {
     fail(step.name + ".type", in_quotes(step.type) + " is not supported, only " + known);
   }
 
-  // A Replace: a literal, {"String": "x"}, not a regex, and what stands in its place.
+  // Reads a Replace: a literal, {"String": "x"}, not a regex, and its replacement.
   std::pair<std::string, std::string> replacement(const Step& step) const {
     const json& pattern = *need(get_object(step.value, "pattern", at(step.name)));
     std::string from = need(get_string(pattern, "String", at(step.name + ".pattern")));
@@ -170,7 +170,7 @@ class TokenizerLoader {
     return out;
   }
 
-  // A Metaspace's replacement and whether to prepend it, as pre-tokenizer and decoder write them.
+  // Reads a Metaspace, as pre-tokenizers and decoders write it.
   PreTokenizerStep metaspace(const Step& step) const {
     JsonFields fields(step.value, at(step.name));
     PreTokenizerStep out{.kind = PreTokenizerStep::Kind::metaspace};
@@ -241,7 +241,7 @@ class TokenizerLoader {
     Tokenizer::Impl::Decoder& out = out_.decoder;
     if (root == nullptr) fail("decoder", "is missing");
     const std::vector<Step> steps = steps_of(root, "decoder", "decoders");
-    enum { replace, byte_fallback, fuse, strip, only } last = replace;  // in this order, each once
+    enum { replace, byte_fallback, fuse, strip, only } last = replace;  // allowed in this order, each once
     for (const Step& step : steps) {
       auto next = last;
       if (step.type == "ByteLevel" || step.type == "Metaspace") {
@@ -283,7 +283,7 @@ class TokenizerLoader {
       fail("decoder", "ByteLevel must be both a pre-tokenizer and the decoder, or neither");
   }
 
-  // Fills in out_.prefix and out_.suffix; out_.tokens is complete.
+  // Fills out_.prefix and out_.suffix. Requires: out_.tokens is complete.
   void read_post_processor(const json* root) {
     bool seen = false;
     for (const Step& step : steps_of(root, "post_processor", "processors")) {
@@ -321,7 +321,7 @@ class TokenizerLoader {
     if (!text_seen) fail(step.name + ".single", "there is no Sequence");
   }
 
-  // ---- the model and its tokens
+  // ---- The model and its tokens
 
   void token(int64_t id, const std::string& content, const std::string& field) {
     if (id < 0 || id > kMaxTokenId)
@@ -385,14 +385,14 @@ class TokenizerLoader {
       out_.tokens[added.id].special = added.special;
       std::string pattern = added.normalized ? normalize(out_.normalizer, added.content) : added.content;
       if (pattern.empty()) fail(field + ".content", "normalizes to nothing");
-      // Hugging Face's tokenizers decodes the token to what was looked for, from version 0.23 on.
-      // (With skip_special_tokens it then no longer knows it for a special one; we do.)
+      // From version 0.23 on, Hugging Face's tokenizers decodes the token to the pattern. (With skip_special_tokens it
+      // then does not recognise it as special; this one does.)
       if (pattern != added.content) decoded_as_[added.id] = pattern;
       (added.normalized ? out_.added_normalized : out_.added).add(added, pattern);
     }
   }
 
-  // Fills in each token's piece and the look-up tables; from here on out_.tokens keeps its size.
+  // Fills each token's piece and the look-up tables. From here on out_.tokens keeps its size.
   void index_tokens() {
     Bpe& bpe = out_.bpe;
     bpe.byte_level = byte_level_;
@@ -408,7 +408,7 @@ class TokenizerLoader {
       auto other = decoded_as_.find(static_cast<int32_t>(id));
       const std::string& text = other == decoded_as_.end() ? token.content : other->second;
       if (byte_level_) {
-        // A token that is not all byte characters decodes to itself, and no word is it.
+        // A token with other than byte characters decodes to itself, and no word matches it.
         token.piece = raw_bytes(text).value_or(text);
         auto raw = raw_bytes(token.content);
         if (!in_vocab || !raw) continue;
@@ -508,10 +508,10 @@ class TokenizerLoader {
 
   const std::string file_;
   Tokenizer::Impl& out_;
-  bool byte_level_ = false;  // words are bytes (ByteLevel's characters are not made, see Bpe::byte_level)
-  std::unordered_map<std::string, int32_t> vocab_ids_;         // model.vocab alone
-  std::vector<std::pair<std::string, std::string>> replaces_;  // in every token: the decoder's
-  std::unordered_map<int32_t, std::string> decoded_as_;        // where not the content
+  bool byte_level_ = false;  // words are bytes; ByteLevel's characters are not made (see Bpe::byte_level)
+  std::unordered_map<std::string, int32_t> vocab_ids_;         // of model.vocab only
+  std::vector<std::pair<std::string, std::string>> replaces_;  // the decoder's replacements in every token
+  std::unordered_map<int32_t, std::string> decoded_as_;        // tokens that do not decode to their content
 };
 
 }  // namespace
