@@ -1,16 +1,17 @@
-// Jinja templates as chat templates use them, by the Template Designer Documentation of Jinja 3.1
-// (jinja.palletsprojects.com/en/stable/templates) and with what Hugging Face's transformers sets for chats: a sandbox
-// that changes no list or dict, trim_blocks, lstrip_blocks, break and continue, {% generation %}, its own tojson,
-// raise_exception() and strftime_now().
+// Jinja templates as chat templates use them. The source is the Template Designer Documentation of Jinja 3.1
+// (jinja.palletsprojects.com/en/stable/templates), with the settings of Hugging Face's transformers for chats: a
+// sandbox that changes no list or dict, trim_blocks, lstrip_blocks, break and continue, {% generation %}, its own
+// tojson, raise_exception() and strftime_now().
 //
-// It has what chat templates were seen to use (in tests/data/chat_templates and 169 more) and no more. Refused when a
-// template is parsed, with line and name: every other tag ({% include %}, {% call %}, {% with %}, ...), macros inside
-// of loops, recursive loops, chains of comparisons, / // and **, floats as literals, and filters, tests, methods and
-// their arguments that are not in the tables of jinja_builtins.cc. Refused when a rendering comes across them:
-// arithmetic with floats, integers beyond 64 bits, characters without one capital, and what Python refuses.
+// It supports what known chat templates use (tests/data/chat_templates and 169 more), and no more.
+// parse() refuses, with line and name: every other tag ({% include %}, {% call %}, {% with %}, ...), macros inside
+// loops, recursive loops, chains of comparisons, / // and **, float literals, and filters, tests, methods and arguments
+// that are not in the tables of jinja_builtins.cc.
+// render() refuses: arithmetic with floats, integers beyond 64 bits, characters without a single capital, and anything
+// that Python refuses.
 //
-// A template is a stranger's: expressions nest at most 200 deep, a rendering at most 800; it does a
-// bounded amount of work (which bounds its memory too) and makes a bounded output.
+// A template is untrusted. Expressions nest at most 200 deep, a rendering at most 800. Work, and with it memory, and
+// output are bounded.
 //
 // Thread safety: const after parsing.
 #pragma once
@@ -33,20 +34,20 @@ struct Limits {
 class Template {
  public:
   static constexpr size_t kMaxBytes = size_t{1} << 20;
-  // The error reads "line N: ...".
+  // Parses a template. The error reads "line N: ...".
   static Result<Template> parse(std::string_view source);
   Template(Template&&) noexcept;
   Template& operator=(Template&&) noexcept;
   ~Template();
 
-  // `variables` are the names that it may use. `now_unix_s` is for strftime_now (local time).
-  // Text from the variables is a client's where its Text says so.
+  // Renders with these variables. `now_unix_s` is for strftime_now (local time). The result marks bytes as a client's
+  // if they come from variables whose Text says so.
   Result<Text> render(std::vector<std::pair<std::string, Value>> variables, int64_t now_unix_s,
                       const Limits& limits = {}) const;
-  // Whether it takes the contents of `messages` apart as lists: a loop, map or selectattr over `message.content`, by
-  // whatever names. vLLM decides so between "string" and "openai" contents (_detect_content_format).
+  // True if the template iterates over the content of a message: a loop, map or selectattr over `message.content`,
+  // under any name. vLLM uses this to tell "openai" from "string" contents (_detect_content_format).
   bool iterates_over_content() const;
-  // Whether a name, attribute or string with this text stands in it.
+  // True if a name, attribute or string of the template equals `word`.
   bool mentions(std::string_view word) const;
 
  private:

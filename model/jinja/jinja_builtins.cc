@@ -1,5 +1,5 @@
-// Jinja's filters and tests, the methods of strings and dicts, and the global functions, by its documentation;
-// `tojson`, `raise_exception` and `strftime_now` are transformers'. What a template may do with a string comes first.
+// Jinja's filters and tests, the methods of strings and dicts, and the global functions, by Jinja's documentation;
+// `tojson`, `raise_exception` and `strftime_now` follow transformers. Operations on strings come first.
 #include <wctype.h>
 
 #include <algorithm>
@@ -43,8 +43,8 @@ Text escaped(const Text& text) {
 
 namespace {
 
-// Python's mapping of one character to one. What maps to several, or by its place in the word, or
-// has no capital though it is a small letter, is refused. The C library knows Unicode's table.
+// Python's mapping of one character to one. Refused: characters that map to several, that map by their place in the
+// word, or that are small letters without a capital. The C library has Unicode's table.
 uint32_t other_case(uint32_t c, bool upper) {
   if (c < 0x80) return uint32_t(upper ? toupper(int(c)) : tolower(int(c)));
   static const locale_t unicode = newlocale(LC_CTYPE_MASK, "C.UTF-8", locale_t());
@@ -55,7 +55,7 @@ uint32_t other_case(uint32_t c, bool upper) {
   return out;
 }
 
-// Of the character before another one, 0 at the begin: whether the other becomes a capital.
+// Whether a character becomes a capital, given the character before it (0 at the begin).
 bool always(uint32_t) { return true; }
 bool never(uint32_t) { return false; }
 bool at_begin(uint32_t before) { return before == 0; }
@@ -104,7 +104,7 @@ Value strip(Evaluator& e, const Value& self, const Arguments& a) {
   return text_value(text_of(self).substr(begin, end));
 }
 
-// Calls found(begin, end) for up to `most` places where `part` stands.
+// Calls found(begin, end) for up to `most` occurrences of `part`.
 template <class Found>
 void search(Evaluator& e, const std::string& text, const std::string& part, int64_t most, Found found) {
   e.charge(1 + text.size() / 8 * (1 + part.size() / 32));
@@ -151,7 +151,7 @@ Value has_affix(Evaluator&, const Value& self, const Arguments& a) {
   return at_end ? text.ends_with(part) : text.starts_with(part);
 }
 
-// Values in the place of every `hole`, as format("{}") and "%s"|format have them.
+// Replaces every `hole` by a value, for format("{}") and "%s"|format.
 Value fill(Evaluator& e, const Value& self, const Arguments& a, const std::string& hole) {
   const Text& text = text_of(self);
   if (!a.named.empty() || text.safe) throw Fault{"format with names or of a |safe string"};
@@ -221,14 +221,14 @@ constexpr Builtin kText[] = {
     {"text filter", "indent", "width first", indent},
 };
 
-// Of a text; else the value itself.
+// Lowers a text; returns any other value unchanged.
 Value lower_case(Evaluator& e, const Value& value) { return value.text() ? change_case<never>(e, value, {}) : value; }
 
 using E = Evaluator;
 using V = const Value&;
 using A = const Arguments&;
 
-// ---- filters
+// ---- Filters
 
 Value default_(E&, V v, A a) {
   if (!v.is_undefined() && (!a[1].truth() || v.truth())) return v;
@@ -277,7 +277,7 @@ Value view(E& e, V v, A) {
   return list_value(std::move(out), form);
 }
 
-// In order of what `path` (an attribute, an index, or none) leads to, small letters as capitals.
+// Sorts by the value at `path` (an attribute, an index, or none), ignoring case.
 Value sort(E& e, const std::vector<Value>& items, V path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (V item : items) keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
@@ -307,7 +307,7 @@ Value unique(E& e, V v, A) {
   return list_value(std::move(out), List::Form::lazy);
 }
 
-// The filter or test that the argument with this index names, and what it is given.
+// Returns the filter or test that argument `index` names, and its arguments.
 const Builtin* named_builtin(A a, size_t index, std::string_view of, Arguments& rest) {
   if (index >= a.positional.size()) return nullptr;
   const std::string& name = text_of(a[index]).bytes;
@@ -351,7 +351,7 @@ Value safe(E& e, V v, A) {
   return text_value(std::move(text));
 }
 
-// ---- methods and functions
+// ---- Methods and functions
 
 Value get(E& e, V v, A a) {
   e.charge((v.dict()->items.size() + 7) / 8 * weight_of(a[0]));
@@ -370,7 +370,7 @@ Value range(E& e, V, A a) {
   std::vector<Value> items;
   for (int64_t i = begin; step > 0 ? i < end : i > end;) {
     e.charge(2);
-    if (items.size() >= 100000) throw Fault{"range: more than 100000 numbers"};  // Jinja's sandbox
+    if (items.size() >= 100000) throw Fault{"range: more than 100000 numbers"};  // as Jinja's sandbox
     items.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
@@ -440,7 +440,7 @@ constexpr Builtin kBuiltins[] = {
     {"test", "sequence", "",
      [](E&, V v, A) {
        if (v.list() && v.list()->form == List::Form::view)
-         throw Fault{"whether a view is a sequence is not supported"};  // a range is, others not
+         throw Fault{"whether a view is a sequence is not supported"};  // a range is one, others are not
        return Value(v.is_undefined() || v.text() || v.dict() || (v.list() && v.list()->is_sequence()));
      }},
     {"test", "string", "", [](E&, V v, A) { return Value(v.text() != nullptr); }},
@@ -464,7 +464,7 @@ constexpr Builtin kBuiltins[] = {
     {"a list", "pop", "*", forbidden},
 };
 
-// Python's methods that are not here: an attribute with such a name is not what a dict holds.
+// Python's methods that are not supported: an attribute with such a name is never a dict's entry.
 constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
     {"a string",
      " capitalize casefold center count encode expandtabs find format_map index isalnum isalpha "

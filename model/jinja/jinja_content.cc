@@ -1,5 +1,5 @@
-// Whether a template iterates over the contents of messages, found in its tree: names are followed through {% set %},
-// {% for %}, attributes of namespaces and arguments of macros, whatever the order in which they would run.
+// Finds in a template's tree whether it iterates over the content of messages. It follows names through {% set %}, {%
+// for %}, attributes of namespaces and arguments of macros, in any order.
 #include <map>
 #include <string>
 
@@ -8,14 +8,14 @@
 namespace xpyd::model::jinja {
 namespace {
 
-// What a value may be; several where it depends.
+// What a value may be; several bits if it depends.
 enum What : unsigned { kNothing = 0, kMessages = 1, kMessage = 2, kContent = 4 };
 
 class ContentFinder {
  public:
   bool run(const Node& block) {
     known_["messages"] = kMessages;
-    // A name of a name of ... is found in as many rounds as it has names, if it stands before what it is set to.
+    // Chains of names that are used before they are set need one round per name.
     constexpr int kRounds = 8;
     changed_ = true;
     for (int round = 0; round < kRounds && changed_ && !found_; ++round) {
@@ -101,7 +101,7 @@ class ContentFinder {
       if (what == kNothing) continue;
       const auto macro = macros_.find(callee);
       if (macro == macros_.end()) {
-        changed_ = true;  // it may stand further down
+        changed_ = true;  // its macro may come later
         continue;
       }
       const std::vector<std::string>& parameters = macro->second->names;

@@ -1,4 +1,4 @@
-// Runs a template: its statements, calls, and what its expressions are worth.
+// Runs a template: statements, calls and expressions.
 #include "model/jinja/jinja_eval.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ void Evaluator::charge(size_t units) {
   if (work_ > bounds_.work) throw Fault{"rendering takes too long or too much memory"};
 }
 
-// Comparing two dicts makes a table of one.
+// A comparison of two dicts makes a table of one.
 void Evaluator::charge_comparison(const Value& a, const Value& b) {
   charge(1 + std::min(weight_of(a), weight_of(b)) * (a.list() || a.dict() ? 8 : 1));
 }
@@ -77,7 +77,7 @@ Text Evaluator::captured(const Node& block) {
   return text;
 }
 
-// ---- statements
+// ---- Statements
 
 Evaluator::Flow Evaluator::run_block(const Node& block) {
   for (const NodePtr& node : block.kids)
@@ -132,7 +132,7 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
 Evaluator::Flow Evaluator::run_for(const Node& node) {
   const Node &target = *node.kids[0], &body = *node.kids[3];
   std::vector<Value> items = iterate(eval(*node.kids[1]));
-  if (const Node* condition = node.kids[2].get()) {  // it sees the target and no `loop` of this one
+  if (const Node* condition = node.kids[2].get()) {  // it sees the target but not this loop's `loop`
     std::vector<Value> all = std::exchange(items, {});
     for (Value& one : all) {
       const Inside inside(*this, scope_);
@@ -142,7 +142,7 @@ Evaluator::Flow Evaluator::run_for(const Node& node) {
   }
   const Value held = loop_value(std::move(items));
   Loop& loop = *std::get<std::shared_ptr<Loop>>(held.as);
-  bool ended = false;  // a turn, by neither break nor continue: only then no else, as in Jinja
+  bool ended = false;  // an iteration ended without break or continue; only then is else skipped, as in Jinja
   for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop; ++loop.index) {
     const Inside inside(*this, scope_);
     scope_->set("loop", held);
@@ -176,7 +176,7 @@ void Evaluator::assign(const Node& target, Value value) {
   }
 }
 
-// ---- calls
+// ---- Calls
 
 Arguments Evaluator::arguments(const Node& node) {
   Arguments given;
@@ -193,7 +193,7 @@ Arguments Evaluator::arguments(const Node& node) {
   return given;
 }
 
-// Puts named arguments where the parameters are, and undefined values where there are none.
+// Puts named arguments in the parameters' places, and undefined values in empty ones.
 static void place(const std::vector<std::string>& parameters, const std::string& of, Arguments& given) {
   const size_t n = given.positional.size();
   if (n > parameters.size()) throw Fault{"too many arguments for " + of};
@@ -238,7 +238,7 @@ Value Evaluator::call(const Value& callee, Arguments given) {
 
 Value Evaluator::call_macro(const Node& macro, Arguments given) {
   const size_t n = macro.names.size(), first_default = n - (macro.kids.size() - 1);
-  charge(n * (n + given.named.size()) / 8);  // each is looked for among the others
+  charge(n * (n + given.named.size()) / 8);  // each is searched among the others
   place(macro.names, "the macro '" + macro.name + "'", given);
   const Inside inside(*this, root_);
   for (size_t i = 0; i < n; ++i) {
@@ -251,7 +251,7 @@ Value Evaluator::call_macro(const Node& macro, Arguments given) {
   return text_value(captured(*macro.kids[0]));
 }
 
-// ---- expressions: names, operators, attributes, items, slices, iteration
+// ---- Expressions: names, operators, attributes, items, slices, iteration
 
 bool among(std::string_view words, std::string_view word) {
   return words.find(std::string(1, ' ').append(word).append(1, ' ')) != words.npos;
@@ -511,7 +511,7 @@ std::vector<Value> Evaluator::iterate(const Value& value) {
   return items;
 }
 
-// ---- a template
+// ---- A template
 
 constexpr int kMaxRunDepth = 800;
 

@@ -1,5 +1,4 @@
-// A chat template as tokens and as a tree, and what rendering it needs: its variables, its work so far,
-// and the built-in functions.
+// A chat template as tokens and as a tree, and the state of a rendering: variables, work so far and built-in functions.
 #pragma once
 
 #include <memory>
@@ -12,7 +11,7 @@
 namespace xpyd::model::jinja {
 
 struct Token {
-  enum class Kind { data, name, text, integer, op, end };  // op: {{ }} {% %} too
+  enum class Kind { data, name, text, integer, op, end };  // op includes {{ }} {% %}
   Kind kind;
   std::string text;
   int line;
@@ -27,8 +26,8 @@ enum class Kind {
   set,           // kids[0] = kids[1]
   set_block,     // kids[0] = the text of block kids[1]
   for_loop,      // kids: target, iterable, condition or null, block, else block or null
-  if_else,       // kids: condition, block, condition, block, ..., perhaps the else block
-  macro,         // name, block kids[0], parameters `names`, the last of which have defaults kids[1..]
+  if_else,       // kids: condition, block, condition, block, ..., then perhaps the else block
+  macro,         // name, block kids[0], parameters `names`; the last of them have defaults kids[1..]
   filter_block,  // filters kids[0] around a null; block kids[1]
   scope,         // block kids[0]: {% generation %}
   break_loop,
@@ -38,12 +37,12 @@ enum class Kind {
   name,       // name
   attribute,  // kids[0].name
   item,       // kids[0][kids[1]]
-  slice,      // kids[0][kids[1]:kids[2]:kids[3]], of which the last three may be null
+  slice,      // kids[0][kids[1]:kids[2]:kids[3]]; the last three may be null
   list,
   tuple,
   dict,    // kids: key, value, key, value, ...
   call,    // kids[0](kids[1..]), named `names`: "" is positional, "*" is spread
-  filter,  // kids[0]|builtin(kids[1..]); kids[0] is null where a block's text goes
+  filter,  // kids[0]|builtin(kids[1..]); kids[0] is null in place of a block's text
   test,    // kids[0] is builtin(kids[1..])
   not_,
   negative,
@@ -63,17 +62,17 @@ struct Node {
 };
 using NodePtr = std::unique_ptr<Node>;
 
-// Throws a Fault with its line for what is not Jinja or not supported.
+// Throws a Fault with its line for input that is not Jinja or not supported.
 NodePtr parse(std::vector<Token> tokens);
 
 // See Template::iterates_over_content().
 bool iterates_over_content(const Node& block);
 
-// ---- rendering
+// ---- Rendering
 
 using Named = std::vector<std::pair<std::string, Value>>;
 
-// Variables. Loops, macros and captured blocks open a scope, {% if %} does not.
+// Variables. Loops, macros and captured blocks open a scope; {% if %} does not.
 struct Scope {
   Scope* parent;
   Named variables;
@@ -96,15 +95,15 @@ class Evaluator {
   };
   Evaluator(const Bounds& bounds, Scope& variables, int64_t now)
       : now_unix_s(now), bounds_(bounds), root_(&variables), scope_(&variables) {}
-  ~Evaluator();  // frees namespaces, which may hold themselves
+  ~Evaluator();  // frees namespaces, which may contain themselves
   Text render(const Node& block);
 
-  // Counts as much work; a Fault beyond the bound. A unit is a node, a value made or 16 bytes of
-  // text: some 50 ns and at most 80 bytes of memory.
+  // Counts work, and throws a Fault beyond the bound. A unit is a node, a value made or 16 bytes of text: some 50 ns
+  // and at most 80 bytes of memory.
   void charge(size_t units);
   void charge_comparison(const Value& a, const Value& b);
-  Text shown(const Value& value);  // str(), once its work is counted
-  // The items that iteration yields.
+  Text shown(const Value& value);  // str(), after counting its work
+  // Returns the items that iteration yields.
   std::vector<Value> iterate(const Value& value);
   Value item(const Value& object, const Value& key);
   bool contains(const Value& container, const Value& value);
@@ -119,7 +118,7 @@ class Evaluator {
   Flow run(const Node& node);
   Flow run_block(const Node& block);
   Flow run_for(const Node& node);
-  Text captured(const Node& block);  // in a scope of its own
+  Text captured(const Node& block);  // runs in a scope of its own
   void print(const Text& text);
   void assign(const Node& target, Value value);
 
@@ -138,7 +137,7 @@ class Evaluator {
   int depth_ = 0;
   Scope *const root_, *scope_;
   Text* out_ = nullptr;
-  Value block_text_;  // what a {% filter %} works on
+  Value block_text_;  // text that a {% filter %} works on
   std::vector<std::shared_ptr<Namespace>> namespaces_;
 };
 
@@ -155,27 +154,27 @@ class Evaluator::Counted {
   Evaluator& e_;
 };
 
-// `args` are as many as `parameters` has names, in their order, undefined where not given; with
-// parameters "*", those given.
+// `args` has one value per name of `parameters`, in their order, undefined if not given. With parameters "*" it has the
+// given ones.
 struct Builtin {
-  // "filter", "text filter" (of str() of what stands before it), "test", "function", or of a method
-  // the type's name as Value::type_name() has it.
+  // "filter", "text filter" (applied to str() of its operand), "test", "function", or for a method the type's name as
+  // in Value::type_name().
   const char* of;
   const char* name;
   const char* parameters;
   Value (*run)(Evaluator& e, const Value& self, const Arguments& args);
 };
-// "filter" finds text filters too.
+// "filter" also finds text filters.
 const Builtin* find_builtin(std::string_view of, std::string_view name);
-// A method that Python's type has and these tables have not is a Fault.
+// Throws a Fault for a method that Python's type has and these tables lack.
 const Builtin* find_method(const Value& object, std::string_view name);
 bool is_method(std::string_view name);  // of any type
 bool takes(const Builtin& builtin, std::string_view parameter);
 
 bool among(std::string_view words, std::string_view word);  // " such as these "
 [[noreturn]] void fail_undefined(const Value& value);
-const Text& text_of(const Value& value);  // a Fault if it is none
-Text escaped(const Text& text);           // for HTML, as + does with what stands beside a |safe
+const Text& text_of(const Value& value);  // throws a Fault for other values
+Text escaped(const Text& text);           // for HTML, as + does beside a |safe string
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between);
 Value tojson(Evaluator& e, const Value& value, const Arguments& args);
 

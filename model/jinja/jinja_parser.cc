@@ -1,5 +1,5 @@
-// Text -> tokens -> tree: the grammar of Jinja's template designer documentation. What is not rendered here
-// (inheritance, includes, unknown operators, filters, tests and methods) is refused by name.
+// Text -> tokens -> tree: the grammar of Jinja's template designer documentation. Unsupported constructs (inheritance,
+// includes, unknown operators, filters, tests and methods) are refused by name.
 #include <algorithm>
 #include <charconv>
 #include <string>
@@ -30,7 +30,7 @@ std::string unified_newlines(std::string_view text) {
   return out;
 }
 
-// With trim_blocks and lstrip_blocks on, as transformers renders chats.
+// trim_blocks and lstrip_blocks are on, as in transformers' chats.
 class Lexer {
  public:
   explicit Lexer(std::string source) : source_(std::move(source)) {}
@@ -51,13 +51,13 @@ class Lexer {
     at_ = to;
   }
 
-  // Data up to `end`, where a tag with this sign begins.
+  // Takes data up to `end`, where a tag with this sign begins.
   void data(size_t end, char sign, bool is_output) {
     std::string_view text = std::string_view(source_).substr(at_, end - at_);
     if (sign == '-') {
       text = text.substr(0, trailing_space(text));
     } else if (sign != '+' && !is_output) {
-      const size_t line = text.rfind('\n') + 1;  // 0 where there is none
+      const size_t line = text.rfind('\n') + 1;  // 0 without a newline
       if ((line > 0 || line_begins_) && skip_space(text, line) == text.size()) text = text.substr(0, line);
     }
     if (!text.empty()) add(Token::Kind::data, std::string(text));
@@ -68,7 +68,7 @@ class Lexer {
     return at < source_.size() && (source_[at] == '-' || source_[at] == '+') ? source_[at] : 0;
   }
 
-  // Where what follows a closing bracket at `at` begins.
+  // Returns where the text after a closing bracket at `at` begins.
   size_t after(size_t at, char sign, bool trims_newline) const {
     at += 2;
     if (sign == '-') return skip_space(source_, at);
@@ -125,7 +125,7 @@ class Lexer {
   }
 
   void tag(std::string_view closing) {
-    std::string open;  // brackets that wait for their partner
+    std::string open;  // closing brackets that are still expected
     const bool is_output = closing == "}}";
     for (;;) {
       go(skip_space(source_, at_));
@@ -229,7 +229,7 @@ std::vector<Token> lex(std::string_view source) {
 namespace {
 
 constexpr int kMaxHeight = 200;
-// Loosest first; where nothing stands that joins two operands, -1.
+// Loosest first; kNone if the token joins no operands.
 enum Power { kNone = -1, kOr, kAnd, kNot, kCompare, kSum, kConcat, kProduct, kRefused };
 
 constexpr std::string_view kNoNames = " caller cycler dict joiner kwargs lipsum self super varargs ";
@@ -261,7 +261,7 @@ class Parser {
     return there;
   }
   [[noreturn]] void fail(const std::string& why) const { throw Fault{why, now().line}; }
-  // Of the token taken last.
+  // Reports the token taken last.
   [[noreturn]] void refuse(const std::string& what) const { throw Fault{what + " is not supported", line_}; }
   [[noreturn]] void fail_expected(const std::string& what) const {
     fail("expected " + what + ", found " + (now().kind == Token::Kind::text ? "a string" : "'" + now().text + "'"));
@@ -274,7 +274,7 @@ class Parser {
     return take();
   }
 
-  // On the line of the token taken last.
+  // Makes a node on the line of the token taken last.
   template <class... Kids>
   NodePtr make(Kind kind, std::string name = "", Kids... kids) const {
     auto node = std::make_unique<Node>(Node{kind, line_, std::move(name)});
@@ -299,7 +299,7 @@ class Parser {
     Parser& parser;
   };
 
-  // ---- expressions
+  // ---- Expressions
 
   NodePtr expression() {
     Depth depth(*this);
@@ -319,7 +319,7 @@ class Parser {
     return kNone;
   }
 
-  // Of operators that bind at least as tightly.
+  // Parses operators that bind at least as tightly as `least`.
   NodePtr operation(int least) {
     NodePtr left;
     if (least <= kNot && skip("not")) {
@@ -381,7 +381,7 @@ class Parser {
     return make(Kind::name, text);
   }
 
-  // Calls each() for what stands between commas up to `closing`; whether a comma stood there.
+  // Calls each() for the items between commas up to `closing`. Returns true if there was a comma.
   template <class Each>
   bool list(std::string_view closing, Each each) {
     bool comma = false;
@@ -392,7 +392,7 @@ class Parser {
     return comma;
   }
 
-  // One expression in round brackets is no tuple.
+  // One expression in round brackets is not a tuple.
   NodePtr elements(Kind kind, std::string_view closing) {
     auto node = make(kind);
     const bool comma = list(closing, [&] {
@@ -439,7 +439,7 @@ class Parser {
     return node;
   }
 
-  // Behind a bracket, onto a call, filter or test whose first kid is there.
+  // Parses arguments after an opening bracket into a call, filter or test that has its first kid.
   void arguments(const NodePtr& node) {
     list(")", [&] {
       std::string how;
@@ -457,7 +457,7 @@ class Parser {
     });
   }
 
-  // A filter or test of its operand, which is null where a block's text goes.
+  // Parses a filter or test of `operand`; a null operand stands for a block's text.
   NodePtr builtin(Kind kind, NodePtr operand) {
     const bool is_test = kind == Kind::test, negated = is_test && skip("not");
     auto node = make(kind, name(), std::move(operand));
@@ -474,11 +474,11 @@ class Parser {
     return negated ? make(Kind::not_, "", std::move(node)) : std::move(node);
   }
 
-  // ---- statements
+  // ---- Statements
 
   using Ends = std::initializer_list<std::string_view>;
 
-  // Up to a tag that is one of `ends`, whose name is the current token then.
+  // Parses up to a tag that is one of `ends`; the current token is then that tag's name.
   NodePtr block(Ends ends) {
     Depth depth(*this);
     for (NodePtr nodes = make(Kind::block);;) {
@@ -500,7 +500,7 @@ class Parser {
       }
     }
   }
-  // What follows a tag, and the name of the tag that ends it.
+  // Parses the block after a tag, and returns the name of the tag that ends it.
   std::string add_block(const NodePtr& node, Ends ends) {
     expect("%}");
     add(node, block(ends));
@@ -535,7 +535,7 @@ class Parser {
     return node;
   }
 
-  // A name, or an attribute of one, as a target of assignments.
+  // Parses a target of an assignment: a name, or an attribute of one.
   NodePtr target(bool may_be_attribute) {
     if (skip("(")) refuse("a target in brackets");
     auto node = make(Kind::name, name());
@@ -555,7 +555,7 @@ class Parser {
     return node;
   }
 
-  // Macros see the template's own variables and their arguments, so none is inside of another scope.
+  // A macro sees the template's own variables and its arguments only, so it may not be inside another scope.
   NodePtr macro() {
     if (scopes_ > 1) refuse("a macro inside of another scope");
     auto node = make(Kind::macro, name());

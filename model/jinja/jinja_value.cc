@@ -16,7 +16,7 @@ namespace {
 constexpr int kMaxDepth = 100;  // json_value() has 64
 constexpr size_t kMaxWeight = size_t{1} << 24;
 
-// Null: of a value that holds no others, or of a namespace, which its Evaluator empties.
+// Null for a value that holds no others, and for a namespace, which its Evaluator empties.
 const Extent* extent_of(const Value& value) {
   if (auto* list = value.list()) return &list->extent;
   if (auto* dict = value.dict()) return &dict->extent;
@@ -86,7 +86,7 @@ bool is_space(uint32_t c) { return unicode::is_space(c) || (c >= 0x1c && c <= 0x
 
 }  // namespace
 
-// ---- text
+// ---- Text
 
 void Text::append(std::string_view text, bool from_client) {
   if (text.empty()) return;
@@ -129,7 +129,7 @@ size_t code_point_at(std::string_view text, size_t index) {
   return at;
 }
 
-// ---- values
+// ---- Values
 
 const Value* Dict::find(std::string_view key) const {
   for (const auto& [known, value] : items)
@@ -241,21 +241,21 @@ bool equal(const Value& a, const Value& b) {
 
 bool less(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return a.real() || b.real() ? a.number() < b.number() : a.integer() < b.integer();
-  if (a.text() && b.text()) return a.text()->bytes < b.text()->bytes;  // as code points
+  if (a.text() && b.text()) return a.text()->bytes < b.text()->bytes;  // by code points
   throw Fault{std::string("no order between ") + a.type_name() + " and " + b.type_name()};
 }
 
-// ---- values as text: Python's str() and json.dumps()
+// ---- Values as text: Python's str() and json.dumps()
 
 namespace {
 
 struct Style {
   bool json = false, ensure_ascii = false;
-  int64_t indent = -1;  // spaces of a level; negative: all in one line
+  int64_t indent = -1;  // spaces per level; negative: all in one line
   std::string item_separator = ", ", key_separator = ": ";
 };
 
-// Python's repr of a float: the shortest digits that read back, in its choice of notation.
+// Python's repr of a float: the shortest digits that read back, in Python's notation.
 std::string float_repr(double value) {
   if (!std::isfinite(value)) throw Fault{"a float that is no number"};
   char buffer[64];
@@ -272,7 +272,7 @@ void append_hex(std::string& out, const char* prefix, uint32_t value, int digits
   out += buffer;
 }
 
-// A quoted string. `keeps` says what stands as it is, `escape` writes a character that does not.
+// Writes a quoted string. `keeps` tells which characters stay, `escape` writes the others.
 template <class Keeps, class Escape>
 void quote(std::string_view text, char mark, std::string_view plain, std::string_view escapes, Keeps keeps,
            Escape escape, std::string& out) {
@@ -315,7 +315,7 @@ struct Brackets {
   std::string open, close;
 };
 
-// The items of a list or dict, which `each` writes, one per line where there is an indent.
+// Writes the items of a list or dict by `each`, one per line if there is an indent.
 template <class Each>
 void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t level, Each each, std::string& out) {
   auto line = [&](int64_t at) {
@@ -331,7 +331,7 @@ void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t lev
   out += brackets.close;
 }
 
-// As JSON, or as Python's repr().
+// Writes a value as JSON or as Python's repr().
 void append(const Value& value, const Style& style, int64_t level, std::string& out) {
   const List* list = value.list();
   const bool json = style.json;

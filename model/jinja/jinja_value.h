@@ -1,7 +1,7 @@
-// The values that a chat template computes with: Python's, as far as Jinja shows them.
+// The values of a chat template: Python's, as far as Jinja shows them.
 //
-// Thread safety: a value made by json_value() or from constants is const and may be shared; what a
-// rendering makes belongs to it.
+// Thread safety: a value of json_value() or of constants is const and may be shared; a value that a rendering makes
+// belongs to it.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ struct Fault {
   int line = 0;  // 0: not known yet
 };
 
-// UTF-8 that knows which of its bytes came from a client, so that these never become control tokens. Everything is made
-// by append() and substr(), so the knowledge survives whatever a template does.
+// UTF-8 that records which of its bytes came from a client, so that these never become control tokens. All texts are
+// made by append() and substr(), so the record survives any operation of a template.
 struct Text {
   std::string bytes;
   struct Run {
     size_t end;
     bool from_client;
   };
-  std::vector<Run> runs;  // one after the other up to bytes.size(); neighbours differ
-  bool safe = false;      // Jinja's Markup: `+` would escape what is put beside it
+  std::vector<Run> runs;  // consecutive, up to bytes.size(); neighbours differ
+  bool safe = false;      // Jinja's Markup: `+` would escape its other operand
 
   Text() = default;
   Text(std::string_view text, bool from_client = false) { append(text, from_client); }  // NOLINT
@@ -44,15 +44,15 @@ struct Node;
 struct Builtin;
 
 struct Undefined {
-  std::string name;        // what was looked for
+  std::string name;        // the name that was looked up
   bool not_given = false;  // an argument
 };
 struct None {};
-// Both bounded where a container is made: whoever walks through a value may recurse, and visits
-// what is in it twice as often as it is there.
+// Depth and weight are bounded when a container is made. So code may recurse through a value, and visits a shared part
+// as often as it occurs.
 struct Extent {
-  int depth = 1;      // of lists and dicts inside each other
-  size_t weight = 1;  // values in it; 16 bytes of text, or two of its runs, count as one more
+  int depth = 1;      // of nested lists and dicts
+  size_t weight = 1;  // values inside; 16 bytes of text, or two of its runs, count as one more
 };
 struct List {
   enum class Form { list, tuple, view, lazy };  // view: of a dict, or a range; lazy: a generator
@@ -102,15 +102,15 @@ struct Value {
   bool is_integer() const { return std::holds_alternative<int64_t>(as); }
   const double* real() const { return std::get_if<double>(&as); }
   bool is_number() const { return is_bool() || is_integer() || real(); }
-  int64_t integer() const;  // of an integer or bool; else a Fault
-  double number() const;    // of a number; else a Fault
+  int64_t integer() const;  // of an integer or bool; else throws a Fault
+  double number() const;    // of a number; else throws a Fault
 
   bool truth() const;
   bool any_from_client() const;
   const char* type_name() const;
 };
 
-struct Function {  // one of the two
+struct Function {  // either macro or builtin
   const Node* macro = nullptr;
   const Builtin* builtin = nullptr;
   Value self;  // of a method
@@ -123,19 +123,19 @@ Value loop_value(std::vector<Value> items);
 Value list_value(std::vector<Value> items, List::Form form = List::Form::list);
 Value dict_value(std::vector<std::pair<Value, Value>> items);
 
-// JSON that parse_json() has accepted; objects keep their order. Its text is a client's.
+// Converts JSON that parse_json() has accepted; objects keep their order. All its text counts as a client's.
 Value json_value(std::string_view json);
 size_t weight_of(const Value& value);
-size_t weight_of(const Text& text);  // without the one of a value; a run is half of one
+size_t weight_of(const Text& text);  // without the 1 of a value; a run counts half
 
 bool equal(const Value& a, const Value& b);
-bool less(const Value& a, const Value& b);  // of numbers and of texts; else a Fault
+bool less(const Value& a, const Value& b);  // numbers or texts; else throws a Fault
 Text str(const Value& value);               // Python's str()
 
-// The end of the white space (Python's str.isspace) that begins at `at`, and the begin of that at the text's end.
+// Returns the end of the white space (Python's str.isspace) at `at`; the begin of the white space at the text's end.
 size_t skip_space(std::string_view text, size_t at);
 size_t trailing_space(std::string_view text);
-// Where the code point with this index begins, in bytes; the end where there are fewer.
+// Returns the byte offset of the code point with this index; the text's end if there are fewer.
 size_t code_point_at(std::string_view text, size_t index);
 
 }  // namespace xpyd::model::jinja
