@@ -7,7 +7,7 @@
 namespace xpyd::model {
 namespace {
 
-// Positions that the tokens [first, end) look at, themselves included, together: the sum over p of min(p + 1, window).
+// Sum of the positions that the tokens [first, end) attend to, their own included: sum over p of min(p + 1, window).
 double attended(int64_t first, int64_t end, int window) {
   auto triangle = [](double n) { return n * (n + 1) / 2; };
   if (window == 0) return triangle(double(end)) - triangle(double(first));

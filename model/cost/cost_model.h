@@ -1,6 +1,6 @@
-// What a step costs by arithmetic alone: FLOPs and compulsory bytes of prefill and decode in closed
-// form, seconds at given rates, and when fetching KV beats computing it again. The same figures as
-// Model::work() of a step with these lengths, for any length and without a model.
+// The cost of a step by arithmetic alone: FLOPs and compulsory bytes of prefill and decode in closed form, seconds at
+// given rates, and the bandwidth above which fetching KV beats recomputing it. The figures equal Model::work() of a
+// step with these lengths; they need no model and take any length.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -13,6 +13,7 @@
 
 namespace xpyd::model {
 
+// FLOPs and bytes of a model's steps; dtypes of weights, activations and KV are its own.
 struct CostModel {
   ModelConfig config;
   Dtype weights = Dtype::bf16;
@@ -21,21 +22,21 @@ struct CostModel {
 
   double kv_token_bytes() const;  // all layers, K and V
 
-  // One sequence: `tokens` new ones after `cached` whose KV is there. Logits of the last token when
-  // `logits`, else of none (a chunk that is not the last, or a prefix computed again for its KV).
+  // One sequence computes `tokens` new tokens after `cached` tokens whose KV exists. `logits`: of the last token, or
+  // none (a chunk that is not the last, or a prefix recomputed for its KV).
   Work prefill(int64_t tokens, int64_t cached, bool logits = true) const;
 
-  // One token of each of `batch` sequences that hold `context` tokens with it.
+  // One token of each of `batch` sequences; `context` tokens per sequence, the new one included.
   Work decode(int64_t batch, int64_t context) const;
 
-  // Bytes/s above which fetching the KV of `prefix` tokens takes less time than computing it at `flops_per_s`.
+  // Bytes/s above which fetching the KV of `prefix` tokens is faster than computing it at `flops_per_s`.
   double break_even_bytes_per_s(int64_t prefix, double flops_per_s) const;
 
  private:
   Work step(int64_t batch, int64_t tokens, int64_t cached, int64_t n_logits) const;
 };
 
-// What a machine does, measured or published.
+// Rates of a machine, measured or published.
 struct Rates {
   double flops_per_s = 0;
   double bytes_per_s = 0;

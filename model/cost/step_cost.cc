@@ -24,14 +24,14 @@ StepShape prompt_steps(double tokens, double cached, double chunk) {
   return {.steps = n,
           .tokens = tokens,
           .prefix = n * cached + chunk * n * (n - 1) / 2,
-          .attended = 2 * cached * tokens + tokens * tokens};  // (cached + tokens)^2 - cached^2, whatever the chunks
+          .attended = 2 * cached * tokens + tokens * tokens};  // (cached + tokens)^2 - cached^2 for any chunks
 }
 
 StepCost::StepCost(const CostModel& model, const Rates& rates) {
   const double weights = model.prefill(1, 0, false).bytes, kv = model.kv_token_bytes();
-  // Two prompts far apart: what a token costs by itself, and what it costs to look at one.
+  // Two prompts far apart separate a token's own cost from its cost of attending to another token.
   const double one = model.prefill(1, 0, false).flops, far = model.prefill(1, 1 << 14, false).flops;
-  const double attention = (far - one) / (1 << 14);  // FLOPs of one token looking at one
+  const double attention = (far - one) / (1 << 14);  // FLOPs of one token attending to one token
   prior_ = {weights / rates.bytes_per_s,
             one / rates.flops_per_s,
             kv / rates.bytes_per_s,
@@ -57,8 +57,8 @@ double StepCost::seconds(const StepShape& shape) const {
 void StepCost::saw(const StepShape& step, double seconds, double forget) {
   if (!(seconds > 0)) return;
   Terms f = features(step);
-  // Relative to the prediction, so that a step of 1 ms counts as much as one of 1 s; relative to what was seen, the
-  // quick ones of equal steps would count more than the slow ones, and the sum of steps would come out too short.
+  // Errors are relative to the prediction, so that a step of 1 ms counts as much as one of 1 s. If they were relative
+  // to the measured time, fast steps would outweigh slow ones of the same shape, and sums would come out too short.
   const double scale = std::clamp(this->seconds(step), seconds / 4, 4 * seconds);
   for (double& x : f) x /= scale;
   for (size_t i = 0; i < kTerms; ++i) {
@@ -66,7 +66,7 @@ void StepCost::saw(const StepShape& step, double seconds, double forget) {
     y_[i] = forget * y_[i] + f[i] * seconds / scale;
   }
   ++seen_;
-  // (A + prior) factor = y + prior, factor >= 0: projected Gauss-Seidel from the last answer, which is near.
+  // Solves (A + prior) factor = y + prior, factor >= 0, by projected Gauss-Seidel from the previous solution.
   for (int sweep = 0; sweep < 8; ++sweep)
     for (size_t i = 0; i < kTerms; ++i) {
       double rest = y_[i] + kPrior;

@@ -1,10 +1,11 @@
-// Seconds of an engine's steps, predicted from what they compute and corrected by what they took. Linear in six numbers
-// of a step, so that any prompt, batch or sum of steps has a closed form:
+// Predicts the seconds of an engine's steps from their contents, and corrects itself by measured steps. The prediction
+// is linear in six numbers of a step, so any prompt, batch or sum of steps has a closed form:
 //
 //   t = c  +  b X  +  gamma sum(L)  +  a sum(2 L x + x^2)  +  s n  +  k K
 //
-// for prompts that compute x tokens (X together) after L, and n sequences that decode over K tokens of KV together. The
-// prefill part is SGLang's and WavePP's cost of a chunk, the decode part weights and KV bytes (Mooncake, section 2.2).
+// Each prompt computes x tokens (X in total) after L cached ones; n sequences decode over K tokens of KV in total. The
+// prefill part is SGLang's and WavePP's cost of a chunk. The decode part is weights and KV bytes (Mooncake, section
+// 2.2).
 //
 // Thread safety: none; a value.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace xpyd::model {
 
-// What one step computes. Also of a part of a step, or of many: then `steps` says of how many.
+// The contents of one step, of a part of one, or of `steps` steps together.
 struct StepShape {
   double steps = 1;
   double tokens = 0;          // X
@@ -26,12 +27,12 @@ struct StepShape {
 
   void add_prompt(double x, double L) { tokens += x, prefix += L, attended += 2 * L * x + x * x; }
   void add_decodes(double n, double K) { decodes += n, decode_context += K; }
-  // n tokens of a sequence after L, of one step.
+  // Adds n tokens of one sequence after L tokens, in one step.
   void add_tokens(double n, double L);
   void add(const StepShape& other, double times = 1);
 };
 
-// All steps of a prompt of `tokens` after `cached`, at most `chunk` a step.
+// All steps of a prompt of `tokens` after `cached`, with at most `chunk` tokens a step.
 StepShape prompt_steps(double tokens, double cached, double chunk);
 
 class StepCost {
@@ -40,14 +41,14 @@ class StepCost {
   static constexpr double kForget = 0.998;
   using Terms = std::array<double, kTerms>;  // c, b, gamma, a, s, k
 
-  StepCost() : StepCost(Terms{1e-3, 1e-4, 1e-9, 1e-10, 1e-4, 1e-9}) {}  // of nothing that is known
-  // What the model's work takes at these rates: an instance that nobody has used is not free, and not out of reach.
+  StepCost() : StepCost(Terms{1e-3, 1e-4, 1e-9, 1e-10, 1e-4, 1e-9}) {}  // without knowledge of model or machine
+  // Starts from the model's work at these rates, so that an unused instance is neither free nor unreachable.
   StepCost(const CostModel& model, const Rates& rates);
   explicit StepCost(const Terms& seconds) : prior_(seconds) {}
 
   double seconds(const StepShape& shape) const;
-  // A step with this shape took so long. Recursive least squares of errors relative to the prediction, in which a step
-  // counts `forget` times the one after it, tied to the prior where steps say nothing; no term falls below 0.
+  // Learns from one measured step, by recursive least squares on errors relative to the prediction. A step weighs
+  // `forget` times the next one. The prior holds where steps give no information, and no term falls below 0.
   void saw(const StepShape& step, double seconds, double forget = kForget);
 
   Terms terms() const;  // seconds per unit of each number of the shape
@@ -58,19 +59,19 @@ class StepCost {
   Terms features(const StepShape& shape) const;
 
   Terms prior_ = {};
-  Terms factor_ = {1, 1, 1, 1, 1, 1};  // of the prior's terms
+  Terms factor_ = {1, 1, 1, 1, 1, 1};  // multiplies the prior's terms
   std::array<Terms, kTerms> a_ = {};   // normal equations
   Terms y_ = {};
   double seen_ = 0;
 };
 
-// What a step of this shape takes by terms(): so many seconds for each of its numbers.
+// Seconds of a step of this shape by given terms.
 inline double seconds(const StepCost::Terms& terms, const StepShape& s) {
   return terms[0] * s.steps + terms[1] * s.tokens + terms[2] * s.prefix + terms[3] * s.attended + terms[4] * s.decodes +
          terms[5] * s.decode_context;
 }
 
-// How far predictions were off: mean of |predicted - seen| / seen, and of (predicted - seen) / seen.
+// Accuracy of predictions: mean of |predicted - seen| / seen, and mean of (predicted - seen) / seen.
 struct PredictionError {
   double n = 0, absolute = 0, signed_sum = 0;
   void add(double predicted, double seen) {
