@@ -3,8 +3,9 @@
 //
 // The arithmetic, on an H200 (4.3 TB/s of copies, 700 of 790 TFLOP/s): W of gate and up, 28,672 x 4,096, is 235 MB in
 // bf16, 55 us; 117 in int8 and fp8, 27 us; 62 in int4 with its scales, 14 us, but 16 at the 3.9 TB/s that its
-// instructions allow (model/README.md, "Codes"). So few rows: 2 and 3.4 times as fast as bf16, up to where x from L2
-// takes as long. 2,048 rows are 0.48 TFLOP, 0.69 ms; mma.sync has 0.6 of the tensor cores' rate at best, 1.1 ms: 0.6.
+// instructions allow (model/cuda/README.md, "Codes"). So few rows: 2 and 3.4 times as fast as bf16, up to where x from
+// L2 takes as long. 2,048 rows are 0.48 TFLOP, 0.69 ms; mma.sync has 0.6 of the tensor cores' rate at best, 1.1 ms:
+// 0.6.
 #include <algorithm>
 #include <cmath>
 

@@ -1,7 +1,7 @@
-// A tile is 16 outputs, the rows of an mma. Its codes lie in the order in which the lanes of a warp want them: 16 bytes
-// for each lane, which are its elements of A for 64 (int4) or 32 (int8, fp8) places of K, then the next lane's, then
-// the next places; behind all codes one word for each output of each group, which is its scale in f32 or, of int4, in
-// f16 with -(128 + zero) in bf16 above it.
+// A tile is 16 outputs, the rows of an mma. Its codes lie in the order in which a warp's lanes use them. Each lane has
+// 16 bytes: its elements of A for 64 (int4) or 32 (int8, fp8) positions of K. The next lane's bytes follow, then the
+// next positions. After all codes, one word per group and output holds the scale in f32. For int4 the word holds the
+// scale in f16 and, above it, -(128 + zero) in bf16.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -46,28 +46,28 @@ CodeTiles lay_out_tiles(const PackedMatrix& w) {
 
 void write_tile(const PackedMatrix& w, const CodeTiles& tiles, int tile, std::byte* out) {
   const CudaCodes& codes = tiles.codes;
-  const int bits = dtype_bits(codes.dtype), in_unit = 16 / bits;  // times 16 places
+  const int bits = dtype_bits(codes.dtype), in_unit = 16 / bits;  // groups of 16 positions in a unit
   std::fill_n(out, tiles.bytes, std::byte{0});
   QuantRow row(codes.dtype, w.k, codes.groups);
   for (int o = 0; o < kCodesOutputs && tile * kCodesOutputs + o < w.n; ++o) {
     unpack_codes(w, tile * kCodesOutputs + o, row);
-    // PTX ISA, "Matrix fragments for mma.m16n8k16": the lane, the pair of its four, and which of that; as Numbers takes
-    // them.
+    // PTX ISA, "Matrix fragments for mma.m16n8k16": the lane, the pair among its four, and the half of the pair, in the
+    // order that Numbers reads.
     int byte_of[16], shift_of[16];
     for (int k = 0; k < 16; ++k) {
       const int lane = o % 8 * 4 + k % 8 / 2, pair = k / 8 * 2 + o / 8;
-      const int at = bits == 4 ? pair * 4 + k % 2 * 16 : pair / 2 * 32 + pair % 2 * 8 + k % 2 * 16;  // bits
+      const int at = bits == 4 ? pair * 4 + k % 2 * 16 : pair / 2 * 32 + pair % 2 * 8 + k % 2 * 16;  // in bits
       byte_of[k] = lane * 16 + at / 8, shift_of[k] = at % 8;
     }
     for (int times = 0; times < codes.places / 16; ++times) {
       std::byte* unit = out + times / in_unit * CodeTiles::kUnitBytes + times % in_unit * bits;
       for (int k = 0; k < 16; ++k)
-        if (const int input = tiles.inputs[size_t(times * 16 + k)]; input >= 0)  // others meet x that are 0
+        if (const int input = tiles.inputs[size_t(times * 16 + k)]; input >= 0)  // padding meets x = 0
           unit[byte_of[k]] |= std::byte(row.codes[size_t(input)] << shift_of[k]);
     }
     std::byte* scales = out + codes.places * bits / 8 * kCodesOutputs;
     for (int g = 0; g < codes.groups; ++g) {
-      // Of int8 always 128, of int4 at most 16: 128 + zero is a bf16.
+      // int8 always has 128, int4 at most 16: 128 + zero is a bf16.
       const int zero = codes.dtype == Dtype::fp8 ? 0 : row.zero[size_t(g)];
       XPYD_CHECK(codes.dtype != Dtype::int8 || zero == 128, std::to_string(zero));
       const uint32_t word = scale_word(codes.dtype, row.scale[size_t(g)], zero);

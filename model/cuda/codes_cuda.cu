@@ -1,6 +1,6 @@
-// Codes go from memory to the lane that asked for them (code_tiles_cuda.cu), by a ring in shared memory that keeps them
-// coming; only x and scales are shared. What is multiplied is the code less its zero, which bf16 holds; a piece's sum
-// meets the scale. That is one instruction for a sum where a weight would need several, and no weight is rounded.
+// Each lane asks for its own codes (code_tiles_cuda.cu); a ring in shared memory keeps them streaming. Only x and
+// scales are shared between lanes. The kernel multiplies code less zero, which fits bf16, and applies the scale to a
+// piece's sum. That takes one instruction per sum instead of several per weight, and rounds no weight.
 #include <string>
 #include <type_traits>
 
@@ -14,9 +14,9 @@ using cuda::Carver;
 using cuda::Shared;
 
 constexpr int kStep = CodeTiles::kStep, kQuarter = CodeTiles::kQuarter, kUnitBytes = CodeTiles::kUnitBytes;
-constexpr int kParts = 4;  // of K; where rows are few, each is a warp's
+constexpr int kParts = 4;  // of K; with few rows, each part has a warp
 
-// (As types, for their names in lists of kernels.)
+// Types, for readable names in lists of kernels.
 struct Int4 {
   static constexpr Dtype kDtype = Dtype::int4;
 };
@@ -27,23 +27,24 @@ struct Fp8 {
   static constexpr Dtype kDtype = Dtype::fp8;
 };
 
-// Codes of two places in a word, low halves and high halves alike, less their zero, as two bf16. In bf16 0x4300 + c is
-// 128 + c. The constants are not to be known when this is compiled: an instruction takes one, the others must be in
-// registers, or it becomes two. No grid here has a z.
+// Turns the codes of two positions in a word (low and high half alike), less their zero, into two bf16. In bf16, 0x4300
+// + c is 128 + c. The constants must not be compile-time constants: an instruction takes only one immediate, so the
+// others must be in registers. blockIdx.z is always 0 here.
 template <class Form>
 struct Numbers {
   uint32_t add = 0x43004300u + blockIdx.z, off = 0xc380c380u + blockIdx.z;
-  // words: of 16 places; j: which pair of A's four; zeros, of int4: -(128 + zero) twice.
+  // words: of 16 positions; j: pair among A's four; zeros, int4 only: -(128 + zero) twice.
   __device__ uint32_t operator()(const uint32_t* words, int j, uint32_t zeros) const {
     constexpr uint32_t kOnes = 0x3f803f80u;
     if constexpr (std::is_same_v<Form, Int4>)
       return cuda::fma_bf16x2((words[0] >> (4 * j) & 0x000f000fu) | add, kOnes, zeros);
     const uint32_t word = words[j / 2];
-    if constexpr (std::is_same_v<Form, Int8>) {  // its highest bit, for which bf16 has no place, chooses 128 or 256
+    if constexpr (std::is_same_v<Form, Int8>) {  // bf16 has no place for the highest bit: it selects 128 or 256
       const uint32_t pair = word >> (j % 2 * 8);
       return cuda::fma_bf16x2((pair & 0x007f007fu) | add, kOnes, (pair & 0x00800080u) ^ off);
     }
-    // Sign, exponent and mantissa go where bf16 has them; its exponent counts from 127, not from 7: times 2^120.
+    // Moves sign, exponent and mantissa to bf16's places. bf16's exponent bias is 127, not 7: the product with 2^120
+    // fixes it.
     const uint32_t pair = j % 2 ? word : word << 8;
     return cuda::fma_bf16x2((pair & 0x80008000u) | (pair >> 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);
   }
@@ -53,21 +54,21 @@ __device__ inline float scale_of(uint32_t word) {
   return std::is_same_v<Form, Int4> ? cuda::unpack_f16(word).x : __uint_as_float(word);
 }
 
-// Where 16 bytes of x's tile lie: of bf16, the eight rows of one ldmatrix access in eight groups of four banks.
+// Place of 16 bytes of x's tile. For bf16, the swizzle spreads the eight rows of an ldmatrix over all banks.
 template <class T>
 __device__ inline int x_place(int row, int piece) {
   return row * kStep + (sizeof(T) == 2 ? (piece ^ (row & 7)) * 8 : piece * 4);
 }
 
-// A lane's sums of kTiles tiles and kTokens rows of x. bf16: as an mma has them, four of 16 outputs and 8 rows; f32:
-// over a quarter of the places, four of two outputs and two rows.
+// A lane's sums over kTiles tiles and kTokens rows of x. bf16: fragments of an mma, four per 16 outputs and 8 rows.
+// f32: a quarter of the positions, four per two outputs and two rows.
 template <class T, int kTiles, int kTokens>
 struct Sums {
   static constexpr bool kMma = std::is_same_v<T, bf16>;
   static constexpr int kFours = kMma ? kTokens / 8 : kTokens / 2;
   float piece[kTiles][kFours][4] = {}, of[kTiles][kFours][4] = {};
 
-  // a: pairs of two times 16 places.
+  // a: pairs of two times 16 positions.
   __device__ void add(const uint32_t (&a)[kTiles][2][4], const Shared<T>& x, int row, int quarter, int lane) {
     if constexpr (kMma) {
 #pragma unroll
@@ -84,7 +85,7 @@ struct Sums {
 #pragma unroll
       for (int token = 0; token < kTokens; ++token)
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // k: of two times 16 places, of their halves, of a pair
+        for (int i = 0; i < 8; ++i) {  // k: of two times 16 positions, of their halves, of a pair
           const int times = i / 4, half = i / 2 % 2;
           const float value =
               x[(row + token) * kStep + kQuarter * quarter + 16 * times + 8 * half + 2 * (lane % 4) + i % 2];
@@ -97,7 +98,7 @@ struct Sums {
         }
     }
   }
-  // The piece is over; scale: of the lane's two outputs of a tile.
+  // Ends a piece. scale: of the lane's two outputs in each tile.
   __device__ void scaled(const float (&scale)[kTiles][2]) {
 #pragma unroll
     for (int i = 0; i < kTiles * kFours * 4; ++i) {
@@ -106,21 +107,22 @@ struct Sums {
       from = 0;
     }
   }
-  // Calls use(i, sum) for all of them.
+  // Calls use(i, sum) for all sums.
   template <class Use>
   __device__ void each(Use use) {
 #pragma unroll
     for (int i = 0; i < kTiles * kFours * 4; ++i) use(i, of[i / 4 / kFours][i / 4 % kFours][i % 4]);
   }
-  // Sum i is of this output and row.
+  // Output and row of sum i.
   __device__ static int output(int i, int lane) { return i / 4 / kFours * kCodesOutputs + lane / 4 + i / 2 % 2 * 8; }
   __device__ static int token(int i, int lane) {
     return kMma ? i / 4 % kFours * 8 + 2 * (lane % 4) + i % 2 : i / 4 % kFours * 2 + i % 2;
   }
 };
 
-// A block takes kTokens rows of x. Of many, each of its warps takes tiles of its own and all parts of K, and all share
-// x; of few, all take the same tiles and each a part of K: more of W is under way, and no warp's chain of sums is long.
+// A block takes kTokens rows of x. With many rows, each warp has its own tiles and all parts of K, and the warps share
+// x. With few rows, all warps have the same tiles and each has a part of K: more of W is in flight, and chains of sums
+// stay short.
 template <class Form, class T, int kTokens>
 struct Codes {
   static constexpr bool kFew = kTokens <= 32;
@@ -128,8 +130,8 @@ struct Codes {
                        kBlockTiles = kFew ? kTiles : kTiles * kWarps;
   static constexpr int kBits = dtype_bits(Form::kDtype),
                        kUnits = kStep * kBits * 2 / kUnitBytes;  // of a tile in a stage
-  // As many as two blocks of an SM have room for (one, of 32 rows): of few rows 6 to 12 KB of codes under way for each
-  // warp.
+  // As many stages as let two blocks share an SM (one block with 32 rows). With few rows, 6 to 12 KB of codes are in
+  // flight for each warp.
   static constexpr int stages() {
     if (sizeof(T) == 4) return 3;
     if (kTokens == 8) return kBits == 4 ? 6 : 4;
@@ -137,7 +139,7 @@ struct Codes {
   }
   static constexpr int kStages = stages();
   static constexpr int kScales = kStep / kQuarter * kCodesOutputs;  // of a tile in a stage
-  static constexpr int kRings = kFew ? kWarps : 1;                  // of x
+  static constexpr int kRings = kFew ? kWarps : 1;                  // rings of x
   static constexpr int kWordsKept = kStages * kWarps * kTiles * kUnits * kUnitBytes / 4,
                        kScalesKept = kStages * kWarps * kTiles * kScales, kXKept = kStages * kRings * kTokens * kStep,
                        kSumsKept = kTiles * Sums<T, kTiles, kTokens>::kFours * 4 * kThreads;
@@ -154,9 +156,9 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
   Carver carver;
   const auto words = carver.take<uint32_t>(C::kWordsKept), scales = carver.take<uint32_t>(C::kScalesKept);
   const auto x = carver.take<T>(C::kXKept);
-  const auto kept = carver.take<float>(C::kSumsKept);  // few rows: each warp's sums; many: those of the parts before
+  const auto kept = carver.take<float>(C::kSumsKept);  // few rows: sums of each warp; many: of the parts before
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
-  // Blocks that run at one time share both W and x: bands of some outputs, and in them one row of blocks after another.
+  // Blocks that run together share W and x: the grid goes band by band of outputs, and through a band row by row.
   constexpr int kBand = 16, kOutputs = C::kBlockTiles * kCodesOutputs;
   const int across = (a.w.n + kOutputs - 1) / kOutputs, down = (a.m + kTokens - 1) / kTokens;
   const int band = int(blockIdx.x) / (kBand * down), wide = min(kBand, across - band * kBand),
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
         cuda::cp_async_16(words, ((at + tile) * C::kUnits + unit) * (kUnitBytes / 4) + lane * 4,
                           from + size_t(step * C::kUnits + unit) * kUnitBytes + lane * 16, there);
       if (lane < C::kScales / 4) {
-        const unsigned quarter = unsigned(step * (kStep / kQuarter) + lane / 4);  // below 2^16, and so is in_group
+        const unsigned quarter = unsigned(step * (kStep / kQuarter) + lane / 4);  // below 2^16, as is in_group
         const int group = int(in_group == 1 ? quarter : __umulhi(quarter, inverse));
         const bool has = there && group < codes.groups;
         cuda::cp_async_16(
@@ -189,14 +191,14 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
       }
     }
   };
-  // x comes in pieces of 16 bytes, unless its inputs are in another order or its rows begin anywhere.
+  // x is copied in pieces of 16 bytes, unless its inputs are reordered or its rows are unaligned.
   constexpr int kPiece = 16 / int(sizeof(T)), kPieces = kStep / kPiece;
   constexpr int kLoaders = C::kThreads / C::kRings;
   const int loader = int(threadIdx.x % kLoaders);
   const bool whole = !codes.inputs && a.w.k % kPiece == 0 && a.x_stride % kPiece == 0;
   auto x_row = [&](int stage) { return (stage * C::kRings + (C::kFew ? warp : 0)) * kTokens; };
   auto load_x = [&](int step, int stage) {
-    if (!whole) {  // an element each
+    if (!whole) {  // one element at a time
 #pragma unroll 1
       for (int i = loader; i < kTokens * kStep; i += kLoaders) {
         const int row = i / kStep, k = i % kStep, place = step * kStep + k;
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
       }
       return;
     }
-    static_assert(kLoaders % kPieces == 0);  // a thread's pieces are of the same places of all its rows
+    static_assert(kLoaders % kPieces == 0);  // a thread's pieces have the same positions in all its rows
     const int piece = loader % kPieces, place = step * kStep + piece * kPiece;
     const T* from = static_cast<const T*>(a.x) + place;
 #pragma unroll
@@ -222,7 +224,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
   constexpr int kOwnParts = C::kFew ? 1 : kParts;
   const int first_part = C::kFew ? warp : 0, first = step_of(first_part), last = step_of(first_part + kOwnParts);
   cuda::let_next_start();
-  // W depends on nobody: its stream begins before x is known.
+  // W depends on no earlier kernel, so its stream begins before x is ready.
   for (int i = 0; i < C::kStages - 1 && first + i < last; ++i) load_w(first + i, i);
   cuda::wait_for_previous();
   for (int i = 0; i < C::kStages - 1; ++i) {
@@ -230,7 +232,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
     cuda::cp_async_commit();
   }
   const Numbers<Form> numbers;
-  const bool long_pieces = codes.group % kStep == 0;  // of a step each, or of a quarter of one
+  const bool long_pieces = codes.group % kStep == 0;  // a piece is a whole step, or a quarter of one
   using Of = Sums<T, C::kTiles, kTokens>;
   Of sums;
   int stage = 0;
@@ -239,7 +241,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
 #pragma unroll 1
     for (int step = step_of(first_part + part), end = step_of(first_part + part + 1); step < end; ++step) {
       cuda::cp_async_wait<C::kStages - 2>();
-      // And all have read the stage that is loaded next.
+      // Also, all threads have read the stage that is loaded next.
       if constexpr (C::kFew)
         __syncwarp();
       else
@@ -253,7 +255,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
       uint32_t zeros[C::kTiles][2];
 #pragma unroll
       for (int quarter = 0; quarter < kStep / kQuarter; ++quarter) {
-        constexpr int kQuarters = kStep / kQuarter / C::kUnits;  // of a unit
+        constexpr int kQuarters = kStep / kQuarter / C::kUnits;  // per unit
         uint32_t pairs[C::kTiles][2][4];
 #pragma unroll
         for (int tile = 0; tile < C::kTiles; ++tile) {
@@ -278,7 +280,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
       }
       stage = stage + 1 == C::kStages ? 0 : stage + 1;
     }
-    // Parts are added in their order.
+    // The parts are added in their order.
     if (!C::kFew && part > 0)
       sums.each([&](int i, float& sum) { sum = kept[i * C::kThreads + int(threadIdx.x)] + sum; });
     if (C::kFew || part + 1 < kParts)
@@ -308,15 +310,15 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
   });
 }
 
-// ---- which of them takes a product
+// ---- Choice of a kernel
 
-constexpr int kIdle = -1;  // as many as give the form for many rows fewer blocks than half of the SMs
+constexpr int kIdle = -1;  // applies if the kernel for many rows would leave half of the SMs idle
 
 struct Row {
   Dtype codes, x;
-  int most;             // rows of x that it is for; 0: any number
-  int tokens, outputs;  // of a block
-  cuda::Shape shape;    // without its grid
+  int most;             // most rows of x; 0: any number
+  int tokens, outputs;  // per block
+  cuda::Shape shape;    // without the grid
   void (*kernel)(CudaGemmArgs);
 };
 template <class Form, class T, int kTokens>

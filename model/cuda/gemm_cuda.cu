@@ -1,11 +1,13 @@
-// The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the weights themselves and
-// random rows, for sizes of M in powers of two, and a hash of the bits of every output row is kept. Candidates that
-// give the same rows add in the same order; small M are slid over kKnownRows rows, for another order leaves most sums
-// their bits once they are bf16, and where an algorithm also writes f32, those bits are compared too. Of the orders
-// that some candidate has for every M, the one that the heuristics place best over all sizes (our kernel before theirs,
-// where M is small) is taken, small M as much as large, and for each size the fastest candidate of that order. Clocks
-// choose among equals only: which order it is depends on nothing but the card and the library. A stream that has a part
-// of the card's SMs takes the same order, and among its algorithms those that are fast there.
+// The product over cuBLASLt, with one addition order for every M.
+//
+// Trials run the heuristics' candidates on the real weights and random rows, for powers of two of M, and hash the bits
+// of every output row. Candidates with equal rows have the same order. Small M slides over kKnownRows rows, because
+// bf16 hides most differences between orders. If an algorithm can also write f32, the f32 bits are compared, too.
+//
+// The choice is among the orders that have a candidate for every M. It takes the order that the heuristics rank best
+// over all sizes, small M as much as large (with the GEMV kernel first for small M). Within that order, each size gets
+// the fastest candidate. Timing decides only between equal bits, so the order depends on the card and the library only.
+// A stream with a part of the SMs takes the same order, with the algorithms that are fast there.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -33,17 +35,17 @@ namespace xpyd::model {
 namespace {
 
 constexpr size_t kWorkspace = size_t(32) << 20;    // NVIDIA's advice for sm_90
-constexpr size_t kCheckBytes = size_t(512) << 20;  // of x or of y: bounds the rows that are checked
+constexpr size_t kCheckBytes = size_t(512) << 20;  // of x or y; bounds the rows that are checked
 constexpr int kCandidates = 16;
-constexpr int kOrders = 8;        // that are followed
-constexpr int kTimed = 4;         // candidates of one order and size
-constexpr int kKnownRows = 256;   // that every size of M is compared by, at least
-constexpr int kExactRows = 1024;  // that are compared in f32, at most
-// Of other orders, bf16 keeps all but some 5 of 10^4 sums as they were (K of 2,048), and all but
-// 1 of 10^4 at K of 128: as many outputs show one for certain.
+constexpr int kOrders = 8;        // most orders that are tracked
+constexpr int kTimed = 4;         // candidates per order and size
+constexpr int kKnownRows = 256;   // least number of compared rows for each M
+constexpr int kExactRows = 1024;  // most rows compared in f32
+// Under another order, bf16 keeps all but about 5 of 10^4 sums at K of 2,048, and all but 1 of 10^4 at K of 128. This
+// many outputs show a difference for certain.
 constexpr size_t kTellingSums = size_t(1) << 18;
-// The order is sought among these sizes' candidates, and over all sizes up to the last, whatever is
-// asked for: instances that take larger and smaller steps add alike.
+// Orders are sought among candidates for these sizes and ranked over all sizes up to the last, whatever max_m is. So
+// instances with larger or smaller steps add alike.
 constexpr int kSeeds[] = {1, 16, 128, 1024}, kLastSeed = kSeeds[std::size(kSeeds) - 1];
 
 cudaDataType_t cuda_type(Dtype dtype) { return dtype == Dtype::f32 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -59,7 +61,7 @@ __global__ void random_kernel(void* out, Dtype dtype, size_t n) {
   }
 }
 
-// One block per row. A sum of mixed (place, bits): any order of additions gives the same.
+// One block per row. The hash is a sum of mixed (place, bits), so the order of additions does not matter.
 __global__ void hash_kernel(const void* y, Dtype dtype, int n, int stride, unsigned long long* hashes) {
   const size_t first = blockIdx.x * size_t(stride);
   unsigned long long sum = 0;
@@ -89,7 +91,7 @@ bool splits_k(const cublasLtMatmulAlgo_t& algo) {
 
 struct Algo {
   cublasLtMatmulAlgo_t value;
-  bool own = false;  // model/cuda/gemv_sm90.cu, not the library's
+  bool own = false;  // the GEMV kernel, not the library's
 };
 
 std::string name_of(const Algo& chosen) {
@@ -106,21 +108,21 @@ std::string name_of(const Algo& chosen) {
 
 int bucket_of(int m) { return std::bit_width(unsigned(m - 1)); }  // m <= 1 << bucket
 
-// The sizes of M that are tried, one for each bucket.
+// The sizes of M that are tried, one per bucket.
 struct Sizes {
   int largest;
   int n() const { return bucket_of(largest) + 1; }
   int most_of(int bucket) const { return std::min(1 << bucket, largest); }
 };
 
-// Everything of a product but M and the pointers, and what was chosen for each power of two of M.
+// A product without M and pointers, and the algorithms chosen for each power of two of M.
 struct Product {
   CudaGemmArgs like;
-  int n_sms;  // that the stream may take; 0: all
+  int n_sms;  // SMs that the stream may use; 0: all
   cublasLtMatmulDescOpaque_t operation;
   std::vector<std::vector<Algo>> chosen;  // [bucket], fastest first
   std::string notes;
-  bool went_elsewhere = false;  // it has been said that none of them started
+  bool went_elsewhere = false;  // the warning has been logged
 
   std::string shape() const {
     return std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " + dtype_name(like.x_dtype) + " -> " +
@@ -134,10 +136,10 @@ struct Product {
 
 // Rows of a product, as hashes of their bits.
 struct Hashes {
-  std::vector<uint64_t> rows, exact;  // the same before rounding to bf16; empty: not known
+  std::vector<uint64_t> rows, exact;  // before rounding to bf16; empty: unknown
 
   bool operator==(const Hashes&) const = default;
-  // What both know is the same.
+  // True if both agree on the rows that both have.
   bool agrees(const Hashes& some) const {
     auto same = [](const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
       return std::equal(a.begin(), a.begin() + ptrdiff_t(std::min(a.size(), b.size())), b.begin());
@@ -146,12 +148,12 @@ struct Hashes {
   }
 };
 
-// One order of additions, and for each power of two of M algorithms that have it.
+// One addition order, and the algorithms that have it for each power of two of M.
 struct Order {
   Hashes bits;
-  Algo found;                          // the algorithm that it was seen in
-  std::vector<std::vector<Algo>> fit;  // [bucket]: at most kTimed of the card's and of the part's
-  int covered = 0, places = 0;         // buckets; the heuristics' places in those of the first kSeeds
+  Algo found;                          // the algorithm that showed this order
+  std::vector<std::vector<Algo>> fit;  // [bucket]: at most kTimed for the whole card and for the part
+  int covered = 0, places = 0;         // buckets with an algorithm; sum of heuristic ranks up to kLastSeed
 
   bool before(const Order& other) const {
     return covered != other.covered ? covered > other.covered : places < other.places;
@@ -159,7 +161,7 @@ struct Order {
 };
 
 struct Layouts {
-  // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], W read as the transpose of [k, n].
+  // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], with W read as the transpose of [k, n].
   Layouts(const CudaGemmArgs& a, int m) {
     XPYD_CUBLAS(cublasLtMatrixLayoutInit(&w, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(a.w.n), a.w.stride));
     XPYD_CUBLAS(cublasLtMatrixLayoutInit(&x, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(m), a.x_stride));
@@ -168,8 +170,8 @@ struct Layouts {
   cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
-// What was chosen for one order in this process. Which order that is depends on the card and the library alone, so that
-// instances need not try again what one of them has tried. An algorithm belongs to no handle.
+// The choices of this process. The order depends on the card and the library only, so other instances reuse them. An
+// algorithm is not bound to a handle.
 class Choices {
  public:
   std::optional<Product> find(const CudaGemmArgs& like, int n_sms, int max_m) {
@@ -192,7 +194,7 @@ Choices& choices() {
   return all;
 }
 
-// Rows for one product's trials, on the card.
+// Device memory for one product's trials.
 class Trial {
  public:
   using Multiply = std::function<cublasStatus_t(const Algo&, const CudaGemmArgs&)>;
@@ -225,8 +227,8 @@ class Trial {
   }
   int rows() const { return rows_; }
 
-  // The bits of the first rows, as far as there is room, as products of m rows one behind another;
-  // none where it cannot run. known: of kKnownRows at least; else of the first product alone.
+  // Returns the bits of the first rows, computed as consecutive products of m rows; empty if the algorithm cannot run.
+  // known: at least kKnownRows rows, else only the first product.
   Hashes run(const Algo& algo, int m, bool known = true) {
     const int whole = std::min(m, rows_), least = known ? std::min(kKnownRows, rows_) : 1,
               n = (least + whole - 1) / whole * whole;
@@ -239,7 +241,7 @@ class Trial {
     args_.x = x_.data(), args_.y = y_.data(), args_.m = std::min(m, rows_);
     double best = 1e9;
     for (int i = 0; i < 3; ++i) {
-      // Most of what the L2 cache holds of the weights gives way, as between two steps.
+      // Evicts most of the weights from L2, as happens between two steps.
       cuda::fill(workspace.data(), 0, workspace.size(), stream_);
       begin_.record(stream_);
       if (multiply_(algo, args_) != CUBLAS_STATUS_SUCCESS) return 1e9;
@@ -286,7 +288,7 @@ struct CudaGemm::Impl {
   ~Impl() {
     if (handle) cublasLtDestroy(handle);
   }
-  Status open();  // before anything else; again and again
+  Status open();  // before any other call; may be repeated
 
   cublasStatus_t multiply(Product& p, const Algo& algo, const CudaGemmArgs& a) {
     if (algo.own) {
@@ -300,9 +302,9 @@ struct CudaGemm::Impl {
                           a.y, &layouts.y, &algo.value, workspace.data(), workspace.size(), stream.handle());
   }
 
-  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card). The heuristics are
-  // asked for those that do not split K; should they know none by that name, for all, and splits_k() decides.
-  // First of all, for few rows, what is not the library's.
+  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card). It asks for
+  // algorithms that do not split K; if there are none, it asks for all, and splits_k() filters. For few rows the GEMV
+  // kernel comes first.
   std::vector<Algo> candidates(const Product& p, int m, int sms) {
     std::vector<Algo> eligible = offered(p, m, sms, one_order);
     if (eligible.empty() && one_order) eligible = offered(p, m, sms, false);
@@ -313,7 +315,7 @@ struct CudaGemm::Impl {
   }
   static cublasLtMatmulDescOpaque_t operation(Dtype x_dtype, int sms) {
     cublasLtMatmulDescOpaque_t made;
-    // Pedantic: f32 stays f32, no TF32 and no emulation.
+    // Pedantic: f32 stays f32, without TF32 or emulation.
     XPYD_CUBLAS(cublasLtMatmulDescInit(&made, x_dtype == Dtype::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F,
                                        CUDA_R_32F));
     auto set = [&](cublasLtMatmulDescAttributes_t what, auto value) {
@@ -357,7 +359,7 @@ struct CudaGemm::Impl {
   cuda::Stream& stream;
   const bool one_order, early;
   cublasLtHandle_t handle = nullptr;
-  int n_sms = 0;  // that the stream may take; 0: all
+  int n_sms = 0;  // SMs that the stream may use; 0: all
   cuda::Memory workspace;
   std::vector<Product> products;
 };
@@ -406,7 +408,7 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
   return take_fastest(p, trial, sizes, best->fit);
 }
 
-// The orders that the seeds' candidates have, as yet without algorithms for any size.
+// Finds the orders of the seeds' candidates, still without algorithms for any size.
 std::vector<Order> CudaGemm::Impl::find_orders(const Product& p, Trial& trial, Sizes sizes) {
   std::vector<Order> orders;
   for (int m : kSeeds)
@@ -421,32 +423,32 @@ std::vector<Order> CudaGemm::Impl::find_orders(const Product& p, Trial& trial, S
   return orders;
 }
 
-// Gives each order the algorithms of one size that have it.
+// Assigns the algorithms of one size to the orders that they have.
 void CudaGemm::Impl::fit_size(const Product& p, Trial& trial, Sizes sizes, int bucket, std::vector<Order>& orders) {
   const int most = sizes.most_of(bucket), least = std::min((1 << bucket) / 2 + 1, most);
   std::vector<Algo> tried = candidates(p, most, 0);
   const int n_offered = int(tried.size());
-  // Where the heuristics offer none of its kind.
+  // for sizes whose heuristics offer no algorithm of an order
   for (const Order& o : orders) tried.push_back(o.found);
   const int n_of_card = int(tried.size());
   if (p.n_sms > 0)
     for (const Algo& algo : candidates(p, most, p.n_sms)) tried.push_back(algo);
-  // Rows after the last seed's have no record: there, the order's first algorithm is the rest of it.
+  // Rows after the last seed's have no record; the order's first algorithm defines them.
   for (Order& o : orders)
     if (most > int(o.bits.rows.size()) && int(o.bits.rows.size()) < trial.rows()) {
       Hashes more = trial.run(o.found, most);
       if (o.bits.agrees(more)) o.bits.rows = std::move(more.rows);
     }
   for (int i = 0; i < int(tried.size()); ++i) {
-    auto full = [&](const Order& o) {  // or missing a smaller size, and so out of the race
+    auto full = [&](const Order& o) {  // also true for an order that misses a smaller size and cannot win
       return int(o.fit[size_t(bucket)].size()) >= (i < n_of_card ? 1 : 2) * kTimed || o.covered < bucket;
     };
     if (std::all_of(orders.begin(), orders.end(), full)) continue;
     auto fits = [&](const Hashes& some) {
       return [&](const Order& o) { return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some); };
     };
-    // Most wrong ones show in the first rows. Ours is nobody's relative: where f32 bits cannot
-    // be compared, it takes a multitude of sums to tell.
+    // The first rows reveal most wrong candidates. The GEMV kernel is unrelated to cuBLASLt's: without f32 bits to
+    // compare, only a large number of sums can tell.
     const Algo& algo = tried[size_t(i)];
     const bool few_sums = size_t(kKnownRows) * size_t(p.like.w.n) < kTellingSums;
     if (algo.own && p.like.y_dtype != Dtype::f32 && few_sums &&
@@ -465,7 +467,7 @@ void CudaGemm::Impl::fit_size(const Product& p, Trial& trial, Sizes sizes, int b
   }
 }
 
-// Puts each size's algorithms into the product, fastest first.
+// Stores each size's algorithms in the product, fastest first.
 Status CudaGemm::Impl::take_fastest(Product& p, Trial& trial, Sizes sizes, const std::vector<std::vector<Algo>>& fit) {
   std::string last;
   for (int bucket = 0; bucket < sizes.n(); ++bucket) {
@@ -485,8 +487,8 @@ Status CudaGemm::Impl::take_fastest(Product& p, Trial& trial, Sizes sizes, const
   return ok();
 }
 
-// None of what was chosen for this M starts: what was chosen for others, then whatever the library
-// offers, then our kernel for a few rows at a time. False: nothing does.
+// Runs a product if none of the algorithms chosen for this M starts: first those of other sizes, then any that the
+// library offers, then the GEMV kernel for a few rows at a time. False: nothing starts.
 bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
   std::vector<Algo> others;
   for (const std::vector<Algo>& of_size : p.chosen) others.insert(others.end(), of_size.begin(), of_size.end());
@@ -508,7 +510,7 @@ bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
     if (!std::exchange(p.went_elsewhere, true))
       log_line(LogLevel::warning, "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
                a.w.k, a.m, name_of(others[i]).c_str(), i < n_of_order ? "" : ", and may add in another order");
-    if (!others[i].own || a.m <= kGemvRows) {  // the next product of this size begins with it
+    if (!others[i].own || a.m <= kGemvRows) {  // the next product of this size tries it first
       std::vector<Algo>& algos = p.chosen[size_t(bucket_of(a.m))];
       algos.insert(algos.begin(), others[i]);
     }
@@ -541,8 +543,8 @@ void CudaGemm::run(const CudaGemmArgs& a) {
   if (a.m == 0) return;
   for (Product& p : impl_->products) {
     if (!p.is_like(a) || bucket_of(a.m) >= int(p.chosen.size())) continue;
-    // What a part of the card cannot start, say for lack of room for a cluster, gives way to the
-    // next of the same order.
+    // An algorithm may fail to start on a part of the card, for instance without room for a cluster. The next of the
+    // same order then runs.
     std::vector<Algo>& algos = p.chosen[size_t(bucket_of(a.m))];
     for (auto algo = algos.begin(); algo != algos.end(); ++algo)
       if (impl_->multiply(p, *algo, a) == CUBLAS_STATUS_SUCCESS) {

@@ -1,11 +1,10 @@
-// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_sm90.cu), where there is a GPU
-// (model/cuda/gemm_cuda.cu), plain loops where the interpreter stands in for one (tests/simt/gemm_simt.cc). A bias
-// belongs to the operation that follows, which adds it in f32 before anything is rounded.
+// y = x W^T on CUDA. On a GPU it uses cuBLASLt and, for few rows, a GEMV kernel (gemv_sm90.cu). On the interpreter it
+// is plain loops (tests/simt/gemm_simt.cc). The next operation adds the bias, in f32, before anything is rounded.
 //
-// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the row's place. cuBLASLt promises no
-// such thing, so prepare() makes it so: algorithms that split K are refused, and of the rest only those are used whose
-// rows have the same bits as one another's, on the weights that come first and random x, for every size of M. Which
-// bits is the same choice in every process with this card and library.
+// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the row's place. cuBLASLt does not
+// promise this, so prepare() enforces it. It refuses algorithms that split K. Of the others, it uses only algorithms
+// whose rows have equal bits for every size of M, tried on real weights and random x. The choice of bits is the same in
+// every process with this card and library.
 //
 // Thread safety: one thread, its stream's.
 #pragma once
@@ -22,7 +21,7 @@ namespace xpyd::model {
 struct CudaGemmArgs {
   const void* x = nullptr;  // [m, w.k], row stride x_stride, x_dtype, device, 16-byte aligned
   void* y = nullptr;        // [m, w.n], row stride y_stride, y_dtype, device, 16-byte aligned
-  CudaMatrix w;             // of x_dtype; of codes for cuda_codes() alone (codes_cuda.h)
+  CudaMatrix w;             // of x_dtype; quantised for cuda_codes() only (codes_cuda.h)
   Dtype x_dtype = Dtype::f32,
         y_dtype = Dtype::f32;  // f32 -> f32, bf16 -> bf16 or f32; sums are f32
   int m = 0;
@@ -31,33 +30,32 @@ struct CudaGemmArgs {
 
 class CudaGemm {
  public:
-  // Everything that run() enqueues goes to this stream; the workspace is one for all products on it. one_order = false
-  // lets every size of M have the fastest algorithm there is, whatever the bits: for measuring what the promise above
-  // costs.
+  // run() enqueues on this stream, whose products share one workspace. one_order = false allows the fastest algorithm
+  // for each size of M, whatever its bits; benches use it to measure what the promise above costs.
   explicit CudaGemm(const cuda::On& on, bool one_order = true);
   ~CudaGemm();
-  // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and checks, unless this
-  // process has done so before (one_order); waits, and uses device memory that it gives back. x, y and m of `like` are
-  // not read. Error `unavailable`: no memory for the check, or no algorithm passes it.
+  // Chooses and checks algorithms for products like this one (matrix shape, strides, dtypes) with m up to max_m, unless
+  // this process has done so before (one_order). It waits, and frees the device memory of its trials. x, y and m of
+  // `like` are ignored. Error `unavailable`: no memory for the check, or no algorithm passes it.
   Status prepare(const CudaGemmArgs& like, int max_m);
-  // Before: prepare() of its like. Allocates nothing and may be captured. m may be 0.
+  // Enqueues one product; m may be 0. Requires: prepare() of such a product. It allocates nothing and may be captured.
   void run(const CudaGemmArgs& args);
-  size_t bytes() const;          // workspace, device memory
-  std::string describe() const;  // what was chosen, one line per prepared product
+  size_t bytes() const;          // workspace on the device
+  std::string describe() const;  // the choices, one line per prepared product
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// y = x W^T for up to 32 rows of bf16, limited by reading W (gemv_sm90.cu): a candidate beside cuBLASLt's, which is
-// taken where its rows have the same bits. One addition order: one accumulator per element and k ascending by 16, as in
-// large products whose K is not split (model/README.md).
+// y = x W^T for up to 32 rows of bf16, limited by reading W (gemv_sm90.cu). It is a candidate beside cuBLASLt's
+// algorithms and is used if its rows have the same bits. One addition order: one accumulator per element takes k in
+// ascending steps of 16, as large products do whose K is not split (README.md).
 constexpr int kGemvRows = 32;
 
-// A card of sm_90, bf16, at most kGemvRows rows, K and strides in multiples of 16 bytes.
+// True for bf16 on a card of sm_90 with at most kGemvRows rows, if K and strides are multiples of 16 bytes.
 bool cuda_gemv_takes(const CudaGemmArgs& args);
-// Before: cuda_gemv_takes(). Allocates nothing and may be captured.
+// Requires: cuda_gemv_takes(). It allocates nothing and may be captured.
 void cuda_gemv(const CudaGemmArgs& args, const cuda::On& on);
 
 }  // namespace xpyd::model

@@ -1,10 +1,10 @@
-// Products of few rows, limited by reading W. A block is one warp with 16 outputs: rows of W are the 16 rows of an mma,
-// rows of x its 8 columns, k ascends by 16, and one accumulator takes all of it. So little is left to a warp's
-// instructions that the stream binds: the copy engine fetches boxes of W and x into a ring, and a step of 256 k is 8
-// loads of x, 16 of W and 16 mma, where cp.async took 478 instructions for half of it and reached 1.7 of 3.0 TB/s.
+// Products of few rows, limited by reading W. A block is one warp with 16 outputs. Rows of W are the 16 rows of an mma,
+// rows of x its 8 columns; k ascends by 16 into one accumulator. Little work is left to a warp, so the memory stream is
+// the limit. The copy engine (TMA) fetches boxes of W and x into a ring. A step of 256 k is 8 loads of x, 16 of W and
+// 16 mma. With cp.async, half a step took 478 instructions and reached 1.7 of 3.0 TB/s.
 //
-// The arithmetic: 4,096 outputs are 256 warps, two on most SMs. Each keeps 4 or 5 stages of 8 KB of W under way, 64 KB
-// an SM; a chain of 16 mma, 33 clocks each, is 0.27 us a stage, 30 GB/s a warp, 7.8 TB/s for the card.
+// Arithmetic: 4,096 outputs are 256 warps, two on most SMs. Each keeps 4 or 5 stages of 8 KB of W in flight, 64 KB an
+// SM. A chain of 16 mma of 33 clocks each is 0.27 us a stage: 30 GB/s a warp, 7.8 TB/s for the card.
 #include "base/cuda/cuda_kernel_sm90.h"
 #include "model/cuda/gemm_cuda.h"
 
@@ -17,12 +17,12 @@ using cuda::Shared;
 using cuda::TensorMap;
 
 constexpr int kWarp = 32, kOutputs = 16;
-constexpr int kBoxes = 4, kStep = kBoxes * kBoxColumns;  // of a stage; of K
+constexpr int kBoxes = 4, kStep = kBoxes * kBoxColumns;  // per stage; of K
 
-template <int kRows>  // of x: 8, 16 or 32
+template <int kRows>  // rows of x: 8, 16 or 32
 struct Ring {
   static constexpr int kStages = kRows == 8 ? 5 : 4;
-  static constexpr int kBytes = 2 * kStep * (kOutputs + kRows);  // of a stage
+  static constexpr int kBytes = 2 * kStep * (kOutputs + kRows);  // per stage
   static constexpr size_t kSharedBytes = cuda::shared_bytes<bf16>(kStages * kOutputs * kStep) +
                                          cuda::shared_bytes<bf16>(kStages * kRows * kStep) +
                                          cuda::shared_bytes<uint64_t>(kStages);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWarp)
                stage);
   };
   cuda::let_next_start();
-  // W depends on nobody: its stream begins before x is known.
+  // W depends on no earlier kernel, so its stream begins before x is ready.
   for (int step = 0; step < R::kStages && step < n_steps; ++step) start_w(step);
   cuda::wait_for_previous();
   for (int step = 0; step < R::kStages && step < n_steps; ++step) start_x(step);

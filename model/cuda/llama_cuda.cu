@@ -1,6 +1,6 @@
-// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host turns a step into a
-// Plan, whose addresses and sizes are all that the enqueued work depends on; a step of one token per sequence is padded
-// to the next batch size of a captured graph and replayed from it.
+// The forward pass of the Llama family on CUDA: the operations of llama_rank.cc in the same order. The host turns a
+// step into a Plan; the enqueued work depends only on the Plan's addresses and sizes. A step of one token per sequence
+// is padded to the next captured batch size and replayed as a graph.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -35,7 +35,7 @@ const CudaAttentionVariant* find_variant(const std::string& name, CudaAttentionV
   return nullptr;
 }
 
-// What is the same for all of a model's calls, and all that refuses() looks at.
+// Arguments that are equal in all of a model's calls; refuses() looks at nothing else.
 CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, const KvLayout& layout,
                                  bool contiguous) {
   CudaAttentionArgs args;
@@ -48,7 +48,8 @@ CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, c
   return args;
 }
 
-// The row of cuda_attention_variants() of that name, or the default for "auto". A prefill row may also decode.
+// Returns the row of cuda_attention_variants() with this name, or the default for "auto". A prefill row may also
+// decode.
 Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase, const std::string& name,
                                                   const CudaAttentionArgs& args, const cuda::Card& card) {
   if (name == "auto") return &default_cuda_attention(phase, args, card);
@@ -104,8 +105,8 @@ class CudaLlama final : public CudaModel {
  private:
   void check(const StepInput& step, int n_previous) const;
   void choose_attention(const StepInput& step);
-  // Enqueues everything up to the logits on the device. The step before chose `n_previous` tokens.
-  // Gives where the device finds `rows`.
+  // Enqueues everything up to the logits on the device, and returns the device address of `rows`. The previous step
+  // chose `n_previous` tokens.
   const Draw* start(const StepInput& step, int n_previous, std::span<const Draw> rows);
   size_t logits_bytes(int rows) const { return size_t(rows) * size_t(c_.vocab) * sizeof(float); }
   int graph_batch(const StepInput& step) const;
@@ -120,61 +121,61 @@ class CudaLlama final : public CudaModel {
 
   std::shared_ptr<const CudaWeights> weights_;
   const ModelConfig& c_;
-  const Dtype dtype_;  // of activations, and of weights that are not codes
+  const Dtype dtype_;  // of activations and dense weights
   const cuda::Card card_;
   cuda::Stream& stream_;
   CudaModelOptions options_;
-  const int q_width_, kv_width_;                           // elements of one token's q, and of its k or v
-  const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements: rows begin at 16 bytes
+  const int q_width_, kv_width_;                           // elements of one token's q; of its k or v
+  const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements; rows begin at 16 bytes
   const cuda::On on_;                                      // for all but attention and copies
   CudaGemm gemm_;
   const CudaAttentionVariant *prefill_ = nullptr,
-                             *decode_ = nullptr;  // chosen when the first KV is seen
+                             *decode_ = nullptr;  // chosen at the first KV
   StepPlanner planner_;
   cuda::Memory scratch_;
-  // Into scratch_, [max_step_tokens, …]:
+  // Parts of scratch_, [max_step_tokens, width] each:
   float *x_ = nullptr,
-        *x_wanted_ = nullptr;      // hidden: the residual stream, f32; and the last layer's part of it
-  std::byte* normed_ = nullptr;    // hidden_stride: also the outputs of o_proj and down_proj
-  std::byte* qkv_ = nullptr;       // qkv_stride; after the last append the wanted rows of q
-  std::byte* q_ = nullptr;         // q_width: after RoPE
+        *x_wanted_ = nullptr;      // width hidden, f32: the residual stream; its wanted rows in the last layer
+  std::byte* normed_ = nullptr;    // hidden_stride; also outputs of o_proj and down_proj
+  std::byte* qkv_ = nullptr;       // qkv_stride; after the last append, the wanted rows of q
+  std::byte* q_ = nullptr;         // q_width: q after RoPE
   std::byte* attended_ = nullptr;  // q_width
-  std::byte* gate_up_ = nullptr;   // gate_up_stride: SwiGLU's result takes the gate's place
+  std::byte* gate_up_ = nullptr;   // gate_up_stride; SwiGLU's result overwrites gate
   float* logits_ = nullptr;        // [max_logits, vocab]
-  float* workspace_ = nullptr;     // of attention
-  // What the last step chose: row hashes [max_logits], tokens and NaN counts, [max_logits] each.
+  float* workspace_ = nullptr;     // workspace of attention
+  // Choices of the last step, [max_logits] each: row hashes, tokens, NaN counts.
   uint64_t* hashes_ = nullptr;
   int32_t *sampled_ = nullptr, *nans_ = nullptr;
-  void* sampling_ = nullptr;  // between the sampler's rounds
+  void* sampling_ = nullptr;  // the sampler's workspace
   cuda::Memory pinned_logits_;
-  // Steps between begin() and end(); step i of all uses place i % 2.
+  // A step between begin() and end(); step i uses place i % 2.
   struct Begun {
-    cuda::Memory pinned;  // as hashes_, sampled_, nans_
+    cuda::Memory pinned;  // hashes_, sampled_ and nans_
     cuda::Event done;
     int n = 0;                // wanted rows
-    float* logits = nullptr;  // where they go; null: the device chooses from them
+    float* logits = nullptr;  // destination of the logits; null: the device chooses
   };
-  // The device chooses from the wanted rows of a step, and the choices go to `begun`.
+  // Enqueues the choice of tokens from a step's wanted rows, and its copy to `begun`.
   void choose(std::span<const Draw> draws, const Draw* on_card, Begun& begun);
   std::array<Begun, 2> steps_;
   long begun_ = 0, ended_ = 0;
-  int n_previous_ = 0;  // wanted rows of the step begun last
-  // A graph fits steps of this batch, splits, KV bound, table entries, pool and layout (blocks,
-  // their tokens, order); null until the second such step.
+  int n_previous_ = 0;  // wanted rows of the latest step
+  // A graph fits steps of this batch, splits, KV bound, table entries, pool and layout (blocks, their tokens, order).
+  // It is null until the second such step.
   using GraphKey = std::tuple<int, int, int, int, const std::byte*, bool, int, int, KvOrder>;
   std::map<GraphKey, cuda::Graph> graphs_;
   Counts counts_;
 };
 
 Status CudaLlama::allocate() {
-  if (options_.max_logits > 0 && c_.vocab >= 1 << 23)  // cuda_sample() adds so many weights
+  if (options_.max_logits > 0 && c_.vocab >= 1 << 23)  // bound of cuda_sample()'s sums
     return Error{ErrorCode::invalid_argument, "vocab_size: expected less than 2^23 with --device cuda"};
   const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
   const size_t n_logits = size_t(options_.max_logits);
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t splits = cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim);
   int32_t* arrays = nullptr;
-  // Parts of one piece of memory; before it is there (base null) only their sizes are added up.
+  // Places the parts of one allocation. With a null base it only adds up their sizes.
   auto place = [&](std::byte* base) {
     size_t used = 0;
     auto part = [&](auto*& to, size_t bytes) {
@@ -202,7 +203,7 @@ Status CudaLlama::allocate() {
                                              std::to_string(total / 1000000) + " MB of activations (steps of " +
                                              std::to_string(rows) + " tokens): " + scratch.error().message};
   scratch_ = std::move(scratch).value();
-  // Rows that pad a batch are computed like others; they must start as numbers.
+  // Rows that pad a batch are computed like others, so they must start as numbers.
   cuda::fill(scratch_.data(), 0, scratch_.size(), stream_);
   place(scratch_.data());
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
@@ -253,7 +254,7 @@ void CudaLlama::choose_attention(const StepInput& step) {
   decode_ = chosen(CudaAttentionVariant::decode, options_.decode_attention);
 }
 
-// The batch size of the graph that takes this step; 0: none does.
+// Returns the batch size of the graph for this step; 0: no graph.
 int CudaLlama::graph_batch(const StepInput& step) const {
   const size_t n = step.kv_lengths.size();
   if (!options_.graphs || step.observer || step.token_ids.size() != n || step.logit_rows.size() != n) return 0;
@@ -377,7 +378,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
   gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
 }
 
-// The first step of a kind runs plainly, so that its kernels are loaded before anything is captured.
+// The first step of a kind runs without a graph, which loads its kernels before anything is captured.
 void CudaLlama::run_graph(const Plan& plan) {
   const KvLayout& layout = plan.layout;
   const auto [entry, fresh] = graphs_.try_emplace(GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length,
@@ -404,7 +405,7 @@ const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<co
   ++counts_.steps;
   const int batch = graph_batch(step);
   planner_.begin();
-  const bool split = decode_->run != prefill_->run;  // one kernel takes all sequences at once
+  const bool split = decode_->run != prefill_->run;  // false: one kernel takes all sequences at once
   const std::optional<Plan> padded = batch > 0 ? planner_.plan_padded(step, batch) : std::nullopt;
   const Plan plan = padded ? *padded : planner_.plan(step, split);
   const Draw* sampling = planner_.add(rows);

@@ -16,8 +16,8 @@ using cuda::Shape;
 using cuda::Shared;
 
 constexpr int kWarp = 32;
-constexpr int kHeadWarps = 4;  // heads of a token that one block turns
-constexpr int kMaxPairs = 4;   // of a head, per lane: head_dim up to 256
+constexpr int kHeadWarps = 4;  // heads per block of turn_kernel
+constexpr int kMaxPairs = 4;   // pairs of a head per lane: head_dim up to 256
 constexpr int kSwigluBlock = 256;
 
 __device__ inline float load(const float* p, size_t i) { return p[i]; }
@@ -38,13 +38,13 @@ template <int W, class T>
 __device__ inline Piece<T, W>& piece(T* p, int at) {
   return *reinterpret_cast<Piece<T, W>*>(p + at);
 }
-constexpr int kWide = 4;  // where every row and its parts begin at multiples of as many elements; else 1
+constexpr int kWide = 4;  // used if every row and its parts begin at multiples of this many elements; else 1
 
-// Threads of one row: from its width alone, about four elements each.
+// Number of threads for one row, from its width only: about four elements each.
 int row_threads(int width) { return std::clamp((width / 4 + kWarp - 1) / kWarp * kWarp, kWarp, 1024); }
 size_t row_shared() { return cuda::shared_bytes<float>(kWarp); }
 
-// Every thread gets the sum over the block: lanes in a butterfly, then warps in ascending order.
+// Returns the sum over the block to every thread: lanes in a butterfly, then warps in ascending order.
 __device__ inline float block_sum(float x, Shared<float> warps) {
   x = cuda::warp_sum(x);
   if (threadIdx.x % kWarp == 0) warps[int(threadIdx.x / kWarp)] = x;
@@ -56,7 +56,7 @@ __device__ inline float block_sum(float x, Shared<float> warps) {
 
 __device__ inline float norm_scale(float squares, int n, float eps) { return 1.0f / sqrtf(squares / float(n) + eps); }
 
-// out = x * scale * weight; each thread reads the elements of x that it wrote.
+// out = x * scale * weight; each thread reads only elements of x that it wrote.
 template <int W, class T>
 __device__ inline void write_normed(const float* x, const float* weight, float scale, int width, T* out) {
   for (int j = int(threadIdx.x) * W; j < width; j += int(blockDim.x) * W) {
@@ -119,8 +119,8 @@ __global__ void add_norm_kernel(CudaAddNormArgs a) {
   write_normed<W>(x, a.norm, scale, a.width, static_cast<T*>(a.normed) + row * size_t(a.stride));
 }
 
-// A row of int8 or int4 (attention/kv_dtype/kv_row.h) of the elements j and j + half that the warp's lanes
-// hold; for int4 half is even. The bytes are those of write_kv_row().
+// Writes a row of int8 or int4 (attention/kv_dtype/kv_row.h) from the elements j and j + half that the warp's lanes
+// hold; for int4, half is even. The bytes equal those of write_kv_row().
 __device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs], const float (&high)[kMaxPairs], int half,
                                    int lane, std::byte* row) {
   float min = std::numeric_limits<float>::infinity(), max = -min, poison = 0;
@@ -176,7 +176,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
     }
     squares += low[i] * low[i] + high[i] * high[i];
   }
-  if (norm) {  // the same for all lanes
+  if (norm) {  // uniform over the lanes
     const float scale = norm_scale(cuda::warp_sum(squares), d, a.eps);
 #pragma unroll
     for (int i = 0; i < kMaxPairs; ++i) {

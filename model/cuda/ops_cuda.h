@@ -1,12 +1,12 @@
-// The row operations between the matrix products, on CUDA. Activations are f32 or bf16, sums and
-// the residual stream f32.
+// The row operations between matrix products, on CUDA. Activations are f32 or bf16; sums and the residual stream are
+// f32.
 //
-// One addition order: the threads of a row follow from its width alone, every thread adds its
-// elements in ascending order, and their sums are added in one fixed tree. So a row's bits depend
-// on that row alone, as on the CPU (model/gemm/ops.h); they are not the CPU's bits.
+// One addition order: a row's number of threads depends on its width only. Each thread adds its elements in ascending
+// order, and one fixed tree adds the threads' sums. So a row's bits depend on that row only, as on the CPU
+// (model/gemm/ops.h), but they are not the CPU's bits.
 //
-// All pointers are device memory, arrays begin at multiples of 16 bytes. Rows beyond CudaStep's q_offsets[n_seqs] are
-// the padding of a captured batch: they are computed where that harms nobody and written to no KV.
+// All pointers are device memory; arrays begin at multiples of 16 bytes. Rows beyond CudaStep's q_offsets[n_seqs] pad a
+// captured batch. They are computed, but they write no KV.
 #pragma once
 
 #include "attention/cuda/attention_cuda.h"
@@ -16,8 +16,8 @@
 namespace xpyd::model {
 
 struct CudaEmbedArgs {
-  const int32_t* token_ids = nullptr;  // [n]; -1 - r: previous[r]
-  const int32_t* previous = nullptr;   // tokens of the step before, which the host may not know yet
+  const int32_t* token_ids = nullptr;  // [n]; -1 - r stands for previous[r]
+  const int32_t* previous = nullptr;   // tokens of the previous step, which the host may not know yet
   CudaMatrix table;                    // [vocab, width]
   const float* norm = nullptr;         // [width]
   float* x = nullptr;                  // [n, width]
@@ -31,10 +31,10 @@ void cuda_embed(const CudaEmbedArgs& args, const cuda::On& on);
 
 struct CudaAddNormArgs {
   float* x = nullptr;             // [n, width]
-  const void* delta = nullptr;    // [n, stride], `dtype`; null: nothing is added
-  const float* bias = nullptr;    // [width] or null; belongs to delta
-  const float* norm = nullptr;    // [width]; null: x alone
-  const int32_t* rows = nullptr;  // [n] or null: the row of x that becomes row i of normed; no delta then
+  const void* delta = nullptr;    // [n, stride], `dtype`; null: adds nothing
+  const float* bias = nullptr;    // [width] or null; added with delta
+  const float* norm = nullptr;    // [width]; null: only x is updated
+  const int32_t* rows = nullptr;  // [n] or null: row of x that row i of normed is made from; requires no delta
   void* normed = nullptr;         // [n, stride], `dtype`; may be delta
   Dtype dtype = Dtype::f32;
   float eps = 0;
@@ -58,7 +58,7 @@ struct CudaTurnArgs {
   CudaStep step;
   int layer = 0;
 };
-// Bias, norm per head, RoPE and append in one reading of qkv: q to its own array, k and v to the cache.
+// Adds the bias, norms each head, applies RoPE and appends, with one read of qkv. q goes to `q`, k and v to the cache.
 void cuda_turn_append(const CudaTurnArgs& args, const cuda::On& on);
 
 struct CudaSwigluArgs {
@@ -67,10 +67,10 @@ struct CudaSwigluArgs {
   Dtype dtype = Dtype::f32;
   int n = 0, width = 0, stride = 0;
 };
-// gate = silu(gate) * up, in its place
+// gate = silu(gate) * up, in gate's place
 void cuda_swiglu(const CudaSwigluArgs& args, const cuda::On& on);
 
-// to[i] = from[rows[i]], rows of `bytes` bytes (a multiple of 2), packed. from and to do not overlap.
+// to[i] = from[rows[i]] for packed rows of `bytes` bytes, a multiple of 2. Requires: from and to do not overlap.
 void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on);
 
 }  // namespace xpyd::model

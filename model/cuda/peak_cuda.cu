@@ -14,7 +14,7 @@ __global__ void fill_random_kernel(bf16* out, size_t n, uint64_t array, float sc
     out[i] = to_bf16(scale * to_f32(random_element(array, i)));
 }
 
-// Every 16 bytes once, eight loads of a thread under way; the sum is needed by nobody.
+// Reads every 16 bytes once, with eight loads in flight per thread; the sum is not used.
 constexpr int kReads = 8;
 __global__ void read_kernel(const uint4* __restrict__ from, size_t n, uint32_t* out) {
   uint32_t sum = 0;
@@ -27,7 +27,7 @@ __global__ void read_kernel(const uint4* __restrict__ from, size_t n, uint32_t* 
 #pragma unroll
     for (int j = 0; j < kReads; ++j) sum ^= words[j].x ^ words[j].y ^ words[j].z ^ words[j].w;
   }
-  if (sum == 0x9e3779b9u) *out = sum;  // not to be optimised away
+  if (sum == 0x9e3779b9u) *out = sum;  // keeps the reads from being optimised away
 }
 
 __global__ void empty_kernel() {}

@@ -1,5 +1,5 @@
-// What a card can do: the denominators of every printed share on a GPU, as base/peak/peak.h
-// has them for the host. In this room because the product is.
+// Peak rates of a card: the denominators of all printed shares on a GPU, as base/peak/peak.h for the host. They live
+// here because they need the matrix product.
 //
 // Thread safety: one thread, its stream's.
 #pragma once
@@ -16,27 +16,27 @@
 namespace xpyd::model {
 
 struct CudaPeakSizes {
-  size_t copy_bytes = size_t(1) << 30;  // twice on the card
+  size_t copy_bytes = size_t(1) << 30;  // allocated twice on the card
   int gemm_n = 8192;
-  size_t link_bytes = size_t(256) << 20;  // of pinned host memory
+  size_t link_bytes = size_t(256) << 20;  // pinned host memory
 };
 
-// The single measurements, for benches that interleave them. Holds the memory that is moved.
+// Single measurements, for benches that interleave them. The probe holds the memory that it moves.
 class CudaPeakProbe {
  public:
-  // Waits for the choice of algorithms. Error `unavailable`: no room on the card.
+  // Waits while algorithms are chosen. Error `unavailable`: the card lacks memory.
   static Result<std::unique_ptr<CudaPeakProbe>> make(cuda::Stream& stream, const CudaPeakSizes& sizes = {});
-  // Seconds on the card of one repetition of what run() enqueues on the stream.
+  // Returns the device seconds of one repetition of the work that run() enqueues on the stream.
   double seconds(const std::function<void()>& run, int repetitions);
 
   double copy_gbps();         // device to device, bytes read and written
   double read_gbps();         // read only
-  double gemm_tflops();       // bf16, n^3, random data, the fastest algorithm that cuBLASLt offers
-  double one_order_tflops();  // as models multiply: a row's bits do not depend on M
+  double gemm_tflops();       // bf16, n^3, random data, the fastest algorithm of cuBLASLt
+  double one_order_tflops();  // with the models' promise: a row's bits do not depend on M
   double to_card_gbps();      // from pinned memory
   double from_card_gbps();
-  double launch_us();        // one empty kernel after the other
-  double graph_launch_us();  // of a graph of a hundred
+  double launch_us();        // empty kernels one after another
+  double graph_launch_us();  // the same in a graph of a hundred
 
  private:
   CudaPeakProbe(cuda::Stream& stream, const CudaPeakSizes& sizes);
@@ -51,7 +51,7 @@ class CudaPeakProbe {
   CudaGemmArgs product_;
 };
 
-// Uniform in [-scale, scale), bf16: element i is random_element(array, i).
+// Fills with bf16 uniform in [-scale, scale): element i is scale * random_element(array, i).
 void fill_random(void* bf16s, size_t n, uint64_t array, float scale, cuda::Stream& stream);
 
 struct CudaPeak {
@@ -61,11 +61,11 @@ struct CudaPeak {
   double to_card_gbps = 0, from_card_gbps = 0;
   double launch_us = 0, graph_launch_us = 0;
 };
-// Medians of interleaved rounds.
+// Returns medians of interleaved rounds.
 CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds);
 
-// Element `place` of array `array`, uniform in [-1, 1). Large arrays of them are never copied: the
-// card fills them, and whoever checks a result makes the same elements again.
+// Element `place` of array `array`, uniform in [-1, 1). Large arrays are never copied: the card fills them, and the
+// check of a result computes the same elements again.
 XPYD_HD inline bf16 random_element(uint64_t array, uint64_t place) {
   return to_bf16(float(int32_t(uint32_t(mix64((array << 56) + place + 1)))) * 0x1p-31f);
 }

@@ -85,7 +85,7 @@ CudaStep StepUpload::add(std::span<const int32_t> q_offsets, std::span<const int
   }
   if (sizes.n_splits == 0) return step;
   constexpr size_t kInts = sizeof(CudaSplit) / sizeof(int32_t);
-  used_ += used_ % kInts;  // they are read in one piece
+  used_ += used_ % kInts;  // aligned, because the device reads a split in one access
   const Place splits = take(size_t(sizes.n_splits) * kInts), begins = take(n_seqs);
   CudaSplit* to = reinterpret_cast<CudaSplit*>(splits.host);
   int listed = 0;
@@ -111,7 +111,7 @@ namespace {
 
 constexpr size_t kSamplingInts = sizeof(Draw) / sizeof(int32_t);
 static_assert(sizeof(Draw) % sizeof(int32_t) == 0 && alignof(Draw) == alignof(int32_t));
-// Of one attention call: more than 2 M tokens, which few cards hold. 69 MB of workspace with 32 heads of 128.
+// Most splits of one attention call: more than 2 M tokens, which few cards hold. 32 heads of 128 take 69 MB.
 constexpr int kMaxSplits = 4096;
 
 Plan plan_of(const StepInput& step) {
@@ -133,7 +133,7 @@ void OrderedStep::take(const StepInput& step, bool sort) {
   logit_order.assign(step.logit_rows.size(), 0);
   n_decode = 0;
   for (int pass = 0; pass < (sort ? 2 : 1); ++pass) {
-    size_t next = 0;  // of step.logit_rows
+    size_t next = 0;  // index into step.logit_rows
     for (int s = 0; s < n_seqs; ++s) {
       const int begin = step.q_offsets[size_t(s)], end = step.q_offsets[size_t(s) + 1];
       const bool mine = !sort || (end - begin == 1) == (pass == 0);
@@ -161,7 +161,7 @@ int StepPlanner::max_splits(const CudaModelOptions& o) {
 size_t StepPlanner::max_ints(const CudaModelOptions& o) {
   const size_t rows = size_t(o.max_step_tokens), seqs = size_t(o.max_seqs),
                splits = size_t(o.max_seqs) * size_t(cuda_splits(o.max_kv_length, 0).end);
-  // All sequences and the wanted ones; of both those with one token, and the others.
+  // All sequences and the wanted ones; for both: all of them, those with one token, and the others.
   const size_t part = 2 * rows + 4 * seqs + 2;
   return 2 * rows + 6 * part + 2 * (seqs * size_t(o.max_table_entries) + 2 * splits) +
          size_t(o.max_logits) * (1 + kSamplingInts);
@@ -178,14 +178,14 @@ void StepPlanner::allocate(const CudaModelOptions& o, int window, int32_t* devic
 
 std::optional<Plan> StepPlanner::plan_padded(const StepInput& step, int batch) {
   const int n = int(step.kv_lengths.size());
-  int longest = 0, n_splits = 0;  // of all tokens, whatever the window
+  int longest = 0, n_splits = 0;  // for all tokens, whatever the window
   for (int length : step.kv_lengths) longest = std::max(longest, length), n_splits += cuda_splits(length, 0).end;
   if (n_splits > max_splits_) return std::nullopt;
   n_splits = std::min(int(std::bit_ceil(unsigned(std::max(n_splits, batch)))), max_splits_);
   const int entries = step.views[0].contiguous() ? batch
                                                  : std::min(n_splits * table_entries(step.views[0], kCudaSplitTokens),
                                                             batch * max_table_entries_);
-  // A window's tokens lie in this many splits, wherever it begins.
+  // Most splits that a window touches, wherever it begins.
   if (window_ > 0) n_splits = std::min(n_splits, batch * (window_ / kCudaSplitTokens + 2));
   Plan plan = plan_of(step);
   const StepUpload::Place ids = upload_.take(size_t(batch));
@@ -207,7 +207,7 @@ CudaStep StepPlanner::add_all(const StepInput& step, int n_tokens) {
   return upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n_seqs, {n_seqs, n_tokens, entries});
 }
 
-// The parts of `all`, whose block tables serve them too.
+// Splits `all` into parts that share its block tables.
 AttentionParts StepPlanner::split(const CudaStep& all, const StepInput& step, int n_decode) {
   AttentionParts parts;
   auto add = [&](int first, int n, int n_tokens, int n_splits) {
@@ -254,7 +254,7 @@ Plan StepPlanner::plan(const StepInput& original, bool split_phases) {
     plan.wanted = rows.device;
     const StepInput few{{}, wanted_.q_offsets, wanted_.kv_lengths, wanted_.views, {}, nullptr};
     const CudaStep all = add_all(few, plan.n_wanted);
-    // Wanted tokens of one-token sequences stand first, one each.
+    // Wanted tokens of one-token sequences come first, one each.
     int n_decode = 0;
     while (n_decode < plan.n_wanted && wanted_.tokens[size_t(n_decode)] < ordered_.n_decode) ++n_decode;
     plan.wanted_parts = split(all, few, n_decode);

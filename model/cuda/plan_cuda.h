@@ -1,5 +1,5 @@
-// A step as the device will run it. The host puts one-token sequences first, where two kernels
-// share the attention, and packs every array into one upload.
+// A step in the form that the device runs. The host puts one-token sequences first if two kernels share the attention,
+// and packs all arrays into one upload.
 //
 // Thread safety: one thread, its stream's.
 #pragma once
@@ -18,38 +18,37 @@
 
 namespace xpyd::model {
 
-// A step's arrays on their way to the card: packed one behind another into pinned memory and copied
-// at once. Device addresses follow from the sizes alone, so that a captured graph finds the next
-// step's arrays where the first one's were.
+// Uploads a step's arrays. It packs them into pinned memory and copies them at once. Device addresses depend on the
+// sizes only, so a captured graph finds the next step's arrays at the same addresses.
 class StepUpload {
  public:
   StepUpload() = default;
-  // `device` holds max_ints int32 and belongs to the caller.
+  // Requires: `device` holds max_ints int32; the caller owns it.
   void allocate(int32_t* device, size_t max_ints);
 
-  // Waits until the copy before the last has been made (it has, unless the CPU is two steps ahead), then starts over.
+  // Waits for the copy before the last one, which is normally done, and starts an empty upload.
   void begin();
-  // n entries: where the host writes them, and where the device will find them.
+  // An array of n entries: its address for the host to write, and its address on the device.
   struct Place {
     int32_t* host;
     const int32_t* device;
   };
   Place take(size_t n);
-  // Sequences [first, first + n) of a step, their tokens counted from 0, in arrays of these sizes:
-  // beyond the real ones are sequences without tokens, tokens of no sequence and splits of none.
+  // Sizes of the arrays for sequences [first, first + n) of a step. Tokens count from 0. Entries beyond the real ones
+  // pad: sequences without tokens, tokens of no sequence, splits of no sequence.
   struct Sizes {
     int n_seqs, n_tokens;
     int table_entries;  // of all block tables together
-    int n_splits = 0;   // 0: no list, not for decode rows
+    int n_splits = 0;   // 0: no list of splits, as for prefill
   };
-  // `tables`: another step of these sequences, whose tables serve this one too.
+  // Adds these sequences. `tables`: another step of the same sequences, whose block tables are shared.
   CudaStep add(std::span<const int32_t> q_offsets, std::span<const int32_t> kv_lengths, std::span<const KvView> views,
                int first, int n, const Sizes& sizes, int window = 0, const CudaStep* tables = nullptr);
   void copy(cuda::Stream& stream);
   size_t bytes() const { return used_ * sizeof(int32_t); }
 
  private:
-  static constexpr int kPieces = 2;  // one is written while the other may still be read
+  static constexpr int kPieces = 2;  // the host writes one while the device may still read the other
   int32_t* device_ = nullptr;
   size_t capacity_ = 0, used_ = 0;
   std::array<cuda::Memory, kPieces> pinned_;
@@ -57,64 +56,64 @@ class StepUpload {
   int piece_ = 0;
 };
 
-// Entries of the block table that a sequence of kv_length tokens uses; contiguous: 1, the slot.
+// Entries of the block table for a sequence of kv_length tokens; contiguous KV has 1, the slot.
 int table_entries(const KvView& view, int kv_length);
 
-// Sequences as attention takes them: those with one query token first, then the others. Decode is
-// cut into several calls where its splits are more than the workspace has room for.
+// Sequences as attention takes them: one-token sequences first, then the others. Decode is cut into several calls if
+// its splits exceed the workspace.
 struct AttentionParts {
-  std::vector<CudaStep> decode;  // each one's tokens follow those of the one before
+  std::vector<CudaStep> decode;  // each part's tokens follow those of the part before
   CudaStep prefill;              // n_seqs may be 0; its tokens come last
 };
 
-// A step on the device. Everything that is enqueued for it depends on these values alone.
+// A step on the device. All work enqueued for it depends on these values only.
 struct Plan {
   const int32_t* token_ids = nullptr;  // [n]
   int n = 0;                           // rows, padding included
   CudaStep all;                        // for append
-  int table_entries = 0;               // of a padded step's block tables
+  int table_entries = 0;               // block-table entries of a padded step
   AttentionParts parts;
-  // The last layer: rows that go on after the append; null: all do.
+  // Rows that go on after the last layer's append; null: all.
   const int32_t* wanted = nullptr;  // [n_wanted]
   int n_wanted = 0;
   AttentionParts wanted_parts;
-  const int32_t* logit_rows = nullptr;  // [n_logits] into the wanted rows
+  const int32_t* logit_rows = nullptr;  // [n_logits] indices into the wanted rows
   int n_logits = 0;
   std::byte* pool = nullptr;
   KvLayout layout;
 };
 
-// The step with its one-token sequences first. Moving whole sequences changes no result; logits
-// keep their order through `logit_order`.
+// A step with its one-token sequences first. Moving whole sequences changes no result; `logit_order` restores the
+// caller's order of logits.
 struct OrderedStep {
   void take(const StepInput& step, bool sort);
   StepInput input() const { return {token_ids, q_offsets, kv_lengths, views, logit_rows, nullptr}; }
-  int n_decode = 0;  // sequences with one token, at the front
+  int n_decode = 0;  // one-token sequences, at the front
   std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
   std::vector<KvView> views;
-  std::vector<int32_t> logit_order;  // [n_logits]: where logit i of the caller stands in logit_rows
+  std::vector<int32_t> logit_order;  // [n_logits]: index into logit_rows of the caller's logit i
 };
 
 class StepPlanner {
  public:
-  // int32 of the largest step that these options allow.
+  // Number of int32 of the largest step that these options allow.
   static size_t max_ints(const CudaModelOptions& options);
-  // Splits of one decode part, at most.
+  // Most splits of one decode part.
   static int max_splits(const CudaModelOptions& options);
-  // window: the least that no layer sees beyond; 0: some layer sees everything.
+  // window: the largest sliding window if all layers have one; 0: some layer sees everything.
   void allocate(const CudaModelOptions& options, int window, int32_t* device, size_t max_ints);
 
-  // In this order, once per step: begin(), one of the plans, add(), copy().
+  // Call once per step, in this order: begin(), one of the plans, add(), copy().
   void begin() { upload_.begin(); }
-  // Any step. split: one-token sequences are taken by the decode kernel, others by the prefill kernel.
+  // Plans any step. split: the decode kernel takes one-token sequences, the prefill kernel the others.
   Plan plan(const StepInput& step, bool split);
-  // A step of one token per sequence with all logits wanted, padded to `batch` sequences and to the next power of two
-  // of splits: the same plan for all such steps. Nothing where its splits take several parts.
+  // Plans a step of one token per sequence with all logits wanted. It pads to `batch` sequences and to the next power
+  // of two of splits, so that all such steps share one plan. Returns nothing if the splits need several parts.
   std::optional<Plan> plan_padded(const StepInput& step, int batch);
-  // Where the device finds these rows; null where there are none.
+  // Uploads the draws and returns their device address; null for no draws.
   const Draw* add(std::span<const Draw> rows);
   void copy(cuda::Stream& stream) { upload_.copy(stream); }
-  size_t bytes() const { return upload_.bytes(); }  // that copy() moves
+  size_t bytes() const { return upload_.bytes(); }  // bytes that copy() moves
 
  private:
   CudaStep add_all(const StepInput& step, int n_tokens);

@@ -1,7 +1,7 @@
-// Filters are one cut in the order (logit, then lower id): top-k and top-p each find where it lies by counting in a
-// radix of the float's bits, as on the CPU; nothing is sorted. A round is a launch: several blocks look at a slice of
-// the row each, and the row's last to finish puts them together and says what the next round seeks. All sums are whole
-// numbers, so that neither the slices nor the order in which blocks finish changes a bit.
+// A filter is a cut in the order (logit, then lower id). Top-k and top-p find it by counting in a radix of the float's
+// bits, as on the CPU; nothing is sorted. Each round is one launch. Several blocks handle a slice of the row each; the
+// row's last block to finish combines them and sets up the next round. All sums are integers, so neither slices nor the
+// order of blocks changes a bit.
 #include <algorithm>
 #include <bit>
 #include <cfloat>
@@ -21,13 +21,13 @@ constexpr int kWarp = 32;
 constexpr int kMaxWarps = 32;
 constexpr int kDigits = 256, kCopies = 4;
 constexpr int kMaxSlices = 16, kSliceTokens = 8192;
-constexpr int kBlocks = 4 * 132;  // of all rows together, about: what fills a card
-constexpr float kOne = 0x1p40f;   // the most likely token's weight; 2^23 of them fit 64 bits
+constexpr int kBlocks = 4 * 132;  // of all rows together, about: enough to fill a card
+constexpr float kOne = 0x1p40f;   // weight of the most likely token; 2^23 of them fit 64 bits
 constexpr unsigned kAll = 0xffffffffu;
 
-using Mass = unsigned long long;  // as atomicAdd wants it
+using Mass = unsigned long long;  // the type that atomicAdd takes
 
-// Unsigned order of these keys = order of the floats; no NaN; -0 and +0 are one.
+// Keys whose unsigned order is the order of the floats; no NaN; -0 and +0 are equal.
 __device__ inline uint32_t order_key(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x == 0 ? 0.0f : x);
   return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
@@ -36,20 +36,20 @@ __device__ inline float of_key(uint32_t key) {
   return std::bit_cast<float>(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-// The heaviest tokens: those above a key, and of those at the key the `ties` lowest ids.
+// The heaviest tokens: those above `key`, and the `ties` lowest ids at `key`.
 struct Cut {
   uint32_t key;  // 0, which no logit has: all tokens
   int ties;
 };
 
-// What the rounds say to each other of one row. Between samplings best, nans, digits and blocks_done are 0.
+// State of one row between rounds. Between samplings, best, nans, digits and blocks_done are 0.
 struct RowState {
-  Mass best;  // of the slices' logits above -infinity: the key, then the lower id
+  Mass best;  // maximum over slices of (key, lower id), for logits above -infinity
   Mass digits[kDigits];
-  Mass sums[kMaxSlices];  // of the slices' tokens above the cut
-  int ties[kMaxSlices];   // the slices' tokens at the cut
-  Mass target, above;     // of the cut that is sought: its mass, and what lies above `prefix`
-  uint32_t prefix;        // of the cut's key, as far as it is known
+  Mass sums[kMaxSlices];  // mass of each slice's tokens above the cut
+  int ties[kMaxSlices];   // each slice's tokens at the cut
+  Mass target, above;     // mass of the cut that is sought; mass above `prefix`
+  uint32_t prefix;        // the known digits of the cut's key
   Cut cut;
   float peak;
   int nans;
@@ -69,8 +69,8 @@ struct Scratch {
     digits = carver.take<Mass>(kDigits);
     last = carver.take<int>(1);
   }
-  // Shared memory adds 32 bits at once, and 64 in a loop of attempts; so the carry is ours. Lanes
-  // that meet at a digit, as most do at the first, are spread over copies of it.
+  // Adds a weight to a digit. Shared memory has fast 32-bit atomics only, so the carry is done here. Copies of a digit
+  // spread lanes that meet at it, as most do at the first digit.
   __device__ void add(int digit, Mass weight) const {
     const int at = digit * kCopies + int(threadIdx.x) % kCopies;
     const uint32_t low = uint32_t(weight), before = atomicAdd(&parts[at], low);
@@ -87,13 +87,13 @@ struct Range {  // of ids
   int begin, end;
 };
 
-// A row, how it is drawn from, and what is left of it.
+// A row, its draw, and the tokens that are left of it.
 struct Row {
   const float* x;
   int n;
   float peak, scale;
   Cut cut;
-  float least;  // weight
+  float least;  // least weight that is kept
 
   __device__ float logit(int i) const { return x[i] != x[i] ? -INFINITY : fminf(x[i], FLT_MAX); }
   __device__ uint32_t key(int i) const { return order_key(logit(i)); }
@@ -120,7 +120,7 @@ __device__ inline bool draws(const Draw& how, float peak) {
   return how.temperature > 0 && how.top_k != 1 && peak > -INFINITY;
 }
 
-// Whether this block is its row's last of the round; then it sees what the others wrote.
+// True for the row's last block of the round, which then sees the other blocks' writes.
 __device__ inline bool is_last(RowState& state, const Scratch& s) {
   __threadfence();
   __syncthreads();
@@ -133,7 +133,7 @@ __device__ inline bool is_last(RowState& state, const Scratch& s) {
   return s.last[0];
 }
 
-// The first thread gets the sum of all; behind a barrier, as whoever called before may still read.
+// Returns the block's sum to the first thread. It begins with a barrier, as the previous call's readers may be active.
 __device__ inline Mass block_sum(Mass sum, const Scratch& s) {
   for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
   __syncthreads();
@@ -144,8 +144,8 @@ __device__ inline Mass block_sum(Mass sum, const Scratch& s) {
   return sum;
 }
 
-// The first id of the range at which the running sum over ascending ids passes `target`, which is below the total:
-// again and again, every warp sums a piece of the ids that are left, and one piece remains.
+// Returns the first id of the range at which the running sum over ascending ids passes `target`. Requires: target is
+// below the total. In each pass, every warp sums a piece of the remaining ids, and one piece remains.
 template <class Weight>
 __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass target) {
   const int n_warps = int(blockDim.x / kWarp), warp = int(threadIdx.x / kWarp);
@@ -174,7 +174,7 @@ __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass tar
   return begin + __ffs(int(__ballot_sync(kAll, before + upto > target))) - 1;
 }
 
-// The highest logit and the lowest id that has it (-infinity, 0 where there is none), and the NaN.
+// Finds the highest logit, the lowest id that has it (-infinity and 0 if there is none), and the number of NaN.
 __global__ void top_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
   cuda::begin_after_previous();
@@ -205,8 +205,8 @@ __global__ void top_round(CudaSampleArgs a, RowState* states) {
   state.nans = 0;
 }
 
-// One more digit, that at `shift`, of the key at which the heaviest tokens reach the target: of top_k tokens or, of
-// what the cut has left, of the share top_p of all mass. The last digit gives the new cut.
+// Finds one more digit, at `shift`, of the key at which the heaviest tokens reach the target. The target is top_k
+// tokens, or the share top_p of the mass that the cut has left. The last digit gives the new cut.
 __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, int shift) {
   Scratch s;
   cuda::begin_after_previous();
@@ -241,14 +241,14 @@ __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, in
   for (int d = int(threadIdx.x); d < kDigits; d += int(blockDim.x)) {
     Mass sum = __ldcg(&state.digits[d]);
     state.digits[d] = 0;
-    // What top-k has left of its own ties.
+    // adds the ties that top-k has kept
     if (by_mass && (row.cut.key & mask) == prefix && int(row.cut.key >> shift & (kDigits - 1)) == d)
       sum += Mass(row.cut.ties) * row.mass_at(row.cut.key);
     s.digits[d] = sum;
   }
   __syncthreads();
   if (threadIdx.x >= kWarp) return;
-  constexpr int kMine = kDigits / kWarp;  // lane l: the l-th highest digits
+  constexpr int kMine = kDigits / kWarp;  // lane l holds the l-th highest digits
   const int lane = int(threadIdx.x);
   Mass mine = 0;
   for (int i = 0; i < kMine; ++i) mine += s.digits[kDigits - 1 - lane * kMine - i];
@@ -271,12 +271,12 @@ __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, in
   state.above = sum;
   state.target = target;
   if (shift > 0) return;
-  // Those at the cut weigh the same: the lowest ids fill what is missing.
+  // Tokens at the cut weigh the same; the lowest ids fill the rest of the target.
   const Mass each = by_mass ? row.mass_at(state.prefix) : 1;
   state.cut = {state.prefix, int((target - sum + each - 1) / each)};
 }
 
-// The token at which the running sum over the ids that are left passes the draw.
+// Finds the token at which the running sum over the remaining ids passes the draw.
 __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
   cuda::begin_after_previous();
@@ -301,7 +301,7 @@ __global__ void draw_round(CudaSampleArgs a, RowState* states) {
 
   const Mass each = row.mass_at(row.cut.key);
   int left = row.cut.ties,
-      here = 0;  // ties that are kept: of the slices from `at` on, of slice `at`
+      here = 0;  // remaining kept ties, for slice `at` and later; kept ties of slice `at`
   auto kept_in = [&](int slice) {
     const int there = __ldcg(&state.ties[slice]);
     here = left < there ? left : there;
@@ -332,7 +332,7 @@ void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
                                       : std::clamp(std::min((a.vocab + kSliceTokens - 1) / kSliceTokens, kBlocks / a.n),
                                                    1, kMaxSlices);
   const int of_slice = (a.vocab + n_slices - 1) / n_slices;
-  // Two warps at least: walk() halves.
+  // walk() needs at least two warps to shrink its range.
   const int threads = std::clamp((of_slice / 4 + kWarp - 1) / kWarp * kWarp, 2 * kWarp, kMaxWarps * kWarp);
   const cuda::Shape shape{dim3(unsigned(n_slices), unsigned(a.n)), dim3(unsigned(threads)), scratch_bytes()};
   auto* states = static_cast<RowState*>(a.workspace);
@@ -347,10 +347,10 @@ void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
 namespace {
 
 constexpr int kHashThreads = 256;
-constexpr int kHashTerms = 8;  // of one thread
+constexpr int kHashTerms = 8;  // per thread
 
-// Several blocks per row: a batch of one must not wait for one SM to read 512 KB. The sum of the
-// terms does not depend on their order.
+// Several blocks per row, so that a batch of one does not wait for one SM to read 512 KB. The sum does not depend on
+// the order of its terms.
 __global__ void hash_rows_kernel(const float* logits, int vocab, Mass* out) {
   const float* row = logits + size_t(blockIdx.y) * size_t(vocab);
   const size_t n = n_row_hash_terms(size_t(vocab));

@@ -1,6 +1,6 @@
-// Logits -> one token on CUDA, for rows without penalties and logprobs; model/sampler.h says what
-// each step means. Weights are whole multiples of 2^-40 of the most likely token's, so that their
-// sums are exact and a token depends on its row and its draw alone.
+// Logits -> one token on CUDA, for rows without penalties and logprobs; model/sampler.h defines each filter. Weights
+// are whole multiples of 2^-40 of the most likely token's weight. So sums are exact, and a token depends on its row and
+// its draw only.
 #pragma once
 
 #include "base/cuda/cuda.h"
@@ -11,21 +11,23 @@ namespace xpyd::model {
 struct CudaSampleArgs {
   const float* logits = nullptr;            // [n, vocab], device
   const Draw* rows = nullptr;               // [n], device; null: all greedy
-  bool any_top_k = true, any_top_p = true;  // false: no row asks for it, and its rounds are spared
-  int n_slices = 0;                         // blocks of a row, at most 16; 0: by what fills a card. No bit changes.
-  void* workspace = nullptr;                // cuda_sample_workspace(n) bytes, device; 0 at first, left as found
+  bool any_top_k = true, any_top_p = true;  // false: no row uses it, and its rounds are skipped
+  int n_slices = 0;                         // blocks per row, at most 16; 0: enough to fill a card; changes no bit
+  void* workspace = nullptr;                // cuda_sample_workspace(n) bytes, device; zero before the first call
   int32_t* tokens = nullptr;                // [n], device
-  int32_t* nans = nullptr;                  // [n], device: NaN among the logits, each read as -infinity
+  int32_t* nans = nullptr;                  // [n], device: number of NaN logits, each read as -infinity
   int n = 0, vocab = 0;
 };
 
+// Bytes of workspace for up to max_n rows.
 size_t cuda_sample_workspace(int max_n);
 
-// Total, like sample(): +infinity is the largest float; 0 where nothing is above -infinity.
+// Enqueues the choice of one token per row. It takes any logits, as sample() does: +infinity is the largest float, and
+// the token is 0 if no logit is above -infinity.
 void cuda_sample(const CudaSampleArgs& args, const cuda::On& on);
 
-// base/row_hash.h on CUDA: out[r] = row_hash(logits + r * vocab, vocab) for every row. `logits` [n_rows, vocab] and
-// `out` [n_rows] are device memory. Enqueues only, and may be captured.
+// base/row_hash.h on CUDA: out[r] = row_hash(logits + r * vocab, vocab). `logits` [n_rows, vocab] and `out` [n_rows]
+// are device memory. It only enqueues and may be captured.
 void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::Stream& stream);
 
 }  // namespace xpyd::model

@@ -1,5 +1,5 @@
-// Two passes over one list of parts: the first sums their sizes, the second uploads them through
-// two pieces of pinned memory, one being filled while the other is copied.
+// Two passes over one list of parts. The first sums their sizes. The second uploads them through two pieces of pinned
+// memory: the host fills one while the other is copied.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,7 +17,7 @@ constexpr size_t kPieceBytes = size_t(16) << 20;
 
 size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// Hands out places in one allocation; before that (base null) it only adds up their sizes.
+// Hands out places in one allocation. With a null base it only adds up their sizes.
 class Uploader {
  public:
   Uploader(std::byte* base, cuda::Stream& stream) : base_(base), stream_(stream) {
@@ -27,7 +27,7 @@ class Uploader {
   }
   size_t bytes() const { return used_; }
 
-  // fill(begin, end, out) writes rows [begin, end) of `row_bytes` each; several threads write some each.
+  // fill(begin, end, out) writes rows [begin, end) of `row_bytes` each; several threads call it for parts.
   template <class Fill>
   std::byte* rows(int n_rows, size_t row_bytes, Fill fill) {
     const size_t at = used_;
@@ -96,7 +96,7 @@ class Uploader {
   int next_ = 0;
 };
 
-// nvcc does not know the length of a template's list that its initializer gives; the interpreter's compiler does.
+// nvcc does not know the length of this constexpr array of a template; the interpreter's compiler does.
 constexpr size_t kMatrices = 4, kVectors = 8;
 #ifndef __CUDACC__
 static_assert(std::size(LayerWeights::kMatrices) == kMatrices && std::size(LayerWeights::kVectors) == kVectors);
