@@ -12,18 +12,18 @@ namespace {
 
 using nlohmann::json;
 
-// What Hugging Face's configuration class of a family assumes where config.json says nothing.
+// Defaults of a family's Hugging Face configuration class, for fields that config.json leaves out.
 struct Family {
   const char* model_type;
   const char* architecture;
-  bool qkv_bias;            // always there
+  bool qkv_bias;            // always present
   bool attention_bias_key;  // `attention_bias` switches the biases of q, k, v and o
   bool mlp_bias_key;
   bool qk_norm;
-  bool kv_heads_default;  // num_key_value_heads may be missing: n_heads
+  bool kv_heads_default;  // num_key_value_heads may be missing and is then n_heads
   int head_dim_default;   // 0: hidden / n_heads
-  int window_default;     // of sliding_window where the key is missing; 0: the family has no window
-  bool window_switch;     // use_sliding_window (default false) and max_window_layers decide
+  int window_default;     // sliding_window if the key is missing; 0: the family has no window
+  bool window_switch;     // use_sliding_window (default false) and max_window_layers apply
 };
 
 constexpr Family kFamilies[] = {
@@ -51,7 +51,7 @@ json read_object(const std::string& text, const std::string& file) {
   return root;
 }
 
-// A string from outside, as it may stand in a message.
+// Quotes a string from outside for a message.
 std::string shown(const std::string& text) {
   std::string quoted = "\"";
   for (char c : text.substr(0, 60)) quoted += (unsigned(c) & 0xff) < 0x20 ? '?' : c;
@@ -59,8 +59,8 @@ std::string shown(const std::string& text) {
 }
 
 void read_rope(const json& root, const std::string& file, ModelConfig& config) {
-  // Transformers 5 writes one object, rope_parameters; before it, rope_theta stood beside
-  // rope_scaling, which may be null.
+  // Transformers 5 writes one object, rope_parameters. Earlier versions write rope_theta beside rope_scaling, which may
+  // be null.
   const bool newer = find_field(root, "rope_parameters") != nullptr;
   const std::string key = newer ? "rope_parameters" : "rope_scaling";
   const json* scaling = find_field(root, key);
@@ -104,7 +104,7 @@ void read_window(const json& root, const Family& family, const std::string& file
     from_layer = int(fields.integer_or("max_window_layers", 0, 1 << 20, 28));
   }
 
-  // Transformers 5 also lists the kind of each layer. Only "full, then sliding" has a meaning here.
+  // Transformers 5 also lists each layer's kind. Only "full, then sliding" is supported.
   if (const json* types = find_field(root, "layer_types")) {
     if (!types->is_array() || types->size() != size_t(config.n_layers))
       throw wrong(file, "layer_types", "expected an array of " + std::to_string(config.n_layers) + " names");
@@ -127,7 +127,7 @@ void read_window(const json& root, const Family& family, const std::string& file
   config.window_from_layer = window ? from_layer : 0;
 }
 
-// The two methods that are read: GPTQ of 4 bits, and FP8 of a tensor, an output or blocks of 128 x 128.
+// Supports two methods: GPTQ with 4 bits, and FP8 with scales per tensor, per output or per block.
 void read_quantization(const json& root, const std::string& file, ModelConfig& config) {
   const json* given = find_field(root, "quantization_config");
   if (!given) return;
@@ -165,14 +165,14 @@ void read_quantization(const json& root, const std::string& file, ModelConfig& c
   }
 }
 
-// One token id, where the key is there and not null.
+// Reads one token id.
 void read_token(const json& value, const std::string& where, int vocab, int& token) {
   if (!value.is_number_integer() || !(value >= 0) || !(value < vocab))
     throw invalid(where + ": expected a token id from 0 to " + std::to_string(vocab - 1));
   token = value.get<int>();
 }
 
-// bos_token_id and eos_token_id of config.json or generation_config.json.
+// Reads bos_token_id and eos_token_id of config.json or generation_config.json.
 void read_special_tokens(const json& root, const std::string& file, ModelConfig& config) {
   if (const json* bos = find_field(root, "bos_token_id"))
     read_token(*bos, file + ": bos_token_id", config.vocab, config.bos_token);
@@ -261,7 +261,8 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   if (activation != "silu" && activation != "swish")
     throw wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
 
-  // The largest arrays anyone makes of these numbers. The factors are below 2^31, so that no product of two overflows.
+  // The largest arrays that any code makes of these numbers. The factors are below 2^31, so no product of two
+  // overflows.
   const int64_t q = int64_t(config.n_heads) * config.head_dim;
   struct {
     int64_t a, b;
@@ -311,8 +312,8 @@ Result<ModelConfig> load_model_config(const std::string& dir) try {
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   config.name = folder.substr(folder.rfind('/') + 1);
 
-  // What generation_config.json says of the special tokens wins: Llama 3 Instruct lists there the
-  // tokens at which a chat turn ends.
+  // Special tokens of generation_config.json take precedence: Llama 3 Instruct lists there the tokens that end a chat
+  // turn.
   const std::string generation = dir + "/generation_config.json";
   Result<std::string> text = read_model_file(generation, kMaxBytes);
   if (text)

@@ -16,7 +16,7 @@
 #include "base/numbers.h"
 #include "base/siphash.h"
 
-// The assembler copies the files in; a compile runs in the repository's root, as every include expects.
+// The assembler includes the files. Compilers run in the repository's root, as all includes expect.
 #define XPYD_EMBED(symbol, path)       \
   __asm__(                             \
       ".section .rodata\n"             \
@@ -99,7 +99,7 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
     return invalid(what +
                    " is a LoRA adapter, which is not read: merge it into its model "
                    "(peft's merge_and_unload) and give the result");
-  std::string found;  // weights in another form
+  std::string found;  // weights in another format
   bool safetensors = false;
   for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
     safetensors = safetensors || entry.path().extension() == ".safetensors";
@@ -125,7 +125,7 @@ bool has_model_file(const std::string& path) {
 
 namespace {
 
-// x: over no file, and through no link.
+// "x" neither overwrites a file nor follows a link.
 Status write_new(const std::string& path, const EmbeddedFile& file) {
   const size_t bytes = size_t(file.end - file.begin);
   std::FILE* out = std::fopen(path.c_str(), "wxe");
@@ -134,7 +134,7 @@ Status write_new(const std::string& path, const EmbeddedFile& file) {
   return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
-// A folder that nobody but this user can change.
+// Requires a folder that only this user can change.
 Status check_own_folder(const std::string& path) {
   struct stat found {};
   if (::lstat(path.c_str(), &found) != 0) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
@@ -175,12 +175,12 @@ Result<std::string> cached_demo() {
   base += "/xpyd";
   ::mkdir(base.c_str(), 0700);
   if (Status status = check_own_folder(base); !status) return status.error();
-  uint64_t hash = 0;  // a folder for each demo model that there was
+  uint64_t hash = 0;  // each version of the demo model has a folder of its own
   for (const EmbeddedFile& file : kFiles) hash = siphash({hash, 1}, {file.begin, size_t(file.end - file.begin)});
   const std::string path = base + "/xpyd-demo-" + hex(hash);
   struct stat found {};
   if (::lstat(path.c_str(), &found) != 0) {
-    // Whole or not at all, whoever else does the same now: the first rename wins.
+    // The folder appears whole or not at all: if several processes do this, the first rename wins.
     std::string fresh = base + "/new-XXXXXX";
     if (!::mkdtemp(fresh.data())) return Error{ErrorCode::io, base + ": " + std::strerror(errno)};
     const Status written = export_demo(fresh);

@@ -1,5 +1,5 @@
-// Where a model's files are: a folder on disk, or inside this binary, which carries the demo model
-// (model/demo, made by experiments/demo_model).
+// Finds a model's files in a folder on disk or inside this binary. The binary carries the demo model (model/demo, made
+// by experiments/demo_model).
 //
 // Thread safety: plain functions.
 #pragma once
@@ -12,24 +12,25 @@
 
 namespace xpyd::model {
 
-// Stands for a folder wherever one is asked for; its last component is the model's name.
+// Names the demo model wherever a folder is expected; the last component is the model's name.
 inline constexpr const char* kDemoModel = "embedded:/xpyd-demo";
 
-// The bytes of an embedded file; nothing for a path outside kDemoModel or a name that is not there.
+// Returns an embedded file's bytes, or nothing if `path` is outside kDemoModel or names no file.
 std::optional<std::string_view> embedded_file(std::string_view path);
-bool is_embedded(std::string_view path);  // kDemoModel, or inside it
+bool is_embedded(std::string_view path);  // true for kDemoModel and paths inside it
 
-// Whether a model can be there; the error says what is, of the forms that are no Hugging Face
-// folder. `with_weights`: they will be read.
+// Succeeds if the folder can hold a model. The error names the format if it is a known one other than Hugging Face's.
+// `with_weights`: the caller will also read weights.
 Status check_model_folder(const std::string& dir, bool with_weights);
+// True if the file exists on disk or in the binary.
 bool has_model_file(const std::string& path);
-// A whole small file, from either place; errors are those of read_small_file.
+// Reads a whole small file from disk or from the binary. Errors are those of read_small_file.
 Result<std::string> read_model_file(const std::string& path, size_t max_bytes);
 
-// Writes the demo model into `dir`, which is new or empty: no file that is there is touched.
+// Writes the demo model into `dir`, which must be new or empty. Existing files stay untouched.
 Status export_demo(const std::string& dir);
-// A copy of it in this user's cache folder ($XDG_CACHE_HOME or ~/.cache, in xpyd/), made when it is
-// not there. The error: what is in the way, which stays as it is.
+// Returns the path of the demo model's copy in the user's cache folder ($XDG_CACHE_HOME or ~/.cache, in xpyd/), and
+// makes the copy if it is missing. The error names the obstacle, which stays as it is.
 Result<std::string> cached_demo();
 
 }  // namespace xpyd::model

@@ -1,4 +1,4 @@
-// What a folder's generation_config.json wants of sampling where a request says nothing.
+// Sampling defaults of a model folder, for fields that a request leaves out.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -10,12 +10,12 @@
 
 namespace xpyd::model {
 
-// DIR/generation_config.json's temperature, top_k, top_p, min_p and repetition_penalty; of what is not there, and
-// where there is no such file, what SamplingParams says. "do_sample": false is a temperature of 0. The error names
-// the file and the field, and what was expected.
+// Reads temperature, top_k, top_p, min_p and repetition_penalty from DIR/generation_config.json. A missing field or
+// file leaves the default of SamplingParams. "do_sample": false sets the temperature to 0. Errors name file, field and
+// expected value.
 Result<SamplingParams> load_generation_config(const std::string& dir);
 
-// "temperature 0.6, top_p 0.9": what is not as SamplingParams says; "" where all is.
+// Lists the fields that differ from SamplingParams, as "temperature 0.6, top_p 0.9"; "" if none does.
 std::string describe_defaults(const SamplingParams& defaults);
 
 }  // namespace xpyd::model

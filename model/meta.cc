@@ -36,7 +36,7 @@ bool meta_reorders(std::string_view name) {
   return name.ends_with(".self_attn.q_proj.weight") || name.ends_with(".self_attn.k_proj.weight");
 }
 
-// What params.json does not say is what Meta's code assumes. The width of the MLP is its formula.
+// Missing fields take the defaults of Meta's code; the MLP's width follows its formula.
 Result<std::string> config_of_params(const std::string& json_text, const std::string& file_name) try {
   const nlohmann::json root = need(parse_json(json_text, file_name));
   if (!root.is_object()) return invalid(file_name + ": expected an object");
@@ -53,7 +53,7 @@ Result<std::string> config_of_params(const std::string& json_text, const std::st
       {"num_hidden_layers", fields.integer("n_layers", 1, 4096)},
       {"num_attention_heads", heads},
       {"num_key_value_heads", fields.integer_or("n_kv_heads", 1, 1 << 16, heads)},
-      {"vocab_size", fields.integer("vocab_size", 1, 1 << 24)},  // Llama 2's is -1: the tokenizer's, to be filled in
+      {"vocab_size", fields.integer("vocab_size", 1, 1 << 24)},  // Llama 2 has -1 here; the user must fill it in
       {"max_position_embeddings", fields.integer_or("max_seq_len", 1, 1 << 30, 2048)},
       {"rms_norm_eps", fields.number_or("norm_eps", 1e-30, 1, 1e-5)},
       {"rope_theta", fields.number_or("rope_theta", 1, 1e12, 10000)},

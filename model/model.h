@@ -1,4 +1,4 @@
-// What the engine knows of a model: one forward pass over flat arrays.
+// The model's interface to the engine: one forward pass over flat arrays.
 #pragma once
 
 #include <cstdint>
@@ -23,99 +23,102 @@ struct AttentionVariant;  // attention/attention.h
 
 namespace xpyd::model {
 
-// The hook of layer-wise KV streaming. It is called on the engine's thread during Model::begin() (inside a pipeline: on
-// its ranks' threads), layer by layer, after the KV of `layer` (counted in the whole model) has been written for every
-// token of the step, by all ranks. On one stage the layer's attention, which reads all KV of it, starts when it
-// returns.
+// Reports a step's KV layer by layer; layer-wise KV streaming is built on it. Calls arrive on the engine's thread
+// during Model::begin(), or on the ranks' threads of a pipeline. `layer` counts through the whole model.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  // Before that, by a model that reads a layer's KV before it has written its own: it is about to.
+  // Precedes layer_done(layer) in a model that reads a layer's KV before it writes that layer's new tokens.
   virtual void layer_reads(int layer) { (void)layer; }
+  // Says that every rank has written the KV of `layer` for every token of the step. On one stage, the layer's attention
+  // starts when this call returns.
   virtual void layer_done(int layer) = 0;
 };
 
-// Of a model with a multi-token head (ModelConfig::n_predict), which takes, with each token, what the model made of the
-// one before it.
+// Hidden states of a model with a multi-token head (ModelConfig::n_predict). The head takes a token and the trunk's
+// hidden state of the token before it.
 struct HiddenStates {
-  float* rows = nullptr;  // [n_tokens, hidden]: written, the residual stream behind the last layer, normed
-  std::span<const float* const> before;  // [n_seqs]: of the token before a sequence's first one; null: zeros
+  float* rows = nullptr;                 // out, [n_tokens, hidden]: the residual stream after the last layer, normed
+  std::span<const float* const> before;  // [n_seqs]: state before a sequence's first token; null: zeros
 };
 
-// One step. Tokens of all sequences stand one after another; sequence s has the tokens [q_offsets[s], q_offsets[s+1])
-// and, with them, kv_lengths[s] tokens of KV. Positions follow from these.
+// One step. The tokens of all sequences stand one after another. Sequence s has the tokens [q_offsets[s],
+// q_offsets[s+1]), and kv_lengths[s] tokens of KV with them included. Positions follow from these.
 struct StepInput {
   std::span<const int32_t> token_ids;   // [n_tokens]
   std::span<const int32_t> q_offsets;   // [n_seqs + 1]
   std::span<const int32_t> kv_lengths;  // [n_seqs]
-  // [n_seqs]; room for kv_lengths[s] tokens is there. Of a model on several ranks: [n_ranks,
-  // n_seqs], each rank's own KV memory.
+  // [n_seqs], each with room for kv_lengths[s] tokens. A model on several ranks takes [n_ranks, n_seqs]: each rank has
+  // a KV memory of its own.
   std::span<const KvView> views;
-  std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
+  std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids that need logits
   LayerObserver* observer = nullptr;    // may be null
-  bool watched = false;                 // Model::wait() returns at the end of each stage, too
+  bool watched = false;                 // Model::wait() also returns at the end of each stage
   HiddenStates hidden = {};
 };
 
-// What a model chose from one row of logits.
+// The model's choice from one row of logits.
 struct Chosen {
   int32_t token = 0;
-  int32_t nan_logits = 0;  // read as -infinity
-  uint64_t row_hash = 0;   // base/row_hash.h, of the logits
+  int32_t nan_logits = 0;  // number of NaN logits, read as -infinity
+  uint64_t row_hash = 0;   // hash of the logits (base/row_hash.h)
 };
 
-// Every step goes one way: it is begun, it is computed, and it is ended. A step that is under way is a wave; waves end
-// in the order in which they were begun.
+// A step is begun, computed and ended. A step between begin() and end() is a wave. Waves end in the order in which they
+// were begun.
 //
-// Thread safety: one thread, the engine's, calls everything but interrupt(). Weights may be shared by many models.
+// Thread safety: the engine's thread makes every call except interrupt(). Many models may share weights.
 class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelConfig& config() const = 0;
-  virtual int window() const {
-    return 1;
-  }  // waves that may be under way; 1: begin() has computed the step, or enqueued it
-  virtual int stages() const { return 1; }  // that compute different waves at the same time
-  // True: a device that computes beside the CPU can choose the tokens, so that a wave may compute what the one before
-  // it has not chosen yet. False: the CPU does, when the wave has ended.
+  // Most waves that may be under way. With a window of 1, begin() computes the step or enqueues it on the device.
+  virtual int window() const { return 1; }
+  virtual int stages() const { return 1; }  // stages that compute different waves at the same time
+  // True if the device chooses the tokens itself, so that a wave may depend on tokens that the wave before it has not
+  // chosen yet. False if the CPU samples after the wave has ended.
   virtual bool chooses() const { return false; }
 
-  // Begins a step, which writes KV through the views, and the wanted logits to logits[n_logits, vocab]; they stay the
-  // model's until the step has ended. Spans of the step are read during the call alone.
-  // Before: fewer than window() waves are under way; every token id is in [0, vocab), every position is below
-  // max_position. A model that chooses() is given no `logits` where it shall choose, once by `draws` for each wanted
-  // row; among its token ids -1 - r stands for what row r of the step begun just before will choose. Where it is given
-  // `logits`, no other wave is under way.
-  // The observer is called by a model of one stage, when what it asks for has been computed or enqueued. A model of
-  // several stages calls none: an observer only says that layers_written() counts layers.
+  // Begins a step. It writes KV through the views and the wanted logits to logits[n_logits, vocab]. Both belong to the
+  // model until the step has ended. The step's spans are read during the call only.
+  // Requires: fewer than window() waves are under way, every token id is in [0, vocab), every position is below
+  // max_position.
+  // A model that chooses() takes a null `logits` and one entry of `draws` for each wanted row. Its token id -1 - r then
+  // stands for the token that row r of the previous wave will choose. With `logits` given, no other wave may be under
+  // way.
+  // A model of one stage calls the observer when the layer has been computed or enqueued. A model of several stages
+  // never calls it: the observer's presence makes layers_written() count layers instead of stages.
   virtual void begin(const StepInput& step, std::span<const Draw> draws, float* logits) = 0;
-  // Waits until the oldest wave has ended, and returns true; or until there is other news since the last call: layers
-  // of a watched wave, or interrupt(), which any thread may call.
+  // Returns true once the oldest wave has ended. Returns false for other news since the last call: layers of a wave
+  // that is observed or watched, or interrupt().
   virtual bool wait() = 0;
-  virtual bool ended() const { return false; }  // the oldest wave has: wait() returns at once
+  virtual bool ended() const { return false; }  // true: wait() returns true at once; false: it may block
+  // Makes wait() return. Any thread may call it.
   virtual void interrupt() {}
-  // Layers whose KV a wave has written, from the first one; as far as it tells before its end. `wave`: 0 is the oldest.
+  // Layers, from the first, whose KV a wave is known to have written before it ends. Wave 0 is the oldest.
   virtual int layers_written(int wave) const { return (void)wave, 0; }
-  // After wait(): the oldest wave's KV and logits are in place. chosen: one for each wanted row, of a model that chose.
+  // Ends the oldest wave; its KV and logits are then in place. Requires: wait() has returned true. `chosen` receives
+  // one entry for each wanted row if the model chose.
   virtual void end(Chosen* chosen) = 0;
-  // Of the wave that ended last, [stages()], until the next one ends; empty: not known.
+  // [stages()], seconds that each stage computed the wave that ended last; valid until the next end(). Empty: not
+  // known.
   virtual std::span<const double> stage_seconds() const { return {}; }
 
-  // The multi-token head's logits, [n_seqs, vocab], of the token behind the next one: of one token of each sequence,
-  // which no step has computed yet. Its own layer's KV is written, which the step that computes the token writes again;
-  // hidden.rows become the states with which it takes the token that it predicts.
+  // Runs the multi-token head on one token of each sequence that no step has computed yet, and writes the logits
+  // [n_seqs, vocab] of the token after it. It writes the KV of the head's own layer; the step that computes the token
+  // writes that KV again. hidden.rows receives the state that goes with the predicted token.
   virtual void predict(const StepInput& step, float* logits) {
     (void)step, (void)logits;
     XPYD_CHECK(false, "predict() of a model without a multi-token head");
   }
 
-  // Weights, KV and activations that this step must touch, and its useful FLOPs.
+  // Bytes of weights, KV and activations that the step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
   virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
-  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
+  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this model, fixed at construction
 };
 
-// A model whose begin() computes the step, on the caller's thread.
+// A model whose begin() computes the step on the caller's thread.
 class SynchronousModel : public Model {
  public:
   void begin(const StepInput& step, std::span<const Draw>, float* logits) final {
@@ -134,9 +137,10 @@ class SynchronousModel : public Model {
   bool computed_ = false;
 };
 
-// One step from its begin to its end, its observer's calls included. Before: no wave is under way.
+// Runs one step to its end, observer calls included. Requires: no wave is under way.
 void compute_step(Model& model, const StepInput& step, float* logits);
 
+// Shape of the whole model's KV.
 inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
   return {c.n_layers, c.n_kv_heads, c.head_dim, kv_dtype};
 }
@@ -144,50 +148,48 @@ inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
 struct Weights;  // model/weights/weights.h
 
 struct LoadOptions {
-  Dtype dtype = Dtype::f32;  // f32 or bf16: of the embedding's table, and of matrices that nothing else is said of
-  std::optional<Dtype> weight_dtype =
-      {};                // of matrices; where a folder has codes of another dtype they are widened first
-  int weight_group = 0;  // inputs with one scale where codes are made here; 0: 128 (int4), else all
-  bool dummy = false;    // --load-format dummy: seeded random weights from config.json alone
+  Dtype dtype = Dtype::f32;                // f32 or bf16: the embedding table, and matrices with no other dtype
+  std::optional<Dtype> weight_dtype = {};  // of matrices; quantised rows of another dtype are widened first
+  int weight_group = 0;  // inputs that share one scale when this loader quantises; 0: 128 for int4, else a whole row
+  bool dummy = false;    // --load-format dummy: seeded random weights, from config.json alone
   uint64_t seed = 0;
-  std::function<void(double)> progress = {};  // told the share that is loaded, now and then, on the caller's thread
-  Range layers;  // of one stage alone, with the embedding if the first is among them and with the head if
-                 // the last one is; empty: all
+  std::function<void(double)> progress = {};  // receives the loaded share now and then, on the caller's thread
+  Range layers;  // layers of one stage; the first brings the embedding, the last brings the LM head; empty: all
 };
 
-// What most matrices are kept as: weight_dtype, or what the folder has, or dtype.
+// The dtype of most matrices: weight_dtype if it is set, else the folder's quantised dtype, else dtype.
 Dtype matrix_dtype(const ModelConfig& config, const LoadOptions& options);
 
-// Reads and checks everything before it allocates; packs matrices once (the team helps).
+// Loads a folder. It reads and checks all headers before it allocates, and packs each matrix once, on the team.
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team);
 
 struct GemmVariant;  // model/gemm/gemm.h
 
-// Which rows of the variant tables a model runs; null: this machine's default.
+// The rows of the variant tables that a model runs; null: this machine's default.
 struct Kernels {
   const GemmVariant* gemm = nullptr;
   const AttentionVariant* attention = nullptr;
 };
 
-// A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one step and,
-// with max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
+// Makes a Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of a step; with max_logits it fixes
+// the scratch. `team` runs the kernels and serves this model only.
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
                                   int max_logits, const Kernels& kernels = {});
 
-// The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views), and with the same
-// bits. On one stage the first rank is the engine's thread; several are a Pipeline (pipeline.h).
+// The same model on tp x pp ranks, with the bits of one rank. Each rank has a thread and a KV memory
+// (StepInput::views). With one stage, rank 0 is the engine's thread; several stages make a Pipeline (pipeline.h).
 inline constexpr int kMaxRanks = 64;
 struct ShardOptions {
   KvShards shards;
   int threads_per_rank = 1;
-  std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] to pin to, or empty
-  int window = 0;              // waves under way on several stages; 0: two for each stage
+  std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] cores to pin to, or empty
+  int window = 0;              // waves under way on several stages; 0: two per stage
 };
-// Before: check_model_shards() takes the shape.
+// Requires: check_model_shards() accepts the shape.
 std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,
                                           int max_step_tokens, int max_logits, const Kernels& kernels = {});
-// check_shards, and what the forward pass asks for besides: whole heads for every rank.
+// Applies check_shards() and requires whole heads on every rank. The error names the option.
 Status check_model_shards(const ModelConfig& config, const KvShards& shards, const std::string& tp_name = "tp",
                           const std::string& pp_name = "pp");
 

@@ -1,8 +1,8 @@
-// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens above a threshold, found
-// by counting in a radix of the float's bits; the draw then walks the kept tokens in the order of their ids.
+// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens above a threshold, which
+// is found by counting in a radix of the float's bits. The draw then walks the kept tokens in the order of their ids.
 //
-// sample() is total. A NaN logit is read as -infinity and counted in Sampled::nan_logits, +infinity
-// as the largest float; where no logit is above -infinity, the token is 0.
+// sample() accepts any logits. It reads NaN as -infinity and counts it in Sampled::nan_logits, and reads +infinity as
+// the largest float. If no logit is above -infinity, the token is 0.
 #include "model/sampler.h"
 
 #include <algorithm>
@@ -19,10 +19,10 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Every logit finite or -infinity.
+// Makes a logit finite or -infinity.
 float made_finite(float x) { return x != x ? kLowest : std::min(x, FLT_MAX); }
 
-// The highest logit and the lowest id that has it.
+// The highest logit, and the lowest id that has it.
 struct Top {
   float value = kLowest;
   int id = 0;
@@ -45,21 +45,21 @@ Top find_top(const float* x, int n) {
   return top;
 }
 
-// Unsigned order of these keys = order of the floats; no NaN.
+// Keys whose unsigned order is the order of the floats. Requires: x is not NaN.
 uint32_t order_key(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x == 0 ? 0.0f : x);  // -0 and +0 are one value
   return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
-// The heaviest tokens, by key and then by id, that together weigh at least `target`: those with a
-// key above `key`, and the first `ties` tokens (in the order of ids) whose key equals it.
+// The heaviest tokens, by key and then by id, that weigh at least `target` together: the tokens with a key above `key`,
+// and the first `ties` tokens, by id, whose key equals it.
 struct Cut {
   uint32_t key = 0;
   int ties = 0;
 };
 
-// One radix digit after the other: the bucket in which the target is reached is the key's next
-// digit, and only its members count in the next pass.
+// Finds one radix digit after the other. The bucket in which the sum reaches the target is the key's next digit; only
+// its members count in the next pass.
 template <class Key, class Weight>
 Cut find_cut(int n, Key key, Weight weight, double target) {
   constexpr uint32_t kDigits = 256;
@@ -72,7 +72,7 @@ Cut find_cut(int n, Key key, Weight weight, double target) {
       const uint32_t k = key(i);
       if ((k & prefix_mask) == prefix) bucket[k >> shift & (kDigits - 1)] += weight(i);
     }
-    uint32_t chosen = 0;  // where rounding keeps the sum short of the target: everything is kept
+    uint32_t chosen = 0;  // if rounding keeps the sum below the target, everything is kept
     double before = above;
     for (uint32_t d = kDigits; d-- > 0;) {
       if (bucket[d] == 0) continue;
@@ -86,7 +86,7 @@ Cut find_cut(int n, Key key, Weight weight, double target) {
     prefix_mask |= (kDigits - 1) << shift;
     tie_weight = bucket[chosen];
   }
-  // All ties weigh the same; they were summed, so their count comes from a last look.
+  // All ties weigh the same; a last pass counts them.
   int ties = 0;
   double each = 0;
   for (int i = 0; i < n; ++i)
@@ -98,7 +98,7 @@ Cut find_cut(int n, Key key, Weight weight, double target) {
   return {prefix, ties};
 }
 
-// The k-th highest logit. Few are kept in a sorted list, which most tokens do not enter.
+// Finds the k-th highest logit. For small k it keeps a sorted list, which few tokens enter.
 Cut find_top_k(const float* x, int n, int k) {
   constexpr int kList = 128;
   if (k > kList)
@@ -116,7 +116,7 @@ Cut find_top_k(const float* x, int n, int k) {
   return {order_key(last), int(std::count(list, list + k, last))};
 }
 
-// The rules on logits without NaN.
+// Applies the rules to logits without NaN.
 void apply(const TokenRules& rules, std::span<const int32_t> output, float* x, int n) {
   const auto forbid = [&](int32_t id) {
     if (id >= 0 && id < n) x[id] = kLowest;
@@ -141,7 +141,7 @@ void apply(const TokenRules& rules, std::span<const int32_t> output, float* x, i
     for (int32_t id : rules.end_tokens) forbid(id);
 }
 
-// Penalties on the logits of tokens that were seen.
+// Applies the penalties to the logits of tokens seen before.
 void penalise(const SamplingParams& params, const SamplerState& state, float* x, int n) {
   auto repeat = [&](int32_t id) {
     if (id < 0 || id >= n) return;
@@ -163,14 +163,14 @@ bool has_penalties(const SamplingParams& params) {
   return params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0;
 }
 
-// The token has been chosen.
+// Records a chosen token.
 void record(const SamplingParams& params, int32_t token, SamplerState& state) {
   if (has_penalties(params)) ++state.output_counts[token];
   if (params.rules) state.output.push_back(token);
 }
 
-// Tokens that may still be drawn: ids ascending, weights relative to the most likely token's 1.
-// Lives in the scratch: shrinking moves entries down and never up.
+// Tokens that may still be drawn: ascending ids, and weights relative to 1 for the most likely token. The arrays lie in
+// the scratch; shrinking moves entries down only.
 struct Candidates {
   int32_t id(int j) const { return all ? j : ids[j]; }
   template <class Keep>
@@ -211,12 +211,12 @@ int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Ra
   } else if (left.weights != x) {
     std::copy(x, x + n, left.weights);
   }
-  // A temperature below 1e-6 is greedy but for ties, and its inverse stays finite.
+  // A temperature below 1e-6 acts as greedy except for ties, and its inverse stays finite.
   ops.exp(left.weights, peak, 1 / std::max(params.temperature, 1e-6f), left.n, left.weights);
 
   if (params.top_p < 1) {
     const double total = ops.sum(left.weights, left.n);
-    // Tokens below the mean of what may be lost weigh less than that together: never needed.
+    // Together, tokens below the mean of the mass that top-p may drop weigh less than that mass, so none is needed.
     const float floor = float((1 - double(params.top_p)) * total / left.n * 0.999);
     left.shrink([&](float weight) { return weight >= floor; });
     auto key = [&](int j) { return std::bit_cast<uint32_t>(left.weights[j]); };
@@ -229,8 +229,8 @@ int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Ra
   }
   if (params.min_p > 0) left.shrink([&](float weight) { return weight >= params.min_p; });
 
-  // The first token at which the running sum passes u; whole blocks are stepped over. Where u lies
-  // in the rounding error of the sum, the last token that weighs anything.
+  // Returns the first token at which the running sum passes u, and skips whole blocks. If u lies in the rounding error
+  // of the sum, it returns the last token with any weight.
   const double u = random.uniform() * ops.sum(left.weights, left.n);
   constexpr int kBlock = 256;
   double passed = 0;
@@ -254,7 +254,7 @@ int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Ra
   return left.id(last);
 }
 
-// Log-softmax of the raw logits for the chosen token and the most likely ones.
+// Computes the log-softmax of the raw logits for the chosen token and for the most likely ones.
 void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Sampled& sampled, SamplerScratch& scratch) {
   const Ops& ops = default_ops();
   const int n = int(logits.size());
@@ -263,8 +263,7 @@ void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Samp
   if (top.nans || top.value > FLT_MAX) std::transform(x, x + n, x, made_finite);
   const float peak = std::min(top.value, FLT_MAX);
 
-  // The n_top best so far, best first: a token enters only above the last one, so that the lower id
-  // of equals stands first.
+  // The n_top best so far, best first. A token enters only above the last one, so the lower id of equals stays first.
   n_top = std::min(n_top, n);
   sampled.top.reserve(size_t(n_top) + 1);
   for (int i = 0; n_top > 0 && i < n; ++i) {

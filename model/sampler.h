@@ -1,4 +1,4 @@
-// Logits -> one token. The order of operations: rules, penalties, temperature, top-k, top-p, min-p, draw.
+// Turns logits into one token. The order is: rules, penalties, temperature, top-k, top-p, min-p, draw.
 #pragma once
 
 #include <cstdint>
@@ -14,42 +14,42 @@ namespace xpyd::model {
 
 struct TokenBias {
   int32_t token = 0;
-  float bias = 0;  // added to its logit
+  float bias = 0;  // added to the token's logit
 };
 
 struct BadWord {
-  std::vector<int32_t> tokens;  // at least one: the last one may not follow the others
+  std::vector<int32_t> tokens;  // at least one; the last may not follow the others
 };
 
-// What a request says of single tokens. A token that a rule forbids has the logit -infinity, whatever penalties and
-// bias say of it. Where nothing is left, the first allowed token is chosen.
+// A request's rules about single tokens. A forbidden token has the logit -infinity, whatever penalties and bias add. If
+// no token is left, the first of `allowed` is chosen, or token 0 without `allowed`.
 struct TokenRules {
-  std::vector<int32_t> allowed;     // ids, ascending: no other may be chosen; empty: all may
-  std::vector<TokenBias> bias;      // of distinct tokens
-  std::vector<BadWord> bad_words;   // in the output; the prompt's tokens do not count
-  std::vector<int32_t> end_tokens;  // none of them may be among
-  int min_tokens = 0;               // … the first so many tokens of the output
+  std::vector<int32_t> allowed;     // ids, ascending; only these may be chosen; empty: all
+  std::vector<TokenBias> bias;      // distinct tokens
+  std::vector<BadWord> bad_words;   // matched in the output only, not across the prompt
+  std::vector<int32_t> end_tokens;  // forbidden …
+  int min_tokens = 0;               // … among the first min_tokens output tokens
 };
 
 struct SamplingParams {
-  float temperature = 1;         // 0 = greedy: the lowest id among the highest logits
-  int top_k = 0;                 // 0 = off
+  float temperature = 1;         // 0: greedy, the lowest id among the highest logits
+  int top_k = 0;                 // 0: off
   float top_p = 1;               // (0, 1]
   float min_p = 0;               // [0, 1], relative to the most likely token
   float repetition_penalty = 1;  // > 0, on prompt and output tokens (CTRL, section 4.1)
   float presence_penalty = 0;    // [-2, 2], once per distinct output token
   float frequency_penalty = 0;   // [-2, 2], times the output count
   uint64_t seed = 0;
-  int top_logprobs = -1;  // -1: no logprobs; 0..20: that many alternatives
+  int top_logprobs = -1;                              // number of alternatives, 0 to 20; -1: no logprobs
   std::shared_ptr<const TokenRules> rules = nullptr;  // null: every token may be chosen
 };
 
-// One token's choice where no rule, no penalty and no logprob is asked for; a model may make it itself (model.h).
+// One token's choice without rules, penalties or logprobs; a device may make it itself (model.h).
 struct Draw {
-  float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
-  int top_k = 0;          // 0 = off
+  float temperature = 0;  // 0: greedy, the lowest id among the highest logits
+  int top_k = 0;          // 0: off
   float top_p = 1, min_p = 0;
-  float uniform = 0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
+  float uniform = 0;  // in [0, 1): position of the draw in the kept tokens' mass, by ascending id
 };
 
 struct TokenLogprob {
@@ -60,46 +60,46 @@ struct TokenLogprob {
 struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
-  int nan_logits = 0;             // NaN among the logits, read as -infinity: a broken model or corrupt KV
-  int rank = 0;                   // of a prompt's token: 1 + the number of logits above its own; else 0
+  int nan_logits = 0;             // NaN logits, read as -infinity; they mean a broken model or corrupt KV
+  int rank = 0;                   // for a prompt token: 1 + the number of higher logits; else 0
 };
 
-// One sequence's sampling state: its generator and the counts that penalties need. A plain value:
-// it moves from the prefill to the decode instance with the sequence.
+// One sequence's sampling state: the random generator and the counts that penalties need. It is a plain value and moves
+// from the prefill to the decode instance with the sequence.
 struct SamplerState {
   Random random;
-  std::unordered_map<int32_t, int> output_counts;  // kept only when a penalty is on
+  std::unordered_map<int32_t, int> output_counts;  // kept only with a penalty
   std::vector<int32_t> prompt_tokens;              // distinct; kept only with a repetition penalty
-  std::vector<int32_t> output;                     // so far; kept only with rules
+  std::vector<int32_t> output;                     // output so far; kept only with rules
 
   SamplerState() = default;
-  // `choice` is the index among n choices: each has its own stream of the same seed.
+  // `choice` is the index among the request's n choices; each has its own stream of the same seed.
   SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
 };
 
-// Whether sample() needs more than a Draw says: rules, penalties, logprobs.
+// True if sample() needs more than a Draw holds: rules, penalties or logprobs.
 bool more_than_a_draw(const SamplingParams& params);
-// The next choice as a Draw; takes from state.random what sample() would.
+// Returns the next choice as a Draw and takes from state.random as much as sample() would.
 Draw next_draw(const SamplingParams& params, SamplerState& state);
 
-// What sample() did to `state` when it chose `token`: for a sequence that goes on elsewhere.
+// Updates `state` as sample() did when it chose `token`, for a sequence that continues elsewhere.
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
 
-// Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling allocates only what
-// penalties and rules (a new entry of output_counts, of output) and top_logprobs (Sampled::top) need.
+// Scratch that a caller reuses. Once it has grown to the vocabulary, sampling allocates only entries of output_counts
+// and output (penalties, rules) and Sampled::top (top_logprobs).
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<int32_t> order;
 };
 
-// Chooses a token from logits [vocab] and records it in `state`. Deterministic in (logits, params,
-// state). Total: any bits of logits give a token. Among equals the lower id wins. +infinity is read
-// as the largest float; where every logit is -infinity or NaN the token is 0 (with rules: the first allowed),
-// its logprob -infinity. params are taken as valid: the API's edge checks the ranges above.
+// Chooses a token from logits [vocab] and records it in `state`. The result depends on (logits, params, state) only,
+// and any bits of logits give a token. The lower id wins among equals. +infinity is read as the largest float. If every
+// logit is -infinity or NaN, the token is 0 (with rules: the first allowed) and its logprob -infinity.
+// Requires: params are in the ranges above; the API checks them.
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch);
 
-// What these logits say of a token that is given, as one of the prompt.
+// Returns the logprob, the rank and the n_top best tokens for a given token, such as one of the prompt.
 Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerScratch& scratch);
 
 }  // namespace xpyd::model

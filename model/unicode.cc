@@ -1,5 +1,5 @@
-// Over libutf8proc, whose Unicode is 15.0 or later. What it has not yet is added here, and what its normalization has
-// since 9.0 is kept out of it; Unicode's stability policy lets us do both, as nothing that was assigned changes.
+// Uses libutf8proc, with Unicode 15.0 or later. This file adds newer characters to the classes and removes characters
+// newer than 9.0 from normalization. Unicode's stability policy allows both: assigned characters do not change.
 #include "model/unicode.h"
 
 #include <utf8proc.h>
@@ -22,7 +22,7 @@ bool among(const Range (&sorted)[n], uint32_t c) {
   return at != sorted + n && at->first <= c;
 }
 
-// Of Unicode 15.1 and 16.0; the numbers are decimal digits.
+// Characters of Unicode 15.1 and 16.0; the numbers are decimal digits.
 constexpr Range kNewLetters[] = {
     {0x1c89, 0x1c8a},   {0xa7cb, 0xa7cd},   {0xa7da, 0xa7dc},   {0x105c0, 0x105f3}, {0x10d4a, 0x10d65},
     {0x10d6f, 0x10d85}, {0x10ec2, 0x10ec4}, {0x11380, 0x11389}, {0x1138b, 0x1138b}, {0x1138e, 0x1138e},
@@ -39,8 +39,8 @@ constexpr Range kNewMarks[] = {
     {0x113c5, 0x113c5}, {0x113c7, 0x113ca}, {0x113cc, 0x113d0}, {0x113d2, 0x113d2}, {0x113e1, 0x113e2},
     {0x11f5a, 0x11f5a}, {0x1611e, 0x1612f}, {0x1e5ee, 0x1e5ef},
 };
-// Between 9.0 and 15.0: characters with a combining class, or a part of a decomposition. And U+11A7,
-// which is no trailing consonant, but utf8proc takes it for one.
+// Characters added between 9.0 and 15.0 that have a combining class or take part in a decomposition. U+11A7 is here
+// because utf8proc mistakes it for a trailing consonant.
 constexpr Range kNotNormalized[] = {
     {0x07fd, 0x07fd},   {0x0898, 0x089f},   {0x08ca, 0x08d3},   {0x09fe, 0x09fe},   {0x0c3c, 0x0c3c},
     {0x0d3b, 0x0d3c},   {0x0eba, 0x0eba},   {0x11a7, 0x11a7},   {0x1715, 0x1715},   {0x1abf, 0x1ace},
@@ -59,8 +59,7 @@ bool between(uint32_t c, utf8proc_category_t first, utf8proc_category_t last) {
 
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
-// Canonical order: within each run of marks, by combining class, else as they came. (utf8proc would
-// take quadratic time.)
+// Canonical order: sorts each run of marks stably by combining class. (utf8proc takes quadratic time.)
 void order_marks(std::vector<utf8proc_int32_t>& text) {
   auto starter = [](utf8proc_int32_t c) { return combining_class(c) == 0; };
   for (auto at = text.begin(); at != text.end();) {
@@ -84,8 +83,8 @@ bool is_space(uint32_t c) {
   if (c < 0x80) return c == ' ' || c - '\t' < 5;
   return c == 0x85 || between(c, UTF8PROC_CATEGORY_ZS, UTF8PROC_CATEGORY_ZP);
 }
-// A regex's \w: Alphabetic, marks, decimal digits, connectors, joiners. Other_Alphabetic beyond the
-// marks is the circled and squared Latin letters.
+// A regex's \w: Alphabetic, marks, decimal digits, connectors and joiners. The circled and squared Latin letters are
+// the part of Other_Alphabetic that is not marks.
 bool is_word(uint32_t c) {
   static constexpr Range kOthers[] = {
       {0x200c, 0x200d}, {0x24b6, 0x24e9}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
@@ -114,7 +113,7 @@ size_t begin_of_run(std::string_view text, size_t at, bool (*is)(uint32_t), size
 }
 
 std::string nfc(std::string_view text) {
-  // Below U+0300 nothing composes and nothing decomposes in form C.
+  // Form C neither composes nor decomposes characters below U+0300.
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0xcc; }))
     return std::string(text);
   std::string result;
@@ -134,7 +133,7 @@ std::string nfc(std::string_view text) {
       run.push_back(utf8proc_int32_t(c.value));
       continue;
     }
-    // A starter that composes with nothing: what stands before and behind it never meets.
+    // A starter that composes with nothing separates the characters before and after it.
     if (among(kNotNormalized, c.value) || among(kNewLetters, c.value) || among(kNewMarks, c.value)) {
       end_run();
       append_utf8(result, c.value);
