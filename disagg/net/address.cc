@@ -37,8 +37,8 @@ std::string text_of(int fd, const ControlAddress& asked) {
   return (name.find(':') == name.npos ? name : "[" + name + "]") + ":" + port;
 }
 
-// Takes away the name of a Unix socket of this user's at which nobody answers any more, and never
-// anything else: connect() says ECONNREFUSED of regular files, too.
+// Removes the file of a Unix socket of this user that no process serves. Nothing else is removed: connect() returns
+// ECONNREFUSED for regular files, too.
 void remove_left_over(const ControlAddress& address, const std::string& path) {
   struct stat file;
   if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid()) return;
@@ -48,10 +48,10 @@ void remove_left_over(const ControlAddress& address, const std::string& path) {
   if (refused) unlink(path.c_str());
 }
 
-// Makes way for a Unix socket and gives its folder, locked; -1 and errno: it cannot be. Whoever binds or removes one
-// there has the lock, so none is met between bind and listen, where it looks dead.
+// Removes a dead socket file and returns its folder, locked; on failure -1 and errno. The lock is held during every
+// bind and removal, because a socket between bind and listen looks dead.
 int make_way(const ControlAddress& address) {
-  constexpr int kTries = 100;  // for 2 s: the lock is held for a few system calls
+  constexpr int kTries = 100;  // 2 s in all; the lock is held for a few system calls
   const std::string path = address.text.substr(std::strlen("unix:"));
   const std::string folder = std::filesystem::path(path).parent_path();
   const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -98,7 +98,7 @@ Result<ControlAddress> parse_control_address(const std::string& text, bool numer
     address.storage.ss_family = AF_UNIX;
     std::memcpy(un.sun_path, path.data(), path.size());
     address.bytes = sizeof un;
-    if (!address.is_file()) {  // the first byte of the name is 0 for the system, '@' for people
+    if (!address.is_file()) {  // an abstract name begins with a zero byte, shown as '@'
       un.sun_path[0] = 0;
       address.bytes = socklen_t(offsetof(sockaddr_un, sun_path) + path.size());
     }
@@ -137,7 +137,7 @@ Result<int> listen_at(const ControlAddress& address, std::string* bound) {
     return error;
   };
   if (address.is_file()) {
-    // Before the bind, so that there is no moment at which others could connect.
+    // Before the bind, so that no other user can connect at any moment.
     if (fchmod(fd, 0600) != 0) return fail("fchmod");
     if ((folder = make_way(address)) < 0) return fail("its folder cannot be locked");
   } else if (!address.is_unix()) {

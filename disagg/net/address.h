@@ -1,6 +1,6 @@
-// Where channels are: "HOST:PORT", "[IPv6]:PORT", "unix:/path", or "unix:@name", an abstract one that is no file.
+// Addresses of channels: "HOST:PORT", "[IPv6]:PORT", "unix:/path", or "unix:@name" (abstract: no file).
 //
-// Thread safety: plain functions. Names are resolved by the system, which may block.
+// Thread safety: plain functions. The system resolves host names, which may block.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,24 +18,24 @@ struct ControlAddress {
 
   bool is_unix() const { return storage.ss_family == AF_UNIX; }
   bool is_file() const { return is_unix() && !text.starts_with("unix:@"); }
-  bool is_local() const;  // this host only: a Unix socket or a loopback address
+  bool is_local() const;  // a Unix socket or a loopback address
 };
 
-// `numeric`: no name is looked up, and so nothing blocks.
+// Parses an address. With `numeric` no host name is resolved, so the call does not block.
 Result<ControlAddress> parse_control_address(const std::string& text, bool numeric = false);
 
-// A bound, listening, non-blocking socket. `bound` is where: port 0 has become a number. A Unix
-// socket may be opened by this user alone; one of this user's that a dead process left behind is
-// replaced, and nothing else that may have the name.
+// Returns a bound, listening, non-blocking socket, and its real address in `bound` (port 0 becomes a number). Only this
+// user may open a Unix socket. A socket file that a dead process of this user has left is replaced. Any other file is
+// left alone.
 Result<int> listen_at(const ControlAddress& address, std::string* bound);
-// Closes it; the name of a Unix socket goes with it.
+// Closes a listening socket and removes the file of a Unix socket.
 void close_listener(int fd, const std::string& address);
 
-// A non-blocking socket on its way to `address`: connected, or failed, once it can be written. Error
-// `unavailable`: there is no room at the door of a Unix socket now.
+// Returns a non-blocking socket that is connecting to `address`. When it becomes writable it has connected or failed.
+// Error `unavailable`: the backlog of a Unix socket is full now.
 Result<int> connect_to(const ControlAddress& address);
 
-// Of a Unix socket: whether this user, or (also) root, is at its other end.
+// Returns whether the process at the other end of a Unix socket is this user's, or, with `or_root`, root's.
 bool of_user(int fd, bool or_root);
 
 }  // namespace xpyd::disagg

@@ -1,6 +1,6 @@
-// Bytes of the control protocol: little-endian integers of fixed width, strings and arrays behind a
-// u32 count. A reader never allocates for more elements than the bytes that are left could hold,
-// and no input makes it do anything undefined.
+// The byte format of the control protocol: little-endian integers of fixed width, and strings and arrays behind a u32
+// count. A reader never allocates more elements than the remaining bytes could hold. No input causes undefined
+// behaviour.
 //
 // Thread safety: each object belongs to one thread.
 #pragma once
@@ -25,7 +25,7 @@ concept WireNumber = (std::integral<T> || std::floating_point<T>)&&!std::same_as
 
 class ByteWriter {
  public:
-  ByteWriter() { bytes_.reserve(256); }  // most messages: one allocation
+  ByteWriter() { bytes_.reserve(256); }  // one allocation for most messages
   template <WireNumber T>
   void number(T value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -37,7 +37,7 @@ class ByteWriter {
     count(values.size());
     if (!values.empty()) bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
   }
-  void count(size_t n);  // of elements that the caller writes next
+  void count(size_t n);  // the caller writes n elements next
   void raw(std::string_view bytes) { bytes_.append(bytes); }
 
   size_t size() const { return bytes_.size(); }
@@ -48,8 +48,8 @@ class ByteWriter {
   std::string bytes_;
 };
 
-// Keeps the first error, so that the caller looks once, at finish(); after it every read gives zero
-// or nothing. `what` names the field in the error.
+// A reader keeps the first error, so the caller checks once, with finish(). After an error every read returns zero or
+// nothing. `what` names the field in the error.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
@@ -60,7 +60,7 @@ class ByteReader {
     if (!take_into(&value, sizeof value, what)) value = T{};
     return value;
   }
-  // min <= value <= max
+  // Requires min <= value <= max, else fails.
   template <WireNumber T>
   T number(const char* what, T min, T max) {
     T value = number<T>(what);
@@ -69,9 +69,9 @@ class ByteReader {
     fail_range(what, double(value), double(min), double(max));
     return T{};
   }
-  bool boolean(const char* what);  // 0 or 1
+  bool boolean(const char* what);  // requires 0 or 1
   std::string text(const char* what, size_t max_bytes);
-  std::string utf8(const char* what, size_t max_bytes);  // strict
+  std::string utf8(const char* what, size_t max_bytes);  // requires valid UTF-8
   template <WireNumber T>
   std::vector<T> numbers(const char* what, size_t max_count) {
     size_t n = count(what, max_count, sizeof(T));
@@ -79,15 +79,15 @@ class ByteReader {
     if (n && !take_into(values.data(), n * sizeof(T), what)) values.clear();
     return values;
   }
-  // Of elements that each take at least `element_bytes` (> 0).
+  // Reads a count of elements that each take at least `element_bytes` (> 0).
   size_t count(const char* what, size_t max_count, size_t element_bytes);
   std::string_view raw(const char* what, size_t n);
-  bool take_into(void* out, size_t n, const char* what);  // false: it has failed, and nothing was written
+  bool take_into(void* out, size_t n, const char* what);  // false: failed, nothing written
 
   void fail(const char* what, const std::string& why);
   bool failed() const { return failed_; }
   size_t left() const { return rest_.size(); }
-  // Ok when nothing failed and nothing is left over.
+  // Ok if nothing failed and no bytes are left.
   Status finish();
 
  private:

@@ -1,4 +1,4 @@
-// A channel: what any thread does with it, and its life on the I/O thread: handshake, open, lingering, gone.
+// Channels: the calls of any thread, and the stages on the I/O thread (handshake, open, lingering, gone).
 #include "disagg/net/channel.h"
 
 #include <sys/socket.h>
@@ -13,7 +13,7 @@
 namespace xpyd::disagg {
 namespace {
 
-constexpr size_t kKeptBytes = 1u << 20;  // of buffer that an idle channel may keep
+constexpr size_t kKeptBytes = 1u << 20;  // buffer kept by an idle channel
 
 ssize_t send_along(int fd, std::string_view bytes, const std::vector<int>& files) {
   constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
@@ -110,7 +110,7 @@ bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
   }
   c.writer->append(c.out, type, payload);
   c.sent_since = true;
-  // A broken connection is seen by the I/O thread too, which says why.
+  // The I/O thread also notices a broken connection, and reports the reason.
   if (!more_follow && !c.blocked) c.write_some();
   return true;
 }
@@ -133,7 +133,7 @@ void ControlLoop::Impl::take(const ChannelPtr& channel, std::string_view bytes) 
   if (c.stage == Stage::open && !bytes.empty()) take_frames(channel, bytes);
 }
 
-// False: the channel has failed, or the handshake goes on.
+// Returns false if the handshake has failed or is not complete.
 bool ControlLoop::Impl::take_handshake(const ChannelPtr& channel, std::string_view& bytes) {
   Channel::Impl& c = *channel->impl_;
   std::string out;
@@ -214,7 +214,7 @@ void ControlLoop::Impl::take_frames(const ChannelPtr& channel, std::string_view 
   if (wrong) fail(channel, *wrong);
 }
 
-// After close(), by whichever thread: tell the owner, then let the last bytes leave.
+// Follows close() by any thread: calls on_closed, then lets the last bytes leave.
 void ControlLoop::Impl::linger(const ChannelPtr& channel) {
   Channel::Impl& c = *channel->impl_;
   if (c.stage != Stage::open) return;
@@ -234,7 +234,7 @@ void ControlLoop::Impl::linger(const ChannelPtr& channel) {
   ++closed;
   tell_closed(c, reason);
   shut_when_sent(c);
-  read_some(channel, true);  // closing over unread bytes would destroy what was just sent
+  read_some(channel, true);  // a close with unread bytes would discard what was just sent
 }
 
 void ControlLoop::Impl::shut_when_sent(Channel::Impl& c) {
@@ -257,14 +257,14 @@ void ControlLoop::Impl::fail(const ChannelPtr& channel, const std::string& reaso
 }
 
 void ControlLoop::Impl::end(const ChannelPtr& held, const std::string& why_closed) {
-  ChannelPtr channel = held;  // `held` may be the map's
+  ChannelPtr channel = held;  // keeps it alive: `held` may be the map's entry
   Channel::Impl& c = *channel->impl_;
   const Stage was = std::exchange(c.stage, Stage::gone);
   if (was == Stage::gone) return;
   std::string reason = why_closed;
   {
     std::lock_guard lock(c.mutex);
-    if (c.open.exchange(false) == false && !c.reason.empty()) reason = c.reason;  // our close() won
+    if (c.open.exchange(false) == false && !c.reason.empty()) reason = c.reason;  // this side closed first
     if (c.fd >= 0) ::close(std::exchange(c.fd, -1));
     c.out = std::string();
     c.out_at = 0;
@@ -284,7 +284,7 @@ void ControlLoop::Impl::end(const ChannelPtr& held, const std::string& why_close
   if (auto done = std::exchange(c.on_connected, nullptr)) done(Error{ErrorCode::io, c.address + ": " + reason});
 }
 
-// Lets go of the owner's callbacks, which may hold the channel.
+// Releases the owner's callbacks, because they may hold the channel.
 void ControlLoop::Impl::tell_closed(Channel::Impl& c, const std::string& reason) {
   ChannelEvents events = std::exchange(c.events, {});
   if (events.on_closed) events.on_closed(reason);

@@ -1,15 +1,15 @@
-// Channels between processes: authenticated, framed, ordered, full duplex, over TCP or a Unix socket. One I/O thread
-// per ControlLoop serves all of them: it accepts, connects, reads, writes, wakes up and keeps the deadlines of the
-// control channels of a process, and of the channels of a wire.
+// Channels between processes: authenticated, framed, ordered, full duplex, over TCP or a Unix socket. A ControlLoop has
+// one I/O thread for all its channels. That thread accepts, connects, reads, writes and keeps deadlines, for the
+// control channels of a process or for the channels of a transport.
 //
-// A channel lives from its handshake until one side closes it, the peer goes away or falls silent,
-// or something on it is wrong; then it is gone for good, and whoever needs it connects again. What
-// was sent and had not arrived is lost then: the channel says that it closed, never what arrived.
+// A channel lives from its handshake until one side closes it, the peer dies or falls silent, or an invalid frame
+// arrives. It does not reconnect; its owner makes a new channel. Messages on their way are then lost. A closed channel
+// does not tell which messages have arrived.
 //
-// Not protected: confidentiality. Frames cross in the clear; use a private network.
+// Frames are not encrypted. Use a private network.
 //
-// Thread safety: send(), close() and the readers from any thread. Callbacks run on the I/O thread,
-// one at a time; they may send and close, and must not block: every other channel waits for them.
+// Thread safety: any thread may call send(), close() and the getters. Callbacks run on the I/O thread, one at a time.
+// They may send and close, and must not block, because all channels wait for them.
 #pragma once
 
 #include <cstdint>
@@ -28,38 +28,38 @@
 
 namespace xpyd::disagg {
 
-inline constexpr uint16_t kFirstFrameType = 16;  // of those below the channel makes its own use
+inline constexpr uint16_t kFirstFrameType = 16;  // lower types are the channel's own
 
 struct ChannelLimits {
-  double handshake_timeout_s = 5;      // until a peer has proved who it is; at most 1 KiB until then
-  double heartbeat_s = 0.5;            // a sign of life when nothing else was sent for that long
-  double silence_timeout_s = 3;        // without a byte from the peer: closed
-  double linger_s = 1;                 // for a closed channel's last bytes to leave
-  size_t max_unsent_bytes = 64u << 20;  // sent and not taken by the kernel: beyond, closed
+  double handshake_timeout_s = 5;       // until the peer has proved the key
+  double heartbeat_s = 0.5;             // a ping is sent after this long without other traffic
+  double silence_timeout_s = 3;         // without a byte from the peer; then closed
+  double linger_s = 1;                  // for the last bytes of a closed channel
+  size_t max_unsent_bytes = 64u << 20;  // sent but not taken by the kernel; beyond it the channel is closed
   int max_channels = 1024;
-  int max_unknown_peers = 64;                      // in their handshake; beyond, the oldest goes
-  double spin_s = 0;                               // the I/O thread polls that long after work, before it sleeps
-  size_t max_frame_bytes = kMaxFramePayloadBytes;  // of a peer's payload
-  // Descriptors that a peer may send along, over Unix sockets. Where they are taken only processes of this very user
-  // are.
+  int max_unknown_peers = 64;                      // in their handshake; beyond it the oldest is closed
+  double spin_s = 0;                               // how long the I/O thread polls after work before it sleeps
+  size_t max_frame_bytes = kMaxFramePayloadBytes;  // longest payload of a peer's frame
+  // File descriptors that a peer may send in one batch over a Unix socket. If it is not 0, only processes of this very
+  // user are accepted, not root's.
   size_t max_files = 0;
 };
 
 struct ControlStats {
   int64_t opened = 0, closed = 0;
   int64_t refused = 0;  // handshakes that failed
-  int64_t garbage = 0;  // … because of what was said, or because strangers were too many
+  int64_t garbage = 0;  // … because of invalid bytes, or too many strangers
   int64_t forged = 0;   // channels closed because of a bad frame
-  int64_t silent = 0;   // … because their peer fell silent
-  int64_t stalled = 0;  // … because their peer did not read
+  int64_t silent = 0;   // … because the peer was silent
+  int64_t stalled = 0;  // … because the peer did not read
 };
 
 struct ChannelEvents {
-  // A whole, authentic frame; `payload` lives until the call returns.
+  // Gets a whole, authentic frame. `payload` is valid during the call.
   std::function<void(uint16_t type, std::string_view payload)> on_frame;
-  // Exactly once, and last.
+  // Called exactly once, as the last call.
   std::function<void(const std::string& reason)> on_closed;
-  // Instead of both: the socket, not blocking and with no byte behind the handshake read, is the caller's from now on.
+  // If set, replaces both: gets the non-blocking socket, of which no byte behind the handshake has been read.
   std::function<void(Fd socket)> take_over;
 };
 
@@ -68,23 +68,22 @@ class ControlLoop;
 class Channel {
  public:
   ~Channel();
-  // Sends on this thread while the kernel takes it, and leaves the rest to the I/O thread; never
-  // blocks. False: the channel is closed, or is now because its peer does not read or the payload
-  // is longer than kMaxFramePayloadBytes. With `more_follow` bytes may wait for the next send():
-  // one system call for a whole batch.
+  // Writes what the kernel takes at once, and leaves the rest to the I/O thread. Never blocks. Returns false if the
+  // channel is closed, or is closed now because its peer does not read or the payload exceeds kMaxFramePayloadBytes.
+  // With `more_follow` the bytes may wait for the next send(), which saves system calls.
   bool send(uint16_t type, std::string_view payload, bool more_follow = false);
-  // The same, and descriptors cross with it, of a Unix socket. They must stay open until the loop has ended.
+  // Sends file descriptors along, over a Unix socket. They must stay open until the loop has ended.
   bool send_files(uint16_t type, std::string_view payload, std::span<const int> files);
-  // In on_frame: the descriptors that have come.
+  // Returns the descriptors that have arrived. Requires: called in on_frame.
   std::vector<Fd> take_files();
-  // on_closed follows on the I/O thread, at this side with `reason`, at the peer with it too. What
-  // was sent before still leaves, if the peer takes it within linger_s.
+  // Closes the channel. on_closed follows on the I/O thread of both sides with `reason`. Earlier messages still leave
+  // if the peer takes them within linger_s.
   void close(const std::string& reason);
   bool is_open() const;
   const NodeIdentity& peer() const;
-  const std::string& address() const;  // of the other end, for messages
-  size_t queued_bytes() const;         // sent and not taken by the kernel
-  double heard_s() const;              // Clock: the peer's last sign of life
+  const std::string& address() const;  // of the peer, for error texts
+  size_t queued_bytes() const;         // sent but not taken by the kernel
+  double heard_s() const;              // Clock: last byte from the peer
 
  private:
   friend class ControlLoop;
@@ -94,31 +93,31 @@ class Channel {
 };
 using ChannelPtr = std::shared_ptr<Channel>;
 
-// Where, and as whom.
+// An address and the identity that this side shows there.
 struct ControlEndpoint {
-  std::string address;  // address.h
-  ClusterKey key;       // without a secret only addresses of this host are taken
+  std::string address;  // see address.h
+  ClusterKey key;       // an empty key allows only addresses of this host
   NodeIdentity self;
-  bool numeric = false;  // its host is looked up nowhere
+  bool numeric = false;  // host names are not resolved
 };
 
-// Called on the I/O thread when a channel is open; gives what listens to it.
+// Called on the I/O thread when a channel is open. Returns the channel's callbacks.
 using OnOpen = std::function<ChannelEvents(ChannelPtr channel)>;
 
 class ControlLoop {
  public:
-  // `log` is told, on the I/O thread and once a second at most, of peers that were refused.
-  // `work` is called on it in every turn, before it waits; true: again within microseconds, whatever comes or does not.
+  // `log` gets refused peers, on the I/O thread, at most once a second. `work` runs on the I/O thread in every turn. If
+  // it returns true, the next turn follows within microseconds even without I/O.
   explicit ControlLoop(Clock& clock, const ChannelLimits& limits = {},
                        std::function<void(const std::string&)> log = nullptr, std::function<bool()> work = nullptr);
-  // Closes every channel (their on_closed run) and joins the thread.
+  // Closes every channel, which calls on_closed, and joins the thread.
   ~ControlLoop();
 
-  // Listens until the loop goes. Returns the address with its real port.
+  // Listens until the loop is destroyed. Returns the address with its real port.
   Result<std::string> listen(const ControlEndpoint& endpoint, OnOpen on_open);
-  // Waits for a channel, timeout_s at most (a name's resolution not counted). Not from a callback.
+  // Connects and waits at most timeout_s, plus the time to resolve a name. Must not be called from a callback.
   Result<ChannelPtr> connect(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open);
-  // The same without waiting: `done` is told, on the I/O thread, or at once of a wrong address.
+  // Connects without waiting. `done` is called on the I/O thread, or before dial() returns if the address is invalid.
   void dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
             std::function<void(Result<ChannelPtr>)> done);
   // Runs f on the I/O thread, soon.

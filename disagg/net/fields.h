@@ -1,7 +1,7 @@
-// Structs <-> bytes, field by field: of control messages (disagg/processes/codec_fields.h) and of what the ends of a
-// wire tell each other. A struct that crosses has its fields listed once beside it, and the list reads as the format:
+// Structs as bytes, field by field, for control messages (disagg/processes/codec_fields.h) and for what the two ends of
+// a transport tell each other. Each struct has one list of its fields, which can be read as the format:
 //
-//   XPYD_FIELDS(Name, id, text)             where their types say all (field(), below)
+//   XPYD_FIELDS(Name, id, text)             if the types say everything (field(), below)
 //
 //   template <class A>
 //   void fields(A& a, typename A::template Ref<Point> s) {
@@ -10,13 +10,14 @@
 //     XPYD_EACH(a, name, flag);
 //   }
 //
-// The structured binding names all members, so that a new one does not compile until it is there. An archive writes,
-// reads (each number, count and enumerator is then in its range, or the error names the field), or describes:
+// The structured binding names all members, so a new member does not compile until it is listed. An archive writes,
+// reads or describes. A reading archive checks the range of each number, count and enumerator, and its error names the
+// field. The calls of an archive:
 //   number(name, x, min, max)   number(name, x): any value of its type
-//   flag(name, x)               choice(name, e, last): enumerator      bytes(name, x): an array, as it lies
+//   flag(name, x)               choice(name, e, last): enumerator      bytes(name, x): an array, copied as it is
 //   text(name, x): UTF-8        numbers(name, v, max)                  list(name, v, max): of structs (or texts)
 //   maybe(name, optional)       part(name, x): a struct
-// What has no limit of its own is limited by its frame. Other archives are made of these: Self has what they add.
+// The frame's size limits all fields without a limit. Archives with more calls derive from these as Self.
 //
 // Thread safety: plain functions and values.
 #pragma once
@@ -36,12 +37,11 @@
 
 namespace xpyd::disagg {
 
-// The last enumerator of an enum whose values are 0 to that.
+// The last enumerator of an enum whose values are 0 to it.
 template <class E>
 inline constexpr E kLast;
 
-// A field whose type says all: numbers without a sign, flags, enums that have a kLast, texts, structs, lists of
-// numbers.
+// Encodes a field by its type alone: unsigned numbers, flags, enums with a kLast, texts, structs, lists of numbers.
 template <class A, class T>
 void field(A& a, const char* name, T& value) {
   using V = std::remove_const_t<T>;
@@ -66,7 +66,7 @@ void field(A& a, const char* name, T& value) {
   static_assert(std::is_class_v<V> || !std::is_signed_v<V>, "expected a range beside it");
 }
 
-// Names of fields, as the arguments of a macro are spelled, each with a zero behind it.
+// The names of fields as a macro's arguments spell them, each with a zero behind it.
 template <size_t n>
 struct FieldNames {
   char text[n];
@@ -119,7 +119,7 @@ struct FieldWriter {
   void bytes(const char*, const T& value) {
     to.raw({reinterpret_cast<const char*>(&value), sizeof value});
   }
-  // An explanation may quote bytes from anywhere.
+  // An error text may quote any bytes.
   void text(const char*, const std::string& value) { to.text(is_utf8(value) ? value : replace_invalid_utf8(value)); }
   template <class T, class... Range>
   void numbers(const char*, const std::vector<T>& values, Range...) {
@@ -172,7 +172,7 @@ struct FieldReader {
   void numbers(const char* name, std::vector<T>& values, size_t max = kMaxFramePayloadBytes) {
     values = from.numbers<T>(name, max);
   }
-  // One by one: an element in memory is larger than its bytes here may be.
+  // Elements are added one by one, because an element may be larger in memory than in these bytes.
   template <class T>
   void list(const char* name, std::vector<T>& values, size_t max) {
     size_t n = from.count(name, max, 1);
@@ -188,7 +188,7 @@ struct FieldReader {
   }
 };
 
-// Names, types and limits as text, which schemas are hashes of.
+// Names, types and limits as text. A schema is a hash of it.
 template <class Self>
 struct FieldDescriber {
   template <class T>
@@ -250,7 +250,7 @@ std::string to_bytes(const T& value) {
   return writer.take();
 }
 
-// Whatever the bytes are: a value whose fields are in their ranges, or an error that names one.
+// Decodes any bytes: returns a value whose fields are in range, or an error that names one.
 template <class T>
 Result<T> from_bytes(std::string_view bytes) {
   ByteReader reader(bytes);
@@ -261,7 +261,7 @@ Result<T> from_bytes(std::string_view bytes) {
   return value;
 }
 
-// Of the messages of a wire: both ends must have the same (NodeIdentity::schema).
+// Returns the schema of a transport's messages. Both ends must have the same (NodeIdentity::schema).
 template <class T>
 uint64_t schema_of() {
   DescribeFields archive;

@@ -5,7 +5,7 @@
 namespace xpyd::disagg {
 namespace {
 
-constexpr size_t kKeptFrameBytes = 1u << 20;  // between two frames
+constexpr size_t kKeptFrameBytes = 1u << 20;  // kept between two frames
 
 struct FrameHeader {
   uint32_t length;
@@ -26,7 +26,7 @@ void FrameWriter::append(std::string& out, uint16_t type, std::string_view paylo
   out.append(reinterpret_cast<const char*>(&mac), sizeof mac);
 }
 
-// Bytes that were used; 0 when the frame is not whole yet.
+// Returns the bytes consumed; 0 if the frame is not complete yet.
 Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_frame, bool* go_on) {
   auto bad = [&](const std::string& why) {
     return Error{ErrorCode::io, "frame " + std::to_string(sequence_) + ": " + why};
@@ -34,7 +34,7 @@ Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_
   if (bytes.size() < kFrameHeaderBytes) return size_t{0};
   FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
-  // Before the MAC can be checked: a forged length must not keep us waiting for gigabytes.
+  // Checked before the MAC: a forged length must not make the reader wait for gigabytes.
   if (header.length > max_payload_bytes_)
     return bad("a length of " + std::to_string(header.length) + " bytes, at most " +
                std::to_string(max_payload_bytes_));
@@ -53,7 +53,7 @@ Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_
 
 Status FrameReader::feed(std::string_view bytes, const OnFrame& on_frame) {
   if (!status_) return status_;
-  // Whole frames are read where they lie; only what is left of one is kept.
+  // Whole frames are read in place. Only a partial frame is copied.
   bool joined = !buffer_.empty();
   if (joined) {
     buffer_.append(bytes);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kHelloMagic = "xpydctl\n";
 constexpr size_t kNonceBytes = 32;
-constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 127
+constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 127 bytes
 
 Error refuse(const std::string& why) { return {ErrorCode::io, "handshake: " + why}; }
 
@@ -64,7 +64,7 @@ ClusterKey ClusterKey::random() {
 
 Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
   auto bad = [&](const std::string& why) { return invalid("cluster key file " + path + ": " + why); };
-  // A FIFO would block the open; fstat and read look at the same file whatever happens to the name.
+  // O_NONBLOCK, because opening a FIFO would block. fstat and read use the same file even if the name changes.
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return bad(std::strerror(errno));
   const Fd closer(fd);
@@ -147,7 +147,7 @@ Status Handshake::feed(std::string_view& bytes, std::string& out) {
     begun_ = true;
     if (side_ == Side::initiator) say(own_hello_, out);
   }
-  // One byte more than is needed is never taken: it may belong to the first frame.
+  // No byte behind the handshake is consumed, because it may belong to the first frame.
   while (!done() && !bytes.empty()) {
     uint16_t length = 0;
     if (buffer_.size() >= sizeof length) std::memcpy(&length, buffer_.data(), sizeof length);
@@ -160,7 +160,7 @@ Status Handshake::feed(std::string_view& bytes, std::string& out) {
     bytes.remove_prefix(n);
     if (buffer_.size() < sizeof length) continue;
     std::memcpy(&length, buffer_.data(), sizeof length);
-    // The first bytes of another protocol read as a length: say what it is rather than wait.
+    // Bytes of another protocol read as a length. An error is better than waiting for them.
     if (length == 0 || length > kMaxMessageBytes)
       return refuse("a message of " + std::to_string(length) + " bytes; the peer does not speak this protocol");
     if (buffer_.size() < sizeof length + length) continue;
@@ -216,7 +216,7 @@ Status Handshake::take_hello(std::string_view message) {
   return ok();
 }
 
-// Each part behind its length, so that no two transcripts read the same.
+// Each part follows its length, so two different transcripts never have equal bytes.
 std::string Handshake::transcript(std::string_view label) const {
   const bool initiator = side_ == Side::initiator;
   ByteWriter writer;

@@ -1,4 +1,4 @@
-// The I/O thread: what the kernel tells, and the deadlines.
+// The I/O thread: events of the kernel, and deadlines.
 #include "disagg/net/loop.h"
 
 #include <netinet/in.h>
@@ -16,13 +16,13 @@
 namespace xpyd::disagg {
 namespace {
 
-constexpr int kReadsPerTurn = 16;       // then the other channels have theirs
-constexpr double kCheckSeconds = 0.05;  // between two looks at deadlines
+constexpr int kReadsPerTurn = 16;       // then the other channels have their turn
+constexpr double kCheckSeconds = 0.05;  // between two checks of deadlines
 constexpr long kSoonNanoseconds = 20000;
 constexpr size_t kMostFiles = 128;
 
-// As recv(), and takes the descriptors that come along: of a channel, `most` at a time; others are closed. EMFILE: this
-// process may have no more of them.
+// recv() that also takes up to `most` descriptors for a channel and closes the others. Fails with EMFILE if this
+// process can have no more.
 ssize_t receive(int fd, std::string& into, size_t most, std::vector<Fd>& files) {
   if (most == 0) return ::recv(fd, into.data(), into.size(), 0);
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)];
@@ -212,13 +212,13 @@ void ControlLoop::Impl::drop_everything() {
   while (!channels.empty()) {
     ChannelPtr channel = channels.begin()->second;
     channel->close("the process leaves");
-    if (channel->impl_->stage == Stage::open) {  // what the kernel takes at once still leaves
+    if (channel->impl_->stage == Stage::open) {  // bytes that the kernel takes at once still leave
       std::lock_guard lock(channel->impl_->mutex);
       channel->impl_->write_some();
     }
     end(channel, "the control loop ended");
   }
-  // A callback may have posted, or connect() be waiting: nobody is left without an answer.
+  // A callback may have posted, or connect() may be waiting. Each call still gets its answer.
   std::vector<std::function<void()>> calls;
   {
     std::lock_guard lock(mutex);
@@ -240,7 +240,7 @@ void ControlLoop::Impl::add(ChannelPtr channel, double timeout_s) {
 void ControlLoop::Impl::watch(const ChannelPtr& channel, int fd) {
   Channel::Impl& c = *channel->impl_;
   int one = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // of a Unix socket: an error that says nothing
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // fails on a Unix socket, without effect
   c.fd = fd;
   uint32_t connecting = c.stage == Stage::connecting ? uint32_t(EPOLLOUT) : 0;
   watch(fd, c.id, EPOLLIN | EPOLLRDHUP | connecting);
@@ -255,7 +255,7 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
     int fd = accept4(listening.fd, reinterpret_cast<sockaddr*>(&from), &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      // Out of descriptors or memory: no spinning, the next look at the deadlines tries again.
+      // Out of descriptors or memory: the next check of deadlines tries again.
       listening.retry = errno != EAGAIN && errno != EWOULDBLOCK;
       waits |= listening.retry;
       return;
@@ -267,7 +267,7 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
     }
     if (int(unknown.size()) >= limits.max_unknown_peers) {
       ++garbage;
-      uint64_t oldest = unknown.front();  // honest peers need a millisecond; who lingers, goes
+      uint64_t oldest = unknown.front();  // an honest peer needs a millisecond
       if (auto found = channels.find(oldest); found != channels.end())
         fail(ChannelPtr(found->second), "handshake: too many unknown peers at once");
     }
@@ -341,9 +341,9 @@ void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
   if (ended || (happened & EPOLLIN)) read_some(channel, ended);
 }
 
-// With `to_the_end` until the socket has no more: its end, or an error, was announced and will not
-// be again. Otherwise a short read is enough, as what comes later is announced anew; but where descriptors come along,
-// one ends in front of those of the next.
+// With `to_the_end` it reads until the socket is empty, because the kernel has reported an end or an error and does not
+// report it twice. Otherwise a short read suffices, since later bytes are reported. But if descriptors may arrive, a
+// read also stops short before each batch of them.
 void ControlLoop::Impl::read_some(const ChannelPtr& channel, bool to_the_end) {
   Channel::Impl& c = *channel->impl_;
   for (int turn = 0; turn < kReadsPerTurn; ++turn) {
@@ -384,7 +384,7 @@ void ControlLoop::Impl::check(double now) {
     } else if (c.stage == Stage::lingering) {
       if (now >= c.deadline_s) end(channel, "");
     } else if (c.stage == Stage::open) {
-      // If it was we who slept, the peer's signs of life are still in the socket.
+      // If this process was asleep, the peer's pings are still in the socket.
       if (now >= c.heard_s + limits.silence_timeout_s) read_some(channel, true);
       if (c.stage == Stage::open && now >= c.heard_s + limits.silence_timeout_s) {
         ++silent;

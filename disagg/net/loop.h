@@ -1,4 +1,4 @@
-// What channel.h hides: the state of a channel and of the loop that serves them.
+// The private state of channels and of the loop that serves them.
 #pragma once
 
 #include <sys/epoll.h>
@@ -21,7 +21,7 @@ namespace xpyd::disagg {
 inline constexpr uint16_t kPing = 0, kGoodbye = 1;
 inline constexpr size_t kReadBytes = 64u << 10;
 inline constexpr uint64_t kWakeId = 0;
-inline constexpr size_t kMaxReasonBytes = 256;  // of a goodbye
+inline constexpr size_t kMaxReasonBytes = 256;  // of a goodbye message
 
 inline std::string shown_reason(std::string_view text) { return printable(text.substr(0, kMaxReasonBytes)); }
 
@@ -33,21 +33,21 @@ struct Channel::Impl {
   uint64_t id = 0;
   std::string address;
   NodeIdentity peer;  // set before the channel opens
-  ControlAddress to;  // of one that we connect
+  ControlAddress to;  // of a connection made by this side
 
-  // The I/O thread's.
+  // For the I/O thread only:
   Stage stage = Stage::handshake;
   std::optional<Handshake> handshake;
   std::optional<FrameReader> reader;
   OnOpen on_open;
   ChannelEvents events;
-  std::function<void(Result<ChannelPtr>)> on_connected;  // of a connect(), until it is answered
-  double deadline_s = 0;                                 // of connect and handshake; of lingering
+  std::function<void(Result<ChannelPtr>)> on_connected;  // of connect(), until it is answered
+  double deadline_s = 0;                                 // of connecting and handshake; of lingering
   std::atomic<double> heard_s{0};
   double heartbeat_s = 0;
   bool accepted = false, shut = false;
-  bool no_room = false;   // connecting: at the door of a Unix socket; it is tried again
-  std::vector<Fd> files;  // that have come
+  bool no_room = false;   // connecting: the backlog was full; tried again
+  std::vector<Fd> files;  // received descriptors
 
   std::atomic<bool> open{false};  // written under the mutex
 
@@ -56,18 +56,18 @@ struct Channel::Impl {
   std::optional<FrameWriter> writer;
   std::string out;
   size_t out_at = 0;
-  std::vector<int> files_out;  // go with the next byte
-  bool blocked = false;        // the kernel is full; EPOLLOUT goes on
+  std::vector<int> files_out;  // sent with the next byte
+  bool blocked = false;        // the kernel's buffer is full; EPOLLOUT resumes
   bool sent_since = false;     // something was sent since the last heartbeat
-  bool hopeless = false;       // closed at once, whatever waits
-  std::string reason;          // why it was closed from this side
+  bool hopeless = false;       // closes at once, without the queued bytes
+  std::string reason;          // why this side closed it
 
   size_t queued() const { return out.size() - out_at; }
 
-  // Asked for only while the kernel is full: a Unix socket tells of room after every read.
+  // EPOLLOUT is requested only while the kernel's buffer is full, because a Unix socket reports room after every read.
   void watch_output(bool wanted);
 
-  // Under the mutex. False: the connection is broken.
+  // Requires the mutex. Returns false if the connection is broken.
   bool write_some();
 };
 
@@ -87,24 +87,24 @@ struct ControlLoop::Impl {
   std::function<void(const std::string&)> log;
   std::function<bool()> work;
   const Fd epoll{epoll_create1(EPOLL_CLOEXEC)}, wake{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  Status begun = ok();  // an error: there is no thread, and nothing to listen with
+  Status begun = ok();  // an error: there is no thread, and listen() fails
   std::thread thread;
   std::atomic<std::thread::id> io_thread;
 
-  // The I/O thread's.
+  // For the I/O thread only:
   std::unordered_map<uint64_t, ChannelPtr> channels;
   std::unordered_map<uint64_t, Listening> listeners;
-  std::deque<uint64_t> unknown;  // accepted, in their handshake, oldest first
-  std::vector<uint64_t> unread;  // has more to read than its turn allowed
+  std::deque<uint64_t> unknown;  // accepted and in their handshake, oldest first
+  std::vector<uint64_t> unread;  // channels with more bytes than one turn reads
   uint64_t next_id = kWakeId + 1;
   int n_open = 0;
   double next_check_s = 0, next_log_s = 0;
-  bool waits = false;  // something here has a deadline
+  bool waits = false;  // a channel or listener has a deadline
   std::string scratch = std::string(kReadBytes, '\0');
 
   std::mutex mutex;  // guards the next four
   std::vector<std::function<void()>> inbox;
-  std::vector<uint64_t> woken;  // closed by one of our threads
+  std::vector<uint64_t> woken;  // channels closed by other threads
   bool signalled = false, stopping = false;
 
   std::atomic<int64_t> opened{0}, closed{0}, refused{0}, garbage{0}, forged{0}, silent{0}, stalled{0};
@@ -114,7 +114,7 @@ struct ControlLoop::Impl {
 
   bool on_io_thread() const { return std::this_thread::get_id() == io_thread; }
   void watch(int fd, uint64_t id, uint32_t what, int operation = EPOLL_CTL_ADD);
-  void signal();  // under the mutex
+  void signal();  // requires the mutex
   void attend(uint64_t id);
 
   void run();

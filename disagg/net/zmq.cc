@@ -7,7 +7,7 @@
 #include <utility>
 
 #if defined(__SANITIZE_THREAD__)
-// It is compiled without: its threads' locks and fences are unseen.
+// libzmq is compiled without the thread sanitizer, so its locks and fences are invisible.
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() { return "called_from_lib:libzmq.so\n"; }
 #endif
@@ -67,7 +67,7 @@ Result<ZmqApi> load() {
   return api;
 }
 
-// For the life of the process.
+// Loaded once for the life of the process.
 const Result<ZmqApi>& loaded() {
   static const Result<ZmqApi> api = load();
   return api;
@@ -105,7 +105,7 @@ ZmqSocket::~ZmqSocket() {
 }
 
 void ZmqSocket::set(int option, int value) {
-  const int64_t bytes = value;  // the one option that is no int
+  const int64_t bytes = value;  // the one option that is not an int
   const bool set = option == ZMQ_MAXMSGSIZE ? zmq().setsockopt(socket_, option, &bytes, sizeof bytes) == 0
                                             : zmq().setsockopt(socket_, option, &value, sizeof value) == 0;
   XPYD_CHECK(set, "option " + std::to_string(option));
@@ -134,7 +134,7 @@ std::string ZmqSocket::endpoint() const {
   return text;
 }
 
-// Of one message all frames have room or none: only the first one may be refused.
+// A message is queued whole or not at all, so only its first frame can be refused.
 bool ZmqSocket::send(std::initializer_list<std::string_view> frames) {
   for (const std::string_view& frame : frames) {
     const int more = &frame + 1 != frames.end() ? ZMQ_SNDMORE : 0;

@@ -1,7 +1,7 @@
-// Sockets of ZeroMQ, for what speaks to programs that are not ours (pool/kv_events.h). libzmq is loaded where the first
-// socket is opened: a process that opens none has neither it nor the dozen libraries that come with it.
+// ZeroMQ sockets, for other projects' programs (pool/kv_events.h). The first socket that is opened loads libzmq. A
+// process without one has neither libzmq nor its dozen dependencies.
 //
-// Nothing here waits but wait(). Thread safety: a socket belongs to one thread at a time.
+// Only wait() blocks. Thread safety: a socket belongs to one thread at a time.
 #pragma once
 
 #include <initializer_list>
@@ -15,25 +15,25 @@ namespace xpyd::disagg {
 
 class ZmqSocket {
  public:
-  // ZMQ_PUB, ZMQ_ROUTER, …: zmq.h has the types, and the options of set(). It holds at most `most_queued` messages for
-  // a peer that does not take them; beyond, they are dropped. Error `unavailable`: libzmq is not here.
+  // Opens a socket. The types (ZMQ_PUB, ZMQ_ROUTER, …) and the options of set() are those of <zmq.h>. At most
+  // `most_queued` messages wait for a slow peer; more are dropped. Error `unavailable`: libzmq is not installed.
   static Result<ZmqSocket> open(int type, int most_queued);
-  // Gone when it returns, and so is its address; what no peer has taken is dropped.
+  // Closes the socket and frees its address before it returns. Messages that no peer has taken are dropped.
   ~ZmqSocket();
   ZmqSocket(ZmqSocket&&) noexcept;
 
   void set(int option, int value);
   void subscribe(std::string_view topic);
-  // "tcp://HOST:PORT"; the error says why not.
+  // `endpoint` is "tcp://HOST:PORT". The error has the reason.
   Status bind(const std::string& endpoint);
   Status connect(const std::string& endpoint);
-  std::string endpoint() const;  // where it is bound: port 0 has become a number
+  std::string endpoint() const;  // bound address; port 0 has become a number
 
-  // A message of these frames; false: there is no room for it, and nothing was sent.
+  // Sends one message. Returns false, and sends nothing, if there is no room.
   bool send(std::initializer_list<std::string_view> frames);
-  // The frames of one that has come; none: nothing has.
+  // Returns the frames of a received message; empty: there is none.
   std::vector<std::string> receive();
-  // Whether a message is there, within `ms`.
+  // Waits at most `ms`. Returns whether a message is there.
   bool wait(int ms);
 
  private:
