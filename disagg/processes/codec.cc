@@ -14,7 +14,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// Of a time that is not set.
+// The age that stands for a time that is not set.
 constexpr double kUnset = std::numeric_limits<double>::infinity();
 
 struct Encoder : FieldWriter<Encoder> {
@@ -31,7 +31,7 @@ struct Encoder : FieldWriter<Encoder> {
   }
 };
 
-// Every time but 0 is the receiver's now less the age.
+// A time other than 0 is the receiver's now minus the age.
 struct Decoder : FieldReader<Decoder> {
   double now;
   const Limits& limits;
@@ -96,8 +96,8 @@ void for_each_kind(F f, std::index_sequence<I...>) {
 }
 using Kinds = std::make_index_sequence<std::variant_size_v<Message>>;
 
-// The kinds in the variant's order, and who says them to whom: D down, from the conductor; U up, to
-// it; B both; A across, between instances; - within a process alone.
+// The messages in the variant's order, with their direction: D from the conductor, U to the conductor, B both, A
+// between instances, - only within a process.
 // clang-format off
 constexpr const char* kKinds[] = {
     "D StartRequest", "D AbortAttempt", "D PeerJoined", "D PeerGone", "U TokenOf",
@@ -114,7 +114,7 @@ bool may_come(char who, Way way) {
          (way == kToConductor && (who == 'U' || who == 'B')) || (way == kBetweenInstances && who == 'A');
 }
 
-// What must hold between fields.
+// Checks what must hold between fields.
 struct Check {
   const Limits& limits;
 
@@ -124,7 +124,7 @@ struct Check {
     if (s.stands_for > 1 && !s.output.empty()) return invalid("output: of several choices, expected none");
     return ok();
   }
-  // Something of the request is left to be done, and fits the context.
+  // The request has something left to do, and fits the context.
   Status work(const Request& r, const ChoiceState& s) const {
     const int64_t longest = int64_t(r.prompt.size()) + r.max_tokens;
     if (longest > limits.max_model_len)
@@ -137,7 +137,7 @@ struct Check {
                      std::to_string(r.max_tokens));
     return ok();
   }
-  // So that no later arithmetic on it overflows.
+  // The bound keeps later arithmetic on the layout from overflowing.
   static Status layout(const KvLayout& layout) {
     double bytes = double(layout.shape.token_bytes()) * layout.block_tokens * layout.n_blocks;
     if (bytes > 0x1p50) return invalid("layout: a pool of more than 1 PiB");

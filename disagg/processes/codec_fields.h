@@ -1,9 +1,9 @@
-// The fields of every control message, in the order in which they cross: read it as the format (disagg/net/fields.h
-// says how). A new member does not compile until it is here; tests/disagg/codec_test.cc then fails until it is sent,
-// too. What a number may be follows from its name, which means the same in every message (ranges.h); of the others an
-// int is a count, an int64_t a total, a double a duration in seconds.
+// The fields of every control message, in the order in which they are sent (format: disagg/net/fields.h). A new member
+// does not compile until it is listed here, and tests/disagg/codec_test.cc fails until it arrives. The range of an
+// integer follows from its name, which means the same in every message (ranges.h). Without a row there, an int is a
+// count and an int64_t a total. A double is a duration in seconds.
 //
-// To the archives of fields.h codec.cc adds:
+// codec.cc adds to the archives of fields.h:
 //   number(name, x, Number), numbers(name, v, Number)   ranges.h has the table
 //   time(name, x): Clock seconds, as an age             request(name, shared Request), rules(name, shared TokenRules)
 #pragma once
@@ -123,7 +123,7 @@ template <class A>
 void fields(A& a, typename A::template Ref<TokenLogprob> s) {
   auto& [token, logprob] = s;
   a.number("token", token, Number::token);
-  a.number("logprob", logprob);  // may be -infinity
+  a.number("logprob", logprob);  // -infinity is allowed
 }
 
 template <class A>

@@ -11,7 +11,7 @@
 
 namespace xpyd::disagg {
 
-// What a worker last reported.
+// Holds the last report of a worker.
 class ProcessCluster::Probe final : public InstanceProbe {
  public:
   Probe(const InstanceInfo& info, double now) {
@@ -30,7 +30,7 @@ class ProcessCluster::Probe final : public InstanceProbe {
     return stats_;
   }
   KvStats kv() const override { return stats().kv; }
-  // Its cache is in another process.
+  // The worker's cache is in another process, so the conductor relies on CacheReports.
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return &version_; }
 
@@ -74,8 +74,8 @@ void ProcessCluster::stop() {
     stop_ = true;
     changed_.notify_all();
   }
-  if (keeper_.joinable()) keeper_.join();  // it is not where there was nothing to listen at
-  loop_.reset();                           // closes every channel: the workers find themselves alone
+  if (keeper_.joinable()) keeper_.join();  // it does not run if listening has failed
+  loop_.reset();                           // closes every channel, so workers lose their conductor
 }
 
 // A new channel is a new instance, whatever its process was before.
@@ -100,7 +100,7 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
             Result<Envelope> got = decode(type, payload, clock_.now(), door_);
             if (got) return on_message(id, std::move(got.value().message));
             log_line(LogLevel::warning, "xpyd: instance %d is refused: it said %s", id, got.error().message.c_str());
-            // What it had is placed anew, and is no reason to suspect the request.
+            // Its work is placed anew. The failure does not make the requests suspects.
             conductor_.left(id, "it was refused", AttemptFailure::refused);
             channel->close("refused: it said " + got.error().message);
           },
@@ -138,7 +138,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
       Worker& worker = workers_.at(id);
       if (worker.name.empty() || worker.joined) return;
       worker.joined = true;
-      info.id = id;  // not what it says
+      info.id = id;  // the worker's own claim is ignored
       info.name = worker.name;
       info.role = worker.role;
       worker.probe = probe;
@@ -157,7 +157,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
   if (auto* report = std::get_if<Report>(&message)) {
     std::lock_guard lock(mutex_);
     Worker& worker = workers_.at(id);
-    report->stats.name = worker.name;  // not what it says
+    report->stats.name = worker.name;  // the worker's own claim is ignored
     if (worker.probe) worker.probe->heard(report->stats);
   }
   conductor_.receive(id, std::move(message));
@@ -188,8 +188,7 @@ void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
   channel->send(frame_type(message), encode(from, to, message, clock_.now()));
 }
 
-// The lowest number that no worker has: one that is started again goes on under the name of the one
-// before, and metrics keep their series.
+// Returns the lowest free number. A restarted worker thus gets its predecessor's name, and metrics keep their series.
 std::string ProcessCluster::free_name(Role role) const {
   for (int i = 0;; ++i) {
     const std::string name = instance_name(role, i);
@@ -211,8 +210,7 @@ bool ProcessCluster::was_retired(const std::string& process) const {
   return retired_.contains(process);
 }
 
-// Silent instances are closed by their channel or by the conductor's lease, whichever notices
-// first; then the other one follows.
+// The channel or the conductor's lease detects a silent instance, whichever is first. The other then follows.
 void ProcessCluster::keep() {
   const double lease = options_.conductor.lease_s;
   std::unique_lock lock(mutex_);
@@ -220,7 +218,7 @@ void ProcessCluster::keep() {
     changed_.wait_for(lock, std::chrono::duration<double>(lease > 0 ? lease / 8 : 0.1));
     const std::map<InstanceId, Worker> workers = workers_;
     lock.unlock();
-    if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
+    if (options_.pool) options_.pool->reap();  // frees blocks without an owner within a lease
     conductor_.tick();
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
@@ -250,8 +248,8 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
   return ok();
 }
 
-// What a worker's door would refuse costs its channel: it is refused here. What is too long the
-// conductor says in words of its own.
+// A request that a worker's door would reject would cost the channel, so it is refused here. The conductor itself
+// reports a request that is too long.
 Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   const StartRequest start{.request = request};
   if (int64_t(request->prompt.size()) + request->max_tokens <= options_.conductor.max_model_len)

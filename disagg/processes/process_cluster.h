@@ -1,5 +1,5 @@
-// A cluster whose instances are processes: the conductor, and the channels to workers (worker.h)
-// that join, drain, change their role, leave and die while requests run.
+// A cluster whose instances are processes: the conductor, and the channels to its workers (worker.h). Workers join,
+// drain, change their role, leave and die while requests run.
 //
 // Thread safety: any thread.
 #pragma once
@@ -22,35 +22,37 @@ namespace xpyd::disagg {
 
 struct ProcessClusterOptions {
   ConductorOptions conductor;
-  Limits limits;  // of what workers say
+  Limits limits;  // ranges of what workers send
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
-  uint64_t fingerprint = 0;           // of what workers must agree on; others are refused
-  std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
-  bool stands_by = false;             // no worker is taken before take_workers(true)
+  uint64_t fingerprint = 0;           // of model, dtypes and layout; workers with another one are refused
+  std::shared_ptr<HandoffPool> pool;  // shared by all instances; null: each has its own
+  bool stands_by = false;             // no worker is accepted before take_workers(true)
 };
 
-// What the conductor sees of a worker's process: no channel; one, but no instance; an instance.
-// `stopped` (SIGSTOP), and without a channel, is what its parent alone can see.
+// The state of a worker's process: no channel; a channel but no instance; a serving instance. Only its parent can
+// see `stopped` (SIGSTOP), while there is no channel.
 enum class Presence : uint8_t { absent, stopped, connected, serving };
 
 class ProcessCluster final : public Runtime, public Post {
  public:
+  // Listens for workers. The error says why it cannot.
   static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options, Clock& clock);
   ~ProcessCluster() override;
 
   const std::string& address() const { return address_; }  // where workers join
-  const std::string& id() const { return id_; }            // "conductor.1f…": no other one has it
-  void take_workers(bool yes) { takes_workers_ = yes; }    // those that come from now on
-  bool wait_members(int n, double seconds);                // true: so many instances serve
-  Presence presence(const std::string& process) const;     // by the name that process_name() gave it
-  bool was_retired(const std::string& process) const;      // retire() told it to leave
+  const std::string& id() const { return id_; }            // "conductor.1f…", drawn at random
+  void take_workers(bool yes) { takes_workers_ = yes; }    // accepts or refuses new workers
+  bool wait_members(int n, double seconds);                // true: n instances serve
+  Presence presence(const std::string& process) const;     // `process` is from process_name()
+  bool was_retired(const std::string& process) const;      // retire() has told it to leave
+  // See Runtime: the instance drains, then ends or joins again as `role`.
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;
   void drain() override { conductor_.drain(); }
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
-  void stop() override;  // and closes every channel
+  void stop() override;  // also closes every channel
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
@@ -77,8 +79,8 @@ class ProcessCluster final : public Runtime, public Post {
   ChannelEvents on_open(ChannelPtr channel);
   void on_message(InstanceId id, Message message);
   void on_closed(InstanceId id, const std::string& why);
-  std::string free_name(Role role) const;  // under the mutex
-  void keep();                             // the thread that looks after leases and retirements
+  std::string free_name(Role role) const;  // requires the mutex
+  void keep();                             // thread: leases and retirements
 
   const ProcessClusterOptions options_;
   Clock& clock_;
@@ -88,11 +90,11 @@ class ProcessCluster final : public Runtime, public Post {
   std::string address_;
   Conductor conductor_;
 
-  mutable std::mutex mutex_;  // guards what follows; never held while the conductor is called
+  mutable std::mutex mutex_;  // guards what follows; not held during calls of the conductor
   std::condition_variable changed_;
   bool stop_ = false;
   std::map<InstanceId, Worker> workers_;
-  std::set<std::string> retired_;  // processes
+  std::set<std::string> retired_;  // names of processes
   std::thread keeper_;
   std::unique_ptr<ControlLoop> loop_;
 };

@@ -1,6 +1,6 @@
-// The numbers that messages hold: one row for each kind, and the names of the fields that are of it.
-// Both sides know the limits before they talk, as the handshake compares model and context (NodeIdentity::fingerprint):
-// so a number beyond them is no misunderstanding, and who says it is not listened to any more.
+// The ranges of the numbers in messages: one row for each kind, and the names of the fields of that kind. Both sides
+// agree on the limits before they talk, because the handshake compares model and context (NodeIdentity::fingerprint). A
+// number beyond them is therefore an attack or a bug, and its sender is disconnected.
 #pragma once
 
 #include <climits>
@@ -13,42 +13,42 @@
 
 namespace xpyd::disagg {
 
-// Of the model and its context. As they stand: of any model.
+// The limits of the model and its context. The defaults fit any model.
 struct Limits {
   int vocab = INT_MAX;
-  int max_model_len = INT_MAX;  // tokens: prompt and output together
+  int max_model_len = INT_MAX;  // prompt and output together
   int n_layers = 1 << 12, n_kv_heads = 1 << 12, head_dim = 1 << 12;
 };
 
 inline constexpr int kMaxChoices = 8;  // of a request
 
 enum class Number : uint8_t {
-  token,             // an id
+  token,             // a token id
   token_or_none,     // -1: none
-  tokens,            // of one sequence: a length
-  tokens_some,       // … of one at least
+  tokens,            // the length of a sequence
+  tokens_some,       // … at least 1
   choice,            // of a request, counted from 0
-  choices,           // how many
-  top_logprobs,      // -1: none are wanted; also of drafts
-  instance,          // an InstanceId
+  choices,           // number of choices
+  top_logprobs,      // -1: not wanted; also drafts
+  instance,          // InstanceId
   instance_or_none,  // -1: none, or the conductor
-  block,             // of whose pool, only its owner's layout can say (check_place())
+  block,             // its pool has a tighter bound, in its owner's layout (check_place())
   layers,
   heads,
   head_dim,
-  ranks,    // of an instance, in each direction
-  stage,    // of a pipeline; -1: none
-  member,   // of a pool that processes share
-  count,    // so that two of them can be added
-  total,    // of bytes or events: so that some of them can be added
-  natural,  // any that is not negative
+  ranks,    // tp or pp of an instance
+  stage,    // pipeline stage; -1: none
+  member,   // process that shares a pool
+  count,    // small enough that two can be added
+  total,    // bytes or events; several can be added
+  natural,  // not negative
   any,
   n_kinds,
-  time = n_kinds  // of a Clock
+  time = n_kinds  // Clock seconds
 };
 
 struct Bounds {
-  int64_t least, most;  // both included
+  int64_t least, most;  // inclusive
 };
 
 constexpr Bounds bounds(Number range, const Limits& limits) {
@@ -82,8 +82,8 @@ constexpr Bounds bounds(Number range, const Limits& limits) {
 
 struct NamedNumbers {
   Number kind;
-  std::string_view names;       // of fields
-  std::string_view lists = {};  // of fields that are lists of such
+  std::string_view names;       // of integer fields
+  std::string_view lists = {};  // of fields that are lists of integers
 };
 inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::token, "", "prompt output tokens stop_token_ids"},
@@ -101,7 +101,7 @@ inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::head_dim, "head_dim"},
     {Number::ranks, "tp pp stages"},
     {Number::stage, "long_stage"},
-    {Number::member, "giver"},  // -1 stays in its process
+    {Number::member, "giver"},  // -1 is used only within a process
     {Number::natural, "nan_logits rank"},
     {Number::any, "priority"},
     {Number::time, "arrival_s deadline_s queued_s scheduled_s time_s heartbeat_s"},
@@ -115,7 +115,7 @@ constexpr bool is_among(std::string_view name, std::string_view names) {
   return false;
 }
 
-// Of a field of that name and type: an int32_t, or a list of them; what else there is has one kind.
+// Returns the kind of the field with this name and type: an int32_t or a list of them. An int64_t is always a total.
 template <class T>
 constexpr Number number_of(std::string_view name) {
   if (std::is_same_v<T, int64_t>) return Number::total;
@@ -124,7 +124,7 @@ constexpr Number number_of(std::string_view name) {
   return Number::count;
 }
 
-// Of a list of structs or texts.
+// Returns the longest list of structs or texts with this name.
 constexpr size_t most_of(std::string_view name) {
   return name == "choices" ? size_t{kMaxChoices} : name == "prompt_logprobs" ? size_t{1} << 20 : 64;
 }

@@ -1,11 +1,11 @@
-// A registry keeps the cluster's membership outside of it: names with values, each for as long as the process that
-// announced it lives. Without one the conductor's own table is the membership, and workers must be told its address;
-// with one (server/workers/etcd_registry.cc) a conductor may die, start again elsewhere, and be found by its workers.
+// A registry keeps the cluster's membership outside the cluster: names with values, each as long as the process that
+// announced it lives. Without a registry the conductor's table is the membership, and workers are told its address.
+// With one (server/workers/etcd_registry.cc) a conductor may die and start again elsewhere, and workers find it.
 //
-// A registry that cannot be reached changes nothing: what was there is taken as being there still.
-// Whether a peer is alive is for its channel to say.
+// A registry that cannot be reached changes nothing: its last entries stay valid. Channels decide whether a peer is
+// alive.
 //
-// Thread safety: any thread. Callbacks run on the registry's thread, one at a time; they must not block.
+// Thread safety: any thread. Callbacks run on the registry's thread, one at a time, and must not block.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@
 
 namespace xpyd::disagg {
 
-inline constexpr const char* kConductorName = "conductor";  // its value: a NamedConductor
+inline constexpr const char* kConductorName = "conductor";  // its value is a NamedConductor
 
-// Where the conductor is that holds the name, and which one it is: the id that it proves in the hello of each channel
-// (net/hello.h). The address alone does not say it: a conductor that died and was started again at its address finds
-// its predecessor's entry there until that lease ends.
+// The conductor that holds the name: its address, and the id that it proves in the hello of each channel (net/hello.h).
+// The address alone is not enough. A conductor that restarts at the same address finds its predecessor's entry there
+// until that lease ends.
 struct NamedConductor {
   std::string address;  // "": nobody holds the name
-  std::string id;       // without blanks; "": not said, and then nobody is that one
+  std::string id;       // without blanks; "": unknown, and no conductor matches it
 
   std::string value() const { return address + " " + id; }
   static NamedConductor of(const std::string& value) {
@@ -35,24 +35,23 @@ struct NamedConductor {
 
 struct RegistryState {
   bool reachable = false;
-  int64_t outages = 0;         // times that it was lost
-  int64_t lost_leases = 0;     // times that it had forgotten us, and was told again
-  std::string trouble;         // the last error, or a name that somebody else holds
-  std::set<std::string> held;  // names that are this process's, by what the registry last said
+  int64_t outages = 0;         // times that the connection was lost
+  int64_t lost_leases = 0;     // times that it lost our lease, and names were announced again
+  std::string trouble;         // the last error, or a name that another process holds
+  std::set<std::string> held;  // names of this process, as the registry last reported
 };
 
 class Registry {
  public:
-  virtual ~Registry() = default;  // withdraws what is announced, if the registry can be reached
+  virtual ~Registry() = default;  // withdraws the names, if the registry can be reached
 
-  // Holds `name` for this process from soon on. A name that another process holds is waited for: it
-  // ends within the time to live of a process that died. Announced again: the value changes.
-  // So who announces the same name as others stands for an election: state().held says whether it is won.
+  // Holds `name` for this process, soon. If another process holds it, waits until that one's lease ends. A second call
+  // changes the value. Several processes that announce one name thus hold an election; state().held shows the winner.
   virtual void announce(const std::string& name, const std::string& value) = 0;
   virtual void withdraw(const std::string& name) = 0;
 
-  // Calls `on_change` with all that is there under `prefix`, soon, and after every change. Changes
-  // that come close together may come as one.
+  // Calls `on_change` soon, and after every change, with all entries under `prefix`. Changes close together may be
+  // merged.
   using Entries = std::map<std::string, std::string>;  // name -> value
   virtual void watch(const std::string& prefix, std::function<void(const Entries&)> on_change) = 0;
 

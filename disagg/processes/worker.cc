@@ -37,8 +37,8 @@ Worker::~Worker() = default;
 
 std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
 
-// "i7.ab12": instance 7 of the conductor "conductor.ab12"; not one yet: its process. A conductor that takes the place
-// of another one has an instance 7, too.
+// "i7.ab12" is instance 7 of conductor "conductor.ab12". The suffix is needed because the next conductor has an
+// instance 7, too. Before the worker is an instance, its id is its process.
 NodeIdentity Worker::identity(InstanceId id) const {
   return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id) + members_of_,
           options_.fingerprint, codec_schema()};
@@ -82,7 +82,7 @@ Status Worker::run() {
   }
 }
 
-// One life as an instance. Its channels live no longer.
+// One life as an instance. Its channels end with it.
 Result<Worker::Outcome> Worker::serve_once() {
   ControlLoop loop(clock_, {}, log_refusal);
   Result<Outcome> outcome = serve_with(loop);
@@ -133,27 +133,27 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   thread.join();
   const Outcome outcome = end(goes);
   instance.shut_down(FinishReason::abort, "the worker ended");
-  // (Without leases, what is being copied to a tier still has its time.)
+  // (Without leases, copies to a tier still get a second.)
   if (outcome == Outcome::again) leave_memory(std::move(built).value(), std::max(as.lease_s, 1.0));
   return outcome;
 }
 
-// Connects to the conductor, and joins it as an instance. Nothing: stop() has been called.
+// Connects to the conductor and joins as an instance. Returns nothing if stop() has been called.
 Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConductor& conductor) {
   if (conductor.address.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
   const auto is_another = [&](const ChannelPtr& c) { return options_.find_conductor && c->peer().id != conductor.id; };
-  // Of one that has died the registry tells for a while yet: whose place it has is not to be waited for.
+  // The registry names a dead conductor for a while, so a call that is not answered ends early.
   const double patience_s = options_.find_conductor ? 2 : 5;
   Result<ChannelPtr> channel = loop.connect(
       {conductor.address, options_.key, identity(-1)}, patience_s,
       [&](ChannelPtr c) { return is_another(c) ? ChannelEvents{} : on_conductor(std::move(c)); });
   if (!channel) {
-    // A wrong address of the command line stays wrong; the registry may have another one later.
+    // A wrong address on the command line stays wrong. The registry may give another one later.
     const bool wrong = channel.error().code == ErrorCode::invalid_argument;
     return Error{wrong && !options_.find_conductor ? ErrorCode::invalid_argument : ErrorCode::unavailable,
                  channel.error().message};
   }
-  if (is_another(channel.value())) {  // it stands by where the one that holds the name was
+  if (is_another(channel.value())) {  // a standby conductor at the address of the one that holds the name
     channel.value()->close("the registry names another conductor");
     return Error{ErrorCode::unavailable, "the conductor at " + conductor.address + " does not hold the name"};
   }
@@ -171,17 +171,17 @@ Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConduc
   return welcome_;
 }
 
-// Makes the instance, with the memory that the one before it has left.
+// Makes the instance, with the memory that the one before has left.
 Result<BuiltInstance> Worker::build(const Welcome& as) {
   ClusterOptions own = options_.cluster;
   Result<JoinedPool> joined = join_pool(own, as);
   if (!joined) {
-    std::lock_guard lock(mutex_);  // a conductor that is gone takes the pool's address with it
+    std::lock_guard lock(mutex_);  // if the conductor is gone, so is the address of its pool
     return Error{lost_ ? ErrorCode::unavailable : ErrorCode::invalid_argument, joined.error().message};
   }
   if (joined.value().pool) {
     own.kv.n_memories = joined.value().n_instances;
-    own.kv.keep_idle = false;  // an idle instance would keep what another one needs
+    own.kv.keep_idle = false;  // other instances may need what an idle one would keep
   }
   if (own.ranks) {
     own.ranks->broken = [this](const std::string& why) { give_up(why); };
@@ -197,13 +197,13 @@ Result<BuiltInstance> Worker::build(const Welcome& as) {
   return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};
 }
 
-// Keeps channels and leases while the instance serves, and asks to leave. True: another conductor holds the name, and
-// the instance goes there.
+// Keeps channels and leases while the instance serves, and asks to leave. Returns true if another conductor holds the
+// name and the instance moves to it.
 bool Worker::tend(ControlLoop& loop, const Welcome& as, Instance& instance, const std::string& conductor) {
-  // Who was asleep hears first of what is over: another holder of the name is believed after a while. Then this
-  // instance takes nothing new, and has so long to finish what it has begun.
+  // A process that was asleep reads old news first, so a new holder of the name counts only after a while. Then the
+  // instance takes nothing new and has kFinishSeconds for what it has begun.
   constexpr double kBelievedSeconds = 0.5, kFinishSeconds = 30;
-  double replaced_s = kNever;  // Clock: since then another conductor holds the name
+  double replaced_s = kNever;  // Clock: another conductor has held the name since then
   bool goes = false;
   std::unique_lock lock(mutex_);
   while (!stopped_ && !lost_ && !retire_) {
@@ -230,11 +230,11 @@ bool Worker::tend(ControlLoop& loop, const Welcome& as, Instance& instance, cons
   return goes;
 }
 
-// Says what follows when the instance's thread has ended. `goes`: tend()'s answer.
+// Decides what follows the end of the instance's thread. `goes` is the result of tend().
 Worker::Outcome Worker::end(bool goes) {
   std::lock_guard lock(mutex_);
   instance_ = nullptr;
-  conductor_.reset();  // nobody hears the rest
+  conductor_.reset();  // later messages are dropped
   peers_.clear();
   Outcome outcome = Outcome::again;
   if (stopped_ || (retire_ && !retire_->rejoin && (leaving_ || !goes))) outcome = Outcome::done;
@@ -243,7 +243,7 @@ Worker::Outcome Worker::end(bool goes) {
   return outcome;
 }
 
-// What peers are inside of, and what is on its way, ends soon. KV that nobody uses then is left to the next instance.
+// Waits until peers have left the KV and copies are over. The next instance then inherits the memory.
 void Worker::leave_memory(BuiltInstance built, double patience_s) {
   InstanceMemory& own = built.memory;
   const auto in_use = [&] {
@@ -302,7 +302,8 @@ ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
           }};
 }
 
-// A peer has dialled. Below 0 is the conductor; of two instances the later one dials.
+// Accepts a channel from a peer. Of two instances the later one dials. `peer` is negative if the id is not an
+// instance's.
 ChannelEvents Worker::on_dialled(InstanceId self, const std::string& members, ChannelPtr channel) {
   const std::string& id = channel->peer().id;
   if (!id.ends_with(members)) return turned_away(channel, "it is another conductor's");
@@ -344,13 +345,13 @@ void Worker::on_message(InstanceId from, Message message) {
   }
 }
 
-// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance is told of the peer
-// again where the channel is not its first. Every member can say that it is any instance: nobody takes the place of one
-// whose channel stands. Whose channel is broken comes again until this end has noticed it, too.
+// A channel to a peer is open, dialled by either side. Waiting messages go first. If it is not the peer's first
+// channel, the instance is told that the peer has joined again. Any member may claim any instance's number, so a peer
+// with an open channel is never replaced. A peer whose channel broke tries again until this side has noticed.
 ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
   constexpr int kMostUntold = 64;
   std::lock_guard lock(mutex_);
-  if (!peers_.contains(id)) {  // it has dialled before the conductor has told of it
+  if (!peers_.contains(id)) {  // it dials before the conductor has announced it
     const auto untold = [](const auto& peer) { return peer.second.info.id < 0; };
     if (std::ranges::count_if(peers_, untold) >= kMostUntold)
       return turned_away(channel, "too many instances that the conductor has not told of");
@@ -366,10 +367,10 @@ ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
   return on_peer(id, std::move(channel));
 }
 
-// Of two instances the later one dials, and waits for nobody: a peer that is stopped holds up
-// neither the channels to others nor this instance's signs of life.
+// Dials earlier instances without waiting, so a stopped peer delays neither other channels nor this instance's
+// renewals.
 void Worker::dial_missing(ControlLoop& loop) {
-  constexpr double kPatience = 5;  // seconds, as the other side has for a handshake
+  constexpr double kPatience = 5;  // seconds, equal to the acceptor's handshake limit
   std::vector<std::pair<InstanceId, std::string>> missing;
   InstanceId self;
   {
@@ -388,7 +389,7 @@ void Worker::dial_missing(ControlLoop& loop) {
         [this, id = missing_id, where = address](const Result<ChannelPtr>& channel) {
           std::lock_guard lock(mutex_);
           auto found = peers_.find(id);
-          if (found == peers_.end() || !instance_) return;  // of no interest any more
+          if (found == peers_.end() || !instance_) return;  // not needed any more
           found->second.dialling = false;
           found->second.again_s = clock_.now() + options_.retry_s;
           if (!channel)
@@ -397,7 +398,7 @@ void Worker::dial_missing(ControlLoop& loop) {
         });
 }
 
-// From any thread. To a peer without a channel it waits: one may be on its way.
+// Any thread. Without a channel the message waits, because one may be on its way.
 void Worker::send(InstanceId from, InstanceId to, Message message) {
   constexpr size_t kMostWaiting = 4096;
   const uint16_t type = frame_type(message);
@@ -409,7 +410,7 @@ void Worker::send(InstanceId from, InstanceId to, Message message) {
     return;
   }
   auto found = peers_.find(to);
-  if (found == peers_.end()) return;  // gone
+  if (found == peers_.end()) return;  // the peer is gone
   Peer& peer = found->second;
   if (peer.channel) {
     peer.channel->send(type, payload);

@@ -1,8 +1,8 @@
-// An instance in a process of its own: joins the conductor, speaks with its peers over channels of their own, and joins
-// again (as a new instance, which goes on with the prefix cache of the one before) when the conductor has given it up,
-// was restarted, or another one has taken its place.
+// A worker: an instance in a process of its own. It joins the conductor and has a channel to each peer. It joins again,
+// as a new instance with the old prefix cache, when the conductor has removed it, has restarted, or was replaced by
+// another.
 //
-// Threads: run() keeps connections, and renews leases, on the caller's thread; the instance has one, the channels one.
+// Threads: run() keeps connections and leases on the caller's thread. The instance and the channels have a thread each.
 #pragma once
 
 #include <condition_variable>
@@ -20,20 +20,20 @@
 namespace xpyd::disagg {
 
 struct WorkerOptions {
-  ClusterOptions cluster;  // topology is not looked at
+  ClusterOptions cluster;  // its topology is ignored
   Role role = Role::colocated;
-  std::string join;  // the conductor's control address
-  // Instead: which conductor holds the name, by the registry. It is asked each time, and while an instance serves. No
-  // other one is joined, and one that loses the name to another is left.
+  std::string join;  // control address of the conductor
+  // Alternative to `join`: returns the conductor that holds the name in the registry. It is called before each join and
+  // while the instance serves. The worker joins no other conductor, and leaves one that has lost the name.
   std::function<NamedConductor()> find_conductor;
-  std::string listen = "127.0.0.1:0";  // for peers
+  std::string listen = "127.0.0.1:0";  // where peers connect
   ClusterKey key;
-  uint64_t fingerprint = 0;  // NodeIdentity
-  double retry_s = 0.2;      // between attempts to reach the conductor, or a peer
-  double give_up_s = 0;      // without a conductor for so long: run() ends; 0: never
+  uint64_t fingerprint = 0;  // see NodeIdentity
+  double retry_s = 0.2;      // between attempts to reach the conductor or a peer
+  double give_up_s = 0;      // run() ends after this long without a conductor; 0: never
 };
 
-// Who a worker says it is while it is no instance: on one host its process alone.
+// Returns the id of a worker's process, which it uses before it is an instance. It is unique on one host.
 std::string process_name(int64_t pid);
 
 class Worker final : public Post {
@@ -41,12 +41,12 @@ class Worker final : public Post {
   Worker(WorkerOptions options, Clock& clock);
   ~Worker() override;
 
-  // Serves until leave() has been granted, or stop(). An error: the conductor refused, or the
+  // Serves until leave() was granted or stop() was called. Returns an error if the conductor refused the worker or the
   // instance could not be made.
   Status run();
-  void leave();  // drained first; any thread
-  void stop();   // at once; any thread
-  // The instance cannot go on: it ends, and joins again as another one. Nobody hears what it says from now on.
+  void leave();  // after a drain; any thread
+  void stop();   // immediately; any thread
+  // The instance cannot go on. It ends, its later messages are dropped, and the worker joins as a new instance.
   void give_up(const std::string& why);  // any thread
 
   void send(InstanceId from, InstanceId to, Message message) override;
@@ -54,9 +54,9 @@ class Worker final : public Post {
  private:
   struct Peer {
     InstanceInfo info;
-    ChannelPtr channel;                // null: none yet
-    std::vector<std::string> waiting;  // frames, type first, until it is there
-    bool broken = false;               // it was there, and words were lost with it
+    ChannelPtr channel;                // null: not connected
+    std::vector<std::string> waiting;  // frames for it, type first, until it is connected
+    bool broken = false;               // a channel was lost, and messages with it
     bool dialling = false;
     double again_s = 0;  // Clock: not dialled before
   };
@@ -79,7 +79,7 @@ class Worker final : public Post {
 
   WorkerOptions options_;
   Clock& clock_;
-  InstanceMemory left_;  // by the last instance; run()'s
+  InstanceMemory left_;  // memory of the last instance; for run() only
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -88,10 +88,10 @@ class Worker final : public Post {
   std::optional<Welcome> welcome_;
   std::optional<Retire> retire_;
   ChannelPtr conductor_;
-  std::string members_of_;  // ids of that conductor's instances end so
+  std::string members_of_;  // suffix of the ids of that conductor's instances
   std::map<InstanceId, Peer> peers_;
-  Instance* instance_ = nullptr;  // while it is there
-  std::vector<Envelope> early_;   // until it is
+  Instance* instance_ = nullptr;  // null: none
+  std::vector<Envelope> early_;   // messages before it existed
 };
 
 }  // namespace xpyd::disagg
