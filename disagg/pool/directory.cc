@@ -18,7 +18,8 @@ int CacheDirectory::joined(int capacity_blocks, int tier_blocks) {
   return number;
 }
 
-// What erase() moves into a place is looked at there; what it moves to the table's end has been, at its beginning.
+// An entry that erase() moves into this place is examined next. An entry that it moves to the table's end was examined
+// at the beginning.
 void CacheDirectory::left(int instance) {
   for (size_t place = 0; place < slots_.size();) {
     const uint64_t key = slots_[place].key();
@@ -34,7 +35,7 @@ size_t CacheDirectory::bytes() const {
   return bytes;
 }
 
-// Of the key, or of where it would be.
+// Returns the key's place, or the place where it would be inserted.
 size_t CacheDirectory::find_place(uint64_t key) const {
   const size_t mask = slots_.size() - 1;
   for (size_t place = place_of(key);; place = (place + 1) & mask)
@@ -84,7 +85,7 @@ void CacheDirectory::stored(int instance, uint64_t key, uint32_t tier) {
   many_[holders & ~kMany].push_back(holder(instance, tier));
 }
 
-// It has it no more in these tiers.
+// The instance no longer has the block in these tiers.
 void CacheDirectory::removed(int instance, size_t place, uint32_t tiers) {
   const std::span<uint32_t> all = holders_at(place);
   const auto one = std::ranges::find(all, instance, instance_of);
@@ -102,7 +103,7 @@ void CacheDirectory::removed(int instance, size_t place, uint32_t tiers) {
   unused_.push_back(index);
 }
 
-// What stands behind it, and would be looked for across the gap, moves up.
+// Moves later entries up if a probe would stop at the gap before it finds them.
 void CacheDirectory::erase(size_t place) {
   const size_t mask = slots_.size() - 1;
   for (size_t next = (place + 1) & mask; slots_[next].key() != 0; next = (next + 1) & mask) {
@@ -116,9 +117,9 @@ void CacheDirectory::erase(size_t place) {
 }
 
 std::span<const CacheDirectory::Hit> CacheDirectory::find(std::span<const uint64_t> hashes) {
-  // Nothing of it is in a cache: while one block is looked at, the places of those after it are on their way from
-  // memory, then the lists of those with several holders, then what these lists name.
-  constexpr size_t kPlace = 32, kList = 12, kNames = 6;  // blocks ahead
+  // The table does not fit the processor's caches. While one block is examined, the entries of later blocks are
+  // prefetched, then the lists of blocks with several holders, then the contents of these lists.
+  constexpr size_t kPlace = 32, kList = 12, kNames = 6;  // in blocks ahead
   constexpr uint32_t kDevice = 1, kHost = 2;
   for (const int instance : first_) found_[size_t(instance)] = {};
   first_.clear();

@@ -1,6 +1,6 @@
-// Which instances hold which blocks, in their prefix caches and in the tiers below, as they report it. It may be late,
-// which costs time: a prompt goes where its prefix is no more, and is computed there. One walk over a prompt's blocks
-// finds what every instance has of it, whatever their number.
+// The directory of which instance holds which block, in its prefix cache or a tier below, as instances report it. A
+// late report costs only time: a prompt is placed where its prefix is gone, and is computed there. One pass over a
+// prompt's blocks finds the hit of every instance.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -16,13 +16,13 @@
 
 namespace xpyd::disagg {
 
-// Chained hashes of one prompt's full blocks, for each size of block that is asked for.
+// The chained hashes of a prompt's full blocks, computed once for each block size.
 class PromptHashes {
  public:
   PromptHashes(std::span<const int32_t> tokens, uint64_t salt) : tokens_(tokens), salt_(salt) {}
   std::span<const int32_t> tokens() const { return tokens_; }
   uint64_t salt() const { return salt_; }
-  // Not of the block with the last token, whose logits are wanted.
+  // Without the block of the last token, because its logits must be computed.
   std::span<const uint64_t> of(int block_tokens) {
     auto [at, fresh] = hashes_.try_emplace(block_tokens);
     if (fresh && !tokens_.empty()) at->second = prefix_hashes(tokens_.first(tokens_.size() - 1), block_tokens, salt_);
@@ -35,23 +35,25 @@ class PromptHashes {
   std::map<int, std::vector<uint64_t>> hashes_;
 };
 
-// Instances by small numbers: each has one from joined() to left(). A block takes 12 bytes of a table that is 3/8 to
-// 3/4 full, 16 to 32 in all; another 4 for each of its holders where it has several. (The table doubles by being filled
-// anew: 2 s where it has 50 million blocks.)
+// Instances have small numbers, valid from joined() to left(). A block takes 12 bytes in a table that is 3/8 to 3/4
+// full, so 16 to 32 bytes. A block with several holders takes 4 more bytes for each. (Growing rehashes the table: 2 s
+// for 50 million blocks.)
 class CacheDirectory {
  public:
-  // Of a prompt, what one instance has from the first block on, in blocks.
+  // The prefix of a prompt that one instance has, in blocks from the first one on.
   struct Hit {
-    int device = 0;  // in its prefix cache
-    int host = 0;    // there, or in its host tier
-    int all = 0;     // … or on its disk
+    int device = 0;  // blocks in its prefix cache
+    int host = 0;    // … there or in its host tier
+    int all = 0;     // … there or on its disk
   };
   CacheDirectory();
-  // It has no more blocks than that, in its pool and in its tiers; nor more than kMost, whatever it says.
+  // Adds an instance and returns its number. It gets at most these many entries, and never more than kMost, whatever it
+  // reports.
   int joined(int capacity_blocks, int tier_blocks = 0);
-  void left(int instance);
+  void left(int instance);  // removes the instance from all its blocks
+  // Applies a report: first its removed blocks, then its stored ones.
   void heard(int instance, const CacheReport& report);
-  // [instance], valid until the next call.
+  // Returns a hit for each instance number. It is valid until the next call.
   std::span<const Hit> find(std::span<const uint64_t> hashes);
   size_t blocks(int instance) const { return instances_[size_t(instance)].blocks; }
   size_t bytes() const;
@@ -63,17 +65,17 @@ class CacheDirectory {
     size_t capacity = 0, blocks = 0;
     bool there = false;
   };
-  // One of a block's holders: its number, and bits of the tiers where it has it.
+  // A holder of a block: its number, and a bit for each tier that has the block.
   static constexpr uint32_t holder(int instance, uint32_t tiers) { return uint32_t(instance) | tiers << 16; }
   static constexpr int instance_of(uint32_t holder) { return int(holder & 0xffff); }
   static constexpr uint32_t tiers_of(uint32_t holder) { return holder >> 16; }
 
-  // One block: 12 bytes.
+  // A table entry of 12 bytes.
   class Slot {
    public:
-    uint64_t key() const { return uint64_t(high_) << 32 | low_; }  // 0: a free place
+    uint64_t key() const { return uint64_t(high_) << 32 | low_; }  // 0: empty
     void set(uint64_t key, uint32_t who) { low_ = uint32_t(key), high_ = uint32_t(key >> 32), holders = who; }
-    uint32_t holders = 0;  // one, or kMany and which of many_
+    uint32_t holders = 0;  // a holder, or kMany and an index of many_
 
    private:
     uint32_t low_ = 0, high_ = 0;
@@ -92,12 +94,12 @@ class CacheDirectory {
   // Open addressing with linear probing.
   int shift_ = 64;
   size_t used_ = 0;
-  Buffer memory_;  // in huge pages, where the system grants them: a look-up is places that are nowhere near each other
+  Buffer memory_;  // in huge pages if possible, because look-ups are scattered
   std::span<Slot> slots_;
-  std::vector<std::vector<uint32_t>> many_;  // two holders at least; or unused
-  std::vector<uint32_t> unused_;             // of many_
+  std::vector<std::vector<uint32_t>> many_;  // at least two holders each, or unused
+  std::vector<uint32_t> unused_;             // indices of many_
   std::vector<Hit> found_;                   // of the last prompt
-  std::vector<int> first_;                   // who has its first block: all others' are 0
+  std::vector<int> first_;                   // holders of its first block; all others have 0
 };
 
 }  // namespace xpyd::disagg

@@ -18,9 +18,9 @@ constexpr int kEveryMs = 10;
 constexpr size_t kMostInOne = 1024;  // changes in one message
 constexpr int kMostKept = 10'000;    // messages
 constexpr size_t kMostKeptBytes = 64 << 20;
-constexpr size_t kMostRequest = 64;  // bytes of a frame from outside
+constexpr size_t kMostRequest = 64;  // most bytes of a frame from outside
 
-// With the rank's port.
+// Adds the rank to the port.
 Result<std::string> endpoint_of(const char* option, const std::string& text, int rank) {
   const auto wrong = [&](const std::string& expected) {
     return invalid(std::string("--") + option + " " + text + ": expected " + expected);
@@ -38,7 +38,7 @@ Result<std::string> endpoint_of(const char* option, const std::string& text, int
 ZmqSocket bound(const char* option, const std::string& text, int rank, int type) {
   const std::string endpoint = need(endpoint_of(option, text, rank));
   const std::string where = std::string("--") + option + " " + endpoint + ": ";
-  ZmqSocket socket = need(ZmqSocket::open(type, kMostKept + 1), where);  // an answer of the replay has room
+  ZmqSocket socket = need(ZmqSocket::open(type, kMostKept + 1), where);  // room for a whole replay
   socket.set(ZMQ_MAXMSGSIZE, int(kMostRequest));
   need(socket.bind(endpoint), where);
   return socket;
@@ -52,7 +52,7 @@ Status check_kv_events(const KvEventsOptions& options) {
   if (options.endpoint.empty() && options.replay.empty()) return ok();
   if (options.endpoint.empty()) return invalid("--kv-events-replay: needs --kv-events, whose messages it repeats");
   if (auto endpoint = endpoint_of("kv-events", options.endpoint, options.rank); !endpoint) return endpoint.error();
-  if (options.topic.size() >= kMostRequest)  // nobody could subscribe to it
+  if (options.topic.size() >= kMostRequest)  // a longer topic cannot be subscribed to
     return invalid("--kv-events-topic: expected less than " + std::to_string(kMostRequest) + " bytes");
   if (options.replay.empty()) return ok();
   if (auto endpoint = endpoint_of("kv-events-replay", options.replay, options.rank); !endpoint) return endpoint.error();
@@ -67,7 +67,7 @@ std::string sequence_text(uint64_t number) {
 
 std::string pack_kv_events(double ts, bool cleared, std::span<const CacheChange> changes,
                            std::span<const int32_t> tokens, int rank) {
-  const auto joins = [&](size_t i) {  // the event of the change before it
+  const auto joins = [&](size_t i) {  // change i continues the event of change i - 1
     const CacheChange &a = changes[i - 1], &b = changes[i];
     return a.tier == b.tier && a.n_tokens == b.n_tokens && (b.n_tokens == 0 || (!b.first && b.parent == a.hash));
   };
@@ -180,7 +180,7 @@ void KvEvents::send() {
     Sent sent{sequence_text(next_++),
               pack_kv_events(ts, std::exchange(sending_.cleared, false), part, tokens, options_.rank)};
     for (const CacheChange& change : part) tokens = tokens.subspan(size_t(change.n_tokens));
-    publisher_.send({options_.topic, sent.sequence, sent.payload});  // who is too far behind misses it, and will ask
+    publisher_.send({options_.topic, sent.sequence, sent.payload});  // a slow subscriber asks for a replay
     kept_bytes_ += sent.payload.size();
     kept_.push_back(std::move(sent));
     while (kept_.size() > size_t{kMostKept} || (kept_bytes_ > kMostKeptBytes && kept_.size() > 1)) {
@@ -192,7 +192,7 @@ void KvEvents::send() {
   sending_.tokens.clear();
 }
 
-// Of what is no request nothing is said: anybody may connect.
+// Anything but a request is ignored, because anyone may connect.
 void KvEvents::answer() {
   const std::vector<std::string> request = replay_->receive();
   if (request.size() != 3 || request[2].size() != 8) return;

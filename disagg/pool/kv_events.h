@@ -1,21 +1,20 @@
-// What an instance's prefix cache and the tiers below it come to hold and lose, told to whoever listens, in the words
-// of vLLM's KV events (vllm/distributed/kv_events.py): routers that place by the caches of vLLM's instances place by
-// these.
+// KV events: publishes which blocks an instance's prefix cache and tiers store and remove, in vLLM's format
+// (vllm/distributed/kv_events.py). Routers that use the caches of vLLM instances can use these.
 //
-//   PUB, a message every 10 ms in which something changed, of three frames:
+//   PUB: every 10 ms, if something changed, a message of three frames:
 //     topic | sequence number, 8 bytes, big-endian, from 0 | MessagePack of
 //     [ts, [event, …], data_parallel_rank]      ts: seconds since 1970
 //     ["BlockStored", [hash, …], parent's hash or nil, [token, …], tokens of a block, nil, medium, nil]
-//     ["BlockRemoved", [hash, …], medium]       medium: "GPU", "CPU" or "DISK", also where --device is cpu
+//     ["BlockRemoved", [hash, …], medium]       medium: "GPU", "CPU" or "DISK", even with --device cpu
 //     ["AllBlocksCleared"]
-//   ROUTER: who asks with ["", number] gets ["", number, payload] of every message kept from that number on, then
-//     ["", -1, ""]. Kept are the last 10,000 messages, 64 MiB at most.
+//   ROUTER: ["", number] asks for all kept messages from that number on. The answers are ["", number, payload],
+//   then ["", -1, ""]. The last 10,000 messages are kept, at most 64 MiB.
 //
-// The first event is AllBlocksCleared: an instance begins with nothing, also one that took the place of another. It
-// comes again where events had to be forgotten because they came faster than the thread could pack them: who listens
-// then knows of less than there is, never of more.
+// The first event is AllBlocksCleared, because an instance begins empty, even in the place of another. It comes again
+// if changes arrive faster than the thread packs them and some are dropped. A subscriber then knows less than there is,
+// never more.
 //
-// Thread safety: any thread may tell; nobody waits for a subscriber. One thread packs and sends.
+// Thread safety: any thread may report changes, and never waits for a subscriber. One thread packs and sends.
 #pragma once
 
 #include <cstdint>
@@ -34,28 +33,29 @@
 namespace xpyd::disagg {
 
 struct KvEventsOptions {
-  std::string endpoint;  // tcp://HOST:PORT, to which subscribers connect; empty: nothing is told
-  std::string replay;    // likewise, for who has missed something; empty: nobody is helped
+  std::string endpoint;  // tcp://HOST:PORT for subscribers; empty: no events
+  std::string replay;    // tcp://HOST:PORT for replays; empty: none
   std::string topic;
-  int rank = 0;  // data_parallel_rank; is added to both ports, unless they are 0
+  int rank = 0;  // data_parallel_rank; added to both ports unless they are 0
 };
 
 // The error names the option.
 Status check_kv_events(const KvEventsOptions& options);
 
-// A block that came, or went.
+// A block that was stored or removed.
 struct CacheChange {
   uint64_t hash = 0;
-  uint64_t parent = 0;  // of one that came; of a first block 0
-  int n_tokens = 0;     // of one that came; 0: it went
+  uint64_t parent = 0;  // of a stored block; 0 for a first block
+  int n_tokens = 0;     // of a stored block; 0: removed
   allocator::Tier tier = allocator::Tier::device;
-  bool first = false;  // it came, and has no parent
+  bool first = false;  // stored, without a parent
 };
-// The payload. `tokens`: of all that came, in that order. Neighbours that follow each other are one event.
+// Returns the payload of a message. `tokens` are those of all stored blocks, in order. Consecutive blocks share one
+// event.
 std::string pack_kv_events(double ts, bool cleared, std::span<const CacheChange> changes,
                            std::span<const int32_t> tokens, int rank);
 
-// A sequence number's frame; in the order of text, too. The last one ends a replay.
+// Returns the frame of a sequence number. Its bytes sort like the numbers. kLastSequence ends a replay.
 std::string sequence_text(uint64_t number);
 inline constexpr uint64_t kLastSequence = ~uint64_t{0};
 
@@ -63,7 +63,7 @@ class KvEvents final : public allocator::CacheListener {
  public:
   // The error names the option that cannot be met.
   static Result<std::shared_ptr<KvEvents>> open(const KvEventsOptions& options);
-  ~KvEvents() override;  // subscribers are left behind with what they have
+  ~KvEvents() override;  // subscribers get no last message
 
   void stored(allocator::Tier tier, uint64_t hash, std::optional<uint64_t> parent,
               std::span<const int32_t> tokens) override;
@@ -76,7 +76,7 @@ class KvEvents final : public allocator::CacheListener {
 
  private:
   struct Told {
-    bool cleared = false;  // before all of these
+    bool cleared = false;  // precedes the changes
     std::vector<CacheChange> changes;
     std::vector<int32_t> tokens;
   };
@@ -92,15 +92,15 @@ class KvEvents final : public allocator::CacheListener {
   const KvEventsOptions options_;
   std::string endpoint_, replay_endpoint_;
   std::mutex mutex_;
-  Told told_;          // guarded
-  bool stop_ = false;  // guarded
+  Told told_;          // guarded by mutex_
+  bool stop_ = false;  // guarded by mutex_
 
-  // The thread's.
+  // For the thread only:
   ZmqSocket publisher_;
   std::unique_ptr<ZmqSocket> replay_;  // null: none
   Told sending_;
-  uint64_t next_ = 0;      // sequence number
-  std::deque<Sent> kept_;  // the last ones
+  uint64_t next_ = 0;      // next sequence number
+  std::deque<Sent> kept_;  // the last messages
   size_t kept_bytes_ = 0;
   std::thread thread_;
 };

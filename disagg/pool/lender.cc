@@ -12,8 +12,8 @@ Lender::Lent* Lender::find(InstanceId to, AttemptId attempt) {
 }
 
 void Lender::handle(InstanceId from, FetchKv message) {
-  constexpr size_t kMost = 64;              // at once
-  if (find(from, message.attempt)) return;  // it comes from another process
+  constexpr size_t kMost = 64;              // prefixes lent at once
+  if (find(from, message.attempt)) return;  // a duplicate from another process
   Lent lent{.to = from,
             .attempt = message.attempt,
             .begin = message.begin,
@@ -41,7 +41,7 @@ void Lender::peer_gone(InstanceId peer) {
   for (Lent& lent : lent_) lent.over |= lent.to == peer;
 }
 
-// What is there now, and stays until it has been read.
+// Lends what has been loaded. It stays until it has been read.
 void Lender::answer(Lent& lent) {
   KvMemory& memory = parts_.memory;
   lent.answered = true;
@@ -64,7 +64,7 @@ void Lender::answer(Lent& lent) {
   parts_.tell(lent.to, std::move(said));
 }
 
-// False: the reader may be inside.
+// Returns false if the reader may still be inside the window.
 bool Lender::give_back(Lent& lent) {
   if (lent.window != WindowKey{} && !parts_.wire.close(lent.window)) return false;
   parts_.memory.free(lent.kv);

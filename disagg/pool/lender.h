@@ -1,6 +1,6 @@
-// The holder's side of a fetch (README.md): a prefix that another instance will read, pinned and leased until it says
-// that it has, or falls silent. What its tiers have of it is loaded first. The tokens are compared here, so equal
-// hashes of unequal prefixes cost an answer, not a wrong token.
+// The holder's side of a fetch (README.md). It pins and leases a prefix until the reader says that it is done, or falls
+// silent. The part in tiers is loaded first. The holder compares tokens, so two prefixes with equal hashes cost a
+// refusal and never a wrong token.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -20,12 +20,12 @@ class Lender {
   void handle(InstanceId from, const FetchOver& message);
   void renewed(InstanceId from, AttemptId attempt);
   void peer_gone(InstanceId peer);
-  bool tick();   // true: something moved
-  void clear();  // the readers find out by themselves
+  bool tick();   // returns whether something moved
+  void clear();  // readers are not told
 
   bool empty() const { return lent_.empty(); }
-  bool counts() const { return waits_ > 0; }  // a window is being closed
-  // f(request, handle): whose KV is read; the request is the reader's affair.
+  bool counts() const { return waits_ > 0; }  // true: a window is being closed
+  // Calls f(request, handle) for each KV that is being read. `request` is 0: only the reader knows it.
   template <class F>
   void each_holder(F&& f) const {
     for (const Lent& lent : lent_)
@@ -36,11 +36,11 @@ class Lender {
   struct Lent {
     InstanceId to = -1;
     AttemptId attempt = 0;
-    int begin = 0, end = 0;  // tokens that were asked for
+    int begin = 0, end = 0;  // tokens requested
     KvHandle kv = kNoKv;
     WindowKey window;
     bool answered = false, over = false;
-    double deadline_s = 0;  // Clock: without a word of the reader
+    double deadline_s = 0;  // Clock: lease of a reader that says nothing
   };
   Lent* find(InstanceId to, AttemptId attempt);
   void answer(Lent& lent);

@@ -1,7 +1,7 @@
-// Which prefixes may be in several places: whether what an instance fetches for one prompt stays in its cache for
-// others. Copies of what is asked for often save fetches; copies of all else push out what only one instance has.
+// Replication of prefixes: whether an instance keeps a fetched prefix in its cache for other prompts. Copies of popular
+// prefixes save fetches. Other copies evict blocks that only one instance has.
 //
-// Thread safety: PrefixHeat none, the conductor locks; the rest are pure functions.
+// Thread safety: the conductor locks PrefixHeat. The rest are pure functions.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@
 
 namespace xpyd::disagg {
 
-// Of the first block of a prefix that one instance is to get.
+// The popularity of the first block that would be fetched.
 struct ReplicationView {
-  double reads_s = 0;  // prompts a second that began with it, over the last window
-  int replicas = 0;    // instances that have it and compute prompts: what a D keeps of its answers spares no fetch
+  double reads_s = 0;  // prompts per second that read it, over the last window
+  int replicas = 0;    // instances that have it and compute prompts (a D's copy saves no fetch)
 };
 
 struct ReplicationPolicy {
@@ -28,12 +28,12 @@ struct ReplicationPolicy {
 std::span<const ReplicationPolicy> replication_policies();
 const ReplicationPolicy* find_replication_policy(std::string_view name);  // null: no such policy
 
-// How often blocks were read in the last ten seconds: a count-min sketch (Cormode and Muthukrishnan, 2005) of this
-// window and of the one before it, which counts for the part of it that is not over. Never too few; too many by more
-// than e / 65,536 of all reads of a window in less than 2 % of cases (e^-4).
+// Reads per block in the last ten seconds: a count-min sketch (Cormode and Muthukrishnan, 2005) of this window and one
+// of the window before, of which the share within ten seconds counts. It never undercounts. In less than 2 % of cases
+// (e^-4) it overcounts by more than e / 65,536 of a window's reads.
 class PrefixHeat {
  public:
-  static constexpr double kWindowSeconds = 10;  // Mooncake's Store: master_config.h
+  static constexpr double kWindowSeconds = 10;  // as in Mooncake's Store: master_config.h
   void read(std::span<const uint64_t> blocks, double now_s);
   double reads_s(uint64_t block, double now_s);
 
