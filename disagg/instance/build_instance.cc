@@ -1,4 +1,4 @@
-// An instance, part by part: what the one before it has left, stages, memory, model, transport.
+// Builds an instance part by part: inherited memory, stages, memory, model, transport.
 #include "allocator/offload/tiered.h"
 #include "allocator/schemes.h"
 #include "disagg/chunked_pp/far_kv.h"
@@ -8,8 +8,8 @@
 namespace xpyd::disagg {
 namespace {
 
-// What is left for an instance of this role, with a name and a queue in any case. The rest ends here: its ports and
-// files, too, are free from now on.
+// Returns what an instance of this role can inherit, always with a name and a queue. The rest is destroyed here, which
+// frees its ports and files.
 InstanceMemory take_over(InstanceMemory left, const ClusterOptions& o, const Welcome& as) {
   InstanceMemory own;
   if (left.pool && left.role == as.role && left.local == as.local && bool(left.cache_log) == as.report_cache)
@@ -38,7 +38,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
   }
   if (shared_pool) {
     kv.pool_bytes *= size_t(kv.n_memories);
-    // What is handed over there is looked for again by who was preempted alone.
+    // On a decode instance only preempted sequences look for handed-over KV again, so tiers keep it only then.
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
   if (o.log)
@@ -49,7 +49,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
   return kv;
 }
 
-// Stages that are processes, here or on other hosts.
+// Makes the stages that are processes, on this host or others.
 std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, const Welcome& as, const PoolPlan& plan,
                                                      Clock& clock) {
   ranks::HeadOptions head = *o.ranks;
@@ -66,13 +66,13 @@ std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, co
   return need(ranks::RemotePipeline::make(std::move(head), plan, clock));
 }
 
-// Who hears of the blocks. `pool`: null for one of its own.
+// Adds the listeners of block changes. `pool` is null if the instance has a pool of its own.
 void add_listeners(const ClusterOptions& o, const Welcome& as, int model_index, const PoolPlan& plan, KvPool* pool,
                    KvOptions& kv, InstanceMemory& own) {
   if (as.report_cache && !pool) {
     kv.listeners.push_back(own.cache_log = std::make_shared<PrefixLog>());
     if (kv.tiers.block_tokens == plan.whole.block_tokens)
-      kv.tiers.listeners.push_back(own.cache_log);  // else of other hashes
+      kv.tiers.listeners.push_back(own.cache_log);  // otherwise the hashes differ
   }
   if (o.kv_events.endpoint.empty()) return;
   KvEventsOptions to = o.kv_events;
@@ -80,10 +80,10 @@ void add_listeners(const ClusterOptions& o, const Welcome& as, int model_index, 
   own.events = need(KvEvents::open(to));
   kv.listeners.push_back(own.events);
   kv.tiers.listeners.push_back(own.events);
-  if (pool && model_index == 0) pool->tell(own.events);  // what threads share is told once
+  if (pool && model_index == 0) pool->tell(own.events);  // threads publish a shared pool once
 }
 
-// The memory over `pool`, or over one of its own, which the instance can leave unless it is memory of stages.
+// Makes the memory over `pool`, or over a new pool. The instance can leave the new pool unless stages hold it.
 void make_memory(const ClusterOptions& o, const KvShards& shards, const KvOptions& kv, std::shared_ptr<KvPool> pool,
                  bool of_stages, InstanceMemory& own) {
   if (!pool) {
@@ -96,10 +96,10 @@ void make_memory(const ClusterOptions& o, const KvShards& shards, const KvOption
   own.memory = std::move(memory);
 }
 
-// `far`: stages on other hosts, from which the KV goes; null: it is here.
+// `far`: the stages on other hosts that hold the KV; null: it is here.
 std::unique_ptr<KvTransport> make_wire(const ClusterOptions& o, const Welcome& as, const InstanceMemory& own,
                                        ranks::RemotePipeline* far, Clock& clock) {
-  std::vector<MemoryRange> regions;  // of each rank
+  std::vector<MemoryRange> regions;  // one for each rank
   for (int rank = 0; rank < own.memory->n_ranks(); ++rank) {
     KvLayout layout = own.memory->layout();
     layout.shape = rank_shape(layout.shape, o.shards(as.role), rank);
@@ -125,7 +125,7 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
                           .escrow = o.escrow,
                           .cost = first_cost(o.prior),
                           .lease_s = as.lease_s,
-                          .checksum = o.kv_checksum && !far,  // it cannot read its KV
+                          .checksum = o.kv_checksum && !far,  // stages on other hosts: this process cannot read the KV
                           .post_by_stage = far,
                           .log = o.log};
   options.engine = {.policy = o.batching,
@@ -137,7 +137,7 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
                     .by_layer = o.kv_by_layer,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
-  const bool leaves = as.role == Role::prefill;  // its sequences do, with their first token
+  const bool leaves = as.role == Role::prefill;  // its sequences leave with their first token
   if (!leaves) options.engine.speculation = o.speculation;
   return options;
 }
@@ -165,7 +165,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     add_listeners(o, as, model_index, plan, pool.get(), kv, own);
     make_memory(o, shards, kv, std::move(pool), pipeline != nullptr, own);
   } else if (own.cache_log) {
-    own.cache_log->begin_anew();  // whoever hears it now knows nothing
+    own.cache_log->begin_anew();  // the new conductor knows nothing of the cache
   }
   InstanceOptions options = instance_options(o, as, far != nullptr);
   options.cache_log = own.cache_log;

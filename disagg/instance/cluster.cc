@@ -47,7 +47,7 @@ KvOptions kv_options(const ClusterOptions& o) {
 ConductorOptions conductor_options(const ClusterOptions& o) {
   ConductorOptions conductor = o;
   conductor.zero_copy = o.transport->shared_pool;
-  if (o.fetch->fetches && o.prior)  // a copy on this machine: no wire is faster
+  if (o.fetch->fetches && o.prior)  // a local copy is the lower bound of any transport
     conductor.fetch_s_per_token = 2 * double(o.kv.shape.token_bytes()) / o.prior->rates.bytes_per_s;
   return conductor;
 }
@@ -107,7 +107,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   const size_t n = o.topology.size();
   const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
-  o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
+  o.kv.keep_idle = !shared;  // other instances may need what an idle one would keep
   need(check_shared_pool(o, false));
   std::shared_ptr<KvPool> shared_pool;
   if (shared) {

@@ -1,6 +1,6 @@
-// The cluster: instances as threads of this process, and the conductor that places requests on them.
+// Cluster: instances as threads of this process, and the conductor that places requests on them.
 //
-// Thread safety: the Service calls from any thread.
+// Thread safety: any thread may call the functions of Service.
 #pragma once
 
 #include <atomic>
@@ -24,17 +24,17 @@
 
 namespace xpyd::disagg {
 
-// "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is an error.
-Result<std::vector<Role>> parse_topology(const std::string& text, int most = 64);  // of each letter
+// Parses "1P1D", "2P3D", "1C" or "2C1P1D" into roles: first C, then P, then D. P without D and D without P are errors.
+Result<std::vector<Role>> parse_topology(const std::string& text, int most = 64);  // `most` of each letter
 
 struct ClusterOptions : ConductorOptions {
   std::vector<Role> topology;
   const KvScheme* kv_scheme = nullptr;
-  KvOptions kv;                        // of one instance; a shared pool has pool_bytes times the number of instances
-  int prefill_tp = 1, prefill_pp = 1;  // ranks of a prefill or colocated instance
-  int decode_tp = 1, decode_pp = 1;    // … of a decode instance
-  int pipeline_window = 0;             // waves under way on several stages; 0: two for each
-  std::optional<ranks::HeadOptions> ranks;  // several stages are processes; nothing: threads
+  KvOptions kv;                             // of one instance; a shared pool has pool_bytes for each instance
+  int prefill_tp = 1, prefill_pp = 1;       // ranks of a prefill or colocated instance
+  int decode_tp = 1, decode_pp = 1;         // … of a decode instance
+  int pipeline_window = 0;                  // waves in flight on a pipeline; 0: two per stage
+  std::optional<ranks::HeadOptions> ranks;  // stages are processes; empty: threads
   KvShards shards(Role role) const {
     const bool decode = role == Role::decode;
     return {.n_layers = kv.shape.n_layers,
@@ -43,57 +43,58 @@ struct ClusterOptions : ConductorOptions {
             .pp = decode ? decode_pp : prefill_pp};
   }
   const BatchPolicy* batching = nullptr;
-  const AdmissionRule* admit = nullptr;  // null: the policy's own
-  ChunkOptions chunks;                   // but for what follows from the role's shards
+  const AdmissionRule* admit = nullptr;  // null: the batching policy's own
+  ChunkOptions chunks;                   // without what follows from the role's shards
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
-  KvEventsOptions kv_events;            // an instance adds its number to the rank
-  std::optional<FaultOptions> faults;   // of the transport, on purpose
-  std::string wire_host = "127.0.0.1";  // where wires that listen do
-  std::vector<std::string> nics;        // rdma: TransportOptions
-  bool kv_checksum = false;             // of all KV that crosses
-  int max_batch = 64;                   // sequences per instance
-  int vocab = INT_MAX;                  // token ids
-  bool ahead = true;                    // engines plan a step while the model computes the one before, where it can
-  bool kv_by_layer = true;              // EngineOptions::by_layer
+  KvEventsOptions kv_events;            // an instance adds its number to `rank`
+  std::optional<FaultOptions> faults;   // faults injected into the transport
+  std::string wire_host = "127.0.0.1";  // address at which transports listen
+  std::vector<std::string> nics;        // rdma: see TransportOptions
+  bool kv_checksum = false;             // checksums over all KV that crosses
+  int max_batch = 64;                   // sequences of an instance's batch
+  int vocab = INT_MAX;                  // number of token ids
+  bool ahead = true;                    // plan a step while the model computes the one before
+  bool kv_by_layer = true;              // see EngineOptions::by_layer
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   Device* device = &cpu_device();
-  // Cores of each instance of the topology, on which it computes and whose NUMA node its memory is of; empty: any.
+  // The cores on which each instance of the topology computes; its memory is on their NUMA node. Empty: any cores.
   std::vector<std::vector<int>> cpus;
-  // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`, of `device`.
+  // Makes the model of instance number `instance` (from 0) for its role's shards(). Its work goes to `queue` of
+  // `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
-  // FLOP/s that its threads can do, 0 where it is not known; null: of none.
+  // Returns the peak FLOP/s of an instance's threads, or 0 if it is unknown; null: unknown for all.
   std::function<double(int instance)> peak_flops;
 };
 
-// Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being sent away.
+// Returns the most sequences that hold KV in one memory: a batch, and as many prompts that are being sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
-KvOptions kv_options(const ClusterOptions& options);  // of one instance's memory
+KvOptions kv_options(const ClusterOptions& options);  // for one instance's memory
 ConductorOptions conductor_options(const ClusterOptions& options);
-// Whether the instances can draw from one pool, where the wire wants that.
+// Returns an error if the transport needs one shared pool and these instances cannot share one.
 Status check_shared_pool(const ClusterOptions& options, bool processes);
-// That of processes; null where the wire wants none.
+// Makes the pool that processes share; null if the transport needs none.
 Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
 std::vector<std::string> instance_names(const std::vector<Role>& topology);
 
-// Memory that an instance leaves to the next one of its process, with the prefix cache in it.
+// Memory that an instance leaves to the next instance of its process, with its prefix cache.
 struct InstanceMemory {
   Role role = Role::colocated;
-  bool local = false;                  // Welcome's
-  std::unique_ptr<DeviceQueue> queue;  // its copies go there
-  std::shared_ptr<KvPool> pool;        // null: it cannot be left, as others have it too
+  bool local = false;                  // Welcome::local
+  std::unique_ptr<DeviceQueue> queue;  // queue of its copies
+  std::shared_ptr<KvPool> pool;        // null: cannot be left, because others share it or stages hold it
   std::shared_ptr<KvMemory> memory;
-  std::shared_ptr<std::string> name;     // of the instance whose it is now
-  std::shared_ptr<PrefixLog> cache_log;  // hears of it; null: not wanted
-  std::shared_ptr<KvEvents> events;      // hears of it; null: it tells nobody
+  std::shared_ptr<std::string> name;     // of the instance that uses it now
+  std::shared_ptr<PrefixLog> cache_log;  // gets its changes for CacheReport; null: not wanted
+  std::shared_ptr<KvEvents> events;      // publishes its changes; null: not wanted
 };
-// An instance, as a thread of this process or in a process of its own. `model_index`: what
-// options.make_model is asked for. `pool`: null for one of its own; else of options.kv.n_memories
-// instances. `left`: by an instance of the same options that is gone; taken where it is of this role.
-// join_pool() is for a process: what Welcome names.
+// Builds an instance, for a thread of this process or for a process of its own. `model_index` is the argument of
+// options.make_model. `pool` is shared by options.kv.n_memories instances; null: a pool of its own. `left` comes from
+// an earlier instance with equal options and is used if the role matches. A worker process gets its pool from
+// join_pool().
 struct BuiltInstance {
   InstanceMemory memory;
   std::unique_ptr<Instance> instance;
@@ -108,8 +109,8 @@ class Cluster final : public Runtime, private Post {
   static Result<std::unique_ptr<Cluster>> create(ClusterOptions options, Clock& clock);
   ~Cluster() override;
 
-  Status start() override;  // starts the threads; not under a virtual clock
-  bool turn();              // turns every instance once, on the caller's thread, when not started
+  Status start() override;  // starts the threads; not for a virtual clock
+  bool turn();              // without threads: one turn of every instance on this thread
   void drain() override { conductor_.drain(); }
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;
@@ -132,16 +133,16 @@ class Cluster final : public Runtime, private Post {
   void send(InstanceId from, InstanceId to, Message message) override;
 
   Conductor conductor_;
-  std::vector<InstanceMemory> memories_;  // one per instance
+  std::vector<InstanceMemory> memories_;  // one for each instance
   std::vector<std::unique_ptr<Instance>> instances_;
-  std::vector<std::vector<int>> cpus_;  // ClusterOptions
+  std::vector<std::vector<int>> cpus_;  // see ClusterOptions
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
   std::mutex stop_mutex_;
   std::condition_variable stopping_;
 };
 
-// An instance of this process, asked directly.
+// Reads an instance of this process directly.
 class LocalProbe final : public InstanceProbe {
  public:
   explicit LocalProbe(const Instance& instance) : instance_(instance) {}

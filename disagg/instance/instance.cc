@@ -61,7 +61,7 @@ InstanceInfo Instance::info() const {
 
 void Instance::send(InstanceId from, Message message) {
   leases_.put({from, options_.id, std::move(message)});
-  if (engine_.in_waves()) model_->interrupt();  // mail does not wait for a wave
+  if (engine_.in_waves()) model_->interrupt();  // mail interrupts the wait for a wave
 }
 
 bool Instance::turn() {
@@ -71,7 +71,7 @@ bool Instance::turn() {
   for (size_t i = 0; i < inbox.size(); ++i) {
     Envelope& envelope = inbox[i];
     if (peers_.waits(envelope, kv_.attempts)) {
-      // Or the conductor's queue would stand still for other decode instances as well.
+      // The conductor is told that the job has started. Otherwise its queue would stop for all decode instances.
       if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= n_waiting_)
         parts_.tell(kConductor, AttemptProgress{job->attempt, AttemptProgress::started});
       waiting.push_back(std::move(envelope));
@@ -83,10 +83,10 @@ bool Instance::turn() {
   n_waiting_ = waiting.size();
   inbox = std::move(waiting);
   moved |= kv_.tick();
-  // What is true now, and will be while a step takes its time.
+  // These attempts stand now, and stand until the step is over.
   if (options_.lease_s > 0) leases_.update(kv_.shared());
   status_.charge_transfers();
-  if (!engine_.in_waves()) post_.hold();  // a step of waves may wait for others when it has told of the first tokens
+  if (!engine_.in_waves()) post_.hold();  // a step of waves may block after it has sent first tokens
   moved |= engine_.step();
   if (const std::optional<StepCosts::Took> took = costs_.turn()) {
     status_.saw(*took);
@@ -114,14 +114,14 @@ void Instance::run(const std::atomic<bool>& stop) {
 
 void Instance::handle(InstanceId, StartRequest message) {
   const AttemptId attempt = message.attempt;
-  // It comes from another process.
+  // The message may come from another process, so duplicates are ignored.
   if (kv_.has(attempt) || kv_.fetcher.has(attempt)) return;
   if (message.order == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
   if (!message.fetch.holders.empty()) return kv_.fetcher.start(std::move(message));
   begin(std::move(message), kNoKv, 0, nullptr);
 }
 
-// Its first `tokens` tokens are in `kv`, if that is any, or come there.
+// Submits the prompt. `kv` holds its first `tokens` tokens, or they are still arriving; kNoKv: nothing is there.
 void Instance::begin(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
   SequencePtr sequence = kv_.attempts.begin(message.attempt, std::move(message.request), message.state);
   if (kv != kNoKv) {
@@ -143,7 +143,8 @@ void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decod
   engine_.submit(std::move(sequence));
 }
 
-// All but the prompt's last token, whose logits the decode instance wants: one that is sampled here is nobody's.
+// decode_first: computes all but the prompt's last token. The decode instance computes that one and samples from its
+// logits; the token sampled here is discarded.
 void Instance::handle(InstanceId, PrefillJob message) {
   if (kv_.has(message.attempt)) return;
   auto request = std::make_shared<Request>();
@@ -169,8 +170,8 @@ void Instance::handle(InstanceId, PeerGone message) {
   peers_.forget(message.id);
 }
 
-// The peer may live, and write: windows that are being closed wait for it. Its wire may have
-// broken, too: when it joins again it is connected again.
+// The peer may still live and write, so windows that are being closed wait for it. Its connection is made again when it
+// joins again.
 void Instance::handle(InstanceId, PeerBroken message) {
   kv_.peer_gone(message.id, options_.name + " lost its connection to a peer");
   parts_.peers.erase(message.id);

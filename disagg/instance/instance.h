@@ -1,9 +1,9 @@
-// One instance: an engine, its KV memory, its wire, and both sides of the P/D state machine
-// (disagg/README.md draws it). It knows its peers and the conductor by number alone, and tells them
-// messages; whether they are threads of this process or run elsewhere is the Post's affair.
+// One instance: an engine, its KV memory, its transport, and both sides of the P/D state machine (drawn in
+// disagg/README.md). It knows peers and conductor by number and sends them messages through a Post, whether they are
+// threads or processes.
 //
-// Thread safety: send(), poke() and stats() from any thread; everything else from the instance's
-// own thread (or, under a virtual clock, from the one thread that turns all instances).
+// Thread safety: any thread may call send(), poke(), stats(), block_map() and renew_leases(). Everything else is for
+// the instance's own thread, or, under a virtual clock, for the one thread that turns all instances.
 #pragma once
 
 #include <atomic>
@@ -27,41 +27,40 @@ namespace xpyd::disagg {
 
 class Instance final {
  public:
-  // The memory may outlive it: build_instance().
+  // `memory` may outlive the instance (see build_instance()).
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::shared_ptr<KvMemory> memory,
            std::unique_ptr<KvTransport> transport, Clock& clock, Post& post);
 
   InstanceInfo info() const;
-  void send(InstanceId from, Message message);
-  void poke() {
+  void send(InstanceId from, Message message);  // puts it into the inbox; never blocks
+  void poke() {                                 // wakes the instance's thread
     leases_.mail().poke();
     model_->interrupt();
   }
-  // The thread of control, every eighth of a lease: says that this instance lives, and what stands
-  // at it (handover/leases.h). Where leases are 0 nobody needs to.
+  // Tells peers and conductor that this instance lives and which attempts it holds (handover/leases.h). Requires: a
+  // control thread calls it every eighth of a lease, unless leases are off.
   void renew_leases();
 
-  // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
+  // One turn of the loop: messages, reservations, transfers, one engine step. Returns false if nothing moved.
   bool turn();
-  // Turns until `stop` is set; sleeps when there is nothing to do.
+  // Calls turn() until `stop` is set, and sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);
-  // Nothing is in progress here.
+  // Returns whether no request is in progress here.
   bool idle() const { return engine_.idle() && kv_.empty(); }
-  // It has to look at what arrives, for which there is no mail.
+  // Returns whether transfers must be polled, because no message announces their end.
   bool counts_posts() const { return kv_.counts(); }
-  // Whatever is inside ends with `reason`. For an end in order the conductor hears of it; what the
-  // others know of it they find out by themselves.
+  // Ends every sequence with `reason`. In an orderly shutdown the conductor gets these ends. Peers get no message.
   void shut_down(FinishReason reason, const std::string& error);
 
   const InstanceOptions& options() const { return options_; }
-  // Of its memory (`complete`: as KvMemory's), and of who waits in its engine.
+  // Checks the memory (`complete` as in KvMemory) and the engine's queues.
   void check_invariants(bool complete = true) const {
     memory_->check_invariants(complete);
     engine_.check_invariants();
   }
   const KvMemory& memory() const { return *memory_; }
   KvMemory& memory() { return *memory_; }
-  // InstanceStatus.
+  // See InstanceStatus.
   InstanceStats stats() const { return status_.stats(); }
   std::shared_ptr<const BlockMap> block_map() const { return status_.block_map(); }
   const std::atomic<uint64_t>& published() const { return status_.published(); }
@@ -72,7 +71,7 @@ class Instance final {
   void handle(InstanceId from, PeerGone message);
   void handle(InstanceId from, PeerBroken message);
   void handle(InstanceId, ClearPrefixCache) { memory_->clear_prefix_cache(); }
-  // Of every other message: the parts that have a handle() for it; of the conductor's there is none.
+  // Other messages go to the parts that have a handle() for them.
   template <class M>
   void handle(InstanceId from, M message) {
     hand_to(from, std::move(message), peers_, kv_);
@@ -95,7 +94,7 @@ class Instance final {
   PeerLinks peers_;
   StepCosts costs_;
   InstanceStatus status_;
-  size_t n_waiting_ = 0;  // for a wire: the first ones of the inbox
+  size_t n_waiting_ = 0;  // messages at the head of the inbox that wait for a connection
   int64_t logged_evictions_ = 0;
 };
 

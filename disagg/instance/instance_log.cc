@@ -1,4 +1,4 @@
-// Instance: its lines in the event log.
+// Instance: the lines that it writes into the event log.
 #include "disagg/conductor/event_log.h"
 #include "disagg/instance/instance.h"
 #include "disagg/life.h"

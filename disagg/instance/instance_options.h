@@ -1,4 +1,4 @@
-// What an instance is told when it is made.
+// The options of an instance.
 //
 // Thread safety: a plain value.
 #pragma once
@@ -23,19 +23,19 @@ struct InstanceOptions {
   std::string name;
   Role role = Role::colocated;
   StreamKv stream_kv = StreamKv::layer;
-  bool escrow = false;  // prompts that leave begin when all that they need is held (handover/reservation.h)
+  bool escrow = false;  // see handover/reservation.h
   EngineOptions engine;
-  StepCost cost;            // before the first step
-  bool cost_known = false;  // steps take just that (a simulation's)
-  double lease_s = 0;       // see InstanceParts; also: reports and renewals go out every quarter of it
+  StepCost cost;            // initial step cost
+  bool cost_known = false;  // the cost is exact (simulation)
+  double lease_s = 0;       // see InstanceParts; reports and renewals leave every quarter of it
   bool checksum = false;
-  bool post_by_stage = false;            // InstanceParts
-  std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
-  double report_every_s = 0.01;          // … at most
-  handover::Visits* visits = nullptr;    // of a test
-  std::shared_ptr<EventLog> log;         // of its plans, steps and transfers; null: none
-  double bytes_scale = 1;                // of what crosses (a simulation's KV is small)
-  double peak_tflops = 0;                // 10^12 FLOP/s that its threads can do; 0: not known
+  bool post_by_stage = false;            // see InstanceParts
+  std::shared_ptr<PrefixLog> cache_log;  // changes of its memory, for CacheReports; null: not wanted
+  double report_every_s = 0.01;          // least time between two CacheReports
+  handover::Visits* visits = nullptr;    // of a test; may be null
+  std::shared_ptr<EventLog> log;         // gets its plans, steps and transfers; null: none
+  double bytes_scale = 1;                // factor on transferred bytes (a simulation's KV is small)
+  double peak_tflops = 0;                // 10^12 FLOP/s of its threads; 0: unknown
 };
 
 }  // namespace xpyd::disagg

@@ -5,7 +5,7 @@
 
 namespace xpyd::disagg {
 
-// What a step changes is at its end.
+// Changes during a step count from its end.
 void InstanceStatus::charge_transfers() {
   const double now = parts_.clock.now();
   transfer_block_s_ += double(moving_blocks_) * (now - std::exchange(charged_s_, now));
@@ -19,7 +19,7 @@ void InstanceStatus::saw(const StepCosts::Took& took) {
 }
 
 void InstanceStatus::report_cache() {
-  constexpr size_t kMost = 4096;  // hashes in one report
+  constexpr size_t kMost = 4096;  // hashes in one report, stored and removed together
   const double now = parts_.clock.now();
   if (!options_.cache_log || now < reported_s_ + options_.report_every_s) return;
   reported_s_ = now;
@@ -91,7 +91,7 @@ void InstanceStatus::draw_map() {
   double until = watched_until_s_.load(std::memory_order_relaxed);
   if (until == 0) return;
   const double began = parts_.clock.now();
-  std::shared_ptr<BlockMap> map;  // none, when nobody looks any more
+  std::shared_ptr<BlockMap> map;  // null: nobody asks any more
   if (began <= until) {
     if (began < next_map_s_) return;
     std::vector<std::pair<int32_t, uint64_t>> held;
@@ -103,7 +103,7 @@ void InstanceStatus::draw_map() {
     map->t = began;
     next_map_s_ = began + std::max(0.1, 50 * (parts_.clock.now() - began));
   } else if (!watched_until_s_.compare_exchange_strong(until, 0)) {
-    return;  // somebody has come just now
+    return;  // block_map() was called just now
   }
   std::lock_guard lock(mutex_);
   map_ = std::move(map);

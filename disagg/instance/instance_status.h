@@ -1,6 +1,6 @@
-// What an instance says of itself: counters, a map of its blocks, and changes of its prefix cache.
+// InstanceStatus publishes an instance's state: counters, a map of its blocks, and the changes of its prefix cache.
 //
-// Thread safety: stats(), block_map() and published() from any thread; the rest from the instance's.
+// Thread safety: any thread may call stats(), block_map() and published(); the rest is for the instance's thread.
 #pragma once
 
 #include <atomic>
@@ -22,20 +22,20 @@ class InstanceStatus {
   }
 
   InstanceStats stats() const;
-  // Where its blocks are; null: not known yet. It is drawn between two steps, for the next seconds every 0.1 s at most,
-  // and in a fiftieth of the time. Where nobody asks, nothing is.
+  // Returns the map of its blocks; null: not drawn yet. A call requests maps for the next 5 s. They are drawn between
+  // two steps, at most every 0.1 s and in at most 1/50 of the time. Without calls none is drawn.
   std::shared_ptr<const BlockMap> block_map() const;
-  const std::atomic<uint64_t>& published() const { return count_; }  // times that stats() have changed
+  const std::atomic<uint64_t>& published() const { return count_; }  // counts the changes of stats()
 
-  // Before a step: what others than the engine hold now they have until the next turn.
+  // Before a step: charges the KV held outside the engine, which stays charged until the next turn.
   void charge_transfers();
-  void saw(const StepCosts::Took& took);  // of the step: how well it was predicted
-  // After a step: the changes of the prefix cache go to the conductor, if it is time.
+  void saw(const StepCosts::Took& took);  // records how well the step was predicted
+  // After a step: sends the changes of the prefix cache to the conductor, if a report is due.
   void report_cache();
   void publish(const StepCost::Terms& cost);
   void draw_map();
-  // True: it is idle, and was not at the last call. The conductor hears then that the last answer's KV is not held any
-  // more.
+  // Returns true if the instance is idle and was not at the last call. The conductor then gets a report, which shows
+  // that the last answer's KV is free.
   bool became_idle(bool idle) { return !std::exchange(idle_, idle) && idle; }
 
  private:
@@ -43,17 +43,17 @@ class InstanceStatus {
   InstanceParts& parts_;
   const Engine& engine_;
   const KvExchange& kv_;
-  double transfer_block_s_ = 0, charged_s_ = 0;  // Spent::transfer_gb_s, until then (Clock)
-  size_t moving_blocks_ = 0;                     // … and since
+  double transfer_block_s_ = 0, charged_s_ = 0;  // block seconds, up to then (Clock)
+  size_t moving_blocks_ = 0;                     // blocks charged since then
   bool idle_ = true;
   double reported_s_ = 0;  // Clock: the last CacheReport
-  double next_map_s_ = 0;  // Clock: not before
+  double next_map_s_ = 0;  // Clock: no map before
 
   mutable std::mutex mutex_;  // guards the next two
   InstanceStats published_;
   std::shared_ptr<const BlockMap> map_;
   std::atomic<uint64_t> count_{0};
-  mutable std::atomic<double> watched_until_s_{0};  // Clock; 0: nobody looks at the map
+  mutable std::atomic<double> watched_until_s_{0};  // Clock; 0: no maps are wanted
 };
 
 }  // namespace xpyd::disagg

@@ -1,5 +1,5 @@
-// The parts of an instance that exchange KV with others, told and asked as one. Each declares the messages that it
-// takes by a handle() of their type.
+// KvExchange groups the parts of an instance that exchange KV with others. Each part takes the messages for which it
+// declares a handle().
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace xpyd::disagg {
 
-// Gives the message to each of `parts` that has a handle() for its type. Where several have, they take a reference.
+// Gives the message to each of `parts` that has a handle() for its type. If several have, they take it by reference.
 template <class M, class... Parts>
 void hand_to(InstanceId from, M&& message, Parts&... parts) {
   const auto one = [&](auto& part) {
@@ -28,7 +28,7 @@ void hand_to(InstanceId from, M&& message, Parts&... parts) {
 
 struct KvExchange {
   Attempts attempts;
-  handover::Sender& sender;  // the engine's hooks
+  handover::Sender& sender;  // owned by the instance; also the engine's hooks
   handover::Receiver receiver;
   handover::Reservations reservations;
   pool::Fetcher fetcher;
@@ -42,12 +42,12 @@ struct KvExchange {
     for (AttemptId attempt : message.attempts)
       sender.renewed(from, attempt), receiver.renewed(from, attempt), lender.renewed(from, attempt);
   }
-  // `why`: for the conductor; "" where it knows.
+  // `why` goes to the conductor; "": it knows already.
   void peer_gone(InstanceId peer, const std::string& why = "") {
     sender.peer_gone(peer, why), receiver.peer_gone(peer, why);
     fetcher.peer_gone(peer), lender.peer_gone(peer);
   }
-  bool tick() {  // true: something moved
+  bool tick() {  // returns whether something moved
     bool moved = sender.tick();
     moved |= receiver.tick();
     moved |= fetcher.tick();
@@ -64,15 +64,15 @@ struct KvExchange {
   bool empty() const {
     return reservations.size() == 0 && sender.empty() && receiver.empty() && fetcher.empty() && lender.empty();
   }
-  // It has to look at what arrives, for which there is no mail.
+  // Returns whether transfers must be polled, because no message announces their end.
   bool counts() const { return receiver.counts() || fetcher.counts() || lender.counts(); }
-  // Attempts that stand here and belong to peers, too.
+  // Returns the attempts here that peers hold, too.
   handover::SharedAttempts shared() const {
     handover::SharedAttempts of_peer;
     sender.add_shared(of_peer), receiver.add_shared(of_peer), fetcher.add_shared(of_peer);
     return of_peer;
   }
-  // f(request, handle) of each sequence that holds KV here, and is not the engine's.
+  // Calls f(request, handle) for each sequence that holds KV here outside the engine.
   template <class F>
   void each_holder(const F& f) const {
     reservations.each_holder(f), sender.each_holder(f), receiver.each_holder(f);

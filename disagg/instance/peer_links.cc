@@ -14,7 +14,7 @@ void PeerLinks::handle(InstanceId, PeerJoined message) {
   pending_[id] = {.info = std::move(message.info), .since_s = parts_.clock.now()};
 }
 
-// A turn looks at all that waits with the same eyes, so nothing is overtaken.
+// One turn decides about all waiting messages at the same moment, so none overtakes another.
 bool PeerLinks::connect() {
   constexpr double kAgainSeconds = 0.25;
   const double now = parts_.clock.now();
@@ -25,7 +25,7 @@ bool PeerLinks::connect() {
     const auto next = std::next(at);
     if (now >= peer.again_s) {
       const Result<bool> connected = parts_.wire.connect(info.id, info.address);
-      if (!connected) {  // until it can, what is placed on the two of us is placed anew
+      if (!connected) {  // until it succeeds, attempts that both share are placed anew
         if (std::exchange(peer.calling, false))
           log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(), info.name.c_str(),
                    connected.error().message.c_str());
@@ -34,7 +34,7 @@ bool PeerLinks::connect() {
         moved = true;
       } else if (connected.value()) {
         if (Status known = parts_.peers.add(info.id, info.layout, info.shards);
-            !known)  // it comes from another process
+            !known)  // the layout comes from another process
           log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
                    info.name.c_str(), known.error().message.c_str());
         pending_.erase(at);

@@ -1,5 +1,5 @@
-// An instance's wire to its peers: who they are, and which of them it is not connected to yet. It calls a peer as soon
-// as it hears of it, and again and again while the peer cannot be reached. Only messages of the first call wait.
+// The connections of an instance's transport to its peers. It calls a peer as soon as it joins, and again while it
+// cannot be reached. Messages wait for the first call only.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -16,26 +16,26 @@ class PeerLinks {
  public:
   PeerLinks(const InstanceOptions& options, InstanceParts& parts) : options_(options), parts_(parts) {}
 
-  void handle(InstanceId from, PeerJoined message);
-  // Goes on connecting, without waiting for anybody. True: a wire has been connected, or cannot be.
+  void handle(InstanceId from, PeerJoined message);  // begins the first call of a peer
+  // Continues connecting, without blocking. Returns true if a connection was made or a call failed.
   bool connect();
-  // True: the message comes from a peer that is being called for the first time, or is work that is placed on it. It is
-  // of use when the peer can be reached, and is given up when it cannot. A client that has left or has no more time
-  // does not wait for that.
+  // Returns whether the message must wait: it comes from a peer whose first call is under way, or it is work to be
+  // shared with one. It is handled when the peer is reached or the call fails. Work whose client has left or whose
+  // deadline is over does not wait.
   bool waits(const Envelope& envelope, const Attempts& attempts) const;
   void disconnect(InstanceId peer);
-  void forget(InstanceId peer);  // once the other parts know that it is gone
-  // The time until a peer is called again, or `seconds`, whichever is less.
+  void forget(InstanceId peer);  // requires: the other parts know that it is gone
+  // Returns the time until a peer is called again, at most `seconds`.
   double nap(double seconds) const;
   std::string name_of(InstanceId id) const;
 
  private:
-  // A peer that the wire is not connected to yet.
+  // A peer that the transport is not connected to yet.
   struct Pending {
     InstanceInfo info;
-    bool calling = true;  // for the first time; false: it could not be reached
-    double since_s = 0;   // Clock: this try
-    double again_s = 0;   // Clock: not asked before
+    bool calling = true;  // first call; false: it has failed
+    double since_s = 0;   // Clock: begin of this call
+    double again_s = 0;   // Clock: not polled before
   };
 
   const InstanceOptions& options_;

@@ -15,13 +15,14 @@ bool StepCosts::loads(int from, int to, int tokens, double load_s) {
   };
   const double saved_s = prompt_s(from) - prompt_s(to), now = clock_.now();
   const double computed_s = std::max(0.0, computed_until_s_ - now) + saved_s;
-  if (load_s < computed_s || saved_s <= 0) return true;  // or nothing is known yet
+  if (load_s < computed_s || saved_s <= 0) return true;  // also if nothing is known yet
   computed_until_s_ = now + computed_s;
   return false;
 }
 
-// Of two steps in a row the second takes what lies between their ends: mail, tokens and wires are looked after in that
-// time, too. Of waves it is their slowest stage's time, which is the time from one to the next where stages are busy.
+// For two steps in a row, the second is charged the time between their ends, which includes messages, tokens and
+// transfers. For waves the charge is the time of the slowest stage, which is the interval between waves when stages are
+// busy.
 std::optional<StepCosts::Took> StepCosts::turn() {
   const EngineStats& engine = engine_.stats();
   if (engine.steps == counted_.steps) {
@@ -35,7 +36,7 @@ std::optional<StepCosts::Took> StepCosts::turn() {
   const double seconds = from_the_last ? now - fitted_s_ : engine.step_seconds - counted_.step_seconds;
   const Took took{step, seconds, cost_.seconds(step), now};
   fitted_s_ = now;
-  // The first steps of all are slow: memory is touched, and kernels are loaded, for the first time.
+  // The first step is not fitted: it touches memory and loads kernels for the first time.
   if (!options_.cost_known && counted_.steps > 0) {
     cost_.saw(step, seconds);
     engine_.know_cost(cost_.terms(), cost_.steps_seen());

@@ -1,5 +1,5 @@
-// What an instance's steps cost: a line that is fitted to them (model/cost/step_cost.h), which the engine's chunk
-// policy is told, and by which a prefix in a tier is loaded or computed.
+// The cost of an instance's steps: a model fitted to measured steps (model/cost/step_cost.h). The engine's chunk policy
+// uses it, and so does the choice between loading a prefix from a tier and computing it.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -20,12 +20,12 @@ class StepCosts {
     double seconds, predicted_s;
     double end_s;  // Clock
   };
-  // Requires: it is called once in each turn. Returns what the turn's step took, if it had one.
+  // Requires: it is called once in each turn. Returns the duration of the turn's step, if there was one.
   std::optional<Took> turn();
-  // The last turn moved, and the next one follows it at once.
+  // `moved`: the last turn did something, so the next turn follows without sleep.
   void back_to_back(bool moved) { back_to_back_ = moved; }
-  // KvLoader::Worth. A load waits behind loads, and what is computed in its place behind what was: link and processor
-  // work beside each other.
+  // Decides whether to load or compute (see KvLoader::Worth). Loads queue behind loads and computation behind
+  // computation, because link and processor work in parallel.
   bool loads(int from, int to, int tokens, double load_s);
   StepCost::Terms terms() const { return cost_.terms(); }
 
@@ -34,9 +34,9 @@ class StepCosts {
   Engine& engine_;
   Clock& clock_;
   StepCost cost_;
-  EngineStats counted_;          // that cost_ has seen
-  double fitted_s_ = 0;          // when it did, if the last turn had a step
-  double computed_until_s_ = 0;  // what loads() has refused
+  EngineStats counted_;          // the counters at the last fit
+  double fitted_s_ = 0;          // Clock: the last fit; 0: the last turn had no step
+  double computed_until_s_ = 0;  // Clock: end of the work that loads() chose to compute
   bool back_to_back_ = false;
 };
 
