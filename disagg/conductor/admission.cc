@@ -9,7 +9,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// What a decode batch is: so many sequences, with so many tokens of KV.
+// A decode batch: the number of its sequences and their KV tokens.
 struct Batch {
   double sequences = 0, context = 0, at_longest = 0;
   std::vector<const DecodeView*> all;
@@ -22,15 +22,16 @@ struct Batch {
   }
 };
 
-// An idle one would take it now; else the queue before it gets shorter by a second each second.
+// An idle instance takes any prompt. Otherwise the queue gets one second shorter each second, which gives the retry
+// time.
 Refusal prefill_load(const ClusterAdmission& view) {
   if (view.ttft_s <= view.objectives.ttft_s || view.idle) return {};
   return {Refusal::ttft, view.ttft_s, view.objectives.ttft_s,
           std::min(view.ttft_s - view.objectives.ttft_s, view.queue_s)};
 }
 
-// Seconds until so many of the batch have ended that the rest `fits`: each when it is known to end, or as late as those
-// that ended before.
+// Returns the seconds until enough sequences have ended that the rest `fits`. A sequence ends when it is known to, or
+// after the mean duration of earlier decodes.
 template <class Fits>
 double seconds_until(const ClusterAdmission& view, Batch batch, const Fits& fits) {
   const auto ends_s = [&](const DecodeView* s) { return s->ends_s >= 0 ? s->ends_s : s->joins_s + view.mean_s; };
@@ -44,7 +45,7 @@ double seconds_until(const ClusterAdmission& view, Batch batch, const Fits& fits
   return until_s - view.now_s;
 }
 
-// With this request in the batch: first whether its KV has room, then its steps, unless it has them to itself.
+// Checks the batch with this request: first whether its KV fits, then its step time, unless the instance is idle.
 Refusal decode_load(const ClusterAdmission& view, const Batch& others) {
   const DecodeView own{.context = view.prompt_tokens};
   const double room = double(view.capacity_tokens), tbt_s = view.objectives.tbt_s;
@@ -80,8 +81,8 @@ Refusal at_join(const ClusterAdmission& view, const AdmissionOptions&) { return 
 
 Refusal late(const ClusterAdmission& view, const AdmissionOptions&) { return prefill_load(view); }
 
-// max(prefill load, decode load), both of now: D's load is read one prefill too early, and both swing against each
-// other.
+// max(prefill load, decode load), both as they are now. D's load is thus read one prefill too early, and the two loads
+// oscillate against each other.
 Refusal early(const ClusterAdmission& view, const AdmissionOptions&) {
   const Refusal p = prefill_load(view);
   return p ? p : decode_load(view, decoding_now(view));
@@ -94,7 +95,8 @@ Refusal early_in_flight(const ClusterAdmission& view, const AdmissionOptions&) {
   return decode_load(view, batch);
 }
 
-// The batch at the time when this one would join it: whoever comes before, less whoever will have ended.
+// The batch at the time when this request would join it: sequences that join before, without those that will have
+// ended.
 Refusal predicted(const ClusterAdmission& view, const AdmissionOptions& options) {
   if (const Refusal p = prefill_load(view)) return p;
   const double joins_s = view.now_s + view.ttft_s, lasts_s = t_d(view, options);
@@ -110,7 +112,7 @@ Refusal predicted(const ClusterAdmission& view, const AdmissionOptions& options)
   return decode_load(view, batch);
 }
 
-// Saturation is the mean over the instances of the worse of queue / 5 and KV / 0.8.
+// Saturation is the mean over the instances of max(queue / 5, KV usage / 0.8).
 Refusal probabilistic(const ClusterAdmission& view, const AdmissionOptions&) {
   double sum = 0;
   for (const InstanceView& i : view.instances) {
@@ -123,8 +125,8 @@ Refusal probabilistic(const ClusterAdmission& view, const AdmissionOptions&) {
   return {Refusal::load, refused, view.random, 1};
 }
 
-// Whoever was accepted has its room, at its longest, whatever overtakes it: nothing is refused late, so no prefill is
-// wasted, and nothing is predicted but the time of a step.
+// An accepted request has room for its longest answer until it ends. Nothing is refused late, so no prefill is wasted,
+// and only step times are predicted.
 Refusal reserve(const ClusterAdmission& view, const AdmissionOptions&) {
   if (const Refusal p = prefill_load(view)) return p;
   const double own = double(view.prompt_tokens + view.max_tokens), room = double(view.capacity_tokens);

@@ -1,10 +1,10 @@
-// Admission policies: whether the cluster takes a request, given what its client wants (Mooncake, FAST '25 section 4
-// and arXiv 2407.00079v4 section 7). Pure functions over a snapshot, asked twice: when a request comes, before anything
-// is computed for it, and when its prompt is done and it would join a decode batch.
+// Admission policies decide whether the cluster takes a request (Mooncake, FAST '25, section 4, and arXiv 2407.00079v4,
+// section 7). They are pure functions of a snapshot. They are asked twice: on arrival, before anything is computed, and
+// when the prompt is done and would join a decode batch.
 //
-// Load is relative to the objectives: predicted TTFT / --slo-ttft of prefill, predicted TBT / --slo-tbt of decode;
-// above 1 a request is refused (HTTP 429), unless nobody else is there: what is predicted comes from steps, so who is
-// idle and refuses would never learn that it is faster than it was. Who is refused hears when it would be taken.
+// Load is relative to the objectives: predicted TTFT / --slo-ttft for prefill, predicted TBT / --slo-tbt for decode.
+// Above 1 the request is refused (HTTP 429 with Retry-After). An idle instance never refuses, because predictions are
+// fitted to steps: without steps it could not learn that it is faster than predicted.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -18,16 +18,16 @@
 
 namespace xpyd::disagg {
 
-// A sequence of the chosen decode instance: it decodes there, or its prompt is still computed.
+// A sequence of the chosen decode instance. It decodes there, or its prompt is still being computed.
 struct DecodeView {
-  double joins_s = 0;      // Clock: when it joined, or is predicted to
-  double ends_s = -1;      // Clock: where it is known (a simulation's oracle); -1: it is not
-  int64_t context = 0;     // tokens of KV that it has, or will have when it joins
-  int64_t at_longest = 0;  // … at most: prompt and max_tokens
+  double joins_s = 0;      // Clock: when it joined the batch, or is predicted to
+  double ends_s = -1;      // Clock: its end, if a simulation's oracle knows it; else -1
+  int64_t context = 0;     // KV tokens that it has, or will have when it joins
+  int64_t at_longest = 0;  // KV tokens at most: prompt and max_tokens
 };
 
-// How long a decode is said to last (arXiv section 7.4: t_d, one number for all). oracle: each as long as it will,
-// where that is known; else as mean.
+// The predicted duration of a decode (arXiv section 7.4: t_d, one number for all). `oracle` uses each sequence's own
+// duration if it is known, and `mean` otherwise.
 enum class DecodeSeconds : uint8_t { fixed, mean, quantile, oracle };
 
 struct AdmissionOptions {
@@ -38,23 +38,23 @@ struct AdmissionOptions {
 struct ClusterAdmission {
   double now_s = 0;         // Clock
   double ttft_s = 0;        // predicted, at the chosen prefill instance
-  double queue_s = kNever;  // … of it, until no other prompt is there
-  bool idle = false;        // no other prompt is there
+  double queue_s = kNever;  // seconds until no other prompt is at that instance
+  bool idle = false;        // no other prompt is at the prefill instance
   Objectives objectives = kNoObjectives;
   int64_t prompt_tokens = 0, max_tokens = 0;
-  std::span<const DecodeView> decoding;   // on the chosen decode instance
-  std::span<const DecodeView> coming;     // … whose prompts are computed now
-  int64_t capacity_tokens = 0;            // of its KV
+  std::span<const DecodeView> decoding;   // sequences in the batch of the chosen decode instance
+  std::span<const DecodeView> coming;     // sequences on their way there, whose prompts are computed now
+  int64_t capacity_tokens = 0;            // KV tokens of the decode instance
   const model::StepCost* cost = nullptr;  // of its steps
-  double mean_s = 0, quantile_s = 0;      // of decodes that have ended there
+  double mean_s = 0, quantile_s = 0;      // durations of decodes that have ended there
   std::span<const InstanceView> instances;
-  bool sheddable = true;  // llm-d: a request of negative priority
+  bool sheddable = true;  // may be dropped under load (llm-d: a request of negative priority)
   double random = 0;      // [0, 1)
 };
 
 const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room", "load"
 
-struct AdmissionPolicy {  // null: whoever comes is taken
+struct AdmissionPolicy {  // null: no check at this moment
   const char* name;
   Refusal (*arrives)(const ClusterAdmission& view, const AdmissionOptions& options);
   Refusal (*joins)(const ClusterAdmission& view, const AdmissionOptions& options);

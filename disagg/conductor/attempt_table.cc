@@ -39,7 +39,7 @@ void AttemptTable::uncharge_prompt(Attempt& attempt) {
     cluster_.board().done(*member, attempt.prompt, context_.clock.now());
 }
 
-// The prefix is there, or nobody waits for it.
+// The fetch is over or not needed any more.
 void AttemptTable::uncharge_lender(Attempt& attempt) {
   if (Member* lender = cluster_.find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
 }
@@ -103,7 +103,7 @@ std::vector<AttemptId> AttemptTable::hit_by_end_of(InstanceId id) const {
   return hit;
 }
 
-// As far as the conductor knows: the prompt has begun there, or its KV has gone there.
+// Returns whether the instance may be computing the attempt: its prompt has begun there, or its KV has been sent there.
 bool AttemptTable::computes(InstanceId id, const Attempt& a) const {
   if (id == a.prefill) return !a.queued;
   return a.prefill >= 0 && !a.prompting;
@@ -113,7 +113,7 @@ void AttemptTable::blame(InstanceId id, const std::vector<AttemptId>& attempts) 
   std::vector<uint64_t> often;
   for (AttemptId number : attempts) {
     const Attempt& attempt = attempts_.at(number);
-    if (attempts.size() > 1 && !computes(id, attempt)) continue;  // alone: it may be how it came
+    if (attempts.size() > 1 && !computes(id, attempt)) continue;  // a single attempt may be the cause on arrival
     RequestTable::Entry& entry = requests_.at(attempt.request);
     for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
       if (RequestTable::Choice& choice = entry.choices[size_t(c)];

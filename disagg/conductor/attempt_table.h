@@ -1,6 +1,6 @@
-// The attempts under way: who computes which choices, and what that is charged to. A charge is taken back exactly once,
-// when its part is done or when the attempt is forgotten. When an instance ends, the table says which attempts that
-// hits, and which request may be the cause.
+// The attempts under way: which instances compute which choices, and the load that is charged to these instances. A
+// charge is taken back exactly once: when its part is done, or when the attempt is forgotten. When an instance ends,
+// the table finds the attempts that this affects, and the request that may be the cause.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -15,18 +15,18 @@ namespace xpyd::disagg {
 
 struct Attempt {
   uint64_t request = 0;
-  int first = 0, count = 1;  // choices
-  int left = 1;              // of them, not ended
+  int first = 0, count = 1;  // choices of the request
+  int left = 1;              // choices that have not ended
   DisaggOrder order = DisaggOrder::local;
   InstanceId prefill = -1, decode = -1;
   PlacedPrompt prompt;     // charged to `prefill`
   int64_t context = 0;     // tokens charged to `decode`
-  double prompt_s = 0;     // that its prompt was said to take
-  InstanceId lender = -1;  // charged for its prefix:
+  double prompt_s = 0;     // predicted duration of its prompt
+  InstanceId lender = -1;  // instance charged for its prefix, and
   double lends_s = 0;
-  double joins_s = 0;                      // Clock: it decodes, or was said to begin to
-  bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
-  bool asked = false;                      // decode_first: its PrefillJob has come
+  double joins_s = 0;                      // Clock: when decoding begins, or is predicted to
+  bool queued = false, prompting = false;  // counted in queued_requests, in queued_tokens
+  bool asked = false;                      // decode_first: its PrefillJob has arrived
 };
 
 class AttemptTable {
@@ -34,30 +34,33 @@ class AttemptTable {
   AttemptTable(ConductorContext& context, ClusterState& cluster, RequestTable& requests)
       : context_(context), cluster_(cluster), requests_(requests) {}
 
-  // Charges the attempt to its instances, and returns its number. With `prefill` -1 its prompt is charged later.
+  // Charges the attempt to its instances and returns its number. If `prefill` is -1, charge_prompt() charges its prompt
+  // later.
   AttemptId add(const Attempt& attempt);
+  // Charges the prompt to `prefill`, until uncharge_prompt().
   void charge_prompt(Attempt& attempt, Member& prefill);
-  // The prompt begins, so its prefill instance has room for another one. False: it has begun before.
+  // The prompt begins, so its prefill instance has room for another. Returns false if it had begun before.
   bool begin_prompt(Attempt& attempt);
-  void uncharge_prompt(Attempt& attempt);  // The prompt is done. Later calls do nothing.
-  void generated(Attempt& attempt);        // another token of one of its choices
-  // Takes back what is still charged. True: its prompt had not begun, so its prefill instance has room for another one.
+  void uncharge_prompt(Attempt& attempt);  // the prompt is done; later calls do nothing
+  void generated(Attempt& attempt);        // one of its choices has a new token
+  // Takes back the remaining charges. Returns true if the prompt had not begun, so that its prefill instance has room
+  // for another.
   [[nodiscard]] bool forget(AttemptId number);
   void clear();
 
   Attempt* find(AttemptId number);
   Attempt& at(AttemptId number) { return attempts_.at(number); }
   const Attempt& at(AttemptId number) const { return attempts_.at(number); }
-  // True: nothing is placed on the instance.
+  // Returns whether no attempt is placed on the instance.
   bool idle(InstanceId id) const;
 
-  // True: nothing more can come of the prefill instance. Its tokens are here, and its KV is on the decode instance.
+  // Returns whether the prefill instance has no part left: its tokens are here, and its KV is on the decode instance.
   bool handed_over(const Attempt& attempt) const;
-  // Returns the attempts that end with the instance, in an order that is the same on every machine.
+  // Returns the attempts that end with the instance, sorted by number.
   std::vector<AttemptId> hit_by_end_of(InstanceId id) const;
-  // An instance has ended in the middle of these attempts, and nobody knows whose turn it was. A request that alone has
-  // ended several instances is the cause. Several such requests are suspects: they are tried again one after the other,
-  // until each has got on or is the only one that it can have been.
+  // An instance has ended during these attempts. Which of them its batch was computing is unknown. If exactly one
+  // request has ended max_crashes instances, it is the cause. Several such requests are suspects, and are retried one
+  // at a time until each has made progress or is the only suspect left.
   void blame(InstanceId id, const std::vector<AttemptId>& attempts);
   bool suspect(uint64_t request, int choice) const;
   bool suspect_runs() const;

@@ -1,5 +1,5 @@
-// The cluster as the conductor sees it: which instances are there, when each was heard of last, and which have fallen
-// silent. The scoreboard beside it says what they report, in the numbers that policies read.
+// The cluster as the conductor sees it: its instances, when each one was last heard, and which ones are silent. The
+// scoreboard holds what they report, as the numbers that policies read.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -20,15 +20,14 @@ class ClusterState {
   explicit ClusterState(ConductorContext& context);
 
   InstanceId new_id() { return ++last_id_; }
-  // Adds an instance; it and all others are told of each other.
+  // Adds an instance, and tells it and all others about each other.
   void join(InstanceInfo info, std::shared_ptr<InstanceProbe> probe);
-  // Removes an instance and tells the others. False: it is not there.
+  // Removes an instance and tells the others. Returns false if it is unknown.
   bool leave(InstanceId id);
-  // An instance has said something just now. False: it is not there.
+  // Notes that a message from the instance has just arrived. Returns false if it is unknown.
   bool heard(InstanceId from);
-  // Returns the instances that have said nothing for a lease. Requires: it is called every quarter of a lease, or more
-  // often. If it was not, this process has slept: words of that time are still to be read, and no instance counts as
-  // silent for it.
+  // Returns the instances that have sent nothing for a lease. Requires: it is called at least every quarter of a lease.
+  // If the gap is longer, this process has slept and has messages to read, so that time does not count as silence.
   std::vector<InstanceId> silent();
 
   const Member* find(InstanceId id) const;
@@ -37,7 +36,7 @@ class ClusterState {
   const Member& at(InstanceId id) const { return members_.at(id); }
   std::map<InstanceId, Member>& members() { return members_; }
   const std::map<InstanceId, Member>& members() const { return members_; }
-  // Service::trouble().
+  // See Service::trouble().
   std::string trouble() const;
 
   Scoreboard& board() { return board_; }
@@ -47,7 +46,7 @@ class ClusterState {
   ConductorContext& context_;
   std::map<InstanceId, Member> members_;
   Scoreboard board_;
-  double ticked_s_ = 0;  // Clock: the last silent(); 0: none yet
+  double ticked_s_ = 0;  // Clock: last call of silent(); 0: none yet
   InstanceId last_id_ = -1;
 };
 

@@ -13,7 +13,7 @@ Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
       jobs_(context_, cluster_, attempts_),
       planner_(context_, cluster_, requests_, attempts_) {}
 
-// ---- Instances come and go.
+// ---- Instances join and leave.
 
 InstanceId Conductor::new_id() {
   std::lock_guard lock(mutex_);
@@ -32,7 +32,7 @@ void Conductor::left(InstanceId id, const std::string& why, AttemptFailure reaso
   act([&](Out& out) { remove(id, reason, why, out); });
 }
 
-// Its attempts are placed anew, but for those that it has handed over.
+// Places the instance's attempts anew, except those that it has handed over.
 void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out) {
   if (!cluster_.leave(id)) return;
   const std::vector<AttemptId> hit = attempts_.hit_by_end_of(id);
@@ -64,7 +64,7 @@ void Conductor::receive(InstanceId from, Message message) {
   });
 }
 
-// Events go to their sinks outside the lock; a request is over when its last one is there.
+// Delivers events outside the lock. A request is over when its last event has been delivered.
 void Conductor::pass_on(Out& out) {
   const size_t n = out.size();
   for (auto& [sink, event] : out) sink->on_event(std::move(event));
@@ -74,7 +74,7 @@ void Conductor::pass_on(Out& out) {
   if (requests_.empty() && passing_ == 0) idle_.notify_all();
 }
 
-// ---- Requests come.
+// ---- New requests.
 
 Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   Status taken = ok();
@@ -103,7 +103,7 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
   Entry& entry = requests_.add(std::move(request), std::move(sink));
   if (!full && start(id, 0, n, out)) {
     requests_.wait(entry);
-    requests_.forget_if_over(entry);  // where it was refused
+    requests_.forget_if_over(entry);  // the request may have been refused
     return ok();
   }
   requests_.erase(id);
@@ -111,7 +111,7 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
                full ? "the queue is full (--max-queue-bytes)" : "no instance is there to take the request"};
 }
 
-// Places choices [first, first + count) of a request. False: there is nobody to place them on.
+// Places choices [first, first + count) of a request. Returns false if no instance can take them.
 bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   Entry& entry = requests_.at(id);
   AttemptPlan plan(entry, first, count, jobs_.size());
@@ -135,9 +135,9 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   return true;
 }
 
-// To the instance that begins with it.
+// Sends the attempt to the instance that begins it.
 void Conductor::tell(AttemptPlan& plan, AttemptId number) {
-  constexpr double kPatience = 30;  // seconds
+  constexpr double kPatience = 30;  // seconds that a fetch may take where its policy has no limit
   const Attempt& attempt = plan.attempt;
   const Choice& choice = plan.choice();
   const double saved_s = plan.fetch.view.saved_s, most = context_.options.fetch->most;
@@ -160,7 +160,7 @@ void Conductor::tell(AttemptPlan& plan, AttemptId number) {
   context_.post.send(kConductor, at_decode ? attempt.decode : attempt.prefill, std::move(message));
 }
 
-// ---- As a whole.
+// ---- The service as a whole.
 
 ServiceStats Conductor::stats() const {
   std::lock_guard lock(mutex_);

@@ -1,14 +1,14 @@
-// The conductor: which instances there are, where each request is served, and what becomes of it when one of them
-// fails. It sees messages alone; threads, processes and the network are its callers'.
+// The conductor knows the instances, places each request on them, and places it again when one of them fails. It
+// exchanges messages only. Its callers own the threads, processes and network.
 //
-// A request's choices are served by attempts. An attempt that fails (an instance is gone, or has given it up) is placed
-// anew, from the prompt and the tokens that the client has; tokens of attempts that were given up are dropped, so the
-// client's stream goes on without a token twice or missing.
+// A request's choices are served by attempts. An attempt fails when an instance is gone or gives it up. It is then
+// placed anew, with the prompt and the tokens that the client already has. Tokens of abandoned attempts are dropped, so
+// the client's stream has no token twice and none missing.
 //
-// The class is the one lock and the ways from one part to another; each part has its own header:
-//   ClusterState   which instances are there     RequestTable   choices, their tokens, their ends
-//   AttemptTable   who computes what, charges    PrefillQueue   jobs that any prefill instance may take
-//   Planner        where an attempt goes, and what is refused
+// The class holds the one lock and routes calls between its parts. Each part has its own header:
+//   ClusterState   the instances               RequestTable   choices, their tokens, their ends
+//   AttemptTable   attempts and their charges  PrefillQueue   jobs that any prefill instance may take
+//   Planner        placement, order, refusals
 //
 // Thread safety: any thread.
 #pragma once
@@ -34,29 +34,35 @@ class Conductor final : public Service {
  public:
   Conductor(ConductorOptions options, Clock& clock, Post& post);
 
-  InstanceId new_id();
+  InstanceId new_id();  // the number of the next instance; never given twice
+  // Adds an instance and announces it to all others. Waiting choices are placed at once.
   void joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe);
-  // `refused`: it is there, and not listened to any more.
+  // Removes an instance and places its attempts anew. `reason` is `refused` if its process still lives but sent an
+  // invalid message.
   void left(InstanceId id, const std::string& why, AttemptFailure reason = AttemptFailure::instance_gone);
-  void drain(InstanceId id, bool on);  // it gets nothing new
+  void drain(InstanceId id, bool on);  // a draining instance gets nothing new
+  // Handles a message of an instance. Messages of unknown instances and of abandoned attempts are ignored.
   void receive(InstanceId from, Message message);
-  void tick();  // every so often: who is silent, who has waited too long
+  void tick();  // at least every quarter of a lease: removes silent instances, retries
 
+  // See Service. Errors: invalid_argument for a request that exceeds the context or the smallest instance; unavailable
+  // if the queue is full, no instance is there, or the conductor drains. A refusal by --admission is an event, not an
+  // error.
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
   ServicePicture picture() const override;
   std::string trouble() const override;
 
-  void drain();                    // refuses new requests from now on
-  bool wait_idle(double seconds);  // true: nothing in flight any more
-  bool idle(InstanceId id) const;  // nothing is placed there
-  void end_all(const std::string& why);
+  void drain();                          // the conductor refuses new requests from now on
+  bool wait_idle(double seconds);        // true: nothing is in flight any more
+  bool idle(InstanceId id) const;        // true: nothing is placed there
+  void end_all(const std::string& why);  // ends every open choice with `abort`
 
-  // Order-independent sum over the choices that ended by stop or length of their logits hash.
+  // Returns the sum of the logits hashes of the choices that ended by stop or length. The order does not matter.
   uint64_t logits_hash() const;
   PlacedLoad load(InstanceId id) const;
-  size_t known_blocks(InstanceId id) const;  // in its prefix cache, by its reports
+  size_t known_blocks(InstanceId id) const;  // of its prefix cache, as it reports them
   ConductorStats totals() const;
   std::vector<InstanceInfo> members() const;
   void set_shared_pool(bool shared) { shared_pool_ = shared; }
@@ -64,13 +70,13 @@ class Conductor final : public Service {
  private:
   using Entry = RequestTable::Entry;
   using Choice = RequestTable::Choice;
-  using Out = SinkEvents;  // to be passed on once the lock is free
+  using Out = SinkEvents;  // delivered after the lock is released
   // Choices that wait for an instance.
   struct Parked {
     uint64_t request;
     int first, count;
     double since_s;
-    double not_before_s;  // what fails again and again waits longer and longer
+    double not_before_s;  // backoff: grows with the number of failures
   };
 
   void on(InstanceId from, TokenOf message, Out& out);
@@ -79,7 +85,7 @@ class Conductor final : public Service {
   void on(InstanceId from, PrefillJob message, Out& out);
   void on(InstanceId from, CacheReport message, Out&) { cluster_.board().heard(cluster_.at(from), message); }
   template <class M>
-  void on(InstanceId, M, Out&) {}  // between instances; of a Report, its probe has read it
+  void on(InstanceId, M, Out&) {}  // other messages go between instances; a Report went to its probe
 
   Status take_in(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink, Out& out);
   bool start(uint64_t id, int first, int count, Out& out);
@@ -92,7 +98,7 @@ class Conductor final : public Service {
   void park(const Attempt& attempt, bool begun);
   void retry_parked(Out& out);
   void pass_on(Out& out);
-  // f(out) under the lock.
+  // Calls f(out) under the lock, then delivers the events outside it.
   template <class F>
   void act(F f) {
     Out out;
@@ -116,7 +122,7 @@ class Conductor final : public Service {
   Planner planner_;
   std::vector<Parked> parked_;
   bool draining_ = false;
-  int64_t passing_ = 0;  // events on their way to their sinks
+  int64_t passing_ = 0;  // events that have not reached their sinks yet
 };
 
 }  // namespace xpyd::disagg

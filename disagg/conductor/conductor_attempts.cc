@@ -1,4 +1,4 @@
-// Conductor: what comes of an attempt, and what is done with the rest of one that fails.
+// Conductor: the messages of attempts, and how a failed attempt is placed anew.
 #include <algorithm>
 #include <iterator>
 #include <string_view>
@@ -40,19 +40,19 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     ++context_.totals.late_tokens;
     return;
   }
-  if (from != attempt->prefill && from != attempt->decode) return;  // not its to say
+  if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
   const int at = message.event.choice;
   if (at < attempt->first || at >= attempt->first + attempt->count) return;
   Entry& entry = requests_.at(attempt->request);
   Choice& choice = entry.choices[size_t(at)];
   const int most = entry.request->max_tokens;
   if (choice.ended || message.index < int(choice.output.size()) || message.index > most) return;
-  // What is placed anew goes on from these tokens: they come from another process.
+  // A retry starts from these tokens, and they come from another process. So their number is checked.
   if (message.event.token >= 0 &&
       (message.index == most || (message.index + 1 == most && message.event.finish == FinishReason::none)))
     return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
   message.event.request_id = entry.request->id;
-  if (message.index > int(choice.output.size())) {  // it has overtaken the other instance's
+  if (message.index > int(choice.output.size())) {  // it arrived before tokens of the other instance
     choice.early.emplace(message.index, std::move(message.event));
     return;
   }
@@ -60,7 +60,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   if (message.event.token >= 0) attempts_.generated(*attempt);
   requests_.take(entry, choice, std::move(message.event), out);
   while (!choice.ended && !choice.early.empty() && choice.early.begin()->first == int(choice.output.size())) {
-    choice.latest = attempt->decode;  // what overtakes comes from the second of the two
+    choice.latest = attempt->decode;  // only the decode instance's tokens can arrive early
     requests_.take(entry, choice, std::move(choice.early.extract(choice.early.begin()).mapped()), out);
   }
   if (!choice.ended) return;
@@ -68,12 +68,12 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   requests_.forget_if_over(entry);
 }
 
-// A decode instance has room for a prompt that any prefill instance may compute.
+// A decode instance has reserved KV blocks for a prompt that any prefill instance may compute.
 void Conductor::on(InstanceId from, PrefillJob job, Out&) {
   Attempt* const attempt = attempts_.find(job.attempt);
   if (!attempt || attempt->decode != from) return;
   if (attempt->order != DisaggOrder::decode_first || std::exchange(attempt->asked, true)) return;
-  // Of what it says no more than the number is needed.
+  // Only the attempt's number is taken from the message. Everything else comes from this conductor's tables.
   const Entry& entry = requests_.at(attempt->request);
   job.request = entry.request;
   job.state = {
@@ -83,7 +83,7 @@ void Conductor::on(InstanceId from, PrefillJob job, Out&) {
   jobs_.dispatch();
 }
 
-// Its prompt is done, and its policy would rather not have it decode.
+// The prompt is done. Admission may still refuse the request before it joins the decode batch.
 bool Conductor::refused_late(AttemptId number, Out& out) {
   const Attempt attempt = attempts_.at(number);
   const Refusal refusal = planner_.refuses_late(attempt);
@@ -119,12 +119,12 @@ void Conductor::call_off(AttemptId number, const Attempt& attempt) {
 void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   const Attempt* const attempt = attempts_.find(message.attempt);
   if (!attempt) return;
-  if (from != attempt->prefill && from != attempt->decode) return;  // not its to say
+  if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
   if (from == attempt->prefill && from != attempt->decode && attempts_.handed_over(*attempt)) return;
   fail(message.attempt, message.reason, message.why, out);
 }
 
-// What is left of the attempt starts anew, unless its client or its patience has gone.
+// Places the unfinished choices anew, unless the client has left, the deadline is over, or the tries are used up.
 void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string& why, Out& out) {
   const ConductorOptions& options = context_.options;
   const Attempt attempt = attempts_.at(number);
@@ -165,7 +165,7 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
   retry_parked(out);
 }
 
-// All choices together where they have not begun, else one by one.
+// Choices that have no token yet stay one attempt. Otherwise each choice becomes an attempt of its own.
 void Conductor::park(const Attempt& attempt, bool begun) {
   const Entry& entry = requests_.at(attempt.request);
   const double now = context_.clock.now();

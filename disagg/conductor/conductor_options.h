@@ -1,4 +1,4 @@
-// What a conductor is told when it is made, and what its parts share.
+// The options of a conductor, and the context that its parts share.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -20,10 +20,10 @@ namespace xpyd::disagg {
 
 class EventLog;
 
-// What instances cost that have not been measured yet.
+// The cost model of instances that have not been measured yet.
 struct CostPrior {
   CostModel model;
-  Rates rates;  // the machine's peaks
+  Rates rates;  // measured peaks of this machine
 };
 
 inline StepCost first_cost(const std::optional<CostPrior>& prior) {
@@ -37,40 +37,39 @@ struct ConductorOptions {
   DisaggOptions disagg_options;
   const AdmissionPolicy* admission = find_admission_policy("none");
   AdmissionOptions admission_options;
-  Objectives objectives = {};             // of requests that have none; 0: none
-  bool zero_copy = false;                 // the wire: nothing can be pulled
+  Objectives objectives = {};             // of requests that have none of their own; 0: none
+  bool zero_copy = false;                 // the transport shares one pool, so nothing can be pulled
   int max_model_len = 0;                  // tokens: prompt and output together
-  int64_t max_queue_bytes = 256ll << 20;  // queue_bytes() of requests that wait for their first step
-  int prefill_window = 1;                 // decode_first: jobs that a prefill instance has not started yet
-  int max_tries = 16;                     // attempts of one choice
-  // Instances that may end in a row while they compute a choice, none of which got further than
-  // crash_tokens with it; then it is what ends them. (Each attempt brings one or two: the prompt's
-  // last logits give the first, maybe before another instance goes on.)
+  int64_t max_queue_bytes = 256ll << 20;  // bound on queue_bytes() over requests that wait for their first step
+  int prefill_window = 1;                 // decode_first: prompts not yet started that a prefill instance may have
+  int max_tries = 16;                     // attempts for each choice of a request
+  // A choice whose instances end max_crashes times in a row before it has got more than crash_tokens new tokens is
+  // taken as their cause. The bound is above 0 because an attempt can bring one or two tokens before its instance ends.
   int max_crashes = 2, crash_tokens = 4;
-  double patience_s = 30;  // that a request waits for an instance to be there
-  double lease_s = 0;      // an instance that is silent for so long is gone; 0: never
+  double patience_s = 30;  // how long a request waits for an instance to place it on
+  double lease_s = 0;      // an instance that is silent for this long is removed; 0: never
   uint64_t seed = 0;
-  int step_tokens = 512;  // of one step
+  int step_tokens = 512;  // token budget of one engine step
   StreamKv stream_kv = StreamKv::layer;
-  bool escrow = false;  // InstanceOptions
+  bool escrow = false;  // see InstanceOptions
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
-  double kv_bytes_scale = 1;     // of KV in the event log (a simulation's is small)
-  double fetch_s_per_token = 0;  // of a prefix from another instance, until it is measured; 0: nobody fetches
+  double kv_bytes_scale = 1;     // factor on KV bytes in the event log (a simulation's KV is small)
+  double fetch_s_per_token = 0;  // seconds to fetch one token's KV, until it is measured; 0: no fetches
   std::optional<CostPrior> prior = {};
-  std::function<double(const Request&)> answer_tokens = {};  // that it will have; empty: nobody knows
-  std::shared_ptr<EventLog> log = {};                        // null: none
+  std::function<double(const Request&)> answer_tokens = {};  // of a request's answer; empty: unknown
+  std::shared_ptr<EventLog> log = {};                        // null: nothing is logged
 };
 
-// What all parts of one conductor work with.
+// The state that all parts of one conductor share.
 struct ConductorContext {
   const ConductorOptions options;
   Clock& clock;
   Post& post;
-  Random random;  // Policies draw from it, in the order of the decisions.
+  Random random;  // for policies; the order of decisions is the order of draws
   ConductorStats totals = {};
 
-  // What the client of this request wants: its own objectives, or else those of the options.
+  // Returns the request's own objectives, or those of the options where it has none.
   Objectives objectives(const Request& request) const;
 };
 

@@ -1,5 +1,5 @@
-// What policies see and what they answer, as columns of the event log (event_log.h): a decision that is written so can
-// be taken again by any build (experiments/event_log/replay.h).
+// The views and answers of policies as columns of the event log (event_log.h). Any build can take a logged decision
+// again (experiments/event_log/replay.h).
 //
 // Thread safety: plain functions.
 #pragma once
@@ -24,7 +24,7 @@ namespace xpyd::batch {
 
 XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
              n_held)
-// Without `admission`, which is a row's name beside it.
+// Without `admission`: the log has the name of its row beside the view.
 XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
 XPYD_COLUMNS(ScheduledRun, index, n_tokens)
 XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
@@ -52,7 +52,7 @@ XPYD_COLUMNS(ReplicationView, reads_s, replicas)
 
 XPYD_COLUMNS(DecodeView, joins_s, ends_s, context, at_longest)
 XPYD_COLUMNS(AdmissionOptions, decode, fixed_s, quantile, factor)
-// Without `cost`, whose terms are beside it.
+// Without `cost`: the log has its terms beside the view.
 XPYD_COLUMNS(ClusterAdmission, now_s, ttft_s, queue_s, idle, objectives, prompt_tokens, max_tokens, decoding, coming,
              capacity_tokens, mean_s, quantile_s, instances, sheddable, random)
 XPYD_COLUMNS(Refusal, why, predicted, objective, retry_s)

@@ -16,7 +16,7 @@ namespace xpyd::disagg {
 
 Result<std::unique_ptr<EventLog>> EventLog::create(const std::string& path, int64_t max_bytes,
                                                    const std::string& options) {
-  // Looked at before it is emptied: a device, a pipe or a socket is not a log.
+  // The file type is checked before the file is emptied: a device, a pipe or a socket is not a log.
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
   if (fd < 0) return Error{ErrorCode::unavailable, "event log " + path + ": " + strerror(errno)};
   struct stat about {};
@@ -28,7 +28,7 @@ Result<std::unique_ptr<EventLog>> EventLog::create(const std::string& path, int6
   JsonText json;
   json.open('{').add("xpyd_event_log", kEventLogVersion).key("options").raw(options).close('}');
   log->write(json.take());
-  if (log->file_ && std::fflush(log->file_) != 0) log->give_up();  // who is killed early leaves a log all the same
+  if (log->file_ && std::fflush(log->file_) != 0) log->give_up();  // so a killed process leaves a readable log
   return log;
 }
 
@@ -41,7 +41,7 @@ EventLog::~EventLog() {
     give_up();
 }
 
-// What stands in the buffer would come after a hole.
+// The buffered lines are discarded, because they would follow a gap.
 void EventLog::give_up() {
   log_line(LogLevel::error, "xpyd: event log %s: %s; it ends here, and the run goes on", path_.c_str(),
            strerror(errno));
@@ -57,7 +57,7 @@ void EventLog::write(std::string line) {
   line += '\n';
   std::lock_guard lock(mutex_);
   if (!file_) return;
-  if (dropped_ > 0 || int64_t(line.size()) > left_) {  // once one is left out, so are all: no hole is in the middle
+  if (dropped_ > 0 || int64_t(line.size()) > left_) {  // a log has no gap before its end
     ++dropped_;
     return;
   }

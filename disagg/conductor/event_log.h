@@ -1,12 +1,12 @@
-// The one event log: every decision with the snapshot that it saw, every step of every instance, and the life of every
-// request. Replay, trace viewer and attribution of a first token's time are readings of it. Lines of JSON; the first
-// one says which version this is, and how it was run:
+// The event log: every decision with the snapshot that it saw, every step of every instance, and the trace of every
+// request. `xpyd replay`, `trace`, `explain` and `calibrate` read it. Each line is a JSON object. The first line has
+// the version and the options of the run:
 //
 //   {"xpyd_event_log":1,"options":{...}}
 //   {"t":0.25,"e":"place","policy":"mooncake","request":7,"view":{...},"options":{...},"answer":{...}}
 //
-// Decisions are the lines that replay.cc has a row for; "step", "fetch", "transfer" and "request" are in life.h. Each
-// process has a file of its own: a worker's are the plans, steps, evictions and transfers of its instances.
+// Decisions are the lines that replay.cc has a row for. life.h has the lines "step", "fetch", "transfer" and "request".
+// Each process writes its own file. A worker's file has the plans, steps, evictions and transfers of its instances.
 //
 // Thread safety: any thread.
 #pragma once
@@ -26,16 +26,16 @@ inline constexpr int kEventLogVersion = 1;
 
 class EventLog {
  public:
-  // Creates FILE, or empties a regular file of this name. At most max_bytes are written; then the last line counts what
-  // was left out. Where it cannot be written any more (a full disk), an error line says so once, it ends there, and who
-  // writes goes on. `options`: JSON, of the first line.
+  // Creates FILE, or empties a regular file of this name. At most max_bytes are written; a last line then counts the
+  // lines left out. If a write fails (a full disk), an error is logged once, the log ends there, and callers go on.
+  // `options` is the JSON of the first line.
   static Result<std::unique_ptr<EventLog>> create(const std::string& path, int64_t max_bytes,
                                                   const std::string& options);
   ~EventLog();
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
 
-  // `more`: names and values of what the decision saw beside its view.
+  // Logs a decision. `more` has names and values that the decision saw beside its view.
   template <class View, class Options, class Answer, class... More>
   void decided(double now_s, const char* kind, const char* policy, uint64_t request, const View& view,
                const Options& options, const Answer& answer, const More&... more) {
@@ -52,7 +52,7 @@ class EventLog {
     json.close('}');
     write(json.take());
   }
-  // What is no decision (life.h).
+  // Logs a trace that is not a decision (life.h).
   template <class Life>
   void happened(const char* kind, const Life& life) {
     JsonText json;
@@ -61,7 +61,7 @@ class EventLog {
     columns(out, life);
     write(json.close('}').take());
   }
-  void write(std::string line);  // one object, without its end of line
+  void write(std::string line);  // one JSON object, without a newline
 
  private:
   EventLog(std::string path, std::FILE* file, int64_t max_bytes)
@@ -71,18 +71,18 @@ class EventLog {
 
   std::mutex mutex_;
   const std::string path_;
-  std::FILE* file_;  // null: given up
+  std::FILE* file_;  // null: a write has failed
   int64_t left_, dropped_ = 0;
 };
 
-// Each line of one run's logs after the first of each, in order, as text and parsed. Where a process was killed while
-// it wrote, what there is of its last line is left out, and a warning says so: of several logs one may hold nothing
-// else. Errors: not_found; invalid_argument with
-// FILE:LINE: not a log, of another version, a broken line, or what `line` throws; no paths.
+// Calls `line` with each line after the first of each file, in order, as text and parsed. A cut last line is skipped
+// with a warning; a killed process leaves one. Of several files one may hold nothing else. Errors: not_found;
+// invalid_argument as FILE:LINE for a file that is not a log, another version, a broken line, or what `line` throws;
+// also if `paths` is empty.
 Status read_event_logs(std::span<const std::string> paths,
                        const std::function<void(const std::string& text, const nlohmann::json& line)>& line);
 
-// Options of decisions that have none.
+// The options of policies that have none.
 struct NoOptions {};
 template <class A>
 void columns(A&, Like<A, NoOptions>&) {}

@@ -12,7 +12,7 @@ namespace {
 bool prefills(const InstanceView& i) { return i.role != Role::decode; }
 bool decodes(const InstanceView& i) { return i.role == Role::decode; }
 
-// Index of the eligible instance with the least cost; the first among equals. -1: nobody is eligible.
+// Returns the eligible instance with the least cost, the first among equals, or -1 if none is eligible.
 template <class Eligible, class Cost>
 int least(const ClusterView& view, Eligible eligible, Cost cost) {
   int best = -1;
@@ -26,7 +26,7 @@ int least(const ClusterView& view, Eligible eligible, Cost cost) {
   return best;
 }
 
-// The k-th eligible instance, k mod their number.
+// Returns eligible instance number k mod n, where n is the number of eligible ones, or -1 if there are none.
 template <class Eligible>
 int any_of(const ClusterView& view, Eligible eligible, uint64_t k) {
   const auto n = uint64_t(std::ranges::count_if(view.instances, eligible));
@@ -36,7 +36,7 @@ int any_of(const ClusterView& view, Eligible eligible, uint64_t k) {
     if (eligible(view.instances[size_t(i)]) && k-- == 0) return i;
 }
 
-// Over the instances that prefill: the extremes and moments that rules compare with.
+// Extremes and moments of a number over the instances that prefill.
 struct Spread {
   double n = 0, least = std::numeric_limits<double>::infinity(), most = 0, mean = 0, deviation = 0;
 };
@@ -66,11 +66,12 @@ double match_of(const ClusterView& view, const InstanceView& i) {
   return cached_of(i) / std::max(1, view.prompt_tokens);
 }
 
-// Where decoding goes by rules that count: to the fewest sequences.
+// Policies that count decode on the instance with the fewest sequences.
 int fewest_sequences(const ClusterView& view) {
   return least(view, decodes, [](const InstanceView& i) { return i.sequences; });
 }
-// … and by those that predict: to the shortest step with this request, where there is room for its prompt if anywhere.
+// Policies that predict take the shortest step with this request, among instances with room for its prompt if there are
+// any.
 int shortest_step(const ClusterView& view) {
   auto roomy = [&](const InstanceView& i) { return decodes(i) && i.available_tokens >= view.prompt_tokens; };
   auto step = [](const InstanceView& i) { return i.step_with_s; };
@@ -95,7 +96,7 @@ Placement round_robin(const ClusterView& view, const PlacementOptions&) {
   return pair(view, any_of(view, prefills, view.number), any_of(view, decodes, view.number));
 }
 
-// A colocated instance's decodes delay its prompts too: one sequence counts as one token.
+// Decodes of a colocated instance delay its prompts, so a sequence counts as one token.
 Placement least_loaded(const ClusterView& view, const PlacementOptions&) {
   return by(view, [](const InstanceView& i) { return double(i.queued_tokens) + i.sequences; });
 }
@@ -105,12 +106,13 @@ Placement least_tokens(const ClusterView& view, const PlacementOptions&) {
   return pair(view, least(view, prefills, tokens), least(view, decodes, tokens));
 }
 
-// Tokens that must be computed before this prompt is done: those queued before it and its uncached own.
+// Cost: the tokens to compute before this prompt is done, which are those queued and its own uncached ones.
 Placement prefix_aware(const ClusterView& view, const PlacementOptions&) {
   return by(view, [&](const InstanceView& i) { return double(i.queued_tokens) + i.sequences + uncached_of(view, i); });
 }
 
-// Lines 3 to 17 and 20 to 21. Line 5's ratio is infinite where this instance has nothing and another has something.
+// Lines 3 to 17 and 20 to 21 of Algorithm 1. The ratio in line 5 is infinite if this instance has no hit and another
+// has one.
 Placement mooncake(const ClusterView& view, const PlacementOptions& options) {
   const int holder = least(view, prefills, [](const InstanceView& i) { return -cached_of(i); });
   if (holder < 0) return {};
@@ -126,7 +128,7 @@ Placement mooncake(const ClusterView& view, const PlacementOptions& options) {
   return placed;
 }
 
-// Without the 1 an idle instance would cost nothing, whatever its cache.
+// Without the + 1 an idle instance would cost 0 whatever its cache.
 Placement lmetric(const ClusterView& view, const PlacementOptions&) {
   return by(view,
             [&](const InstanceView& i) { return (double(i.queued_tokens) + uncached_of(view, i)) * (i.load() + 1); });
@@ -143,8 +145,8 @@ Placement dynamo(const ClusterView& view, const PlacementOptions&) {
   return pair(view, prefill, least(view, decodes, decode_blocks));
 }
 
-// The first version's score, the highest one wins, and equals draw lots. Available memory counts what may be evicted,
-// as in the usage that vLLM reports.
+// The score of Dynamo's first version. The highest score wins, and ties are broken at random. Available memory includes
+// evictable blocks, as in vLLM's usage metric.
 Placement dynamo_0_1(const ClusterView& view, const PlacementOptions&) {
   const double most_waiting = spread(view, [](const InstanceView& i) { return double(i.queued); }).most;
   auto score = [&](const InstanceView& i) {
@@ -182,15 +184,15 @@ Placement llm_d(const ClusterView& view, const PlacementOptions&) {
   });
 }
 
-// Those that have most of the prompt, unless that costs 5 s; of them those that keep both objectives, the one with the
-// least to spare, so that the others stay able to take what is urgent; where none keeps them, the one that misses
-// least.
+// First choice: instances that have at least 0.8 of the prompt, unless their TTFT is 5 s above the best. Among them the
+// one wins that keeps both objectives with the least slack, which leaves the others free for urgent requests. If none
+// keeps them, the one that misses least wins.
 Placement llm_d_latency(const ClusterView& view, const PlacementOptions&) {
   auto sticky = [&](const InstanceView& i) { return prefills(i) && match_of(view, i) >= 0.8; };
   const int nearest = least(view, sticky, ttft_of), quickest = least(view, prefills, ttft_of);
   const bool stay = nearest >= 0 &&
                     ttft_of(view.instances[size_t(nearest)]) <= ttft_of(view.instances[size_t(quickest)]) + 5;
-  auto spare = [&](const InstanceView& i) {  // weights .8 and .2, each as a share of its objective
+  auto spare = [&](const InstanceView& i) {  // weights 0.8 and 0.2, each as a share of its objective
     return 0.8 * (1 - ttft_of(i) / view.objectives.ttft_s) + 0.2 * (1 - i.step_with_s / view.objectives.tbt_s);
   };
   auto keeps = [&](const InstanceView& i) {
@@ -203,7 +205,8 @@ Placement llm_d_latency(const ClusterView& view, const PlacementOptions&) {
   return pair(view, prefill, shortest_step(view));
 }
 
-// Exploit where more than half is there; else explore: three minutes' work, this prompt's, and what must go for it.
+// Exploits a hit of more than half the prompt. Otherwise it explores: least of recent work, this prompt's work, and the
+// tokens evicted for it.
 Placement preble(const ClusterView& view, const PlacementOptions&) {
   const int holder = least(view, prefills, [](const InstanceView& i) { return -cached_of(i); });
   if (holder >= 0 && match_of(view, view.instances[size_t(holder)]) > 0.5)
@@ -228,8 +231,8 @@ Placement production_stack(const ClusterView& view, const PlacementOptions&) {
   return by(view, [&](const InstanceView& i) { return (load_of(i) - mean) / std::max(1.0, mean) - match_of(view, i); });
 }
 
-// The most loaded of those that still keep the objectives: the others stay free for what is urgent, or can be given
-// back.
+// The most loaded instance that still keeps the objectives. The others stay free for urgent requests or can be
+// released.
 Placement polyserve(const ClusterView& view, const PlacementOptions&) {
   const double ttft_s = std::min(5.0, view.objectives.ttft_s), tbt_s = std::min(0.04, view.objectives.tbt_s);
   auto most_loaded = [&](auto role, auto seconds, double bound, auto busy) {
@@ -238,7 +241,7 @@ Placement polyserve(const ClusterView& view, const PlacementOptions&) {
     return fit >= 0 ? fit : least(view, role, seconds);
   };
   auto step = [](const InstanceView& i) { return i.step_with_s; };
-  auto both = [&](const InstanceView& i) {  // of a colocated one the step counts, too
+  auto both = [&](const InstanceView& i) {  // a colocated instance's decode step counts too
     return std::max(ttft_of(i) / ttft_s, i.role == Role::colocated ? step(i) / tbt_s : 0);
   };
   return pair(view, most_loaded(prefills, both, 1, [](const InstanceView& i) { return -i.queue_s - i.step_s; }),

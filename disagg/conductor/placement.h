@@ -1,6 +1,6 @@
-// Placement policies: which instance prefills a request and which one decodes it. Pure functions over a snapshot of the
-// cluster; randomness is an argument. One view serves every rule: what other routers count, in their units, and what
-// ours predict, in seconds.
+// Placement policies choose the instance that prefills a request and the one that decodes it. They are pure functions
+// of a snapshot of the cluster, and randomness is an argument. All policies read the same view: counts, as other
+// routers use them, and predictions in seconds.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -17,32 +17,32 @@ namespace xpyd::disagg {
 // One instance as a policy sees it.
 struct InstanceView {
   Role role = Role::colocated;
-  // Counted.
+  // Counts.
   int queued = 0;                // prompts placed here and not done
-  int64_t queued_tokens = 0;     // of them, to be computed
-  int sequences = 0;             // placed here to decode and not ended
-  int64_t context_tokens = 0;    // of them, KV
-  int64_t available_tokens = 0;  // of KV: free or evictable
+  int64_t queued_tokens = 0;     // of these prompts, to be computed
+  int sequences = 0;             // placed here to decode, not ended
+  int64_t context_tokens = 0;    // KV tokens of these sequences
+  int64_t available_tokens = 0;  // KV tokens that are free or evictable
   int64_t capacity_tokens = 0;
-  int64_t indexed_tokens = 0;  // in its prefix cache
-  int64_t recent_tokens = 0;   // computed or queued here of the prompts of the last three minutes
-  int cached_tokens = 0;       // of this prompt, in its prefix cache,
-  int host_tokens = 0;         // … beyond these in its host tier,
-  int disk_tokens = 0;         // … and beyond those on its disk
-  // Predicted, in seconds (disagg/conductor/scoreboard.h).
-  double queue_s = 0;            // until it would begin this prompt
-  double prefill_s = 0;          // this prompt, with cached_tokens
-  double fetch_s = 0;            // what the best holder has and this one has not, from there to here; kNever: cannot
-  double fetched_prefill_s = 0;  // this prompt, once that is here
-  double step_s = 0, step_with_s = 0;  // a decode step now, and with this request
+  int64_t indexed_tokens = 0;  // tokens in its prefix cache
+  int64_t recent_tokens = 0;   // uncached tokens of the prompts placed in the last three minutes
+  int cached_tokens = 0;       // this prompt's tokens in its prefix cache,
+  int host_tokens = 0;         // … in its host tier, after these,
+  int disk_tokens = 0;         // … and on its disk, after those
+  // Predictions in seconds (disagg/conductor/scoreboard.h).
+  double queue_s = 0;                  // until it would begin this prompt
+  double prefill_s = 0;                // computing this prompt, with what it holds of it
+  double fetch_s = 0;                  // fetching what the best holder has beyond this one; kNever: impossible
+  double fetched_prefill_s = 0;        // computing this prompt after that fetch
+  double step_s = 0, step_with_s = 0;  // a decode step now; with this request added
 
   int load() const { return queued + sequences; }
-  int held_tokens() const { return cached_tokens + host_tokens + disk_tokens; }  // not to be computed
+  int held_tokens() const { return cached_tokens + host_tokens + disk_tokens; }  // need not be computed
 };
 
-inline constexpr double kNever = 1e300;  // seconds: never, or nobody asks (JSON has no infinity)
+inline constexpr double kNever = 1e300;  // seconds: never, or not wanted (JSON has no infinity)
 
-// What a client wants of a request; kNever: nothing.
+// Latency objectives of a request, in seconds; kNever: none.
 struct Objectives {
   double ttft_s, tbt_s;
   bool operator==(const Objectives&) const = default;
@@ -54,36 +54,36 @@ struct ClusterView {
   int prompt_tokens = 0;
   int block_tokens = 16;
   Objectives objectives = kNoObjectives;
-  uint64_t number = 0;  // of this request, counted from 0
-  uint64_t random = 0;  // fresh for each request, from a seeded generator
+  uint64_t number = 0;  // of this request, from 0
+  uint64_t random = 0;  // new for each request, from a seeded generator
 };
 
 struct Placement {
   int prefill = -1;  // index into instances
   int decode = -1;   // the same index for a colocated instance
-  int source = -1;   // who sends the prefill instance its prefix first; -1: nobody
+  int source = -1;   // the instance that lends the prefix; -1: none
   bool operator==(const Placement&) const = default;
 };
 
-// Constants of the rules that a command line may change.
+// Constants of policies that the command line sets.
 struct PlacementOptions {
-  double fetch_threshold = 1.5;  // mooncake: fetch where the best hit is so many times the one here
+  double fetch_threshold = 1.5;  // mooncake: the best hit must be this many times the local one
 };
 
 struct PlacementPolicy {
   const char* name;
   Placement (*place)(const ClusterView& view, const PlacementOptions& options);
-  bool predicts;          // it reads seconds
-  const char* constants;  // as published; "" for none
+  bool predicts;          // reads the predictions in seconds
+  const char* constants;  // as published; "": none
   const char* source;
 };
 
 std::span<const PlacementPolicy> placement_policies();
 const PlacementPolicy* find_placement_policy(std::string_view name);  // null: no such policy
 
-// Of the tokens that this choice makes somebody compute, the share that another choice would have found: lost / (novel
-// + lost), where lost is the best hit minus the chosen one's, novel what nobody has (Dynamo, KV locality metrics). 0
-// where nothing is computed.
+// Returns the share of the tokens to be computed that another placement would have found in a cache: lost / (novel +
+// lost). `lost` is the best hit minus the chosen instance's; `novel` is what no instance has (Dynamo, KV locality
+// metrics). Returns 0 if nothing is computed.
 double regret_ratio(const ClusterView& view, int prefill);
 
 }  // namespace xpyd::disagg

@@ -8,7 +8,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// Prompt and output; `both` is where they are joined if need be.
+// Returns prompt and output. If there is output, both are joined in `both`.
 std::span<const int32_t> tokens_of(const Request& request, const std::vector<int32_t>& output,
                                    std::vector<int32_t>& both) {
   if (output.empty()) return request.prompt;
@@ -48,7 +48,8 @@ bool Planner::choose(AttemptPlan& plan) {
   return true;
 }
 
-// Another decode instance, where that one would compute the prompt itself.
+// append_cost: considers the decode instance with the longest cached prefix, and takes it if it would compute the
+// prompt itself.
 void Planner::choose_append(AttemptPlan& plan) {
   const ConductorOptions& options = context_.options;
   const int at = options.disagg->appends_at(plan.seen);
@@ -81,8 +82,8 @@ DisaggOrder Planner::order_at(AttemptPlan& plan, int at) {
   return order;
 }
 
-// What a token of this prompt costs on either side, and a step of D; what has not been measured is the
-// prior's: an instance that nobody has used yet is not free, and not out of reach.
+// Sets the cost of a prompt token on either side, and of a step on D. Where nothing has been measured the prior counts,
+// so that a new instance looks neither free nor out of reach.
 void Planner::add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
                         const KvShape& shape) const {
   const ConductorOptions& options = context_.options;
@@ -100,7 +101,7 @@ void Planner::add_costs(DisaggView& view, const InstanceStats& prefill, const In
   step.add_decodes(sequences, double(sequences) * view.tokens);
   view.step_s = board.cost(decode).seconds(step);
   view.kv_s_per_token = (pull ? decode : prefill).wire_s_per_byte * double(shape.token_bytes());
-  if (prior && view.kv_s_per_token == 0 && !options.zero_copy)  // a copy on this machine: no wire is faster
+  if (prior && view.kv_s_per_token == 0 && !options.zero_copy)  // a local copy is the lower bound of any transport
     view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
   view.chunk_tokens = options.step_tokens;
   view.overlap = overlap(options.stream_kv, pull, shape.n_layers, view.tokens - view.cached_prefill,
@@ -110,7 +111,7 @@ void Planner::add_costs(DisaggView& view, const InstanceStats& prefill, const In
 void Planner::decide_fetch(AttemptPlan& plan) {
   const ConductorOptions& options = context_.options;
   const InstanceView& p = plan.at_prefill();
-  const bool moved = plan.placed.source >= 0;  // placement counts on it
+  const bool moved = plan.placed.source >= 0;  // placement relies on this fetch
   const Member& prefill = cluster_.at(plan.attempt.prefill);
   Scoreboard::Fetch& fetch = plan.fetch;
   if (!options.zero_copy && plan.entry.tries == 0 && (options.fetch->fetches || moved))
@@ -130,7 +131,7 @@ void Planner::decide_fetch(AttemptPlan& plan) {
   plan.ttft_s = p.queue_s + (plan.fetches ? plan.fetch_s : 0) + plan.attempt.prompt_s;
 }
 
-// How often others read what this prompt would fetch.
+// Counts how often prompts read the block that this prompt would fetch first.
 void Planner::count_reads(AttemptPlan& plan) {
   const double now = context_.clock.now();
   const int block_tokens = plan.seen.block_tokens;
@@ -151,14 +152,14 @@ void Planner::decide_order(AttemptPlan& plan) {
   if (plan.placed.prefill != plan.placed.decode) {
     attempt.order = plan.ordered ? *plan.ordered : order_at(plan, plan.placed.decode);
     if (attempt.order == DisaggOrder::pull && zero_copy) attempt.order = DisaggOrder::push;
-    // There P says nothing of the logits that it sees. (Not pushed: a P that waits for D's room, which waits for P's.)
+    // In decode_first, P returns no prompt logprobs. Push does not replace it: P could wait for D while D waits for P.
     if (attempt.order == DisaggOrder::decode_first && plan.entry.request->prompt_logprobs >= 0)
       attempt.order = DisaggOrder::local;
     if (attempt.order == DisaggOrder::local) cached = plan.at_decode().held_tokens();
     if (attempt.order == DisaggOrder::local || attempt.order == DisaggOrder::decode_first) plan.fetches = false;
   }
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
-  if (attempt.order == DisaggOrder::decode_first) attempt.prefill = -1;  // until one takes the job
+  if (attempt.order == DisaggOrder::decode_first) attempt.prefill = -1;  // until an instance takes the job
   attempt.prompt = cluster_.board().prompt(tokens, cached);
   attempt.context = tokens;
   attempt.joins_s = context_.clock.now() + plan.ttft_s;
@@ -166,7 +167,7 @@ void Planner::decide_order(AttemptPlan& plan) {
 
 void Planner::decide_copies(AttemptPlan& plan) {
   const ConductorOptions& options = context_.options;
-  if (!plan.fetches || plan.entry.request->prompt_logprobs >= 0) {  // whose KV nobody can have
+  if (!plan.fetches || plan.entry.request->prompt_logprobs >= 0) {  // prompt logprobs need every token computed
     plan.fetch.holders.clear();
     return;
   }

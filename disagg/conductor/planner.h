@@ -1,7 +1,7 @@
-// Where an attempt goes: which instances serve it, which part of its prefix is fetched, whether it is refused, and in
-// which order prefill and decode share it. Each step builds the view that its policy sees (placement.h, fetch_policy.h,
-// admission.h, order.h, replication.h), asks the policy, logs its answer, and writes it into the plan. Nothing is
-// charged here.
+// Plans one attempt: which instances serve it, which part of its prefix is fetched, whether it is refused, and in which
+// order prefill and decode run. Each step builds the view that its policy reads (placement.h, fetch_policy.h,
+// admission.h, order.h, replication.h), asks the policy, logs the answer, and writes it into the plan. No step charges
+// anything.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -15,9 +15,9 @@
 
 namespace xpyd::disagg {
 
-// One attempt while it is decided. It lives shorter than the scoreboard's next look.
+// One attempt while it is planned. It is valid until the scoreboard's next look().
 struct AttemptPlan {
-  // Of choices [first, first + count), while so many jobs wait in the global prefill queue.
+  // Plans choices [first, first + count). `prefill_jobs` is the length of the global prefill queue.
   AttemptPlan(const RequestTable::Entry& entry, int first, int count, int prefill_jobs);
   AttemptPlan(const AttemptPlan&) = delete;
   AttemptPlan& operator=(const AttemptPlan&) = delete;
@@ -25,25 +25,25 @@ struct AttemptPlan {
   const RequestTable::Choice& choice() const { return entry.choices[size_t(attempt.first)]; }
   const InstanceView& at_prefill() const { return seen.instances[size_t(placed.prefill)]; }
   const InstanceView& at_decode() const { return seen.instances[size_t(placed.decode)]; }
-  // Tokens that the prefill instance will not have to compute.
+  // Returns how many tokens the prefill instance need not compute.
   int held_tokens() const { return fetches ? fetch.view.holder_tokens : at_prefill().held_tokens(); }
 
   const RequestTable::Entry& entry;
-  Attempt attempt;  // as far as it is decided
+  Attempt attempt;  // as far as it is planned
   const int prefill_jobs;
-  std::vector<int32_t> joined;      // prompt and output, where there is output
-  std::span<const int32_t> tokens;  // to be computed or found
+  std::vector<int32_t> joined;      // prompt and output; empty if there is no output
+  std::span<const int32_t> tokens;  // what must be computed or found in a cache
   PromptHashes prompt;
-  // choose()
+  // Set by choose().
   ClusterView seen;
   Placement placed;
-  std::optional<DisaggOrder> ordered;  // the order, where it is known already
-  // decide_fetch()
+  std::optional<DisaggOrder> ordered;  // set if choose() has asked the order policy already
+  // Set by decide_fetch().
   Scoreboard::Fetch fetch;
   bool fetches = false;
   ReplicationView heat;
   double fetch_s = 0, ttft_s = 0;  // predicted
-  // decide_copies()
+  // Set by decide_copies().
   bool keep = true;
 };
 
@@ -52,18 +52,18 @@ class Planner {
   Planner(ConductorContext& context, ClusterState& cluster, const RequestTable& requests, const AttemptTable& attempts)
       : context_(context), cluster_(cluster), requests_(requests), attempts_(attempts) {}
 
-  // Chooses the prefill instance and the decode instance. False: there is nobody.
+  // Chooses the prefill instance and the decode instance. Returns false if there are none.
   bool choose(AttemptPlan& plan);
-  // Decides whether the prefill instance gets a part of the prefix from others, and predicts the first token's time.
+  // Decides whether the prefill instance fetches a part of the prefix from others, and predicts the TTFT.
   void decide_fetch(AttemptPlan& plan);
-  // Decides on arrival, before anything is computed. A request that was tried before is taken.
+  // Decides on arrival, before anything is computed. A retry is never refused.
   Refusal refuses(const AttemptPlan& plan);
-  // Decides the order, and so where the prompt is computed and how much of it is found there.
+  // Decides the order, and thereby which instance computes the prompt and how much of it is cached there.
   void decide_order(AttemptPlan& plan);
-  // Names the instance that a fetch is charged to, and decides whether the fetched prefix stays for others.
+  // Names the instance that a fetch is charged to, and decides whether the fetched prefix stays cached.
   void decide_copies(AttemptPlan& plan);
 
-  // Decides when the prompt is done. An attempt whose client has a token already is taken.
+  // Decides when the prompt is done. A request whose client has a token already is never refused.
   Refusal refuses_late(const Attempt& attempt);
 
  private:
@@ -80,8 +80,8 @@ class Planner {
   ClusterState& cluster_;
   const RequestTable& requests_;
   const AttemptTable& attempts_;
-  std::optional<PrefixHeat> heat_;  // where --replication asks for it
-  // Of the last look_at(), whose view points to them.
+  std::optional<PrefixHeat> heat_;  // null unless --replication asks for it
+  // The view of the last look_at() points to these.
   StepCost decode_cost_;
   std::vector<DecodeView> decoding_, coming_;
 };

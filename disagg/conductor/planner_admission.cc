@@ -1,4 +1,4 @@
-// Planner: what is refused, on arrival and when a prompt is done, and what its policy sees (admission.h).
+// Planner: refusals on arrival and when a prompt is done, and the view that admission policies read (admission.h).
 #include <algorithm>
 
 #include "disagg/conductor/event_log.h"
@@ -53,7 +53,7 @@ ClusterAdmission Planner::look_at(const RequestTable::Entry& entry, InstanceId d
                         .random = context_.random.uniform()};
   decode_cost_ = cluster_.board().cost_now(member, view.now_s);
   view.cost = &decode_cost_;
-  if (member.info.role == Role::prefill) return view;  // one token is wanted: nobody decodes there
+  if (member.info.role == Role::prefill) return view;  // a one-token request does not decode
   decoding_.clear();
   coming_.clear();
   for (AttemptId number : member.decoding) {
@@ -72,7 +72,7 @@ ClusterAdmission Planner::look_at(const RequestTable::Entry& entry, InstanceId d
   return view;
 }
 
-// When these sequences end: the tokens that they will have yet, each of a step with all that are there or come.
+// Sets when these sequences end: each token left costs one step of the batch with all sequences that decode or come.
 void Planner::foresee(const Member& member) {
   StepShape batch;
   for (const auto* sequences : {&decoding_, &coming_})

@@ -1,5 +1,5 @@
-// The global prefill queue (decode_first): prompts for which a decode instance has room, in the order in which it said
-// so. A prefill instance takes the next one when it has begun with the one before.
+// The global prefill queue of `decode_first` (Dynamo's): prompts whose KV blocks a decode instance has reserved, in
+// order of arrival. A prefill instance takes the next prompt when it has begun the one before.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -17,13 +17,14 @@ class PrefillQueue {
   PrefillQueue(ConductorContext& context, ClusterState& cluster, AttemptTable& attempts)
       : context_(context), cluster_(cluster), attempts_(attempts) {}
 
+  // Requires: a decode instance holds room for the prompt. dispatch() must follow.
   void add(PrefillJob job) { jobs_.push_back(std::move(job)); }
   void remove(AttemptId attempt) {
     std::erase_if(jobs_, [attempt](const PrefillJob& job) { return job.attempt == attempt; });
   }
   void clear() { jobs_.clear(); }
-  // Gives away what prefill instances have room for, and charges them. To be called when one has come, or has begun
-  // with a prompt, or when a job was added.
+  // Gives jobs to the prefill instances that have room, and charges them. Requires: it is called when a prefill
+  // instance has joined or has begun a prompt, and when a job was added.
   void dispatch() {
     while (!jobs_.empty()) {
       Member* best = nullptr;

@@ -12,11 +12,11 @@ Objectives ConductorContext::objectives(const Request& request) const {
   const auto first = [](double own, double all, double none) { return own > 0 ? own : all > 0 ? all : none; };
   Objectives own = {first(request.slo_ttft_s, options.objectives.ttft_s, kNoObjectives.ttft_s),
                     first(request.slo_tbt_s, options.objectives.tbt_s, kNoObjectives.tbt_s)};
-  if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // nobody waits for another token
+  if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // a one-token answer has no TBT
   return own;
 }
 
-// ---- Requests come, and wait.
+// ---- New and waiting requests.
 
 int64_t queue_bytes(const Request& request) {
   size_t ids = request.prompt.size();
@@ -60,7 +60,7 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
     if (choice.output.size() > choice.placed + size_t(context_.options.crash_tokens)) choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
   }
-  // A choice that was placed anew tells of its first time.
+  // A choice that was placed anew reports the values of its first placement.
   if (choice.cached_tokens < 0) {
     choice.cached_tokens = event.cached_tokens;
     choice.scheduled_s = event.scheduled_s;
@@ -142,7 +142,7 @@ void RequestTable::end_all(const std::string& why, SinkEvents& out) {
   queued_bytes_ = 0;
 }
 
-// ---- Lives, for the log and the server's page.
+// ---- Request traces, for the log and the demo page.
 
 bool RequestTable::mark(Entry& entry, double RequestLife::*when) {
   if (!entry.choices[0].times.gaps.empty()) return false;
@@ -153,12 +153,12 @@ bool RequestTable::mark(Entry& entry, double RequestLife::*when) {
 void RequestTable::mark_placed(Entry& entry, const InstanceInfo& decode) {
   if (!mark(entry, &RequestLife::placed)) return;
   RequestLife& life = entry.life;
-  life.started = life.prompt_done = life.granted = life.joined = 0;  // of an attempt before
+  life.started = life.prompt_done = life.granted = life.joined = 0;  // times of an earlier attempt
   life.kv_token_bytes = context_.options.kv_bytes_scale * double(decode.layout.shape.token_bytes());
   life.prefill = "", life.decode = decode.name;
 }
 
-// Of its first choice; what was replaced meanwhile shows in `attempts`.
+// Describes the first choice. Retries show in `attempts`.
 RequestLife RequestTable::life_of(const Entry& entry) {
   const Choice& choice = entry.choices[0];
   RequestLife life = entry.life;

@@ -1,5 +1,5 @@
-// The requests that are being served, their choices, and the tokens of each in order. Tokens and ends become events
-// here, and a request whose choices have all ended leaves the table.
+// The requests in flight, their choices, and each choice's tokens in order. The table turns tokens and ends into
+// events. A request leaves the table when all its choices have ended.
 //
 // Thread safety: none; the conductor locks, and passes events on to their sinks once its lock is free.
 #pragma once
@@ -21,9 +21,9 @@ struct SinkEvent {
   std::shared_ptr<EventSink> sink;
   TokenEvent event;
 };
-using SinkEvents = std::vector<SinkEvent>;  // in the order in which they are to be passed on
+using SinkEvents = std::vector<SinkEvent>;  // in the order of delivery
 
-// What a request holds here while it waits: its prompt, and some for all the rest.
+// Returns the bytes that a waiting request holds here: its prompt, its sampling rules, and an allowance for the rest.
 int64_t queue_bytes(const Request& request);
 
 class RequestTable {
@@ -33,14 +33,14 @@ class RequestTable {
     uint64_t logits_hash = 0;
     bool ended = false;
     AttemptId attempt = 0;            // 0: parked
-    InstanceId latest = -1;           // where its last token came from
-    std::map<int, TokenEvent> early;  // by index: what overtook others
+    InstanceId latest = -1;           // the instance that sent its last token
+    std::map<int, TokenEvent> early;  // by index: tokens that arrived before their predecessors
     int cached_tokens = -1;
     double scheduled_s = 0;
-    int crashes = 0;    // instances that ended in a row while they computed it
-    size_t placed = 0;  // output's length when its attempt began
+    int crashes = 0;    // instances in a row that ended while they computed it
+    size_t placed = 0;  // length of `output` when the attempt began
     TokenTimes times;
-    double ttft_s = 0, tbt_s = 0;  // predicted when it was placed first
+    double ttft_s = 0, tbt_s = 0;  // predicted at the first placement
   };
   struct Entry {
     std::shared_ptr<const Request> request;
@@ -49,13 +49,14 @@ class RequestTable {
     int left = 0;
     int tries = 0;
     bool aborted = false;
-    bool begun = false;   // else it counts in queued_bytes_
-    bool guilty = false;  // it ends the instances that compute it
-    RequestLife life;     // as far as life_of() does not know it
+    bool begun = false;   // false: the request counts in queued_bytes_
+    bool guilty = false;  // instances that compute it end
+    RequestLife life;     // the part that life_of() cannot derive
   };
 
   explicit RequestTable(ConductorContext& context) : context_(context) {}
 
+  // Adds a request. Requires: its id is not in the table.
   Entry& add(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink);
   Entry* find(uint64_t id);
   Entry& at(uint64_t id) { return requests_.at(id); }
@@ -63,33 +64,34 @@ class RequestTable {
   void erase(uint64_t id) { requests_.erase(id); }
   bool empty() const { return requests_.empty(); }
 
-  // Requests that wait for their first step hold at most max_queue_bytes together, or only one of them waits.
+  // Returns whether the request fits into max_queue_bytes beside those that wait for their first step. One request
+  // always fits.
   bool has_room(const Request& request) const;
   void wait(const Entry& entry) { queued_bytes_ += queue_bytes(*entry.request); }
-  void begin(Entry& entry);  // It waits no more. Later calls do nothing.
+  void begin(Entry& entry);  // its first step begins; later calls do nothing
 
-  // Takes the choice's next token, or its end without one.
+  // Takes the choice's next token, or its end without a token.
   void take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out);
-  // The choice ends here, without another token.
+  // Ends the choice without another token.
   void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, SinkEvents& out,
                   double retry_s = 0);
-  // … with `abort` where its client has left, with `timeout` where it is late, else with an error.
+  // Ends the choice with `abort` if its client has left, with `timeout` if it is late, and with an error otherwise.
   void give_up(Entry& entry, int choice, bool late, const std::string& why, SinkEvents& out);
-  // Every choice that has not ended ends with why, and with what was predicted. `counted` is one of the totals.
+  // Ends every open choice with the refusal's reason and prediction. `counted` is one of the totals.
   void refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out);
-  // The entry leaves the table if all its choices have ended, and is not to be used then.
+  // Removes the entry if all its choices have ended. The reference is invalid then.
   void forget_if_over(Entry& entry);
   void end_all(const std::string& why, SinkEvents& out);
 
-  // Writes the present time into the request's life. False: the second token is there, and the log has no interest in
-  // attempts after it.
+  // Sets `when` in the request's trace to the present time. Returns false after the second token, because the log does
+  // not follow later attempts.
   bool mark(Entry& entry, double RequestLife::*when);
-  // Begins the life of a new attempt, whose choices decode on `decode`.
+  // Begins the trace of a new attempt, whose choices decode on `decode`.
   void mark_placed(Entry& entry, const InstanceInfo& decode);
 
-  // Some that are not over, and the last that are, newest first; all without gaps.
+  // Returns some running requests and the last that ended, newest first, without their gaps.
   std::vector<RequestLife> lives() const;
-  // Order-independent sum over the choices that ended by stop or length of their logits hash.
+  // Returns the sum of the logits hashes of the choices that ended by stop or length. The order does not matter.
   uint64_t logits_hash() const { return logits_hash_; }
 
  private:
@@ -98,7 +100,7 @@ class RequestTable {
 
   ConductorContext& context_;
   std::unordered_map<uint64_t, Entry> requests_;
-  std::deque<RequestLife> ended_;  // the last, without gaps; newest first
+  std::deque<RequestLife> ended_;  // the last ones, newest first, without gaps
   int64_t queued_bytes_ = 0;
   uint64_t logits_hash_ = 0;
 };

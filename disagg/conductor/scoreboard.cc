@@ -125,15 +125,15 @@ ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
   return seen;
 }
 
-// Steps of a colocated instance that decodes have its sequences in them, too.
+// On a colocated instance every prompt step also has the sequences that decode there.
 StepShape among_decodes(StepShape work, const InstanceView& view) {
   if (view.role == Role::colocated)
     work.add_decodes(work.steps * view.sequences, work.steps * double(view.context_tokens));
   return work;
 }
 
-// Who has done little is as fast as others of its role have shown to be: if its prior were too slow, nothing would be
-// placed there, and it would never show what it is.
+// An instance with few steps is assumed to be as fast as others of its role. If its prior were too slow, it would get
+// no work and could never be measured.
 const StepCost::Terms& Scoreboard::like_others(Role role, const InstanceStats& stats) {
   StepCost::Terms& others = measured_[size_t(role)];
   if (stats.steps >= kKnown) return others = terms(stats);
@@ -204,7 +204,7 @@ void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, 
   if (view.role != Role::decode) {
     view.queue_s = std::max(row.queued_s, row.prompting_s - (now_s - row.moved_s));
     view.prefill_s = seconds(row.terms, among_decodes(prompt(prompt_tokens, view.held_tokens()).work, view));
-    if (const int stages = row.member->info.stages; stages > 1) {  // sum t + (P - 1) t, of the last chunk
+    if (const int stages = row.member->info.stages; stages > 1) {  // sum t + (P - 1) t of the last chunk, for P stages
       const int x = std::min(chunk_tokens_, prompt_tokens - view.held_tokens());
       StepShape last;
       last.add_prompt(x, prompt_tokens - x);
@@ -239,21 +239,21 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   f.holder_tokens = std::min(best, f.prompt_tokens - 1);
   f.bytes_s = (f.holder_tokens - f.cached_tokens) *
               here.probe->fetch_s_per_token(fetch.holders[0]).value_or(row.fetch_s_per_token);
-  // Who has never asked: a holder answers between two of its steps.
+  // Before the first question: a holder answers between two of its steps.
   f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
   f.queue_s = source->member->load.lends_s;
   const auto prompt_s = [&](int cached) {
     return seconds(row.terms, among_decodes(this->prompt(f.prompt_tokens, cached).work, view));
   };
-  // Never below 0, though a token that looks at a long prefix may cost more than one that a chunk has anyway.
+  // Not below 0: one token that attends to a long prefix may cost more than a token in a chunk.
   f.saved_s = std::max(0.0, prompt_s(f.cached_tokens) - prompt_s(f.holder_tokens));
   return fetch;
 }
 
-// What the best holder has and one has not, from there to here.
+// Predicts for each instance the fetch of what the best holder has beyond it.
 void Scoreboard::predict_fetches(int prompt_tokens) {
   int best = 0;
-  size_t holder = 0;  // the first of them, as in mooncake()
+  size_t holder = 0;  // the first of equals, as in mooncake()
   for (size_t i = 0; i < views_.size(); ++i)
     if (views_[i].role != Role::decode && views_[i].held_tokens() > best) best = views_[holder = i].held_tokens();
   for (size_t i = 0; i < views_.size(); ++i) {

@@ -1,5 +1,5 @@
-// What the conductor knows of its instances, and the view of it in seconds that policies see (placement.h): what it
-// has placed there, what they report of their memory, their prefix caches and their speed.
+// The scoreboard combines what the conductor has placed on its instances with what they report about memory, prefix
+// cache and speed. It gives policies a view in counts and seconds (placement.h).
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -20,42 +20,42 @@
 
 namespace xpyd::disagg {
 
-// What the conductor can ask about an instance at once. Any thread.
+// InstanceProbe answers the conductor's questions about an instance without waiting. Thread safety: any thread.
 class InstanceProbe {
  public:
   virtual ~InstanceProbe() = default;
   virtual InstanceStats stats() const = 0;
   virtual KvStats kv() const = 0;
-  // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
+  // Returns the prompt tokens that it need not compute; none: its cache is in another process and is known by reports.
   virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  // Seconds that it would take now to bring a token's KV here from `source`, beside what the links between the two
-  // carry already; none: nobody sees these links.
+  // Returns the seconds that fetching one token's KV from `source` would take now, beside the present load of the
+  // links; none: the links cannot be observed.
   virtual std::optional<double> fetch_s_per_token(InstanceId) const { return {}; }
   // Null: there is none, or none yet.
   virtual std::shared_ptr<const BlockMap> block_map() const { return {}; }
-  // Another one when stats() or kv() may say something else; null: whenever they are asked.
+  // Changes when stats() or kv() may have changed; null: assume that every call differs.
   virtual const std::atomic<uint64_t>* version() const { return nullptr; }
 };
 
-// A prompt, charged to the instance that computes it from its placement until it is done.
+// A prompt that is charged to the instance that computes it, from placement until it is done.
 struct PlacedPrompt {
   int64_t tokens = 0;  // to be computed
   StepShape work = {.steps = 0};
 };
 
-// Load that was placed on an instance and is not done, as the conductor counts it.
+// The load placed on an instance and not done, as the conductor counts it.
 struct PlacedLoad {
-  int queued_requests = 0;                                    // to prefill, not started
-  int64_t queued_tokens = 0;                                  // uncached prompt tokens, prompt not done
-  int sequences = 0;                                          // to decode, not ended
-  int64_t context_tokens = 0;                                 // of these, KV
-  double lends_s = 0;                                         // predicted, of prefixes that others get from it
-  StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started, and not done
+  int queued_requests = 0;                                    // prompts not started
+  int64_t queued_tokens = 0;                                  // uncached tokens of prompts not done
+  int sequences = 0;                                          // sequences that decode or will, not ended
+  int64_t context_tokens = 0;                                 // KV tokens of these sequences
+  double lends_s = 0;                                         // predicted seconds of sending prefixes to others
+  StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started; not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
   double ended_s = 0;                                         // Clock: when a decode last ended
 };
 
-// How long the last decodes of an instance took, in seconds.
+// The durations of an instance's last decodes, in seconds.
 class DecodeTimes {
  public:
   void ended(double seconds);
@@ -68,80 +68,83 @@ class DecodeTimes {
   size_t next_ = 0;
 };
 
-// One instance that the conductor knows.
+// One instance as the conductor knows it.
 struct Member {
   InstanceInfo info;
   std::shared_ptr<InstanceProbe> probe;
   PlacedLoad load;
-  std::set<AttemptId> decoding;  // placed here to decode, and not ended
+  std::set<AttemptId> decoding;  // placed here to decode, not ended
   DecodeTimes decodes;
-  size_t row = 0;         // the scoreboard's
-  int in_directory = -1;  // its number there
+  size_t row = 0;         // index into the scoreboard's rows
+  int in_directory = -1;  // its number in the cache directory
   bool draining = false;
   double heard_s = 0;                                  // Clock
-  std::deque<std::pair<double, int64_t>> recent = {};  // prompts placed: Clock, tokens to be computed
-  int64_t recent_tokens = 0;                           // of these
+  std::deque<std::pair<double, int64_t>> recent = {};  // prompts placed lately: Clock, uncached tokens
+  int64_t recent_tokens = 0;                           // sum of these tokens
 };
 
-// A look reads a row for each instance; what changes neither with time nor with the prompt is computed anew when
-// something was placed there or its probe has another version.
+// look() reads one row for each instance. The part of a row that depends on neither time nor prompt is recomputed only
+// after a placement there, or when its probe has a new version.
 class Scoreboard {
  public:
-  // `chunk_tokens` of a step. `prior`: of instances that have not said what their steps take. `fetch_s_per_token`: of
-  // KV between two instances whose links nobody sees, until it is measured; 0: they do not fetch.
-  // `fades`: the prior is of this model and machine, and what no step confirms decays to it (cost_now()).
+  // `chunk_tokens`: tokens of a prompt in one step. `prior`: step cost of instances that have not reported one.
+  // `fetch_s_per_token`: cost of fetching KV over links that cannot be observed, until it is measured; 0: instances do
+  // not fetch. `fades`: the prior describes this model and machine, so that unconfirmed measurements decay to it
+  // (cost_now()).
   Scoreboard(int chunk_tokens, const StepCost& prior, double fetch_s_per_token = 0, bool fades = false)
       : chunk_tokens_(chunk_tokens), prior_(prior.terms()), fetch_s_per_token_(fetch_s_per_token), fades_(fades) {}
 
-  void joined(Member& member);  // it stays where it is
+  void joined(Member& member);  // `member` must not move until left()
   void left(Member& member);
-  void drain(Member& member, bool on);
+  void drain(Member& member, bool on);  // look() leaves out draining instances
   void heard(const Member& member, const CacheReport& report) { directory_.heard(member.in_directory, report); }
-  // What every instance takes. Before: there is one.
+  // The limits that every instance meets. Requires: there is at least one.
   struct Smallest {
-    int max_batch, block_tokens, capacity_blocks;  // the last two of the one with the least KV
+    int max_batch, block_tokens, capacity_blocks;  // the last two: of the instance with the least KV
   };
   const Smallest& smallest() const { return smallest_; }
   size_t known_blocks(const Member& member) const { return directory_.blocks(member.in_directory); }
 
-  // Of all that are not draining, in the order in which they joined, valid until the next call; ids()[i] is who
-  // instances[i] is.
+  // Returns a view of all instances that are not draining, in the order in which they joined. It is valid until the
+  // next call. ids()[i] is the id of instances[i].
   ClusterView look(PromptHashes& prompt, double now_s);
   std::span<const InstanceId> ids() const { return draining_ ? staying_ids_ : ids_; }
-  // Of the prompt that was looked at last: what `here` could get of it, and from whom; nobody: holders is empty.
+  // Returns what `here` could fetch of the last look()'s prompt, and from which holders: none if no instance has more.
   struct Fetch {
     FetchView view;
-    std::vector<InstanceId> holders;  // kMostHolders of those that have most
-    int replicas = 0;                 // instances with more than there is here that compute prompts
+    std::vector<InstanceId> holders;  // at most kMostHolders, of those that have most
+    int replicas = 0;                 // instances that compute prompts and have more than `here`
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
-  // Whom admission asks: 5 s after its last step what an instance's steps were fitted to begins to decay, by half each
-  // 5 s, to the prior. Steps of a cold start, or of a busy machine, are no reason to refuse for ever. By the last look.
+  // The step cost that admission uses. From 5 s after the instance's last step, the fitted cost decays to the prior, by
+  // half every 5 s. Slow steps of a cold start or of a busy machine thus do not cause refusals for ever. It uses the
+  // rows of the last look().
   StepCost cost_now(const Member& member, double now_s) const;
-  // Until a prompt's first token, of which `measured_s` is what was predicted without decay.
+  // Predicts the seconds to a prompt's first token, with the same decay. `measured_s` is the prediction without it.
   double ttft_s(const Member& member, int prompt_tokens, int cached, double measured_s, double now_s) const;
 
   PlacedPrompt prompt(int tokens, int cached) const {
     return {tokens - cached, prompt_steps(tokens - cached, cached, chunk_tokens_)};
   }
+  // A prompt is placed on the instance, has begun there, and is done. Each call belongs to exactly one placed().
   void placed(Member& member, const PlacedPrompt& prompt, double now_s);
   void begun(Member& member, const PlacedPrompt& prompt, double now_s);
   void done(Member& member, const PlacedPrompt& prompt, double now_s);
-  void decodes(Member& member, int sequences, int64_t tokens);  // so many more
+  void decodes(Member& member, int sequences, int64_t tokens);  // adds to the load
 
  private:
   static constexpr double kRecentSeconds = 180;  // Preble's window
-  static constexpr int kKnown = 32;              // steps
+  static constexpr int kKnown = 32;              // steps after which a fitted cost is trusted
   static constexpr size_t kMostHolders = 4;
   struct Row {
     Member* member;
     const std::atomic<uint64_t>* version;
     uint64_t seen = 0;
     bool stale = true;
-    double until_s = 0;      // Clock: … or later
-    int64_t steps = 0;       // that it has done, and
-    double confirmed_s = 0;  // Clock: when it did the last of them, or later
+    double until_s = 0;      // Clock: the row is stale from then on
+    int64_t steps = 0;       // steps that it has reported, and
+    double confirmed_s = 0;  // Clock: when the last of these was seen, or later
     int in_directory, block_tokens;
     StepCost::Terms terms = {};
     double queued_s = 0, prompting_s = 0, moved_s = 0, step_s = 0;
@@ -154,7 +157,7 @@ class Scoreboard {
   const StepCost::Terms& terms(const InstanceStats& stats) const {
     return stats.cost == StepCost::Terms{} ? prior_ : stats.cost;
   }
-  double trust(const Row& row, double now_s) const;  // of what was fitted, 0 to 1
+  double trust(const Row& row, double now_s) const;  // share of the fitted cost that counts, 0 to 1
   const StepCost::Terms& like_others(Role role, const InstanceStats& stats);
 
   const int chunk_tokens_;
@@ -167,7 +170,7 @@ class Scoreboard {
   std::vector<InstanceId> ids_, staying_ids_;
   int draining_ = 0;
   Smallest smallest_ = {};
-  StepCost::Terms measured_[3] = {};  // by role: what was last heard of one that has done kKnown steps
+  StepCost::Terms measured_[3] = {};  // by role: the last cost from an instance with kKnown steps
 };
 
 }  // namespace xpyd::disagg

@@ -1,7 +1,7 @@
-// When one choice's tokens came, and whether that kept what its client wanted (Mooncake, FAST '25 section 5.1: a
-// request's TBT is the mean of its longest tenth of gaps).
+// The arrival times of one choice's tokens, and whether they keep the client's objectives. A request's TBT is the mean
+// of the longest tenth of its gaps (Mooncake, FAST '25, section 5.1).
 //
-// Thread safety: none; a value.
+// Thread safety: a plain value.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace xpyd::disagg {
 
 struct TokenTimes {
-  double first_s = -1, last_s = -1;  // Clock; below 0: none yet
-  std::vector<float> gaps;           // seconds between tokens, from the first on
+  double first_s = -1, last_s = -1;  // Clock; negative: none yet
+  std::vector<float> gaps;           // seconds between neighbouring tokens
 
   void token(double now_s) {
     if (first_s < 0)
@@ -25,7 +25,7 @@ struct TokenTimes {
       gaps.push_back(float(now_s - last_s));
     last_s = now_s;
   }
-  // Seconds; 0 of fewer than two tokens.
+  // Returns the request's TBT in seconds; 0 if there are fewer than two tokens.
   double worst_tenth() const {
     if (gaps.empty()) return 0;
     std::vector<float> longest = gaps;
