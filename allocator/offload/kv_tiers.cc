@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "allocator/prefix/prefix_index.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/table.h"
@@ -62,6 +61,9 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
     t->disk_slots_ = int(slots);
     for (int slot = int(slots); slot-- > 0;) t->free_disk_.push_back(slot);
   }
+  t->nodes_.resize(n + size_t(t->disk_slots_));
+  t->index_ = std::make_unique<PrefixIndex>(int(t->nodes_.size()), options.block_tokens, t->seams_.key_mask,
+                                            options.block_tokens, t->nodes_.data(), sizeof t->nodes_[0]);
   return t;
 } catch (const Error& error) {
   return error;
@@ -70,30 +72,22 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
 // ---- The index.
 
 uint64_t KvTiers::next_hash(const Chain& chain, const int32_t* tokens) const {
-  return prefix_hash(chain.hash, chain.block < 0, tokens, options_.block_tokens);
+  return prefix_hash(chain.hash, chain.first(), tokens, options_.block_tokens);
 }
 
-int32_t KvTiers::look_up(const Chain& chain, uint64_t hash, const int32_t* tokens) const {
-  const auto found = index_.find(key_of(hash));
-  if (found == index_.end()) return -1;
-  const Block& b = at(found->second);
-  const bool same = b.parent == chain.block && b.parent_uid == chain.uid &&
-                    std::memcmp(tokens_of(found->second), tokens, sizeof(int32_t) * size_t(options_.block_tokens)) == 0;
-  return same ? found->second : -1;
+int32_t KvTiers::parent_of(int32_t block) const {
+  const int32_t parent = at(block).parent;
+  return parent >= 0 && index_->follows(block, parent) ? parent : -1;
 }
 
 int KvTiers::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
-  const int bt = options_.block_tokens, n = std::min(max_blocks, int(tokens.size()) / bt);
-  Chain chain = root(salt);
-  std::lock_guard lock(mutex_);
-  while (chain.n_blocks < n) {
-    const int32_t* own = &tokens[size_t(chain.n_blocks) * size_t(bt)];
-    const uint64_t hash = next_hash(chain, own);
-    const int32_t block = look_up(chain, hash, own);
-    if (block < 0) break;
-    chain = {hash, at(block).uid, block, chain.n_blocks + 1};
-  }
-  return chain.n_blocks;
+  const int64_t longest = std::min(int64_t(tokens.size()), int64_t(max_blocks) * options_.block_tokens);
+  const auto locked = [this](const std::function<void()>& f) {
+    std::lock_guard lock(mutex_);
+    f();
+  };
+  PrefixChain chain{.hash = salt};
+  return index_->match(tokens, int(longest), chain, locked, [](std::span<const int32_t>) {}) / options_.block_tokens;
 }
 
 void KvTiers::tick() {
@@ -103,22 +97,22 @@ void KvTiers::tick() {
 
 bool KvTiers::intact(const Chain& chain) const {
   std::lock_guard lock(mutex_);
-  return chain.block < 0 || at(chain.block).uid == chain.uid;
+  return index_->intact(chain);
 }
 
 int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin) {
   const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
-  const int32_t block = look_up(chain, hash, tokens);
+  const int32_t block = index_->find(chain, hash, tokens);
   if (block < 0) return -1;
-  Block& b = at(block);
   if (touch) {
+    Block& b = at(block);
     b.use.last_use = tick_;
     ++b.use.uses;
     b.pins += pin;
     refresh(block);
   }
-  chain = {hash, b.uid, block, chain.n_blocks + 1};
+  advance(chain, hash, block);
   return block;
 }
 
@@ -126,14 +120,13 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
   // Another block under this hash: of another prefix (a collision), or of one that is not known any more.
-  if (const auto found = index_.find(key_of(hash)); found != index_.end()) {
-    const Block& other = at(found->second);
-    if (other.busy() || other.pins > 0 || found->second == chain.block) return -1;
-    remove(found->second);
+  if (const int32_t other = index_->find_key(hash); other >= 0) {
+    if (at(other).busy() || at(other).pins > 0 || other == chain.block) return -1;
+    remove(other);
   }
+  if (!index_->intact(chain)) return -1;  // its end was just removed
   if (chain.block >= 0) {
-    if (at(chain.block).uid != chain.uid) return -1;  // it was just removed, or its parent
-    ++at(chain.block).pins;                           // a parent does not make way for its child
+    ++at(chain.block).pins;  // a parent does not make way for its child
     refresh(chain.block);
   }
   const int slot = take_host_slot();
@@ -142,46 +135,41 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
     refresh(chain.block);
   }
   if (slot < 0) return -1;
-  int32_t block;
+  int32_t block = int32_t(blocks_.size());
+  if (unused_.empty() && blocks_.size() == nodes_.size()) {  // some that are lost are pinned still
+    free_host_.push_back(slot);
+    return -1;
+  }
   if (unused_.empty()) {
-    block = int32_t(blocks_.size());
     blocks_.emplace_back();
-    tokens_.resize(tokens_.size() + size_t(options_.block_tokens));
   } else {
     block = unused_.back();
     unused_.pop_back();
   }
   Block& b = at(block);
   b = Block{};
-  b.uid = next_uid_++;
   b.parent = chain.block;
-  b.parent_uid = chain.uid;
   b.hash = hash;
   b.parent_hash = chain.hash;
   b.use = {tick_, 1, chain.n_blocks, tick_};
   b.storing = true;
-  std::memcpy(&tokens_[size_t(block) * size_t(options_.block_tokens)], tokens,
-              sizeof(int32_t) * size_t(options_.block_tokens));
-  index_[key_of(hash)] = block;
+  index_->insert(chain, hash, tokens, block);
   ++storing_;
-  if (Block* parent = parent_of(b)) {
-    ++parent->children;
+  if (b.parent >= 0) {
+    ++at(b.parent).children;
     refresh(b.parent);
   }
   set_host(block, slot);
-  chain = {hash, b.uid, block, chain.n_blocks + 1};
+  advance(chain, hash, block);
   write_behind();
   return block;
 }
 
 void KvTiers::touch(const Chain& chain) {
   std::lock_guard lock(mutex_);
-  uint64_t uid = chain.uid;
-  for (int32_t block = chain.block; block >= 0 && at(block).uid == uid;) {
+  for (int32_t block = index_->intact(chain) ? chain.block : -1; block >= 0; block = parent_of(block)) {
     at(block).use.last_use = tick_;
     refresh(block);
-    uid = at(block).parent_uid;
-    block = at(block).parent;
   }
 }
 
@@ -230,15 +218,10 @@ int KvTiers::slot(int32_t block) const {
 
 // ---- Who goes.
 
-KvTiers::Block* KvTiers::parent_of(const Block& b) {
-  if (b.parent < 0 || at(b.parent).uid != b.parent_uid) return nullptr;
-  return &at(b.parent);
-}
-
 // After any change of a block: the orders that it stands in, and what listeners know of it.
 void KvTiers::refresh(int32_t block) {
   Block& b = at(block);
-  const bool known = b.uid != 0, idle = known && !b.busy() && b.pins == 0;
+  const bool known = index_->contains(block), idle = known && !b.busy() && b.pins == 0;
   const bool on_host = b.host >= 0, on_disk = b.disk >= 0;
   const bool belongs[kOrders] = {
       idle && on_host && on_disk,
@@ -260,14 +243,19 @@ void KvTiers::refresh(int32_t block) {
   if (!options_.listeners.empty()) tell(block);
 }
 
+bool KvTiers::is_in(int32_t block, Tier tier) const {
+  const Block& b = at(block);
+  return index_->contains(block) && (tier == Tier::host ? b.host >= 0 && !b.storing && !b.reading : b.disk >= 0);
+}
+
 void KvTiers::tell(int32_t block) {
   Block& b = at(block);
   for (const Tier tier : {Tier::host, Tier::disk}) {
-    const bool is_in = b.is_in(tier);
-    if (std::exchange(b.told[int(tier)], is_in) == is_in) continue;
+    const bool there = is_in(block, tier);
+    if (std::exchange(b.told[int(tier)], there) == there) continue;
     const std::optional<uint64_t> parent = b.parent < 0 ? std::nullopt : std::optional(b.parent_hash);
     for (const auto& listener : options_.listeners)
-      is_in ? listener->stored(tier, b.hash, parent, {tokens_of(block), size_t(options_.block_tokens)})
+      there ? listener->stored(tier, b.hash, parent, {index_->tokens_of(block), size_t(options_.block_tokens)})
             : listener->removed(tier, b.hash);
   }
 }
@@ -315,16 +303,14 @@ void KvTiers::drop_host(int32_t block) {
 // Forgets it. Its readers find it lost; blocks that continue it are found no more.
 void KvTiers::remove(int32_t block) {
   Block& b = at(block);
-  XPYD_CHECK(b.uid != 0 && !b.busy());
-  if (const auto found = index_.find(key_of(b.hash)); found != index_.end() && found->second == block)
-    index_.erase(found);
+  XPYD_CHECK(index_->contains(block) && !b.busy());
   if (b.host >= 0) drop_host(block);
   if (b.disk >= 0) free_disk_.push_back(std::exchange(b.disk, -1));
-  if (Block* parent = parent_of(b)) {
-    --parent->children;
-    refresh(b.parent);
+  if (const int32_t parent = parent_of(block); parent >= 0) {
+    --at(parent).children;
+    refresh(parent);
   }
-  b.uid = 0;
+  index_->evict(block);
   refresh(block);
   if (b.pins > 0) {
     b.lost = true;
@@ -449,7 +435,7 @@ void KvTiers::disk_failed(const std::string& what, bool reads_too) {
   if (!reads_too) return;
   for (int32_t block = 0; block < int32_t(blocks_.size()); ++block) {
     Block& b = at(block);
-    if (b.uid == 0 || b.disk < 0 || b.busy() || b.pins > 0) continue;
+    if (!index_->contains(block) || b.disk < 0 || b.busy() || b.pins > 0) continue;
     if (b.host < 0) {
       remove(block);
     } else {
@@ -479,8 +465,8 @@ KvTierStats KvTiers::stats() const {
 std::vector<uint64_t> KvTiers::held(Tier tier) const {
   std::lock_guard lock(mutex_);
   std::vector<uint64_t> hashes;
-  for (const Block& b : blocks_)
-    if (b.is_in(tier)) hashes.push_back(b.hash);
+  for (int32_t block = 0; block < int32_t(blocks_.size()); ++block)
+    if (is_in(block, tier)) hashes.push_back(at(block).hash);
   return hashes;
 }
 
@@ -494,19 +480,19 @@ void KvTiers::check_invariants() const {
   int storing = 0, writing = 0, reading = 0, clean = 0;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const Block& b = blocks_[i];
-    if (b.uid == 0) {
+    if (!index_->contains(int32_t(i))) {
       XPYD_CHECK(b.host < 0 && b.disk < 0 && !b.busy());
       for (bool in : b.in) XPYD_CHECK(!in);
       continue;
     }
     ++known;
-    XPYD_CHECK(index_.at(key_of(b.hash)) == int32_t(i));
+    XPYD_CHECK(index_->find_key(b.hash) == int32_t(i));
     XPYD_CHECK(b.host >= 0 || b.disk >= 0);
     XPYD_CHECK(!b.writing || (b.host >= 0 && b.disk < 0 && b.disk_target >= 0));
     if (b.host >= 0) ++hosts[size_t(b.host)];
     if (b.disk >= 0) ++disks[size_t(b.disk)];
     if (b.disk_target >= 0) ++disks[size_t(b.disk_target)];
-    if (b.parent >= 0 && at(b.parent).uid == b.parent_uid) ++children[size_t(b.parent)];
+    if (const int32_t parent = parent_of(int32_t(i)); parent >= 0) ++children[size_t(parent)];
     storing += b.storing, writing += b.writing, reading += b.reading, clean += b.clean;
     const bool idle = !b.busy() && b.pins == 0;
     XPYD_CHECK(b.clean == (b.host >= 0 && b.disk >= 0 && !b.reading));
@@ -519,11 +505,12 @@ void KvTiers::check_invariants() const {
     }
   }
   for (size_t i = 0; i < blocks_.size(); ++i)
-    if (blocks_[i].uid != 0) XPYD_CHECK(children[i] == blocks_[i].children);
+    if (index_->contains(int32_t(i))) XPYD_CHECK(children[i] == blocks_[i].children);
   for (int n : hosts) XPYD_CHECK(n == 1, "a host slot is used " + std::to_string(n) + " times");
   for (int n : disks) XPYD_CHECK(n == 1, "a disk slot is used " + std::to_string(n) + " times");
   for (int order = 0; order < kOrders; ++order) XPYD_CHECK(orders_[order].size() == standing[order]);
-  XPYD_CHECK(index_.size() == known);
+  XPYD_CHECK(index_->size() == int(known));
+  index_->check_invariants();
   XPYD_CHECK(storing == storing_ && writing == writing_ && reading == reading_ && clean == clean_);
 }
 

@@ -3,9 +3,8 @@
 // and host are its caller's (TieredMemory), those between host and disk its own.
 //
 // A block is `block_tokens` tokens of one sequence from a multiple of block_tokens on, all layers,
-// in token_major. It is named by its chained hash (prefix_index.h), which only says where to look: a
-// hit is proved, as there, by the block's own tokens and by the identity of the block before it, so
-// by induction the whole prefix is equal. Of two blocks of one hash one is known, the later.
+// in token_major. It is named, found and proved as a pool's are (prefix_index.h); of two blocks of one hash one is
+// known, the later.
 // Listeners are told what the host has, whole, and what the disk has; a block may be in both.
 //
 // Blocks form a forest. A block that others continue is not forgotten before them, so that what is kept can be found;
@@ -26,13 +25,13 @@
 #include <span>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "allocator/eviction.h"
 #include "allocator/kv/kv_layout.h"
 #include "allocator/kv_tier_options.h"
 #include "allocator/offload/disk_file.h"
+#include "allocator/prefix/prefix_index.h"
 #include "base/device/device.h"
 #include "base/status.h"
 
@@ -41,10 +40,7 @@ namespace xpyd::allocator {
 class KvTiers {
  public:
   // The end of a sequence's chain of blocks.
-  struct Chain {
-    uint64_t hash = 0;   // of the block at the end; before the first block the salt
-    uint64_t uid = 0;    // its identity; before the first block the salt
-    int32_t block = -1;  // that block
+  struct Chain : PrefixChain {
     int n_blocks = 0;
   };
   // What tests put in.
@@ -71,7 +67,7 @@ class KvTiers {
 
   // ---- owner
   void tick();  // a new moment in the order of uses: blocks used in one moment age from the deepest
-  static Chain root(uint64_t salt) { return {salt, salt, -1, 0}; }
+  static Chain root(uint64_t salt) { return {{.hash = salt}}; }
   bool intact(const Chain& chain) const;  // the block at its end is still known
   // The known block with these tokens after the chain, which advances over it; -1: there is none.
   // `pin`: pins it, too, since forget() may come between two calls; only with `touch`.
@@ -115,9 +111,7 @@ class KvTiers {
   };
   using Place = std::tuple<EvictionRank, int, int32_t>;  // rank, -position, block
   struct Block {
-    uint64_t uid = 0;         // 0: not in use
-    uint64_t parent_uid = 0;  // of the block before it; of a first block the salt
-    int32_t parent = -1;
+    int32_t parent = -1;                 // the block before it, if that is still known (parent_of())
     uint64_t hash = 0, parent_hash = 0;  // the latter of a first block: the salt
     BlockUse use;
     int children = 0;  // known blocks that continue it
@@ -131,19 +125,17 @@ class KvTiers {
     bool in[kOrders] = {};
     Place place[kOrders];
     bool busy() const { return storing || writing || reading; }
-    bool is_in(Tier tier) const {
-      return uid != 0 && (tier == Tier::host ? host >= 0 && !storing && !reading : tier == Tier::disk && disk >= 0);
-    }
   };
 
   KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams);
   uint64_t next_hash(const Chain& chain, const int32_t* tokens) const;
-  uint64_t key_of(uint64_t hash) const { return hash & seams_.key_mask; }
-  int32_t look_up(const Chain& chain, uint64_t hash, const int32_t* tokens) const;
-  const int32_t* tokens_of(int32_t block) const { return &tokens_[size_t(block) * size_t(options_.block_tokens)]; }
+  void advance(Chain& chain, uint64_t hash, int32_t block) const {
+    index_->advance(chain, hash, block), ++chain.n_blocks;
+  }
   Block& at(int32_t block) { return blocks_[size_t(block)]; }
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
-  Block* parent_of(const Block& block);
+  int32_t parent_of(int32_t block) const;  // -1: a first block, or it is known no more
+  bool is_in(int32_t block, Tier tier) const;
   bool disk_on() const { return disk_ && !writes_off_; }
   void refresh(int32_t block);
   void tell(int32_t block);
@@ -166,13 +158,12 @@ class KvTiers {
 
   mutable std::mutex mutex_;
   std::vector<Block> blocks_;
-  std::vector<int32_t> tokens_;  // [blocks, block_tokens]
   std::vector<int32_t> unused_;
-  std::unordered_map<uint64_t, int32_t> index_;  // by key_of()
+  std::vector<PrefixCache::Node> nodes_;  // [as many as there are slots]
+  std::unique_ptr<PrefixIndex> index_;    // what is in it is known
   std::set<Place> orders_[kOrders];
   std::vector<int> free_host_, free_disk_;  // slots
   int disk_slots_ = 0;
-  uint64_t next_uid_ = 1;
   int64_t tick_ = 1;
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
   bool writes_off_ = false, logged_ = false;

@@ -339,7 +339,7 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
     return false;
   }
   load.from_disk.resize(load.blocks.size());
-  load.tokens.assign(tokens.begin(), tokens.begin() + end);
+  s.tokens.assign(tokens.begin(), tokens.begin() + end);
   load.start_s = clock_.now();
   s.loading = true;
   reservation.loading = true;
@@ -376,10 +376,11 @@ void TieredMemory::poll_in() {
   int loaded = 0;  // tokens
   double began_s = INFINITY, ended_s = 0;
   const size_t ended = std::erase_if(loading_, [&](KvHandle handle) {
-    const Load& load = sequences_[size_t(handle)].load;
+    const Sequence& s = sequences_[size_t(handle)];
+    const Load& load = s.load;
     const bool done = load.pieces.empty() && (load.cut || load.copied == load.blocks.size());
     if (!done) return false;
-    const int tokens = int(load.tokens.size()) - load.begin;
+    const int tokens = int(s.tokens.size()) - load.begin;
     loading_tokens_ -= tokens;
     if (!load.cut) loaded += tokens, began_s = std::min(began_s, load.start_s), ended_s = std::max(ended_s, load.end_s);
     finish_load(handle);
@@ -494,10 +495,9 @@ void TieredMemory::finish_load(KvHandle handle) {
   for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
   tiers_->count([&](KvTierStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
   const int end = end_of(load.arrived);
-  const std::span<const int32_t> tokens = std::span(load.tokens).first(size_t(end));
-  memory_->written(handle, tokens.subspan(size_t(load.begin)));
+  s.tokens.resize(size_t(end));
+  memory_->written(handle, std::span(s.tokens).subspan(size_t(load.begin)));
   if (load.cut) memory_->trim(handle);
-  s.tokens.assign(tokens.begin(), tokens.end());
   // Its blocks are in the tiers: it goes on after them.
   while (s.chain.n_blocks < end / block_tokens_) {
     const int32_t* own = &s.tokens[size_t(s.chain.n_blocks) * size_t(block_tokens_)];

@@ -81,7 +81,6 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
       int64_t mark;
       size_t n_blocks;  // that are there with it
     };
-    std::vector<int32_t> tokens;     // up to the last block's end
     std::vector<int32_t> blocks;     // of the tiers, pinned until their copy is done
     std::vector<bool> from_disk;     // [blocks]
     int first_block = 0, begin = 0;  // begin: tokens that were there
@@ -98,7 +97,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
     bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
     bool when_set_aside = false;             // it is an arrival that is not kept before (keep_arrivals)
     bool behind = false;                     // … and there was no room for the next: it stands in behind_
-    std::vector<int32_t> tokens;             // written
+    std::vector<int32_t> tokens;             // written; of one that loads, up to its last block's end
     uint64_t salt = 0;
     KvTiers::Chain chain;
     int64_t last_out = -1;  // mark of its last copy out

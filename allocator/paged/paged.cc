@@ -12,22 +12,36 @@ namespace {
 
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
-class PagedMemory final : public PooledMemory, public KvEscrow {
+struct PagedSequence : SequenceTokens {
+  std::vector<int32_t> table;  // its blocks, one reference each
+  int escrow = 0;              // blocks that are set aside for it
+  bool maybe_shared = false;   // the block of the next token may have other users
+  PrefixChain chain;           // end of the chain of its full blocks
+  std::vector<int32_t> tail;   // tokens after the last full block
+  void clear() {
+    table.clear(), tail.clear();
+    written = room = escrow = 0;
+    maybe_shared = false, chain = {};
+  }
+};
+
+class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
+  using Sequence = PagedSequence;
+
  public:
   PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
-      : PooledMemory(std::move(pool), options, name, {}, this),
+      : Pooled(std::move(pool), options, name, {}, this),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.index()) {}
 
   ~PagedMemory() override {
-    sequences_.for_each([this](Sequence& s) { give_back(s); });
+    sequences_.for_each([this](Sequence& s) { give_back(s), pool_->release(s.table); });
   }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
-    KvHandle handle = sequences_.add();
+    const KvHandle handle = add();
     Sequence& s = sequences_[handle];
-    if (s.table.capacity() == 0) s.table.reserve(16);  // so that an empty table has an address
     s.chain.hash = salt;
     if (caching_) {
       const int hit = blocks_.acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
@@ -76,7 +90,7 @@ class PagedMemory final : public PooledMemory, public KvEscrow {
 
   void free(KvHandle handle) override {
     give_back(sequences_[handle]);
-    PooledMemory::free(handle);
+    Pooled::free(handle);
   }
 
   void written(KvHandle handle, std::span<const int32_t> tokens) override {
@@ -99,10 +113,9 @@ class PagedMemory final : public PooledMemory, public KvEscrow {
 
   Result<KvHandle> fork(KvHandle handle) override {
     trim(handle);  // room in a block that becomes shared is room no more
-    KvHandle child_handle = sequences_.add();
+    const KvHandle child_handle = add();
     Sequence& parent = sequences_[handle];
     Sequence& child = sequences_[child_handle];
-    if (child.table.capacity() == 0) child.table.reserve(16);
     child.table.assign(parent.table.begin(), parent.table.end());
     child.written = child.room = parent.written;
     child.chain = parent.chain;
@@ -113,11 +126,13 @@ class PagedMemory final : public PooledMemory, public KvEscrow {
   }
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    const KvHandle handle = add_adopted(handover, tokens);
-    if (handle == kNoKv) return kNoKv;
+    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
+    if (!pool_->adopt(handover)) return kNoKv;
+    const KvHandle handle = add();
     Sequence& s = sequences_[handle];
-    XPYD_CHECK(int(s.table.size()) == blocks_for(s.written, block_tokens_));
-    if (s.table.capacity() == 0) s.table.reserve(16);
+    s.table.assign(handover.blocks.begin(), handover.blocks.end());
+    XPYD_CHECK(int(s.table.size()) == blocks_for(handover.tokens, block_tokens_));
+    s.written = s.room = handover.tokens;
     s.chain.hash = salt;
     s.maybe_shared = true;  // it may have been forked before it was handed over
     if (caching_) index_new(s, 0, tokens.first(size_t(s.written)));
@@ -131,7 +146,7 @@ class PagedMemory final : public PooledMemory, public KvEscrow {
   bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
 
   void check_invariants(bool complete) const override {
-    PooledMemory::check_invariants(complete);
+    Pooled::check_invariants(complete);
     int escrowed = 0;
     sequences_.for_each([&escrowed](const Sequence& s) { escrowed += s.escrow; });
     const int all = blocks_.stats().escrowed;
@@ -139,6 +154,15 @@ class PagedMemory final : public PooledMemory, public KvEscrow {
   }
 
  private:
+  std::span<const int32_t> table_of(const Sequence& s) const override { return s.table; }
+
+  KvHandle add() {
+    const KvHandle handle = sequences_.add();
+    std::vector<int32_t>& table = sequences_[handle].table;
+    if (table.capacity() == 0) table.reserve(16);  // so that an empty table has an address
+    return handle;
+  }
+
   void give_back(Sequence& s) {
     if (s.escrow > 0) XPYD_CHECK(blocks_.escrow(-std::exchange(s.escrow, 0)));
   }
@@ -196,12 +220,12 @@ class PagedMemory final : public PooledMemory, public KvEscrow {
       size_t n = std::min(bt - s.tail.size(), tokens.size());
       s.tail.insert(s.tail.end(), tokens.begin(), tokens.begin() + ptrdiff_t(n));
       tokens = tokens.subspan(n);
-      blocks_.add_to_index(s.tail, table.subspan(block, 1), s.chain);
+      blocks_.insert(s.tail, table.subspan(block, 1), s.chain);
       if (s.tail.size() < bt) return;
       s.tail.clear(), ++block;
     }
     const size_t full = tokens.size() / bt;
-    if (!tokens.empty()) blocks_.add_to_index(tokens, table.subspan(block, (tokens.size() + bt - 1) / bt), s.chain);
+    if (!tokens.empty()) blocks_.insert(tokens, table.subspan(block, (tokens.size() + bt - 1) / bt), s.chain);
     tokens = tokens.subspan(full * bt);
     s.tail.assign(tokens.begin(), tokens.end());
   }

@@ -1,6 +1,5 @@
 #include "allocator/pool/block_pool.h"
 
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,12 +22,6 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
     index_ = std::make_unique<PrefixIndex>(n_blocks_, block_tokens_, hash_mask, proof_tokens, &at(0).node,
                                            sizeof(Block));
   users_at(&at(0).users, sizeof(Block));
-}
-
-size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
-  const size_t in_free_list = sizeof(int32_t), filled = sizeof(int32_t);
-  return size_t(layout.n_blocks) * (sizeof(Block) + in_free_list + filled) +
-         (prefix_cache ? PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens) : 0);
 }
 
 void BlockPool::lru_append(int32_t block) {
@@ -86,7 +79,7 @@ void BlockPool::unlist(int32_t block) {
 
 void BlockPool::forget(int32_t block) {
   unlist(block);
-  index_->erase(block);
+  index_->evict(block);
 }
 
 void BlockPool::lost(int32_t block) {
@@ -102,14 +95,6 @@ void BlockPool::evict(int32_t block) {
 
 void BlockPool::shed() {
   while (oldest_ >= 0 && n_blocks_ - n_free() > share_) evict(oldest_);
-}
-
-void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
-  for (const auto& [l, memory] : places_.ranks) {
-    size_t bytes = size_t(l.block_tokens) * l.token_stride();
-    int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
-    for (int p = 0; p < planes; ++p) std::memset(memory.get() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
-  }
 }
 
 bool BlockPool::escrow(int n) {
@@ -163,45 +148,10 @@ int BlockPool::indexed_tokens(int32_t block) const {
   return index_ ? index_->tokens_in(block) : 0;
 }
 
-void BlockPool::sign(KvHandover& handover) {
-  handover.giver = source_->member();
-  if (!handover.between_processes()) return;
-  for (int32_t block : handover.blocks) handover.generations.push_back(source_->generation(block));
-}
-
-void BlockPool::discard(const KvHandover& handover) {
-  XPYD_CHECK(handover.giver == source_->member());
-  KvPool::discard(handover);
-}
-
-bool BlockPool::adopt(const KvHandover& handover) {
-  const int bt = block_tokens_, n = int(handover.blocks.size());
-  if (source_->member() < 0) return KvPool::adopt(handover);
-  if (handover.giver < 0 || handover.tokens < 0 || int(handover.generations.size()) != n ||
-      n != (int64_t(handover.tokens) + bt - 1) / bt)
-    return false;
-  Lock lock(mutex_);
-  for (int i = 0; i < n; ++i) {
-    const int32_t block = handover.blocks[size_t(i)];
-    if (block < 0 || block >= n_blocks_ || !source_->share(block, handover.generations[size_t(i)], handover.giver)) {
-      while (i-- > 0) drop_reference(handover.blocks[size_t(i)]);
-      return false;
-    }
-    if (at(block).node.uid == 0) {  // new here, or it was here and has been written to elsewhere
-      const int tokens = std::min(bt, handover.tokens - i * bt);
-      if (at(block).users.any()) written_ += tokens - filled(block);
-      filled_[size_t(block)] = tokens;
-    }
-    add_reference(block);
-  }
-  shed();
-  return true;
-}
-
 int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const {
   if (!index_) return 0;
   PrefixChain chain{.hash = salt};
-  return index_->walk(tokens, max_tokens, chain, locked(), [](std::span<const int32_t>) {});
+  return index_->match(tokens, max_tokens, chain, locked(), [](std::span<const int32_t>) {});
 }
 
 // A hit takes blocks from those that could be evicted: no more of a prefix than leaves what is set aside.
@@ -210,7 +160,7 @@ int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_to
   int left = 0, n = 0;
   locked()([&] { left = spare(); });
   PrefixChain chain{.hash = salt};
-  index_->walk(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
+  index_->match(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
     for (int32_t block : blocks) n += left >= 0 && (at(block).users.any() || --left >= 0);
   });
   return std::min(max_tokens, n * block_tokens_);
@@ -221,14 +171,14 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_t
   chain = PrefixChain{.hash = salt};
   if (!index_) return 0;
   max_tokens = spared(tokens, salt, max_tokens);
-  return index_->walk(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
+  return index_->match(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
     add_reference(blocks);  // so the next batch's chain stays intact
     out.insert(out.end(), blocks.begin(), blocks.end());
   });
 }
 
-void BlockPool::add_to_index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
-  if (index_ && int(tokens.size()) >= index_->grain) index_->add(tokens, blocks, chain, locked());
+void BlockPool::insert(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
+  if (index_ && int(tokens.size()) >= index_->grain) index_->insert(tokens, blocks, chain, locked());
 }
 
 void BlockPool::tell(std::shared_ptr<CacheListener> listener) {
@@ -238,37 +188,6 @@ void BlockPool::tell(std::shared_ptr<CacheListener> listener) {
 void BlockPool::clear_prefix_cache() {
   Lock lock(mutex_);
   while (oldest_ >= 0) evict(oldest_);
-}
-
-KvStats BlockPool::stats() const {
-  Lock lock(mutex_);
-  KvStats stats = count();
-  stats.escrowed = escrowed_;
-  // Others may have claimed and died between: never more than are not ours.
-  stats.free = std::min(source_->count_free(), n_free());
-  stats.elsewhere = n_free() - stats.free;
-  stats.capacity -= stats.elsewhere;
-  stats.mappings = source_->member() < 0 ? int(places_.ranks.size()) : 1;  // what processes share is in one piece
-  return stats;
-}
-
-void BlockPool::check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
-                                 bool complete) const {
-  Lock lock(mutex_);
-  check_uses(references, leases, complete);
-  std::vector<char> in_lru(size_t(n_blocks_), 0), held(size_t(n_blocks_), 0);
-  for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
-    XPYD_CHECK(b >= 0 && b < n_blocks_ && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
-  for (int32_t b = 0; b < n_blocks_; ++b) {
-    const bool used = at(b).users.any();
-    held[size_t(b)] = used || cached(b);
-    XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
-    if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
-  }
-  XPYD_CHECK(escrowed_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0),
-             "more is set aside than there is");
-  source_->check_invariants(held);
-  if (index_) index_->check_invariants();
 }
 
 }  // namespace xpyd::allocator

@@ -1,5 +1,5 @@
 // BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the source of blocks
-// (block_source.h), or cached: the index (block_index.h) finds them, and the least recently used goes when room is
+// (block_source.h), or cached: the index (prefix_cache.h) finds them, and the least recently used goes when room is
 // wanted (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One may serve several KvMemory on several
 // threads.
 #pragma once
@@ -23,7 +23,7 @@ class BlockPool final : public KvPool {
             uint64_t hash_mask = ~uint64_t{0}, int proof_tokens = INT_MAX, bool radix = false);
 
   const BlockSource& source() const { return *source_; }
-  const BlockIndex* index() const { return index_.get(); }  // null without; unlocked: tests, benches
+  const PrefixCache* index() const { return index_.get(); }  // null without; unlocked: tests, benches
 
   // Appends n blocks of one reference each to `out`: free ones first, then cached ones, least recently used first; adds
   // the number of those to `evictions`. Of the n, `drawn` were set aside for the caller. False: fewer than n are
@@ -43,9 +43,9 @@ class BlockPool final : public KvPool {
   // last one that it fills in part may hold more than that, and be another's who writes there.
   int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_tokens, std::vector<int32_t>& out,
               PrefixChain& chain);
-  // BlockIndex::add().
-  void add_to_index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
-  int indexed_tokens(int32_t block) const;  // BlockIndex::tokens_in()
+  // PrefixCache::add().
+  void insert(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
+  int indexed_tokens(int32_t block) const;  // PrefixCache::tokens_in()
   void tell(std::shared_ptr<CacheListener> listener) override;
   void clear_prefix_cache() override;
 
@@ -62,7 +62,7 @@ class BlockPool final : public KvPool {
 
  private:
   struct Block {  // 32 bytes: two in a cache line, with what the index asks of it
-    BlockIndex::Node node;
+    PrefixCache::Node node;
     Users users;
     int32_t older, newer;  // neighbours in the LRU list while cached; -1: end
   };
@@ -92,7 +92,7 @@ class BlockPool final : public KvPool {
   Buffer blocks_;  // Block [n_blocks]
   const std::unique_ptr<BlockSource> source_;
   const int share_;
-  std::unique_ptr<BlockIndex> index_;
+  std::unique_ptr<PrefixCache> index_;
   int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
   std::atomic<int> escrowed_{0};  // blocks that are set aside, of the free and the cached ones; changed under the lock
   bool poison_;

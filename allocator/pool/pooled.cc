@@ -18,17 +18,7 @@ PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& option
 }
 
 PooledMemory::~PooledMemory() {
-  sequences_.for_each([&](const Sequence& s) { pool_->release(s.table); });
   leases_.for_each([&](const std::vector<int32_t>& blocks) { pool_->unhold(blocks); });
-}
-
-void PooledMemory::Sequence::clear() {
-  table.clear();
-  tail.clear();
-  written = room = escrow = 0;
-  maybe_shared = false;
-  slot = -1;
-  chain = PrefixChain{};
 }
 
 void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
@@ -43,16 +33,13 @@ void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_token
 }
 
 void PooledMemory::free(KvHandle handle) {
-  pool_->release(sequences_[handle].table);
-  sequences_.remove(handle);
+  pool_->release(blocks(handle));
+  forget(handle);
 }
 
 KvLease PooledMemory::pin(KvHandle handle, int token_begin, int token_end) {
-  return hold(sequences_[handle].table, token_begin, token_end);
-}
-
-KvLease PooledMemory::hold(std::span<const int32_t> table, int token_begin, int token_end) {
   XPYD_CHECK(0 <= token_begin && token_begin < token_end);
+  std::span<const int32_t> table = blocks(handle);
   const size_t block_tokens = size_t(pool_->layout().block_tokens);
   const size_t begin = std::min(size_t(token_begin) / block_tokens, table.size()),
                end = std::min((size_t(token_end) - 1) / block_tokens + 1, table.size());
@@ -71,26 +58,17 @@ void PooledMemory::unpin(KvLease lease) {
 KvHandover PooledMemory::hand_over(KvHandle handle) {
   trim(handle);  // room without tokens does not travel
   const bool alone = !tail_shared(handle);
-  KvHandover handover{sequences_[handle].table, sequences_[handle].written};
+  const std::span<const int32_t> table = blocks(handle);
+  KvHandover handover{{table.begin(), table.end()}, written_tokens(handle)};
   pool_->begin_handover(handover);
   XPYD_CHECK(alone || !handover.between_processes(), "another process would write where a sequence here reads");
-  sequences_.remove(handle);
+  forget(handle);
   return handover;
 }
 
 void PooledMemory::discard(KvHandover handover) { pool_->discard(handover); }
 
-KvHandle PooledMemory::add_adopted(const KvHandover& handover, std::span<const int32_t> tokens) {
-  XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-  if (!pool_->adopt(handover)) return kNoKv;
-  const KvHandle handle = sequences_.add();
-  Sequence& s = sequences_[handle];
-  s.table.assign(handover.blocks.begin(), handover.blocks.end());
-  s.written = s.room = handover.tokens;
-  return handle;
-}
-
-void PooledMemory::add_written(Sequence& s, std::span<const int32_t> table, size_t n) {
+void PooledMemory::add_written(SequenceTokens& s, std::span<const int32_t> table, size_t n) {
   XPYD_CHECK(s.written + int64_t(n) <= s.room, "written without room");
   pool_->add_written(table, s.written, int(n));
   s.written += int(n);
@@ -120,8 +98,8 @@ KvStats PooledMemory::stats() const {
 }
 
 void PooledMemory::count_references(std::vector<int32_t>& references) const {
-  sequences_.for_each([&](const Sequence& s) {
-    for (int32_t block : s.table) ++references[size_t(block)];
+  check_each([&](std::span<const int32_t> table, const SequenceTokens&) {
+    for (int32_t block : table) ++references[size_t(block)];
   });
 }
 
@@ -130,8 +108,7 @@ void PooledMemory::check_invariants(bool complete) const {
   const int block_tokens = pool_->layout().block_tokens;
   std::vector<int32_t> references(n, 0), leases(n, 0), last_user(n, -1);
   int32_t user = 0;
-  sequences_.for_each([&](const Sequence& s) {
-    const std::span<const int32_t> table = table_of(s);
+  check_each([&](std::span<const int32_t> table, const SequenceTokens& s) {
     for (int i = 0; i < int(table.size()); ++i) {
       const int32_t block = table[size_t(i)];
       const auto which = [block] { return "block " + std::to_string(block); };
@@ -144,7 +121,6 @@ void PooledMemory::check_invariants(bool complete) const {
     ++user;
     XPYD_CHECK(0 <= s.written && s.written <= s.room);
     XPYD_CHECK(int64_t(s.room) <= int64_t(table.size()) * block_tokens);
-    check_sequence(s);
   });
   leases_.for_each([&](const std::vector<int32_t>& blocks) {
     for (int32_t block : blocks) ++leases[size_t(block)];

@@ -1,20 +1,67 @@
 // What the memory schemes over a KvPool have in common: handles, leases, hand-over, counters,
-// recount. A scheme adds how a sequence's tokens are laid on blocks.
+// recount. A scheme adds its sequence, and how that one's tokens are laid on blocks.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "allocator/handle_table.h"
 #include "allocator/kv_memory.h"
 #include "allocator/kv_pool.h"
-#include "allocator/prefix/block_index.h"
 #include "allocator/schemes.h"
 #include "base/device/device.h"
 
 namespace xpyd::allocator {
+
+// Small integers for objects that come and go. An object keeps its heap memory for the next user of its
+// handle (T::clear() must keep capacity), so that a steady state allocates nothing.
+template <class T>
+class HandleTable {
+ public:
+  int32_t add() {
+    if (unused_.empty()) {
+      unused_.push_back(int32_t(items_.size()));
+      items_.push_back(std::make_unique<Item>());  // references to the others stay valid
+    }
+    int32_t handle = unused_.back();
+    unused_.pop_back();
+    items_[size_t(handle)]->live = true;
+    return handle;
+  }
+  T& operator[](int32_t handle) { return find(handle).value; }
+  const T& operator[](int32_t handle) const { return const_cast<HandleTable*>(this)->find(handle).value; }
+  void remove(int32_t handle) {
+    Item& item = find(handle);
+    item.live = false;
+    item.value.clear();
+    unused_.push_back(handle);
+  }
+  template <class F>
+  void for_each(F&& f) const {
+    for (const auto& item : items_)
+      if (item->live) f(item->value);
+  }
+
+ private:
+  struct Item {
+    T value;
+    bool live = false;
+  };
+  Item& find(int32_t handle) {
+    XPYD_CHECK(handle >= 0 && size_t(handle) < items_.size() && items_[size_t(handle)]->live,
+               "handle " + std::to_string(handle) + " is not in use");
+    return *items_[size_t(handle)];
+  }
+  std::vector<std::unique_ptr<Item>> items_;
+  std::vector<int32_t> unused_;
+};
+
+struct SequenceTokens {  // of any scheme's sequence
+  int written = 0;
+  int room = 0;  // that may be written without another append
+};
 
 class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public KvCache {
  public:
@@ -29,52 +76,58 @@ class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public 
   void unpin(KvLease lease) override;
   KvHandover hand_over(KvHandle handle) override;
   void discard(KvHandover handover) override;
-  int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
   KvStats stats() const override;
   std::vector<KvState> states() const override { return pool_->states(); }
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override;
 
  protected:
-  struct Sequence {
-    std::vector<int32_t> table;  // its blocks, one reference each
-    int written = 0;             // tokens
-    int room = 0;                // tokens that may be written without another append
-    int32_t slot = -1;           // vattention
-    // paged:
-    int escrow = 0;             // blocks that are set aside for it
-    bool maybe_shared = false;  // the block of the next token may have other users
-    PrefixChain chain;          // end of the chain of its full blocks
-    std::vector<int32_t> tail;  // tokens after the last full block
-    void clear();
-  };
-  // The blocks of its room, or of what it was given (paged, contiguous).
-  virtual std::span<const int32_t> table_of(const Sequence& sequence) const { return sequence.table; }
-  virtual void check_sequence(const Sequence& sequence) const = 0;
+  virtual void forget(KvHandle handle) = 0;  // its references are given up, or given away
+  // Each sequence as the scheme checks it, with the blocks of its room, or those that it was given (paged, contiguous).
+  virtual void check_each(
+      const std::function<void(std::span<const int32_t> table, const SequenceTokens& of)>& check) const = 0;
   virtual void count_references(std::vector<int32_t>& references) const;  // of this memory
   // The pool's, as this memory's owner should see it.
   virtual KvStats pool_stats() const { return pool_->stats(); }
   // Where a block holds more than its tokens: for those still to come (contiguous, slots), or
   // because it is not smaller.
   virtual bool reserves() const { return false; }
-  KvLease hold(std::span<const int32_t> table, int token_begin, int token_end);  // pin() of it
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
-  // adopt() of blocks: the sequence has them, written and no more.
-  KvHandle add_adopted(const KvHandover& handover, std::span<const int32_t> tokens);
   // Counts the next n tokens, which are in place. Before: there is room for them.
-  void add_written(Sequence& sequence, std::span<const int32_t> table, size_t n);
+  void add_written(SequenceTokens& of, std::span<const int32_t> table, size_t n);
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 
   const std::shared_ptr<KvPool> pool_;
   const KvOptions options_;
   DeviceQueue& queue_;
-  std::vector<Copy> copies_;  // reused
-  HandleTable<Sequence> sequences_;
+  std::vector<Copy> copies_;                  // reused
   HandleTable<std::vector<int32_t>> leases_;  // blocks of each
   // Written by the owner's thread, read by any.
   std::atomic<int64_t> query_tokens_{0}, hit_tokens_{0}, evictions_{0}, cow_copies_{0};
+};
+
+// … and by the scheme's own struct of a sequence, SequenceTokens with what else the scheme knows of it; clear()
+// keeps its memory. A scheme's destructor gives its sequences' references back.
+template <class Sequence>
+class Pooled : public PooledMemory {
+ public:
+  using PooledMemory::PooledMemory;
+  int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
+  std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
+
+ protected:
+  virtual std::span<const int32_t> table_of(const Sequence& sequence) const = 0;
+  virtual void check_sequence(const Sequence& sequence) const = 0;
+  void forget(KvHandle handle) override { sequences_.remove(handle); }
+  void check_each(const std::function<void(std::span<const int32_t>, const SequenceTokens&)>& check) const override {
+    sequences_.for_each([&](const Sequence& s) {
+      check(table_of(s), s);
+      check_sequence(s);
+    });
+  }
+
+  HandleTable<Sequence> sequences_;
 };
 
 // What the rows of most schemes are made of: a block is tokens in that memory.

@@ -1,32 +1,14 @@
 #include "allocator/prefix/radix_tree.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/status.h"
 
 namespace xpyd::allocator {
-namespace {
-
-// Tokens that both begin with.
-int tokens_alike(const int32_t* a, const int32_t* b, int n) {
-  constexpr int kStep = 64;
-  int same = 0;
-  while (same + kStep <= n && std::memcmp(a + same, b + same, kStep * sizeof(int32_t)) == 0) same += kStep;
-  while (same < n && a[same] == b[same]) ++same;
-  return same;
-}
-
-}  // namespace
 
 RadixTree::RadixTree(int n_blocks, int block_tokens, Node* nodes, size_t node_stride, std::function<void(int32_t)> lost)
-    : BlockIndex(1),
-      n_blocks_(n_blocks),
-      block_tokens_(block_tokens),
-      nodes_(reinterpret_cast<std::byte*>(nodes)),
-      node_stride_(node_stride),
-      lost_(std::move(lost)) {}
+    : PrefixCache(1, n_blocks, block_tokens, nodes, node_stride), lost_(std::move(lost)) {}
 
 int RadixTree::tokens_in(int32_t block) const {
   if (node(block).uid == 0) return 0;
@@ -93,8 +75,8 @@ void RadixTree::advance(PrefixChain& chain, Place end) const {
   chain.uid = node(chain.block).uid;
 }
 
-int RadixTree::walk(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
-                    const Found& found) const {
+int RadixTree::match(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
+                     const Found& found) const {
   const int at_once = std::max(1, kAtOnce / block_tokens_) * block_tokens_;  // whole blocks: a chain ends with one
   int done = 0, n = 0, same = 0;
   const auto look = [&] {
@@ -118,8 +100,8 @@ int RadixTree::walk(std::span<const int32_t> tokens, int max_tokens, PrefixChain
   return done;
 }
 
-void RadixTree::add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
-                    const Locked& locked) {
+void RadixTree::insert(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
+                       const Locked& locked) {
   const size_t at_once = size_t(std::max(1, kAtOnce / block_tokens_) * block_tokens_);
   const auto grow = [&] {
     Place from = end_of(chain);
@@ -226,7 +208,7 @@ void RadixTree::lose(int32_t block) {
   lost_(block);
 }
 
-void RadixTree::erase(int32_t block) {
+void RadixTree::evict(int32_t block) {
   XPYD_CHECK(node(block).uid != 0, "block " + std::to_string(block));
   const int32_t id = int32_t(node(block).parent >> 32), place = int32_t(uint32_t(node(block).parent));
   node(block) = {};
@@ -242,7 +224,7 @@ void RadixTree::cut(int32_t id, int depth) {
     Edge& on = edge(below[i]);
     const size_t keep = i == 0 ? size_t(std::max(0, depth / block_tokens_ - on.begin / block_tokens_)) : 0;
     for (; on.blocks.size() > keep; on.blocks.pop_back())
-      if (node(on.blocks.back()).uid != 0) lose(on.blocks.back());  // else it is the one that is erased
+      if (node(on.blocks.back()).uid != 0) lose(on.blocks.back());  // else it is the one that is evicted
     if (i > 0) remove_edge(below[i]);
   }
   Edge& on = edge(id);

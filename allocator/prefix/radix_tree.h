@@ -9,7 +9,7 @@
 //   2. The first tokens of a block may be on edges above: what of an inner node's edge is after its last full block is
 //      in the first block of each child.
 //   3. Every token of the tree is in a block of the tree; there are no more tokens and no more edges than that.
-// So who takes a block out of the tree (erase(): the pool wants its memory) takes everything after its first token
+// So who takes a block out of the tree (evict(): the pool wants its memory) takes everything after its first token
 // out of that path, and a node that nothing holds any more. The pool's order of eviction, the tail of the sequence that
 // ended longest ago first, has a leaf's last block go before what it continues: leaves by least recent use, of which
 // SGLang's evict() takes a whole one, and this as much as is wanted.
@@ -24,23 +24,23 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/prefix/block_index.h"
+#include "allocator/prefix/prefix_cache.h"
 
 namespace xpyd::allocator {
 
-class RadixTree final : public BlockIndex {
+class RadixTree final : public PrefixCache {
  public:
   static constexpr int kAtOnce = 4096;  // tokens that are compared under one lock: a microsecond
 
-  // Nodes are `node_stride` bytes apart, [n_blocks], zeroed; `parent` is edge << 32 | place among its blocks.
+  // Of a node `parent` is edge << 32 | place among its blocks.
   // lost(block), locked: it is found no more, since what it continued has gone or a longer one has all its tokens.
   RadixTree(int n_blocks, int block_tokens, Node* nodes, size_t node_stride, std::function<void(int32_t)> lost);
 
-  int walk(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
-           const Found& found) const override;
-  void add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
-           const Locked& locked) override;
-  void erase(int32_t block) override;
+  int match(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
+            const Found& found) const override;
+  void insert(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
+              const Locked& locked) override;
+  void evict(int32_t block) override;
   int tokens_in(int32_t block) const override;
   void check_invariants() const override;
 
@@ -63,7 +63,6 @@ class RadixTree final : public BlockIndex {
     int depth;
   };
 
-  Node& node(int32_t block) const { return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_); }
   Edge& edge(int32_t id) { return edges_[size_t(id)]; }
   const Edge& edge(int32_t id) const { return edges_[size_t(id)]; }
   Place end_of(const PrefixChain& chain) const;
@@ -79,9 +78,6 @@ class RadixTree final : public BlockIndex {
   void lose(int32_t block);
   void cut(int32_t id, int depth);
 
-  const int n_blocks_, block_tokens_;
-  std::byte* const nodes_;  // the owner's
-  const size_t node_stride_;
   const std::function<void(int32_t)> lost_;
   std::deque<Edge> edges_;
   std::vector<int32_t> unused_;                  // of edges_

@@ -11,10 +11,11 @@
 #include <algorithm>
 #include <climits>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <span>
 #include <vector>
+
+#include "allocator/prefix/prefix_cache.h"
 
 namespace xpyd::allocator {
 
@@ -75,7 +76,7 @@ class SlotContents {
       const size_t n = std::min(s.tokens.size(), tokens.size());
       if (n < found || s.salt != salt || s.tokens[found - 1] != tokens[found - 1]) continue;
       if (take && !s.ended) continue;
-      const size_t same = common(s.tokens.data(), tokens.data(), n);
+      const size_t same = size_t(tokens_alike(s.tokens.data(), tokens.data(), int(n)));
       if (same < found || (take && 2 * same < s.tokens.size())) continue;
       const size_t loss = s.ended ? s.tokens.size() - same : size_t(INT_MAX);
       if (best.slot >= 0 && same == found && loss >= least_loss) continue;
@@ -93,14 +94,6 @@ class SlotContents {
     bool ended = false;
   };
   Slot& at(int slot) { return slots_[size_t(slot)]; }
-  // Leading elements that are equal. memcmp reads 32 bytes at a time, a loop that may stop anywhere four.
-  static size_t common(const int32_t* a, const int32_t* b, size_t n) {
-    constexpr size_t kStep = 256;
-    size_t i = 0;
-    while (i + kStep <= n && std::memcmp(a + i, b + i, kStep * sizeof *a) == 0) i += kStep;
-    while (i < n && a[i] == b[i]) ++i;
-    return i;
-  }
 
   std::vector<Slot> slots_;
   mutable std::mutex mutex_;

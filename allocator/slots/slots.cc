@@ -2,38 +2,45 @@
 // LlamaCacheManager). The next turn of a conversation, a prompt with the same salt that begins with what the slot
 // holds, takes the slot over and computes only what is new. Without a free slot the one that ended first is evicted;
 // its sequence comes back by computing it again.
-//
-// Memory stands behind all slots from the start, or is given to slot_chunk of them at a time (LlamaCacheManager's
-// cache_chunk_size) when a sequence comes for which those so far have no room; it stays.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <mutex>
 
+#include "allocator/pool/block_pool.h"
+#include "allocator/pool/pooled.h"
 #include "allocator/prefix/slot_contents.h"
-#include "allocator/slots/contiguous.h"
+#include "allocator/slots/slot_memory.h"
 
 namespace xpyd::allocator {
 namespace {
 
-class SlotsMemory final : public ContiguousMemory {
+struct SlotSequence : SequenceTokens {
+  int32_t slot = -1;  // a block of the pool
+  void clear() { written = room = 0, slot = -1; }
+};
+
+// `keep` off: contiguous, one slot of the maximum length per sequence, taken when it starts: what PagedAttention was
+// written against (SOSP'23, section 3.1, "Orca (Max)"). Plain addresses, and up to max - length tokens wasted.
+class SlotsMemory final : public Pooled<SlotSequence> {
  public:
-  SlotsMemory(std::shared_ptr<KvPool> pool, const KvOptions& options)
-      : ContiguousMemory(std::move(pool), options, "slots"),
+  SlotsMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name, bool keep)
+      : Pooled(std::move(pool), options, name),
+        blocks_(dynamic_cast<BlockPool&>(*pool_)),
+        keep_(keep),
         contents_(layout().n_blocks),
         slots_(size_t(layout().n_blocks)),
-        chunk_(options.slot_chunk),
-        n_backed_(chunk_ > 0 ? 0 : layout().n_blocks) {}
+        chunk_(keep ? options.slot_chunk : 0),
+        n_backed_(chunk_ > 0 ? 0 : layout().n_blocks) {
+    XPYD_CHECK(options.max_sequence_tokens == layout().block_tokens);
+  }
   ~SlotsMemory() override {
     for (int32_t i = 0; i < layout().n_blocks; ++i)
       if (slots_[size_t(i)].idle) pool_->release({&i, 1});
+    sequences_.for_each([this](const SlotSequence& s) { pool_->release({&s.slot, 1}); });
   }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
-    query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
+    if (keep_) query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
     const SlotContents::Match match = contents_.find(tokens, salt, true);
     const KvHandle handle = match.slot >= 0 ? take_over(match.slot, match.tokens) : add();
     if (handle == kNoKv) return no_slot();
@@ -46,22 +53,43 @@ class SlotsMemory final : public ContiguousMemory {
     return contents_.find(tokens, salt, true).tokens;
   }
 
+  bool append(KvHandle handle, int n_tokens) override {
+    SlotSequence& s = sequences_[handle];
+    XPYD_CHECK(n_tokens >= 0);
+    check_length(s.written + n_tokens);
+    s.room = std::max(s.room, s.written + n_tokens);
+    return true;
+  }
+
   void written(KvHandle handle, std::span<const int32_t> tokens) override {
-    ContiguousMemory::written(handle, tokens);
-    contents_.add(slot_of(handle), tokens);
+    SlotSequence& s = sequences_[handle];
+    add_written(s, {&s.slot, 1}, tokens.size());
+    if (keep_) contents_.add(s.slot, tokens);
+  }
+
+  void trim(KvHandle handle) override {
+    SlotSequence& s = sequences_[handle];
+    s.room = s.written;
   }
 
   Result<KvHandle> fork(KvHandle handle) override {
-    Result<KvHandle> child = ContiguousMemory::fork(handle);
-    if (child) contents_.begin_like(slot_of(child.value()), slot_of(handle));
-    return child;
+    trim(handle);
+    const KvHandle child_handle = add();
+    if (child_handle == kNoKv) return no_slot();
+    const SlotSequence& parent = sequences_[handle];
+    SlotSequence& child = sequences_[child_handle];
+    copy_tokens(child.slot, parent.slot, parent.written);
+    child.written = child.room = parent.written;
+    pool_->set_written({&child.slot, 1}, child.written);
+    contents_.begin_like(child.slot, parent.slot);
+    return child_handle;
   }
 
   void free(KvHandle handle) override {
     const int32_t slot = slot_of(handle);
-    if (sequences_[handle].written == 0) {
+    if (!keep_ || sequences_[handle].written == 0) {
       contents_.truncate(slot, 0);
-      return ContiguousMemory::free(handle);
+      return Pooled::free(handle);
     }
     sequences_.remove(handle);
     std::lock_guard lock(slots_mutex_);
@@ -73,7 +101,7 @@ class SlotsMemory final : public ContiguousMemory {
   // the slot's last token has none.
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     std::lock_guard lock(slots_mutex_);
-    const KvLease lease = ContiguousMemory::pin(handle, token_begin, token_end);
+    const KvLease lease = Pooled::pin(handle, token_begin, token_end);
     for (int32_t slot : leases_[lease]) ++slots_[size_t(slot)].pins;
     return lease;
   }
@@ -81,24 +109,31 @@ class SlotsMemory final : public ContiguousMemory {
     std::lock_guard lock(slots_mutex_);
     for (int32_t slot : leases_[lease])
       if (--slots_[size_t(slot)].pins == 0 && slots_[size_t(slot)].idle) contents_.end(slot);
-    ContiguousMemory::unpin(lease);
+    Pooled::unpin(lease);
   }
 
   KvHandover hand_over(KvHandle handle) override {
     contents_.truncate(slot_of(handle), 0);
-    return ContiguousMemory::hand_over(handle);
+    return Pooled::hand_over(handle);
   }
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    const KvHandle handle = ContiguousMemory::adopt(handover, tokens, salt);
-    if (handle != kNoKv) contents_.begin(slot_of(handle), tokens.first(size_t(handover.tokens)), salt);
-    return handle;
+    const size_t n = size_t(handover.tokens);
+    XPYD_CHECK(tokens.size() >= n && handover.blocks.size() == 1);
+    if (!pool_->adopt(handover)) return kNoKv;
+    contents_.begin(handover.blocks[0], tokens.first(keep_ ? n : 0), salt);
+    return open(handover.blocks[0], handover.tokens);
   }
 
+  KvView view(KvHandle handle, int rank) const override {
+    return {base(rank), &places().layout(rank), nullptr, slot_of(handle)};
+  }
+
+  bool tail_shared(KvHandle) const override { return false; }
   void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots are evictable as before
 
   KvStats stats() const override {
-    KvStats stats = ContiguousMemory::stats();
+    KvStats stats = Pooled::stats();
     if (chunk_ > 0) stats.mapped_bytes = int64_t(n_backed_) * int64_t(pool_->block_bytes());
     return stats;
   }
@@ -110,41 +145,38 @@ class SlotsMemory final : public ContiguousMemory {
     int64_t since = 0;
   };
 
+  static Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
+  int32_t slot_of(KvHandle handle) const { return sequences_[handle].slot; }
+
+  // A sequence that has `tokens` in that slot.
+  KvHandle open(int32_t slot, int tokens) {
+    const KvHandle handle = sequences_.add();
+    SlotSequence& s = sequences_[handle];
+    s.slot = slot, s.written = s.room = tokens;
+    return handle;
+  }
+
   KvHandle take_over(int32_t slot, int tokens) {
     {
       std::lock_guard lock(slots_mutex_);
       slots_[size_t(slot)].idle = false;
       pool_->set_written({&slot, 1}, tokens);
     }
-    const KvHandle handle = sequences_.add();
-    Sequence& s = sequences_[handle];
-    s.table.assign(1, slot);
-    s.written = s.room = tokens;
-    return handle;
+    return open(slot, tokens);
   }
 
-  // The next slots in order, which is the order of free ones that were never taken: the system gives a page when it is
-  // touched. What is touched is theirs alone.
-  void back_chunk() {
-    const int begin = n_backed_, end = std::min(begin + chunk_, layout().n_blocks);
-    const auto touch = [](std::byte* from, size_t bytes) {
-      for (size_t at = 0; at < bytes; at += 4096) *reinterpret_cast<volatile std::byte*>(from + at) = std::byte{0};
-    };
-    for (int rank = 0; rank < n_ranks(); ++rank) {
-      const KvLayout& own = places().layout(rank);
-      const int planes = own.order == KvOrder::layer_major ? 2 * own.shape.n_layers : 1;
-      for (int plane = 0; plane < planes; ++plane)
-        touch(base(rank) + own.offset(begin, plane / 2, plane % 2, 0, 0),
-              size_t(end - begin) * own.block_bytes() / size_t(planes));
-    }
-    n_backed_ = end;
-  }
-
-  // In a free slot, else in the one whose sequence ended first.
-  KvHandle add() override {
-    if (const KvHandle handle = ContiguousMemory::add(); handle != kNoKv) {
-      while (slot_of(handle) >= n_backed_) back_chunk();
-      return handle;
+  // A sequence of no tokens in a free slot, else in the one whose sequence ended first; kNoKv: there is none. Free
+  // slots that were never taken come in order.
+  KvHandle add() {
+    int64_t evictions = 0;
+    taken_.clear();
+    if (blocks_.allocate(1, taken_, evictions)) {
+      while (taken_[0] >= n_backed_) {
+        const int end = std::min(n_backed_ + chunk_, layout().n_blocks);
+        touch_slots(places(), n_backed_, end);
+        n_backed_ = end;
+      }
+      return open(taken_[0], 0);
     }
     int oldest = -1;
     for (int i = 0; i < layout().n_blocks; ++i) {
@@ -179,67 +211,58 @@ class SlotsMemory final : public ContiguousMemory {
   }
 
   void count_references(std::vector<int32_t>& references) const override {
-    PooledMemory::count_references(references);
+    Pooled::count_references(references);
     for (size_t i = 0; i < slots_.size(); ++i) references[i] += slots_[i].idle;
   }
-  void check_sequence(const Sequence& s) const override {
-    ContiguousMemory::check_sequence(s);
-    XPYD_CHECK(!slots_[size_t(s.table[0])].idle && contents_.size(s.table[0]) == s.written);
+  bool reserves() const override { return true; }
+  std::span<const int32_t> table_of(const SlotSequence& s) const override { return {&s.slot, 1}; }
+  void check_sequence(const SlotSequence& s) const override {
+    XPYD_CHECK(!slots_[size_t(s.slot)].idle && contents_.size(s.slot) == (keep_ ? s.written : 0));
   }
 
+  BlockPool& blocks_;
+  const bool keep_;
   SlotContents contents_;           // by block of the pool
   std::vector<Slot> slots_;         // the same
   mutable std::mutex slots_mutex_;  // idle and pins, for stats() of any thread
   int64_t clock_ = 0;
+  std::vector<int32_t> taken_;  // reused
   const int chunk_;
   std::atomic<int> n_backed_;  // slots with memory behind them, the first ones
 };
 
-// Addresses without memory.
-Result<std::shared_ptr<std::byte>> reserve_addresses(size_t bytes) {
-  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED)
-    return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes of addresses: " + std::strerror(errno)};
-  ::madvise(at, bytes, MADV_NOHUGEPAGE);  // or a page of 2 MiB would back many slots at once
-  return std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [bytes](std::byte* p) { ::munmap(p, bytes); });
-}
-
-Status check_chunks(const KvOptions& o) {
-  if (o.slot_chunk <= 0) return ok();
-  const char* why = o.device && o.device != &cpu_device()
-                        ? "the pool is allocated as a whole, by its device or its transport"
-                    : !o.rank_memory.empty() || o.pool_in_groups ? "the pool's memory is made elsewhere"
-                    : !o.prefix_cache || !o.keep_idle
-                        ? "it needs --prefix-cache blocks and a pool of the instance's own"
-                        : nullptr;
-  if (why) return invalid(std::string("--slot-prealloc: ") + why + ": expected all");
-  return ok();
+// The row of a scheme whose blocks are slots.
+KvScheme scheme_of_slots(const char* name, const char* source, decltype(KvScheme::make) make) {
+  return {.name = name,
+          .source = source,
+          .unit = "slot",
+          .block_tokens = [](const KvOptions& o) { return o.max_sequence_tokens; },
+          .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.max_sequence_tokens); },
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, false); },
+          .make = make,
+          .contiguous = true,
+          .whole_slots = true};
 }
 
 }  // namespace
 
+KvScheme contiguous_scheme() {
+  return scheme_of_slots("contiguous", "SOSP'23 (PagedAttention) section 3.1: Orca (Max)",
+                         [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+                           return std::make_unique<SlotsMemory>(std::move(pool), o, "contiguous", false);
+                         });
+}
+
 // Where several memories share the pool, what one keeps another one lacks.
 KvScheme slots_scheme() {
-  KvScheme scheme = scheme_of_slots("slots",
-                                    "TurboMind's first generation: slots of the maximum length, LRU over sequences",
-                                    [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-                                      if (!o.prefix_cache || !o.keep_idle)
-                                        return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots");
-                                      return std::make_unique<SlotsMemory>(std::move(pool), o);
-                                    });
+  KvScheme scheme = scheme_of_slots(
+      "slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences",
+      [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+        return std::make_unique<SlotsMemory>(std::move(pool), o, "slots", o.prefix_cache && o.keep_idle);
+      });
   scheme.check = check_chunks;
-  scheme.make_pool = [](const PoolPlan& plan) -> Result<std::shared_ptr<KvPool>> {
-    if (plan.of_ranks[0].slot_chunk <= 0) return make_blocks(plan, false);
-    PoolPlan lazy = plan;
-    std::vector<std::shared_ptr<std::byte>> memory;
-    for (const KvOptions& own : plan.of_ranks) {
-      Result<std::shared_ptr<std::byte>> addresses = reserve_addresses(own.pool_bytes);
-      if (!addresses) return addresses.error();
-      memory.push_back(std::move(addresses).value());
-    }
-    for (KvOptions& own : lazy.of_ranks) own.rank_memory = memory;
-    return make_blocks(lazy, false);
-  };
+  scheme.make_pool = make_chunked_slots;
   return scheme;
 }
 

@@ -5,7 +5,7 @@
 // every plane.
 //
 // A row that nobody needs may still be mapped behind slots, each with an idle reference: it counts
-// as cached, though only its owners can free it. The others are in the free list.
+// as cached, though only its owners can free it.
 #pragma once
 
 #include "allocator/kv_pool.h"
@@ -18,6 +18,9 @@ int vattention_row_tokens(const KvOptions& options);
 int vattention_planes(const KvLayout& layout);
 int vattention_planes(const KvOptions& options);
 size_t vattention_row_bytes(const KvOptions& options);
+// The memory of rows of that pool behind `slots`, which are at the addresses of `ranges`.
+std::unique_ptr<KvMemory> memory_over_rows(std::shared_ptr<KvPool> pool, const KvOptions& options,
+                                           const KvPlaces& slots, std::vector<std::unique_ptr<VirtualRange>> ranges);
 
 class RowPool final : public KvPool {
  public:
@@ -28,7 +31,7 @@ class RowPool final : public KvPool {
 
   // Appends n free rows of one reference each, each one after out.back() where that is free, so
   // that runs of neighbours can be mapped as one; a new run begins where the next kRun rows are
-  // free. False: there are not so many, and nothing has changed.
+  // free, if there is such a place. False: there are not so many, and nothing has changed.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out);
   // One reference of each becomes idle, or is one again.
   void set_idle(std::span<const int32_t> rows, bool idle);
@@ -46,8 +49,7 @@ class RowPool final : public KvPool {
   static constexpr int kRun = 16;
   struct Row {
     Users users;
-    int32_t idle = 0;                 // references
-    int32_t before = -1, after = -1;  // neighbours in the free list; -1: end
+    int32_t idle = 0;  // references
   };
 
   Row& at(int32_t row) { return rows_[size_t(row)]; }
@@ -56,13 +58,10 @@ class RowPool final : public KvPool {
   int64_t begin_use(std::span<const int32_t> rows) override;
   int64_t end_use(std::span<const int32_t> rows) override;
   bool cached(int32_t row) const override { return at(row).idle > 0; }
-  void push_free(int32_t row);
-  void take_free(int32_t row);  // from anywhere in the list
   int32_t run_start() const;
 
   const std::vector<std::shared_ptr<PageGroups>> groups_;  // [n_ranks]
   std::vector<Row> rows_;
-  int32_t free_head_ = -1;  // the last freed
 };
 
 }  // namespace xpyd::allocator

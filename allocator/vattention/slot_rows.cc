@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace xpyd::allocator {
 namespace {
 
@@ -164,6 +166,50 @@ void SlotRows::give_back(int index, int keep) {
   last_release_ = slot.job;
 }
 
+// Who gives rows back when they run short: idle slots, the longest idle first and from its end;
+// then sequences, what they do not need yet (vAttention section 6.1.2).
+
+// The system refuses mappings: those of idle slots are given back, so that the next try may succeed.
+void SlotRows::give_back_idle() {
+  for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
+}
+
+bool SlotRows::make_free(int n_rows) {
+  for (;;) {
+    const KvStats stats = pool_.stats();
+    if (stats.free >= n_rows) return true;
+    if (stats.free + stats.cached < n_rows) return false;
+    const int given = reclaim(n_rows - stats.free, -1, true);
+    (void)mapper_.wait(last_release_);                    // a row is free when it is unmapped
+    if (given == 0) return pool_.stats().free >= n_rows;  // other memories have them
+  }
+}
+
+int SlotRows::reclaim(int n_rows, int except, bool live) {
+  int given = 0;
+  while (given < n_rows) {
+    const int i = victim(except, live);
+    if (i < 0) break;
+    const int has = int(slots_[size_t(i)].rows.size()), gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
+    give_back(i, has - gives);
+    given += gives;
+  }
+  reclaimed_.fetch_add(given, std::memory_order_relaxed);
+  return given;
+}
+
+// The slot whose rows go next. Of sequences (`live`) only what they do not need yet.
+int SlotRows::victim(int except, bool live) const {
+  int oldest = -1;
+  for (int i = 0; i < int(slots_.size()); ++i) {
+    const Slot& slot = slots_[size_t(i)];
+    if (i == except || slot.busy == int(slot.rows.size())) continue;
+    if (slot.idle_since == kLive && !live) continue;
+    if (oldest < 0 || slot.idle_since < slots_[size_t(oldest)].idle_since) oldest = i;
+  }
+  return oldest;
+}
+
 VattentionStats SlotRows::stats() const {
   VattentionStats stats = mapper_.stats();
   for (const auto& range : ranges_) {
@@ -181,6 +227,117 @@ void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>
     for (size_t i = 0; i < slot.rows.size(); ++i) ++(int(i) < slot.busy ? busy : idle)[size_t(slot.rows[i])];
   }
   XPYD_CHECK(counted == runs_.load());
+}
+
+// ---- The thread that maps.
+
+PageMapper::PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots)
+    : pool_(pool), group_bytes_(pool.groups(0).options().group_bytes), n_rows_(pool.layout().n_blocks) {
+  for (int rank = 0; rank < int(ranges.size()); ++rank)
+    for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
+      planes_.push_back({*ranges[size_t(rank)], slots.layout(rank), plane});
+  thread_ = std::thread([this] { work(); });
+}
+
+PageMapper::~PageMapper() {
+  drain();
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  posted_.notify_one();
+  thread_.join();
+}
+
+size_t PageMapper::offset(const Plane& plane, int slot, int row) const {
+  return plane.slots.offset(slot, plane.index / 2, plane.index % 2, 0, 0) + size_t(row) * group_bytes_;
+}
+
+// Rows that are neighbours in the pool take one call per plane. All or nothing, on all ranks.
+bool PageMapper::map_rows(const Job& job) {
+  for (int begin = 0, n = int(job.rows.size()); begin < n;) {
+    int end = begin + 1;
+    while (end < n && job.rows[size_t(end)] == job.rows[size_t(end) - 1] + 1) ++end;
+    for (size_t p = 0; p < planes_.size(); ++p) {
+      const Plane& plane = planes_[p];
+      const int group = plane.index * n_rows_ + job.rows[size_t(begin)];
+      if (plane.range.map(offset(plane, job.slot, job.first + begin), group, end - begin)) continue;
+      for (size_t q = 0; q < planes_.size(); ++q) unmap_rows(job, planes_[q], q < p ? end : begin);
+      return false;
+    }
+    begin = end;
+  }
+  return true;
+}
+
+// The first n_rows of the job.
+void PageMapper::unmap_rows(const Job& job, const Plane& plane, int n_rows) {
+  if (n_rows > 0) plane.range.unmap(offset(plane, job.slot, job.first), n_rows);
+}
+
+bool PageMapper::execute(const Job& job) {
+  if (job.rows.empty()) return true;
+  if (job.what == Job::map) return map_rows(job);
+  for (const Plane& plane : planes_) unmap_rows(job, plane, int(job.rows.size()));
+  if (job.what == Job::unmap_and_release) pool_.release_idle(job.rows);
+  return true;
+}
+
+void PageMapper::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    posted_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Job job = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    const bool done = execute(job);
+    lock.lock();
+    ++n_done_;
+    if (!done) failed_.insert(n_done_);
+    finished_.notify_all();
+  }
+}
+
+uint64_t PageMapper::post(Job job) {
+  uint64_t ticket;
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(job));
+    ticket = ++n_posted_;
+  }
+  posted_.notify_one();
+  return ticket;
+}
+
+bool PageMapper::wait(uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  if (n_done_ < ticket) {
+    const double start = RealClock().now();
+    finished_.wait(lock, [&] { return n_done_ >= ticket; });
+    stats_.map_wait_seconds += RealClock().now() - start;
+    ++stats_.waited_jobs;
+  }
+  return failed_.erase(ticket) == 0;
+}
+
+void PageMapper::drain() {
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, [&] { return n_done_ == n_posted_; });
+}
+
+bool PageMapper::run(const Job& job) {
+  const double start = RealClock().now();
+  const bool done = execute(job);
+  std::lock_guard lock(mutex_);
+  stats_.map_wait_seconds += RealClock().now() - start;
+  ++stats_.waited_jobs;
+  return done;
+}
+
+VattentionStats PageMapper::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
 }
 
 }  // namespace xpyd::allocator

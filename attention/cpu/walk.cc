@@ -11,6 +11,7 @@
 
 #include "attention/attention.h"
 #include "attention/cpu/kernels.h"
+#include "attention/cpu/kv_tile.h"
 #include "attention/kv_dtype/kv_row.h"
 #include "base/memory.h"
 #include "base/status.h"
@@ -137,13 +138,6 @@ void finish(float* out, const SoftmaxState& state, const float* acc, int head_di
   for (int d = 0; d < head_dim; ++d) out[d] = acc[d] * scale;
 }
 
-// Row pointers of one tile at the unit's first KV head; null where a row is not readable.
-struct Tile {
-  int first = 0;                          // the token at which it begins
-  Tokens readable = {0, 0};               // tokens that may be read, counted in the tile
-  const std::byte* rows[2][kTileTokens];  // K, V
-};
-
 // One unit being computed. Row r of KV head h (both counted in the unit) is query token r / group and query head
 // (unit.head + h) * group + r % group.
 class UnitRun {
@@ -223,24 +217,7 @@ class UnitRun {
     }
   }
 
-  // Looks up one row per block; inside a block, tokens are token_stride() apart.
-  void load_tile(Tile& tile, int first, Tokens tokens) {
-    tile.first = first;
-    tile.readable = {std::max(tokens.begin - first, 0), std::min(tokens.end - first, kTileTokens)};
-    for (auto& rows : tile.rows) std::fill(std::begin(rows), std::end(rows), nullptr);
-    size_t stride = view_.layout->token_stride();
-    int block_tokens = view_.layout->block_tokens;
-    for (int t = tile.readable.begin; t < tile.readable.end;) {
-      int token = first + t;
-      int left = view_.contiguous() ? kTileTokens : block_tokens - token % block_tokens;
-      const std::byte* k = view_.row(p_.args.layer, 0, token, u_.head);
-      const std::byte* v = view_.row(p_.args.layer, 1, token, u_.head);
-      for (int stop = std::min(tile.readable.end, t + left); t < stop; ++t, k += stride, v += stride) {
-        tile.rows[0][t] = k;
-        tile.rows[1][t] = v;
-      }
-    }
-  }
+  void load_tile(Tile& tile, int first, Tokens tokens) { tile.load(view_, p_.args.layer, u_.head, first, tokens); }
 
   size_t head_offset(int h) const { return size_t(h) * p_.shape.row_bytes(); }
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "allocator/prefix/prefix_index.h"
+#include "allocator/prefix/prefix_hash.h"
 #include "base/memory.h"
 #include "disagg/messages.h"
 

@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "allocator/prefix/prefix_index.h"
+#include "allocator/prefix/prefix_hash.h"
 #include "base/random.h"
 #include "base/stats.h"
 #include "disagg/conductor/scoreboard.h"

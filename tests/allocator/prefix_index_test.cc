@@ -19,7 +19,7 @@ struct TestIndex : std::vector<PrefixIndex::Node>, PrefixIndex {
   TestIndex(int n_blocks, int block_tokens, uint64_t hash_mask)
       : std::vector<Node>(size_t(n_blocks)),
         PrefixIndex(n_blocks, block_tokens, hash_mask, block_tokens, data(), sizeof(Node)) {}
-  using PrefixIndex::insert, PrefixIndex::erase, PrefixIndex::size;
+  using PrefixIndex::insert, PrefixIndex::evict, PrefixIndex::size;
 };
 
 uint64_t seq_hash(const PrefixIndex& index, const PrefixChain& chain, const int32_t* tokens) {
@@ -95,7 +95,7 @@ TEST_CASE("PrefixIndex: random inserts and erases against a map", "[allocator]")
         for (auto& [other, b] : model)
           leaf = leaf && !(other.size() > path_of[size_t(block)].size() &&
                            std::equal(path_of[size_t(block)].begin(), path_of[size_t(block)].end(), other.begin()));
-        if (leaf) index.erase(block), model.erase(path_of[size_t(block)]);
+        if (leaf) index.evict(block), model.erase(path_of[size_t(block)]);
       }
       index.check_invariants();
     }
@@ -123,7 +123,7 @@ TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[
   for (uint64_t salt = 0; salt < 64; ++salt) CHECK(index.find(PrefixChain{.hash = salt}, 0, c) == -1);
 
   // The parent goes and comes back as another block: the child is found again only when attached.
-  index.erase(0);
+  index.evict(0);
   CHECK_FALSE(index.intact(after_a));
   index.insert(root, 0, a, 4);
   PrefixChain again;

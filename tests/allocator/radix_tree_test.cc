@@ -48,7 +48,8 @@ class TreeTrial {
       : model_{block_tokens},
         random_(seed),
         nodes_(kBlocks),
-        tree_(kBlocks, block_tokens, nodes_.data(), sizeof(BlockIndex::Node), [this](int32_t block) { lost(block); }) {}
+        tree_(kBlocks, block_tokens, nodes_.data(), sizeof(PrefixCache::Node), [this](int32_t block) { lost(block); }) {
+  }
 
   void run(int operations) {
     for (int i = 0; i < operations; ++i) {
@@ -74,7 +75,7 @@ class TreeTrial {
     std::vector<int32_t> table;
     PrefixChain chain;
   };
-  const BlockIndex::Locked locked_ = [](const std::function<void()>& f) { f(); };
+  const PrefixCache::Locked locked_ = [](const std::function<void()>& f) { f(); };
 
   Tokens draw() {
     Tokens path{int32_t(random_.below(2))};
@@ -90,8 +91,8 @@ class TreeTrial {
   int compare(const Tokens& path, std::vector<int32_t>* out = nullptr, PrefixChain* end = nullptr) {
     std::vector<int32_t> found;
     PrefixChain chain{.hash = uint64_t(path[0])};
-    const int n = tree_.walk(tokens(path), rows(path), chain, locked_,
-                             [&](std::span<const int32_t> b) { found.insert(found.end(), b.begin(), b.end()); });
+    const int n = tree_.match(tokens(path), rows(path), chain, locked_,
+                              [&](std::span<const int32_t> b) { found.insert(found.end(), b.begin(), b.end()); });
     const int bt = model_.block_tokens;
     REQUIRE(n == model_.match(path));
     REQUIRE(int(found.size()) == (n + bt - 1) / bt);
@@ -153,7 +154,7 @@ class TreeTrial {
         if (rows(upto) > known) model_.blocks[r.table[size_t(i)]] = upto;
       }
     }
-    tree_.add(tokens(path).subspan(size_t(from)), std::span(r.table).subspan(size_t(from / bt)), r.chain, locked_);
+    tree_.insert(tokens(path).subspan(size_t(from)), std::span(r.table).subspan(size_t(from / bt)), r.chain, locked_);
     REQUIRE(r.chain.broken == broken);
     if (!broken) REQUIRE(compare(path) == rows(path));
   }
@@ -165,7 +166,7 @@ class TreeTrial {
     const int32_t block = at->first;
     const size_t before = model_.blocks.size();
     model_.blocks.erase(at);
-    tree_.erase(block);
+    tree_.evict(block);
     deep_ += model_.blocks.size() + 1 < before;
   }
 
@@ -191,7 +192,7 @@ class TreeTrial {
 
   Model model_;
   Random random_;
-  std::vector<BlockIndex::Node> nodes_;
+  std::vector<PrefixCache::Node> nodes_;
   RadixTree tree_;
   std::vector<Running> running_;
   Tokens asked_;

@@ -3,9 +3,25 @@
 #include <numeric>
 #include <string>
 
-#include "allocator/vattention/vattention.h"
+#include "allocator/schemes.h"
+#include "allocator/vattention/row_pool.h"
+#include "base/device/device.h"
 
 namespace xpyd::allocator {
+
+int vattention_planes(const KvLayout& layout) {
+  return layout.order == KvOrder::layer_major ? 2 * layout.shape.n_layers : 1;
+}
+
+int vattention_planes(const KvOptions& o) { return vattention_planes(KvLayout{o.shape, o.order}); }
+
+int vattention_row_tokens(const KvOptions& o) {
+  const size_t token = o.shape.token_bytes() / size_t(vattention_planes(o));  // of one plane
+  return token == 0 ? 0 : int(o.vattention.page_group_bytes / token);
+}
+
+size_t vattention_row_bytes(const KvOptions& o) { return size_t(vattention_planes(o)) * o.vattention.page_group_bytes; }
+
 namespace {
 
 // A slot's planes are whole groups, one for each row of its longest sequence; where a group does not hold a whole
@@ -101,7 +117,7 @@ std::unique_ptr<KvMemory> make_memory(std::shared_ptr<KvPool> pool, const KvOpti
   KvShards shards;
   if (n_ranks > 1) shards = *rows.places().shards, slots.shape = options.shape;
   const KvPlaces places(slots, shards, std::move(addresses));
-  return std::make_unique<VattentionMemory>(std::move(pool), options, places, std::move(ranges));
+  return memory_over_rows(std::move(pool), options, places, std::move(ranges));
 }
 
 }  // namespace
