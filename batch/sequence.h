@@ -83,6 +83,11 @@ struct Sequence {
   uint64_t salt() const { return kv_salt(*request, attempt); }
   // Only preemption can take its memory. Memory that it got early can be taken back.
   bool keeps_kv() const { return kv != kNoKv && !early; }
+  // Why it ends unfinished: its client has gone, or has no more time. None: it goes on.
+  FinishReason over(double now) const {
+    if (cancelled && cancelled->load(std::memory_order_relaxed)) return FinishReason::abort;
+    return request->deadline_s > 0 && now > request->deadline_s ? FinishReason::timeout : FinishReason::none;
+  }
   bool wants_prompt_logprobs() const { return request->prompt_logprobs >= 0 && n_output() == 0; }
 };
 

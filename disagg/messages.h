@@ -26,7 +26,7 @@ using InstanceId = PeerId;  // never reused, so it names an incarnation
 inline constexpr InstanceId kConductor = -1;
 using AttemptId = uint64_t;
 
-// How P and D share one attempt.
+// How P and D share one attempt. All of a cluster are of one order, or local (handover/kv_room.h).
 enum class DisaggOrder : uint8_t {
   local,         // one instance does both
   push,          // P first; D reserves when P starts, P writes while it computes
@@ -76,7 +76,7 @@ struct StartRequest {
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
-  DisaggOrder order = DisaggOrder::local;
+  bool remote = false;     // its KV changes hands
   InstanceId decode = -1;  // push, pull: the peer
   FetchOrder fetch;
 };
@@ -102,6 +102,7 @@ struct Welcome {
   std::string pool;           // where the one pool of all instances is (transport/handoff/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
   bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
+  DisaggOrder remote = DisaggOrder::push;
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {

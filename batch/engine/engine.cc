@@ -286,13 +286,8 @@ void Engine::end(SequencePtr s, FinishReason reason, const std::string& error, d
 }
 
 void Engine::drop_ended(double now) {
-  auto reason = [now](const SequencePtr& s) {
-    if (s->cancelled && s->cancelled->load(std::memory_order_relaxed)) return FinishReason::abort;
-    const bool late = s->request->deadline_s > 0 && now > s->request->deadline_s;
-    return late ? FinishReason::timeout : FinishReason::none;
-  };
   scheduler_.drop_if([&](SequencePtr& s) {
-    const FinishReason why = reason(s);
+    const FinishReason why = s->over(now);
     if (why != FinishReason::none) end(std::move(s), why, "", now);
     return why != FinishReason::none;
   });

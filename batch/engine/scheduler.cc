@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/status.h"
+#include "batch/policies/admission.h"
 #include "model/sampler.h"
 
 namespace xpyd::batch {
@@ -265,17 +266,39 @@ bool Scheduler::reserve(Sequence& s, double now) {
   return true;
 }
 
+// Whether all of a prompt that leaves has room, beside what is still to come of those that have begun. What the plan
+// counts on, a prefix that nobody holds, may be what they were to get.
+bool Scheduler::fits_whole(const Sequence& s) const {
+  const KvStats kv = memory_.stats();
+  int need = 0;
+  const auto add = [&](const Sequence& one) {
+    if (one.tokens.back() < 0) return;  // it has all that it computes here
+    const SequenceView view = view_of(one);
+    need += new_blocks(view, view.pending(), kv.block_tokens);
+  };
+  add(s);
+  for (const SequencePtr& other : running_)
+    if (other && other->leaves) add(*other);
+  for (const SequencePtr& other : waiting_) {
+    if (other && !other->scheduled) break;
+    if (other && other->leaves && other.get() != &s) add(*other);
+  }
+  return need <= kv.available();
+}
+
 // Gets memory for the next n_tokens of a waiting sequence. False: it does not run now.
 bool Scheduler::place(Sequence& s, int n_tokens, double now, std::vector<StepEntry>& entries) {
-  if (s.kv == kNoKv) {
+  const bool held = s.kv != kNoKv;
+  if (!held) {
     if (!reserve(s, now) || s.loading) return false;
     n_tokens = std::min(n_tokens, s.pending());
-    if (!append_room(memory_, s, n_tokens)) {
-      release(s);
-      s.computed = 0;
-      return false;
-    }
-  } else if (!append_room(memory_, s, n_tokens)) {
+  }
+  const bool fits = !s.leaves || fits_whole(s);
+  if (!fits || !append_room(memory_, s, n_tokens)) {
+    if (held) return false;
+    release(s);
+    s.computed = 0;
+    if (!fits && !s.scheduled) s.cached_tokens = 0;  // not before the plan has room without its prefix
     return false;
   }
   s.early = false;

@@ -96,6 +96,7 @@ class Scheduler {
   bool give_up_early();
   std::deque<SequencePtr>::iterator first_without_kv();
   bool reserve(Sequence& sequence, double now);
+  bool fits_whole(const Sequence& sequence) const;
   bool place(Sequence& sequence, int n_tokens, double now, std::vector<StepEntry>& entries);
   bool make_room();
 

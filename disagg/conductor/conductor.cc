@@ -149,7 +149,7 @@ void Conductor::tell(AttemptPlan& plan, AttemptId number) {
                                  .logits_hash = choice.logits_hash,
                                  .queued_s = plan.entry.request->arrival_s,
                                  .scheduled_s = choice.scheduled_s},
-                       .order = attempt.order,
+                       .remote = attempt.order != DisaggOrder::local,
                        .decode = attempt.decode,
                        .fetch = {.holders = std::move(plan.fetch.holders),
                                  .tokens = plan.fetch.view.holder_tokens,

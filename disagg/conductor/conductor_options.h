@@ -59,6 +59,12 @@ struct ConductorOptions {
   std::optional<CostPrior> prior = {};
   std::function<double(const Request&)> answer_tokens = {};  // of a request's answer; empty: unknown
   std::shared_ptr<EventLog> log = {};                        // null: nothing is logged
+
+  // Returns the order of all prompts that are not computed where they decode. It is a constant of the cluster.
+  DisaggOrder remote() const {
+    const DisaggOrder order = disagg->remote(disagg_options);
+    return order == DisaggOrder::pull && zero_copy ? DisaggOrder::push : order;
+  }
 };
 
 // The state that all parts of one conductor share.

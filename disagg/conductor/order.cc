@@ -8,24 +8,21 @@
 namespace xpyd::disagg {
 namespace {
 
-DisaggOrder remote(const DisaggOptions& options) { return options.pull ? DisaggOrder::pull : DisaggOrder::push; }
+DisaggOrder prefill_first(const DisaggOptions& o) { return o.pull ? DisaggOrder::pull : DisaggOrder::push; }
 
-DisaggOrder prefill_first(const DisaggView&, const DisaggOptions& options) { return remote(options); }
+DisaggOrder decode_first(const DisaggOptions&) { return DisaggOrder::decode_first; }
 
-DisaggOrder decode_first(const DisaggView&, const DisaggOptions&) { return DisaggOrder::decode_first; }
+DisaggOrder of_generation(const DisaggOptions& o) { return o.first_generation ? decode_first(o) : prefill_first(o); }
 
 // 0.1: examples/llm/components/disagg_router.py. 1.x: conditional_disagg.rs, IslBounding or
 // PrefillLoad.
-DisaggOrder conditional_threshold(const DisaggView& view, const DisaggOptions& o) {
-  if (o.first_generation) {
-    const bool far = view.tokens - view.cached_decode > o.max_local_prefill_tokens &&
-                     view.prefill_jobs < o.max_prefill_queue;
-    return far ? DisaggOrder::decode_first : DisaggOrder::local;
-  }
+bool stays_below(const DisaggView& view, const DisaggOptions& o) {
+  if (o.first_generation)
+    return view.tokens - view.cached_decode <= o.max_local_prefill_tokens || view.prefill_jobs >= o.max_prefill_queue;
   const int uncached = view.tokens - view.cached_decode;
   const bool little = uncached < o.min_remote_tokens && double(uncached) < o.min_remote_ratio * double(view.tokens);
   const bool busy = view.prefill_queued_tokens > o.max_prefill_queued_tokens;
-  return little || busy ? DisaggOrder::local : remote(o);
+  return little || busy;
 }
 
 // The time of D's first token either way.
@@ -49,21 +46,21 @@ Ways ways(const DisaggView& view) {
 }
 
 // What a local prompt costs those who decode there is charged to it: it delays every one of them.
-DisaggOrder conditional_cost(const DisaggView& view, const DisaggOptions& o) {
+bool stays_by_cost(const DisaggView& view, const DisaggOptions&) {
   const Ways w = ways(view);
-  return w.remote_s < w.local_s + view.decode_sequences * w.append_s ? remote(o) : DisaggOrder::local;
+  return !(w.remote_s < w.local_s + view.decode_sequences * w.append_s);
 }
 
 // PPD's score (its code, ppd_decision_engine.py): the share of the TTFT that computing an append on D saves, less the
 // share that it adds to TBT there, by weight (both 1 there). PPD looks both up in measurements of a whole load served
 // either way; here they are predicted, TBT as if all turns like this one were appended: N decodes that each last L are
 // N / L turns a second (Little's law), which take so large a share of D's time from its decodes.
-DisaggOrder append_cost(const DisaggView& view, const DisaggOptions& o) {
-  if (view.cached_decode == 0 || view.decode_life_s == 0) return remote(o);  // nobody's next turn
+bool appends(const DisaggView& view, const DisaggOptions& o) {
+  if (view.cached_decode == 0 || view.decode_life_s == 0) return false;  // nobody's next turn
   const Ways w = ways(view);
   const double sooner = (w.remote_s - w.local_s) / w.remote_s;
   const double slower = view.decode_sequences * w.append_s / view.decode_life_s;
-  return sooner > o.append_tbt_weight * slower ? DisaggOrder::local : remote(o);
+  return sooner > o.append_tbt_weight * slower;
 }
 
 // Of those with room for the prompt the one that has most of it; of equals the one that decodes least.
@@ -80,11 +77,11 @@ int nearest_decode(const ClusterView& view) {
 }
 
 constexpr DisaggPolicy kOrders[] = {
-    {"prefill_first", prefill_first, false, false, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
-    {"decode_first", decode_first, true, false, false, "Dynamo's vLLM patch: a global prefill queue"},
-    {"conditional_threshold", conditional_threshold, true, true, false, "Dynamo 0.1 and 1.x"},
-    {"conditional_cost", conditional_cost, false, true, true, "remote where its first token comes sooner"},
-    {"append_cost", append_cost, false, true, true, "PPD (2603.13358): next turns where their KV is", nearest_decode},
+    {"prefill_first", prefill_first, nullptr, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
+    {"decode_first", decode_first, nullptr, false, "Dynamo's vLLM patch: a global prefill queue"},
+    {"conditional_threshold", of_generation, stays_below, false, "Dynamo 0.1 and 1.x"},
+    {"conditional_cost", prefill_first, stays_by_cost, true, "remote where its first token comes sooner"},
+    {"append_cost", prefill_first, appends, true, "PPD (2603.13358): next turns where their KV is", nearest_decode},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Disaggregation policies: in which order prefill and decode share a request, or whether one
-// instance does both. Pure functions over numbers of the moment.
+// Disaggregation policies: the order in which prefill and decode share requests, one for all of a cluster
+// (disagg/handover/kv_room.h says why), and which requests stay with one instance. Pure functions over numbers of the
+// moment.
 #pragma once
 
 #include <cstdint>
@@ -48,14 +49,16 @@ double overlap(StreamKv stream, bool pull, int n_layers, int tokens, int chunk_t
 
 struct DisaggPolicy {
   const char* name;
-  DisaggOrder (*decide)(const DisaggView& view, const DisaggOptions& options);
-  bool decode_first;  // may answer decode_first
-  bool local;         // may answer local
-  bool predicts;      // it reads seconds
+  DisaggOrder (*remote)(const DisaggOptions& options);                  // of all prompts that do not stay
+  bool (*stays)(const DisaggView& view, const DisaggOptions& options);  // D does it all; null: none does
+  bool predicts;                                                        // it reads seconds
   const char* source;
   // The decode instance that is asked first, by its index: a request whose prompt it would compute itself goes there,
   // whatever placement says. -1: none; null: placement's alone.
   int (*appends_at)(const ClusterView& view) = nullptr;
+  DisaggOrder decide(const DisaggView& view, const DisaggOptions& options) const {
+    return stays && stays(view, options) ? DisaggOrder::local : remote(options);
+  }
 };
 
 std::span<const DisaggPolicy> disagg_policies();

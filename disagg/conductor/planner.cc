@@ -145,14 +145,13 @@ void Planner::count_reads(AttemptPlan& plan) {
 }
 
 void Planner::decide_order(AttemptPlan& plan) {
-  const bool zero_copy = context_.options.zero_copy;
   const auto tokens = int(plan.tokens.size());
   Attempt& attempt = plan.attempt;
   int cached = plan.held_tokens();
   if (plan.placed.prefill != plan.placed.decode) {
     attempt.order = plan.ordered ? *plan.ordered : order_at(plan, plan.placed.decode);
-    if (attempt.order == DisaggOrder::pull && zero_copy) attempt.order = DisaggOrder::push;
-    // In decode_first, P returns no prompt logprobs. Push does not replace it: P could wait for D while D waits for P.
+    if (attempt.order != DisaggOrder::local) attempt.order = context_.options.remote();
+    // In decode_first, P returns no prompt logprobs.
     if (attempt.order == DisaggOrder::decode_first && plan.entry.request->prompt_logprobs >= 0)
       attempt.order = DisaggOrder::local;
     if (attempt.order == DisaggOrder::local) cached = plan.at_decode().held_tokens();

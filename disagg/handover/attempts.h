@@ -63,6 +63,7 @@ struct InstanceParts {
   Post& post;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
+  DisaggOrder remote = DisaggOrder::push;      // of all prompts whose KV changes hands (kv_room.h)
   std::optional<KvShards> post_by_stage = {};  // each post is of rows of one of these stages; nothing: of any
   double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;               // of every block that crosses

@@ -28,7 +28,7 @@ void Receiver::on(Incoming& in, Event event, With with) {
     case Action::end: end(in); break;
     case Action::give_up:
       // The prefill instance could not: of its own requests the conductor knows.
-      if (in.order != DisaggOrder::decode_first) break;
+      if (!samples_first()) break;
       parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
       break;
     case Action::expire:
@@ -67,7 +67,7 @@ void Receiver::expect(Incoming in) {
 }
 
 void Receiver::start(StartRequest message) {
-  Incoming in{.attempt = message.attempt, .order = DisaggOrder::decode_first, .request = message.request};
+  Incoming in{.attempt = message.attempt, .request = message.request};
   in.choices.push_back(message.state);
   in.sequence = attempts_.begin(message.attempt, std::move(message.request), message.state);
   in.sequence->queue_ticket = attempts_.ticket(message.attempt, AttemptProgress::started);
@@ -77,8 +77,8 @@ void Receiver::start(StartRequest message) {
 }
 
 // Whether something new of the peer's is of use; it is told where not.
-bool Receiver::is_welcome(InstanceId from, AttemptId attempt) {
-  if (parts_.peers.contains(from) && !attempts_.aborted(attempt)) return true;
+bool Receiver::is_welcome(InstanceId from, AttemptId attempt, DisaggOrder order) {
+  if (order == parts_.remote && parts_.peers.contains(from) && !attempts_.aborted(attempt)) return true;
   parts_.tell(from, ReservationCancelled{attempt});
   return false;
 }
@@ -90,7 +90,7 @@ void Receiver::handle(InstanceId from, ReserveKv message) {
     tidy();
     return;
   }
-  if (!is_welcome(from, message.attempt)) return;
+  if (!is_welcome(from, message.attempt, DisaggOrder::push)) return;
   Incoming in{.attempt = message.attempt, .from = from, .request = std::move(message.request)};
   in.tokens = in.request->prompt;
   in.tokens.insert(in.tokens.end(), message.state.output.begin(), message.state.output.end());
@@ -99,8 +99,8 @@ void Receiver::handle(InstanceId from, ReserveKv message) {
 }
 
 void Receiver::handle(InstanceId from, KvOffered message) {
-  if (has(message.attempt) || !is_welcome(from, message.attempt)) return;
-  Incoming in{.attempt = message.attempt, .order = DisaggOrder::pull, .from = from};
+  if (has(message.attempt) || !is_welcome(from, message.attempt, DisaggOrder::pull)) return;
+  Incoming in{.attempt = message.attempt, .from = from};
   in.request = std::move(message.request);
   in.tokens = in.request->prompt;  // each choice's last token was sampled there, and has no KV yet
   const std::vector<int32_t>& output = message.choices[0].output;
@@ -130,7 +130,7 @@ void Receiver::handle(InstanceId from, KvDelivered message) {
 // (decode_first: the sequence is here.)
 bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices) const {
   const size_t next = in.tokens.size() + 1 - in.request->prompt.size();
-  return in.order != DisaggOrder::push ||
+  return parts_.remote != DisaggOrder::push ||
          (!choices.empty() && std::ranges::all_of(choices, [&](const ChoiceState& state) {
            return state.output.size() == next && next < size_t(in.request->max_tokens) &&
                   state.choice + state.stands_for <= in.request->n;
@@ -138,7 +138,7 @@ bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices)
 }
 
 void Receiver::accept(Incoming& in, KvDelivered& delivered) {
-  if (in.order == DisaggOrder::push) in.choices = std::move(delivered.choices);
+  if (parts_.remote == DisaggOrder::push) in.choices = std::move(delivered.choices);
   in.deadline_s = parts_.new_deadline();
   in.posts = delivered.posts;
   in.checksums = std::move(delivered.checksums);
@@ -148,7 +148,7 @@ void Receiver::accept(Incoming& in, KvDelivered& delivered) {
 void Receiver::handle(InstanceId from, const ReservationCancelled& message) {
   Incoming* in = find(from, message.attempt);
   if (!in) return;
-  if (in->order == DisaggOrder::decode_first && request_over(*in))
+  if (samples_first() && request_over(*in))
     on(*in, Event::request_over);  // it was this instance's abort
   else
     on(*in, Event::cancelled, {AttemptFailure::given_up, "its prefill was given up"});
@@ -190,8 +190,8 @@ bool Receiver::tick() {
 // Who waits here for a prefill instance, or to read from one, can end here. (push: P ends it.)
 bool Receiver::request_over(const Incoming& in) const {
   const bool gone = attempts_.aborted(in.attempt);
-  if (in.order == DisaggOrder::pull) return gone && kUngranted.has(in.state);
-  return in.order == DisaggOrder::decode_first && kUndelivered.has(in.state) && (gone || is_late(in));
+  if (parts_.remote == DisaggOrder::pull) return gone && kUngranted.has(in.state);
+  return samples_first() && kUndelivered.has(in.state) && (gone || is_late(in));
 }
 
 bool Receiver::is_late(const Incoming& in) const {
@@ -215,7 +215,7 @@ void Receiver::clear(FinishReason reason, const std::string& error) {
   for (auto& [attempt, in] : incoming_) {
     if (in.sequence) {
       emit_end(*in.sequence, reason, error, now);
-    } else if (kFinished.has(in.state) && in.order == DisaggOrder::push) {
+    } else if (kFinished.has(in.state) && parts_.remote == DisaggOrder::push) {
       for (const ChoiceState& state : in.choices)
         emit_end(*attempts_.begin(attempt, in.request, state), reason, error, now);
     }

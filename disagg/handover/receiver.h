@@ -12,22 +12,11 @@
 
 #include "batch/engine/engine.h"
 #include "disagg/handover/attempts.h"
+#include "disagg/handover/kv_room.h"
 #include "disagg/handover/leases.h"
 #include "disagg/handover/states.h"
 
 namespace xpyd::disagg::handover {
-
-inline constexpr KvLease kNoLease = -1;
-inline constexpr TransferId kNoTransfer = -1;
-
-// Room for one prompt.
-struct Place {
-  KvHandle kv = kNoKv;  // kNoKv: nothing is held, or the wire is zero-copy
-  KvLease lease = kNoLease;
-  int cached_tokens = 0;             // there already
-  WindowKey window;                  // the peer may write
-  TransferId reading = kNoTransfer;  // pull: on its way here
-};
 
 // Cumulative.
 struct ReceiverStats {
@@ -37,8 +26,8 @@ struct ReceiverStats {
 
 class Receiver {
  public:
-  Receiver(InstanceParts& parts, Attempts& attempts, Engine& engine)
-      : parts_(parts), attempts_(attempts), engine_(engine) {}
+  Receiver(InstanceParts& parts, Attempts& attempts, const KvRoom& room, Engine& engine)
+      : parts_(parts), attempts_(attempts), room_(room), engine_(engine) {}
 
   // decode_first: this instance has the request; any prefill instance will compute its KV.
   void start(StartRequest message);
@@ -86,7 +75,6 @@ class Receiver {
 
   struct Incoming {
     AttemptId attempt = 0;
-    DisaggOrder order = DisaggOrder::push;
     InstanceId from = -1;  // decode_first: -1 until a prefill instance has taken it
     State state = State::remote_prefilling;
     std::shared_ptr<const Request> request;
@@ -101,8 +89,6 @@ class Receiver {
     std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // without a word of the peer
-    // decode_first: the last token is computed here, and the first one sampled.
-    int n_computed() const { return int(tokens.size()) - (order == DisaggOrder::decode_first ? 1 : 0); }
   };
   // What an event brings.
   struct With {
@@ -115,7 +101,7 @@ class Receiver {
   void on(Incoming& in, Event event, With with);
   void on(Incoming& in, Event event) { on(in, event, With()); }
   Incoming* find(InstanceId from, AttemptId attempt);
-  bool is_welcome(InstanceId from, AttemptId attempt);
+  bool is_welcome(InstanceId from, AttemptId attempt, DisaggOrder order);
   void expect(Incoming in);
   bool tidy();
 
@@ -125,10 +111,9 @@ class Receiver {
   void accept(Incoming& in, KvDelivered& delivered);
   void end(Incoming& in);
   // Room, and the KV that comes there (receiver_kv.cc).
-  enum class Room { none, loading, all };
-  bool no_blocks(const Incoming& in) const;
-  int sequences() const { return engine_.running() + engine_.waiting_with_kv() + promised(); }
-  Room take_room(Incoming& in);
+  // decode_first: the last token is computed here, and the first one sampled.
+  int n_computed(const Incoming& in) const { return int(in.tokens.size()) - int(samples_first()); }
+  bool samples_first() const { return parts_.remote == DisaggOrder::decode_first; }
   int promised() const;
   bool grant(Incoming& in);
   void promise(Incoming& in);
@@ -144,6 +129,7 @@ class Receiver {
 
   InstanceParts& parts_;
   Attempts& attempts_;
+  const KvRoom& room_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
   std::deque<AttemptId> remote_prefilling_;   // want room, in turn

@@ -16,50 +16,15 @@ int Receiver::promised() const {
   return n;
 }
 
-bool Receiver::no_blocks(const Incoming& in) const {
-  const KvStats kv = parts_.memory.stats();
-  // Each of the others soon wants a block more.
-  const int others = sequences(), spare = others == 0 ? 0 : std::max(kv.capacity / 100, others);
-  const int need = (int(in.tokens.size()) + kv.block_tokens - 1) / kv.block_tokens -
-                   parts_.memory.probe(in.tokens, kv_salt(*in.request, in.attempt)) / kv.block_tokens;
-  return need + spare > kv.available();
-}
-
-// Room is memory, never a place in the batch: KV that has come waits here for its turn. Where bytes are to be copied it
-// is blocks for all tokens, less what is cached. `loading`: what a tier has of it comes meanwhile, and no more is held;
-// to be asked again. Room that is not whole when that has come is given back at once, for those who wait for its memory
-// could wait for ever: what came stays cached while nobody wants its blocks.
-Receiver::Room Receiver::take_room(Incoming& in) {
-  Place& place = in.place;
-  const std::vector<int32_t>& tokens = in.tokens;
-  const uint64_t salt = kv_salt(*in.request, in.attempt);
-  if (parts_.wire.zero_copy()) return Room::all;
-  KvMemory& memory = parts_.memory;
-  if (place.kv == kNoKv) {
-    if (no_blocks(in)) return Room::none;
-    const Result<KvReservation> reserved = memory.reserve(tokens, salt);
-    if (!reserved) return Room::none;
-    place.kv = reserved.value().handle;
-  }
-  // What a tier of this instance has need not cross: it is loaded while the other one computes.
-  // Until it is there those who came later wait, too.
-  if (!memory.ready(place.kv)) return Room::loading;
-  place.cached_tokens = memory.written_tokens(place.kv);
-  if (!memory.append(place.kv, int(tokens.size()) - place.cached_tokens)) {
-    memory.free(std::exchange(place.kv, kNoKv));
-    return Room::none;
-  }
-  place.lease = memory.pin(place.kv);
-  return Room::all;
-}
-
 bool Receiver::grant(Incoming& in) {
-  const Room room = take_room(in);
-  if (room == Room::loading && in.state == State::remote_prefilling) on(in, Event::loads);
-  if (room != Room::all) return false;
+  const auto got = parts_.wire.zero_copy()
+                       ? KvRoom::Got::all
+                       : room_.arrive(in.place, in.tokens, kv_salt(*in.request, in.attempt), promised());
+  if (got == KvRoom::Got::loading && in.state == State::remote_prefilling) on(in, Event::loads);
+  if (got != KvRoom::Got::all) return false;
   parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::granted});
-  const bool elsewhere = in.place.cached_tokens < in.n_computed();  // or all of its KV is here
-  switch (in.order) {
+  const bool elsewhere = in.place.cached_tokens < n_computed(in);  // or all of its KV is here
+  switch (parts_.remote) {
     case DisaggOrder::push: on(in, Event::room_to_write); break;
     case DisaggOrder::pull: on(in, elsewhere ? Event::room_to_read : Event::room_for_all); break;
     default: on(in, elsewhere ? Event::room_to_claim : Event::room_for_all);
@@ -131,17 +96,17 @@ void Receiver::look(Incoming& in) {
 bool Receiver::is_whole(const Incoming& in) const {
   if (in.checksums.empty()) return true;
   // What was read was computed from token 0 on: so is this, with what was here before.
-  const int from = in.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
-  return checksums_are(parts_.memory, in.place.kv, from, in.n_computed(), in.checksums);
+  const int from = parts_.remote == DisaggOrder::pull ? 0 : in.place.cached_tokens;
+  return checksums_are(parts_.memory, in.place.kv, from, n_computed(in), in.checksums);
 }
 
 // `whole`: with the KV that came; else it is computed here, in other blocks.
 void Receiver::adopt(Incoming& in, bool whole) {
   KvMemory& memory = parts_.memory;
   const uint64_t salt = kv_salt(*in.request, in.attempt);
-  const int n_tokens = in.n_computed();
+  const int n_tokens = n_computed(in);
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
-  if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
+  if (parts_.remote == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
   parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::joined});
   if (!whole) {
     ++stats_.refused_kv;
@@ -169,7 +134,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
-    if (in.order == DisaggOrder::decode_first) {
+    if (samples_first()) {
       s.cached_tokens = in.place.cached_tokens;
       s.scheduled_s = parts_.clock.now();
     }

@@ -6,10 +6,7 @@
 //   commit  the engine has it, and draws from the escrow, block by block
 // Each side's part has the lease that what is shared with a peer has (leases.h). One block table is for all ranks of an
 // instance: what is held is held on all of them or on none.
-//
-// Nobody waits in a circle: P's part comes before D's, so who holds room at D waits for nobody here. Where D shares the
-// pool its room is P's; by pull D hears of a prompt when it is computed; decode_first has D's room before: in all of
-// these P's part is all that is held.
+// Where D is not asked before the first step (kv_room.h), P's part is all that is held.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -19,6 +16,7 @@
 
 #include "batch/engine/engine.h"
 #include "disagg/handover/attempts.h"
+#include "disagg/handover/kv_room.h"
 #include "disagg/handover/sender.h"
 
 namespace xpyd::disagg::handover {
@@ -27,11 +25,11 @@ class Reservations {
  public:
   // `headroom`: tokens that are still to be computed here, of which no more is held for another prompt: so D's room
   // does not stand empty for long. One prompt can be longer than that.
-  Reservations(InstanceParts& parts, Sender& sender, Engine& engine, int64_t headroom)
-      : parts_(parts), sender_(sender), engine_(engine), headroom_(headroom) {}
+  Reservations(InstanceParts& parts, Sender& sender, const KvRoom& room, Engine& engine, int64_t headroom)
+      : parts_(parts), sender_(sender), room_(room), engine_(engine), headroom_(headroom) {}
 
   // The sender expects it.
-  void start(SequencePtr sequence, DisaggOrder order, InstanceId decode);
+  void start(SequencePtr sequence, InstanceId decode);
   bool tick();  // true: something moved
   void clear(FinishReason reason, const std::string& error);
 
@@ -46,18 +44,16 @@ class Reservations {
  private:
   struct Waiting {
     SequencePtr sequence;  // null: it has gone
-    DisaggOrder order;
     InstanceId decode;
     bool held = false;  // here
   };
 
   bool is_over(Waiting& waiting);
   void end(Waiting& waiting, FinishReason reason, const std::string& error);
-  bool hold(Waiting& waiting, bool alone);
-  void let_go(Sequence& sequence);
 
   InstanceParts& parts_;
   Sender& sender_;
+  const KvRoom& room_;
   Engine& engine_;
   const int64_t headroom_;
   std::deque<Waiting> waiting_;                      // by priority, then in turn

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "disagg/handover/kv_room.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg::handover {
@@ -27,7 +28,7 @@ void Sender::on(Outgoing& out, Event event, With with) {
     case Action::deliver: deliver(out); break;
     case Action::offer: offer(out); break;
     case Action::end_or_fail:
-      if (is_over(out)) return end(out);
+      if (over(out) != FinishReason::none) return end(out);
       [[fallthrough]];
     case Action::fail: parts_.tell(kConductor, AttemptFailed{out.attempt, with.reason, std::move(with.why)}); break;
     case Action::end: end(out); break;
@@ -47,10 +48,9 @@ Sender::Outgoing* Sender::find(InstanceId peer, AttemptId attempt) {
 
 // ---- What comes in.
 
-void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
+void Sender::expect(AttemptId attempt, InstanceId decode) {
   Outgoing& out = outgoing_[attempt];
   out.attempt = attempt;
-  out.order = order;
   out.peer = decode;
   out.sent.assign(size_t(parts_.n_layers), 0);
   if (!parts_.peers.contains(decode))
@@ -63,10 +63,11 @@ void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
 void Sender::prefill_started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.request = sequence.request->id;
-  if (out.order != DisaggOrder::pull && out.n_tokens == 0) ask(sequence);
+  if (parts_.remote != DisaggOrder::pull && out.n_tokens == 0) ask(sequence);
 }
 
 void Sender::ask(const Sequence& sequence) {
+  if (!parts_.wire.zero_copy()) KvRoom::check_asks(parts_.memory, sequence);
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.n_tokens = sequence.given;
   out.until_s = sequence.request->deadline_s;
@@ -183,7 +184,7 @@ void Sender::offer(Outgoing& out) {
 void Sender::deliver(Outgoing& out) {
   const bool whole = out.state == State::prefill_sending;
   KvDelivered delivered{.attempt = out.attempt, .kv_arrived = whole, .posts = out.posts};
-  if (out.order != DisaggOrder::decode_first)
+  if (parts_.remote != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.wire.zero_copy()) {
     delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
@@ -200,17 +201,9 @@ void Sender::deliver(Outgoing& out) {
   parts_.tell(out.peer, std::move(delivered));
 }
 
-// Who has gone away, or is late, need not wait for room on the other side.
-bool Sender::is_over(const Outgoing& out) const {
-  const Sequence& first = *out.choices[0];
-  const double until_s = first.request->deadline_s;
-  return (first.cancelled && first.cancelled->load()) || (until_s > 0 && parts_.clock.now() > until_s);
-}
-
 void Sender::end(Outgoing& out) {
-  const bool aborted = out.choices[0]->cancelled && out.choices[0]->cancelled->load();
-  for (const SequencePtr& choice : out.choices)
-    emit_end(*choice, aborted ? FinishReason::abort : FinishReason::timeout, "", parts_.clock.now());
+  const FinishReason why = over(out);
+  for (const SequencePtr& choice : out.choices) emit_end(*choice, why, "", parts_.clock.now());
 }
 
 void Sender::free(Outgoing& out) {
@@ -228,7 +221,7 @@ bool Sender::tick() {
     if (kShared.has(out.state) && parts_.clock.now() > out.deadline_s)
       on(out, Event::silent, {AttemptFailure::peer_silent, "its decode instance is silent"});
     moved |= poll(out);
-    if (kHolding.has(out.state) && is_over(out)) on(out, Event::request_over);
+    if (kHolding.has(out.state) && over(out) != FinishReason::none) on(out, Event::request_over);
     // (A peer may be reading.)
     if (kQuiet.has(out.state) && out.in_flight.empty() && (out.window == WindowKey{} || parts_.wire.close(out.window)))
       on(out, Event::quiet);

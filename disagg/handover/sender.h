@@ -21,7 +21,7 @@ class Sender final : public EngineHooks {
   Sender(InstanceParts& parts, Leases& leases, StreamKv stream) : parts_(parts), leases_(leases), stream_(stream) {}
 
   // The attempt will leave for `decode`; its sequence goes to the engine now.
-  void expect(AttemptId attempt, DisaggOrder order, InstanceId decode);
+  void expect(AttemptId attempt, InstanceId decode);
 
   // Asks for room before the engine has it (reservation.h).
   void ask(const Sequence& sequence);
@@ -85,7 +85,6 @@ class Sender final : public EngineHooks {
   struct Outgoing {
     AttemptId attempt = 0;
     uint64_t request = 0;
-    DisaggOrder order = DisaggOrder::push;
     InstanceId peer = -1;
     State state = State::expected;
     int n_tokens = 0;       // for which the peer was asked for room
@@ -119,7 +118,8 @@ class Sender final : public EngineHooks {
   void offer(Outgoing& out);
   void deliver(Outgoing& out);
   bool poll(Outgoing& out);
-  bool is_over(const Outgoing& out) const;
+  // Who has gone away, or is late, need not wait for room on the other side.
+  FinishReason over(const Outgoing& out) const { return out.choices[0]->over(parts_.clock.now()); }
   void end(Outgoing& out);
   void free(Outgoing& out);
 

@@ -121,6 +121,7 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
   InstanceOptions options{.id = as.id,
                           .name = as.name,
                           .role = as.role,
+                          .remote = as.remote,
                           .stream_kv = o.stream_kv,
                           .escrow = o.escrow,
                           .cost = first_cost(o.prior),

@@ -124,7 +124,11 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   for (size_t i = 0; i < n; ++i) {
     const Role role = o.topology[i];
     const OnCpus here(cluster->cpus_[i]);
-    const Welcome as{.id = cluster->conductor_.new_id(), .name = names[i], .role = role, .local = o.disagg->local};
+    const Welcome as{.id = cluster->conductor_.new_id(),
+                     .name = names[i],
+                     .role = role,
+                     .local = o.disagg->stays != nullptr,
+                     .remote = conductor_options(o).remote()};
     BuiltInstance built = need(build_instance(o, as, int(i), shared_pool, clock, *cluster));
     cluster->memories_.push_back(std::move(built.memory));
     cluster->instances_.push_back(std::move(built.instance));

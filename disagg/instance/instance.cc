@@ -19,6 +19,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .post = post_,
              .tokenizer = options_.engine.tokenizer,
              .n_layers = model_->config().n_layers,
+             .remote = options_.remote,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
@@ -28,9 +29,10 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
       engine_(*model_, *memory_, options_.engine, clock, &sender_),
       kv_{.attempts = Attempts(parts_),
           .sender = sender_,
-          .receiver = {parts_, kv_.attempts, engine_},
-          .reservations = {parts_, sender_, engine_, 2l * model_->stages() * options_.engine.step_tokens},
-          .fetcher = {parts_, kv_.attempts, engine_.by_layer(),
+          .room = {*memory_, engine_},
+          .receiver = {parts_, kv_.attempts, kv_.room, engine_},
+          .reservations = {parts_, sender_, kv_.room, engine_, 2l * model_->stages() * options_.engine.step_tokens},
+          .fetcher = {parts_, kv_.attempts, kv_.room, engine_.by_layer(),
                       [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
                         begin(std::move(message), kv, tokens, std::move(arrival));
                       }},
@@ -116,7 +118,7 @@ void Instance::handle(InstanceId, StartRequest message) {
   const AttemptId attempt = message.attempt;
   // The message may come from another process, so duplicates are ignored.
   if (kv_.has(attempt) || kv_.fetcher.has(attempt)) return;
-  if (message.order == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
+  if (message.remote && parts_.remote == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
   if (!message.fetch.holders.empty()) return kv_.fetcher.start(std::move(message));
   begin(std::move(message), kNoKv, 0, nullptr);
 }
@@ -130,23 +132,23 @@ void Instance::begin(StartRequest message, KvHandle kv, int tokens, std::shared_
     sequence->early = sequence->probed = true;
     sequence->arrival = std::move(arrival);
   }
-  compute(std::move(sequence), message.order, message.decode);
+  compute(std::move(sequence), message.remote, message.decode);
 }
 
-void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decode) {
+void Instance::compute(SequencePtr sequence, bool leaves, InstanceId decode) {
   const AttemptId attempt = sequence->attempt;
   sequence->queue_ticket = kv_.attempts.ticket(attempt, AttemptProgress::started);
   sequence->prompt_ticket = kv_.attempts.ticket(attempt, AttemptProgress::prompt_done);
-  sequence->leaves = order != DisaggOrder::local;
-  if (sequence->leaves) sender_.expect(attempt, order, decode);
-  if (sequence->leaves && options_.escrow) return kv_.reservations.start(std::move(sequence), order, decode);
+  sequence->leaves = leaves;
+  if (leaves) sender_.expect(attempt, decode);
+  if (leaves && options_.escrow) return kv_.reservations.start(std::move(sequence), decode);
   engine_.submit(std::move(sequence));
 }
 
 // decode_first: computes all but the prompt's last token. The decode instance computes that one and samples from its
 // logits; the token sampled here is discarded.
 void Instance::handle(InstanceId, PrefillJob message) {
-  if (kv_.has(message.attempt)) return;
+  if (kv_.has(message.attempt) || parts_.remote != DisaggOrder::decode_first) return;
   auto request = std::make_shared<Request>();
   request->id = message.request->id;
   request->prompt = message.request->prompt;
@@ -161,7 +163,7 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
   request->deadline_s = message.request->deadline_s;
-  compute(kv_.attempts.begin(message.attempt, std::move(request), {}, true), DisaggOrder::decode_first, message.decode);
+  compute(kv_.attempts.begin(message.attempt, std::move(request), {}, true), true, message.decode);
 }
 
 void Instance::handle(InstanceId, PeerGone message) {

@@ -77,7 +77,7 @@ class Instance final {
     hand_to(from, std::move(message), peers_, kv_);
   }
   void begin(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival);
-  void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
+  void compute(SequencePtr sequence, bool leaves, InstanceId decode);
   void watch();
   void log_step(const StepCosts::Took& took);
 

@@ -22,6 +22,7 @@ struct InstanceOptions {
   InstanceId id = 0;
   std::string name;
   Role role = Role::colocated;
+  DisaggOrder remote = DisaggOrder::push;  // Welcome
   StreamKv stream_kv = StreamKv::layer;
   bool escrow = false;  // see handover/reservation.h
   EngineOptions engine;

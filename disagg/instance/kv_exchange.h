@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "disagg/handover/attempts.h"
+#include "disagg/handover/kv_room.h"
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/reservation.h"
 #include "disagg/handover/sender.h"
@@ -29,6 +30,7 @@ void hand_to(InstanceId from, M&& message, Parts&... parts) {
 struct KvExchange {
   Attempts attempts;
   handover::Sender& sender;  // owned by the instance; also the engine's hooks
+  handover::KvRoom room;
   handover::Receiver receiver;
   handover::Reservations reservations;
   pool::Fetcher fetcher;

@@ -35,35 +35,20 @@ void Fetcher::start(StartRequest message) {
               .until_s = now + message.fetch.limit_s};
   fetch.tokens.insert(fetch.tokens.end(), message.state.output.begin(), message.state.output.end());
   if (request.deadline_s > 0) fetch.until_s = std::min(fetch.until_s, request.deadline_s);
+  fetch.wanted = std::min(message.fetch.tokens, int(fetch.tokens.size()) - 1);
+  const auto room = room_.fetch(fetch.tokens, fetch.salt, fetch.wanted, message.fetch.keep);
+  if (!room) return begin_(std::move(message), kNoKv, 0, nullptr);
   fetch.message = std::move(message);
-  if (!take_room(fetch)) {
-    if (fetch.kv != kNoKv) parts_.memory.free(fetch.kv);
-    return begin_(std::move(fetch.message), kNoKv, 0, nullptr);
-  }
+  fetch.kv = room->handle;
+  fetch.here = room->cached_tokens;
   ask(fetches_.emplace(fetch.attempt, std::move(fetch)).first->second);
-}
-
-// For all that holders are said to have; a tenth of the memory stays with those who run.
-bool Fetcher::take_room(Fetch& fetch) {
-  KvMemory& memory = parts_.memory;
-  const KvStats kv = memory.stats();
-  const int wanted = std::min(fetch.message.fetch.tokens, int(fetch.tokens.size()) - 1);
-  const int missing = wanted - memory.probe(fetch.tokens, fetch.salt);
-  if (missing <= 0 || missing / kv.block_tokens + 1 + kv.capacity / 10 > kv.available()) return false;
-  const Result<KvReservation> reserved = memory.reserve(fetch.tokens, fetch.salt);
-  if (!reserved) return false;
-  fetch.kv = reserved.value().handle;
-  if (reserved.value().loading) return false;  // a tier here has more of it
-  fetch.here = reserved.value().cached_tokens;
-  if (!fetch.message.fetch.keep) memory.keep_private(fetch.kv);
-  return fetch.here < wanted && memory.append(fetch.kv, wanted - fetch.here);
 }
 
 // Each holder for a part of whole blocks.
 void Fetcher::ask(Fetch& fetch) {
   const FetchOrder& order = fetch.message.fetch;
   const int block = parts_.memory.stats().block_tokens, n = int(order.holders.size());
-  const int wanted = std::min(order.tokens, int(fetch.tokens.size()) - 1) - fetch.here;
+  const int wanted = fetch.wanted - fetch.here;
   for (int i = 0; i < n; ++i) {
     const auto edge = [&](int64_t part) {
       return part == n ? wanted : std::min(wanted, int(wanted * part / n + block - 1) / block * block);

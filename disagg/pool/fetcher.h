@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "disagg/handover/attempts.h"
+#include "disagg/handover/kv_room.h"
 #include "disagg/handover/leases.h"
 
 namespace xpyd::disagg::pool {
@@ -34,8 +35,8 @@ class Fetcher {
   // Goes on with a prompt: `kv` has its first `tokens` tokens; kNoKv: nothing came that is not in the prefix cache.
   // `arrival`: of these tokens some are still coming; null: they are there.
   using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival)>;
-  Fetcher(InstanceParts& parts, const Attempts& attempts, bool by_layer, Begin begin)
-      : parts_(parts), attempts_(attempts), by_layer_(by_layer), begin_(std::move(begin)) {}
+  Fetcher(InstanceParts& parts, const Attempts& attempts, const handover::KvRoom& room, bool by_layer, Begin begin)
+      : parts_(parts), attempts_(attempts), room_(room), by_layer_(by_layer), begin_(std::move(begin)) {}
 
   void start(StartRequest message);
   void handle(InstanceId from, KvLent message);
@@ -76,7 +77,8 @@ class Fetcher {
     double worth_s = 0;
     std::vector<int32_t> tokens;
     KvHandle kv = kNoKv;  // … and so is this
-    int here = 0;         // tokens that were
+    int here = 0;         // tokens that were,
+    int wanted = 0;       // and that there are to be
     std::vector<Part> parts;
     double asked_s = 0, until_s = 0;  // Clock
     int64_t bytes = 0;
@@ -89,7 +91,6 @@ class Fetcher {
     std::vector<TransferId> reads;
   };
 
-  bool take_room(Fetch& fetch);
   void ask(Fetch& fetch);
   void read(Fetch& fetch, Part& part, KvLent& lent);
   void look(Fetch& fetch, Part& part);
@@ -103,6 +104,7 @@ class Fetcher {
 
   InstanceParts& parts_;
   const Attempts& attempts_;
+  const handover::KvRoom& room_;
   const bool by_layer_;
   const Begin begin_;
   std::map<AttemptId, Fetch> fetches_;

@@ -167,7 +167,7 @@ XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, que
 // ---- the messages
 
 XPYD_MESSAGE(FetchOrder, holders, tokens, worth_s, limit_s, keep)
-XPYD_MESSAGE(StartRequest, attempt, request, state, order, decode, fetch)
+XPYD_MESSAGE(StartRequest, attempt, request, state, remote, decode, fetch)
 XPYD_MESSAGE(AbortAttempt, attempt)
 XPYD_MESSAGE(PeerJoined, info)
 XPYD_MESSAGE(PeerGone, id)
@@ -185,7 +185,7 @@ XPYD_MESSAGE(KvTaken, attempt)
 XPYD_MESSAGE(KvRenewed, attempts)
 XPYD_MESSAGE(PeerBroken, id)
 XPYD_FIELDS(ClearPrefixCache)
-XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local)
+XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local, remote)
 XPYD_MESSAGE(Retire, rejoin, role)
 XPYD_MESSAGE(JoinRequest, role)
 XPYD_MESSAGE(Joined, info)

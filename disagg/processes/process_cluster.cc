@@ -114,7 +114,8 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
                     .lease_s = options_.conductor.lease_s,
                     .pool = options_.pool ? options_.pool->address() : "",
                     .report_cache = true,
-                    .local = options_.conductor.disagg->local};
+                    .local = options_.conductor.disagg->stays != nullptr,
+                    .remote = options_.conductor.remote()};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);

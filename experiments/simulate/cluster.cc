@@ -229,7 +229,7 @@ Status Simulator::add(Role role, const std::string& name) {
   kv.tiers.load_by_cost = options_.load_by_cost;
   kv.tiers.copy_gbps = options_.hardware.host_bytes_per_s / bytes_scale_ * 1e-9;
   // What a D has matters to orders that may leave a prompt there.
-  const bool wanted = role != Role::decode || options_.conductor.disagg->local;
+  const bool wanted = role != Role::decode || options_.conductor.disagg->stays;
   auto log = wanted ? std::make_shared<PrefixLog>() : nullptr;
   const KvShards shards{.n_layers = n_layers_, .n_kv_heads = 1};
   if (const auto plan = plan_ranks(options_.scheme, kv, shards); !plan) {
@@ -250,6 +250,7 @@ Status Simulator::add(Role role, const std::string& name) {
                               .clock = &node.time().clock,
                               .self = id};
   InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cost_known = true};
+  instance.remote = options_.conductor.remote();
   instance.cache_log = log;
   instance.report_every_s = 0;
   instance.log = options_.conductor.log;
@@ -276,7 +277,7 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     return;
   if (auto* start = std::get_if<StartRequest>(&message)) {
     request_of_[start->attempt] = start->request->id;
-    run_.records[start->request->id].order = start->order;
+    run_.records[start->request->id].order = start->remote ? options_.conductor.remote() : DisaggOrder::local;
   }
   if (auto* progress = std::get_if<AttemptProgress>(&message);
       progress && progress->stage == AttemptProgress::prompt_done)

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/random.h"
+#include "disagg/handover/kv_room.h"
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/sender.h"
 #include "disagg/handover/states.h"
@@ -227,8 +228,8 @@ class LoadingMemory final : public KvMemory, public KvLoader {
 
 // One instance's parts, whose turns the walk takes.
 struct Side {
-  Side(InstanceId self, KvOptions kv, std::shared_ptr<KvPool> pool, bool zero_copy, VirtualClock& clock, Post& post,
-       Random& random, Visits& visits)
+  Side(InstanceId self, KvOptions kv, std::shared_ptr<KvPool> pool, bool zero_copy, DisaggOrder order,
+       VirtualClock& clock, Post& post, Random& random, Visits& visits)
       : memory(find_kv_scheme("paged")->make(pool ? pool : make_block_pool("paged", kv).value(), kv)),
         model(make_checksum_model()),
         leases(kLease, clock) {
@@ -244,6 +245,7 @@ struct Side {
                                                           .clock = clock,
                                                           .post = post,
                                                           .n_layers = model->config().n_layers,
+                                                          .remote = order,
                                                           .lease_s = kLease,
                                                           .checksum = random.uniform() < 0.5,
                                                           .visits = &visits});
@@ -251,6 +253,7 @@ struct Side {
     engine = std::make_unique<Engine>(
         *model, *memory, EngineOptions{.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 16},
         clock, nullptr);
+    room = std::make_unique<KvRoom>(*memory, *engine);
   }
   void meet(const Side& peer) {
     REQUIRE(wire->connect(peer.parts->self, peer.wire->address()).value());
@@ -263,11 +266,13 @@ struct Side {
   Leases leases;
   std::unique_ptr<Attempts> attempts;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<KvRoom> room;
 };
 
 class Walk final : public Post {
  public:
   Walk(uint64_t seed, Visits& visits) : random_(seed), zero_copy_(seed % 3 == 0) {
+    if (zero_copy_ && order_ == DisaggOrder::pull) order_ = DisaggOrder::push;
     KvOptions kv{.shape = kv_shape(checksum_config(), Dtype::f32), .block_tokens = 4, .max_sequence_tokens = 64};
     kv.pool_bytes = 160 * kv.shape.token_bytes();
     std::shared_ptr<KvPool> of_p, of_d;
@@ -278,12 +283,12 @@ class Walk final : public Post {
       kv.n_memories = 2;
       kv.pool_bytes *= 2;
     }
-    p_ = std::make_unique<Side>(kP, kv, std::move(of_p), zero_copy_, clock_, *this, random_, visits);
-    d_ = std::make_unique<Side>(kD, kv, std::move(of_d), zero_copy_, clock_, *this, random_, visits);
+    p_ = std::make_unique<Side>(kP, kv, std::move(of_p), zero_copy_, order_, clock_, *this, random_, visits);
+    d_ = std::make_unique<Side>(kD, kv, std::move(of_d), zero_copy_, order_, clock_, *this, random_, visits);
     p_->meet(*d_);
     d_->meet(*p_);
     sender_ = std::make_unique<Sender>(*p_->parts, p_->leases, StreamKv(random_.below(3)));
-    receiver_ = std::make_unique<Receiver>(*d_->parts, *d_->attempts, *d_->engine);
+    receiver_ = std::make_unique<Receiver>(*d_->parts, *d_->attempts, *d_->room, *d_->engine);
   }
 
   void run(int steps) {
@@ -332,7 +337,7 @@ class Walk final : public Post {
       case 0: return chance(0.5) ? ask() : void();
       case 1:
         if (jobs_.empty()) return;
-        compute(jobs_.back().attempt, DisaggOrder::decode_first);
+        compute(jobs_.back().attempt);
         return jobs_.pop_back();
       case 2: return peers_come_and_go();
       case 3: return chance(0.1) ? abort(some_attempt()) : lie();
@@ -358,20 +363,19 @@ class Walk final : public Post {
     request->ignore_eos = true;
     if (chance(0.2)) request->deadline_s = clock_.seconds + 0.2 * random_.uniform();
     requests_.push_back(request);
-    const auto order = DisaggOrder(1 + random_.below(3));
-    if (order == DisaggOrder::decode_first)
-      receiver_->start({attempt, request, {}, order});
+    if (order_ == DisaggOrder::decode_first)
+      receiver_->start({attempt, request, {}, true});
     else
-      compute(attempt, zero_copy_ ? DisaggOrder::push : order);
+      compute(attempt);
   }
-  void compute(AttemptId attempt, DisaggOrder order) {
+  void compute(AttemptId attempt) {
     if (sender_->has(attempt)) return;
     auto request = std::make_shared<Request>(*requests_[attempt - 1]);
-    if (order == DisaggOrder::decode_first) request->prompt.pop_back();
+    if (order_ == DisaggOrder::decode_first) request->prompt.pop_back();
     SequencePtr sequence = p_->attempts->begin(attempt, request, {}, true);
     sequence->attempt = attempt;
     sequence->leaves = true;
-    sender_->expect(attempt, order, kD);
+    sender_->expect(attempt, kD);
     prompts_.push_back({std::move(sequence)});
   }
 
@@ -500,6 +504,7 @@ class Walk final : public Post {
   VirtualClock clock_;
   Random random_;
   const bool zero_copy_;
+  DisaggOrder order_ = DisaggOrder(1 + random_.below(3));
   std::unique_ptr<HandoffPool> shared_;
   std::unique_ptr<Side> p_, d_;
   std::unique_ptr<Sender> sender_;

@@ -69,6 +69,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   InstanceOptions instance{.id = node->id,
                            .name = node->name,
                            .role = role,
+                           .remote = o.conductor.remote(),
                            .stream_kv = o.stream_kv,
                            .escrow = o.conductor.escrow,
                            .lease_s = o.lease_s,
@@ -78,6 +79,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   instance.engine = {.policy = find_batch_policy("chunked"),
                      .max_batch = o.max_batch,
                      .step_tokens = o.step_tokens,
+                     .chunks = o.chunks,
                      .speculation = o.speculation};
   node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
                                               o.wire(wire), clock, *this);

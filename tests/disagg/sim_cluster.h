@@ -24,6 +24,7 @@ struct SimOptions {
   KvOptions kv;  // shape is the checksum model's
   StreamKv stream_kv = StreamKv::layer;
   int step_tokens = 16, max_batch = 4;
+  ChunkOptions chunks;
   SpeculationOptions speculation;
   bool checksum = false;
   double tier_byte_s = 0;   // kv.tiers: of the link to the host

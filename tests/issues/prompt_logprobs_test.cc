@@ -139,23 +139,6 @@ TEST_CASE("prompt logprobs are those of a direct computation, whatever schedules
       }
 }
 
-// One order for these and another for all others: P's KV waited for D's room, and that for P's.
-TEST_CASE("prompt logprobs beside D's room taken first, with little memory, stopped both instances",
-          "[issues][prompt_logprobs]") {
-  TinySetup setup{.topology = "1P1D", .disagg = "decode_first", .prefix_cache = false};
-  setup.pool_bytes = size_t{12} * 16 * 256;  // of either: two of these requests
-  setup.step_tokens = 16;
-  TinyCluster tiny(setup);
-  for (uint64_t id = 0; id < 8; ++id) {
-    auto request = tiny_request(id, std::vector<int32_t>(80, int32_t(id) + 1), 9);
-    request->ignore_eos = true;
-    if (id % 2 == 1) request->prompt_logprobs = kTop;
-    REQUIRE(tiny.submit(request).ok());
-  }
-  tiny.run();
-  CHECK(tiny.recorder->ended() == 8);
-}
-
 TEST_CASE("prompt logprobs where the model chooses the tokens itself", "[engine][prompt_logprobs]") {
   ThreadTeam team(1);
   const long begun = LateModel::begun;
