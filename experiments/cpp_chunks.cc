@@ -100,7 +100,7 @@ ChunkCost cost_of(double t1_s, double q, double c_s) {
 
 // Until all have left; nothing but `queued` prompts of these chunks.
 double makespan(const ChunkCost& cost, const std::vector<Chunk>& chunks, int stages, int queued, int window) {
-  return model::pipeline_times(stream(cost, chunks, stages, queued), window).end();
+  return pipeline_times(stream(cost, chunks, stages, queued), window).end();
 }
 
 std::vector<Values> sweep_points(const Setting&) {
@@ -151,10 +151,10 @@ Result<Finding> lockstep(const Values& point) {
   std::vector<double> seconds;
   double sum = 0;
   for (int i = 0; i < kChunks; ++i) sum += seconds.emplace_back(1 + (growth - 1) * i / (kChunks - 1));
-  std::vector<model::PipelineChunk> chunks;
+  std::vector<PipelineChunk> chunks;
   for (int i = 0; i < kQueued * kChunks; ++i)
     chunks.push_back({std::vector<double>(kStages, seconds[size_t(i % kChunks)])});
-  return Finding{{{{"efficiency", kQueued * sum / model::pipeline_times(chunks, point["window"]).end()}}}, ""};
+  return Finding{{{{"efficiency", kQueued * sum / pipeline_times(chunks, point["window"]).end()}}}, ""};
 }
 
 REGISTER_EXPERIMENT("cpp_chunks/lockstep", "cpu", lockstep_points, [](const Setting&) -> Measure { return lockstep; });

@@ -10,8 +10,8 @@
 #include <functional>
 #include <vector>
 
+#include "experiments/pipeline_time.h"
 #include "experiments/simulate/hardware.h"
-#include "model/llama/pipeline_time.h"
 
 namespace xpyd::experiments {
 
@@ -76,16 +76,16 @@ inline std::vector<Chunk> best_equal_time(const ChunkCost& cost, double cached, 
   double earliest = 0;
   for (double T = whole; T > whole / 2000 && T > cost.seconds(cached + tokens, kChunkPage, n); T /= 1.02) {
     std::vector<Chunk> chunks = cut(cached, tokens, equal_time_chunks(cost, T, n));
-    const double end = model::pipeline_seconds(stage_seconds(cost, chunks, n), n);
+    const double end = pipeline_seconds(stage_seconds(cost, chunks, n), n);
     if (best.empty() || end < earliest) best = std::move(chunks), earliest = end;
   }
   return best.empty() ? cut(cached, tokens, fixed_chunks(tokens)) : best;
 }
 
 // `queued` prompts of these chunks, all there at 0; a boundary takes `token_s` a token and `link_s`.
-inline std::vector<model::PipelineChunk> stream(const ChunkCost& cost, const std::vector<Chunk>& chunks, int n,
-                                                int queued, double token_s = 0, double link_s = 0) {
-  std::vector<model::PipelineChunk> all;
+inline std::vector<PipelineChunk> stream(const ChunkCost& cost, const std::vector<Chunk>& chunks, int n, int queued,
+                                         double token_s = 0, double link_s = 0) {
+  std::vector<PipelineChunk> all;
   for (int i = 0; i < queued; ++i)
     for (const Chunk& chunk : chunks)
       all.push_back({.stage_s = std::vector<double>(size_t(n), cost.seconds(chunk.L, chunk.x, n)),

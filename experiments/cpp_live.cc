@@ -5,8 +5,8 @@
 #include <tuple>
 
 #include "experiments/experiment.h"
+#include "experiments/pipeline_time.h"
 #include "experiments/pipelined.h"
-#include "model/llama/pipeline_time.h"
 
 namespace xpyd::experiments::cpp_live_experiment {
 namespace {
@@ -76,8 +76,8 @@ Measure open(const Setting& setting) {
       std::vector<double> slowest;
       for (const auto& wave : run.waves) slowest.push_back(*std::max_element(wave.stage_s.begin(), wave.stage_s.end()));
       const bool waves = c.shape.window > 1;
-      row.update({{"closed_s", waves ? model::pipeline_seconds(slowest, c.shape.pp) : 0.0}});
-      row.update({{"recurrence_s", waves ? model::pipeline_times(run.waves, c.shape.window).end() : 0.0}});
+      row.update({{"closed_s", waves ? pipeline_seconds(slowest, c.shape.pp) : 0.0}});
+      row.update({{"recurrence_s", waves ? pipeline_times(run.waves, c.shape.window).end() : 0.0}});
       row.update({{"stage_s", run.stage_s}});
       finding.rows.push_back(std::move(row));
     }
@@ -123,12 +123,12 @@ Result<Finding> measure(const Values& point) {
   const int ranks = point["ranks"];
   const Run& run = *std::find_if(std::begin(kRuns), std::end(kRuns), [&](const Run& r) { return r.ranks == ranks; });
   const std::vector<double> seconds = on_a_line(run, ranks);
-  std::vector<model::PipelineChunk> chunks;
+  std::vector<PipelineChunk> chunks;
   for (double t : seconds) chunks.push_back({std::vector<double>(size_t(ranks), t)});
   return Finding{{{{"measured_s", run.prompt_s},
                    {"closed_s", kChunks * run.mean_s + (ranks - 1) * run.last_s},
-                   {"recurrence_s", model::pipeline_times(chunks, 0).end()},
-                   {"from_one_rank_s", model::pipeline_seconds(on_a_line(kRuns[0], ranks), ranks)},
+                   {"recurrence_s", pipeline_times(chunks, 0).end()},
+                   {"from_one_rank_s", pipeline_seconds(on_a_line(kRuns[0], ranks), ranks)},
                    {"growth", seconds.back() / seconds.front()}}},
                  ""};
 }

@@ -56,8 +56,8 @@ std::vector<Chunk> chunks_of(const std::string& name, const ChunkCost& cost, dou
                               : cut(cached, tokens, fixed_chunks(name == "2K" ? 2048 : kStep));
 }
 
-model::PipelineTimes cpp(const Machine& m, const std::vector<Chunk>& chunks, int stages, int queued, int window) {
-  return model::pipeline_times(stream(m.cost, chunks, stages, queued, m.token_s, m.link_s), window);
+PipelineTimes cpp(const Machine& m, const std::vector<Chunk>& chunks, int stages, int queued, int window) {
+  return pipeline_times(stream(m.cost, chunks, stages, queued, m.token_s, m.link_s), window);
 }
 
 std::vector<Values> points(const Setting& setting) {
@@ -83,7 +83,7 @@ Result<Finding> run(const Values& point) {
     const std::vector<Chunk> chunks = chunks_of(name, m.cost, cached, tokens - cached, stages);
     for (const char* window : {"P", "2P", "none"}) {
       const int in_flight = std::string(window) == "P" ? stages : std::string(window) == "2P" ? 2 * stages : 0;
-      const model::PipelineTimes times = cpp(m, chunks, stages, queued, in_flight);
+      const PipelineTimes times = cpp(m, chunks, stages, queued, in_flight);
       double ttft = 0;  // mean: all came at 0
       for (int i = 1; i <= queued; ++i) ttft += times.left(i * int(chunks.size()) - 1, stages - 1) / queued;
       const double tp_queue = (queued + 1) / 2.0;
@@ -236,8 +236,7 @@ Result<Finding> run(const Values& point) {
   const double reused = point["reused"], tokens = (1 - reused) * length.tokens;
   const double many = 32 * length.tokens / kChunk;
   const double tp_over = length.pp / length.tp * (many + kStages - 1) / many;  // 1 + o
-  const double ratio = tp_over * tokens /
-                       model::pipeline_seconds(parts(tokens, point["cut"] == "equal parts"), kStages);
+  const double ratio = tp_over * tokens / pipeline_seconds(parts(tokens, point["cut"] == "equal parts"), kStages);
   const double published = reused > 0 ? (length.below > 0 ? 1 - length.below : 0)
                                       : (length.one_tp > 0 ? length.one_pp / length.one_tp : 0);
   return Finding{{{{"tp_over", tp_over}, {"ratio", ratio}, {"published", published}}}, ""};

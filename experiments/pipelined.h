@@ -12,16 +12,16 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "batch/engine/engine.h"
-#include "model/llama/pipeline_time.h"
+#include "experiments/pipeline_time.h"
 
 namespace xpyd::experiments {
 
 struct PipelinedRun {
-  double seconds = 0;                       // from the first step to the last token
-  uint64_t hash = 0;                        // of all logits
-  double work_us = 0;                       // of the engine's thread, a wave: its own processor time
-  double stage_s = 0;                       // all stages' seconds together, of waves
-  std::vector<model::PipelineChunk> waves;  // none of one stage
+  double seconds = 0;                // from the first step to the last token
+  uint64_t hash = 0;                 // of all logits
+  double work_us = 0;                // of the engine's thread, a wave: its own processor time
+  double stage_s = 0;                // all stages' seconds together, of waves
+  std::vector<PipelineChunk> waves;  // none of one stage
 };
 
 struct PipelinedShape {

@@ -103,7 +103,7 @@ class Wire {
 };
 
 // Seconds from the prompt's last chunk's end on the last stage to its last byte.
-double tail_s(const model::PipelineTimes& times, const std::vector<Chunk>& chunks, int stage_layers, double token_bytes,
+double tail_s(const PipelineTimes& times, const std::vector<Chunk>& chunks, int stage_layers, double token_bytes,
               const std::string& grain, double bytes_per_s) {
   const int last = int(chunks.size()) - 1;
   const double end = times.left(last, kStages - 1);
@@ -131,8 +131,7 @@ Result<Finding> run(const Values& point) {
   const std::vector<Chunk> chunks = name == "equal time" ? best_equal_time(cost, 0, kTokens, kStages)
                                                          : cut(0, kTokens, fixed_chunks(name == "8K" ? 8192 : 2048));
   const double boundary_token_s = m.n_heads * m.head_dim * 2 / h.link_bytes_per_s;
-  const model::PipelineTimes times = model::pipeline_times(stream(cost, chunks, kStages, 1, boundary_token_s, h.link_s),
-                                                           0);
+  const PipelineTimes times = pipeline_times(stream(cost, chunks, kStages, 1, boundary_token_s, h.link_s), 0);
   Finding found;
   for (const char* grain : {"layer", "chunk", "prompt"})
     for (double gbps : {400., 100., 25., 10., 2.5}) {

@@ -33,7 +33,7 @@ Result<BoundaryIn> BoundaryIn::make(const TransportRow& wire, int places, size_t
   BoundaryIn made;
   made.place_bytes_ = bytes_of_place(floats);
   made.checksum_ = checksum;
-  made.places_.resize(size_t(places));
+  made.taken_.resize(size_t(places));
   Device& device = wire.pool_device ? wire.pool_device() : cpu_device();
   Result<std::shared_ptr<std::byte>> memory = device.allocate(size_t(places) * made.place_bytes_);
   if (!memory) return memory.error();
@@ -41,14 +41,18 @@ Result<BoundaryIn> BoundaryIn::make(const TransportRow& wire, int places, size_t
   return made;
 }
 
-Result<WindowKey> BoundaryIn::open(KvTransport& wire, PeerId from, int place) {
-  const MemoryRange range{memory_.get() + size_t(place) * place_bytes_, place_bytes_};
-  Result<WindowKey> window = wire.open(from, KvOp::write, std::span(&range, 1));
-  if (window) places_[size_t(place)] = window.value();
-  return window;
+Result<std::vector<WindowKey>> BoundaryIn::open(KvTransport& wire, PeerId from) {
+  for (size_t place = 0; place < taken_.size(); ++place) {
+    const MemoryRange range{memory_.get() + place * place_bytes_, place_bytes_};
+    const Result<WindowKey> window = wire.open(from, KvOp::write, std::span(&range, 1));
+    if (!window) return window.error();
+    windows_.push_back(window.value());
+  }
+  return windows_;
 }
 
-const float* BoundaryIn::rows(int place, size_t floats) const {
+const float* BoundaryIn::take(int place, size_t floats) {
+  ++taken_[size_t(place)];
   const std::byte* at = memory_.get() + size_t(place) * place_bytes_;
   const auto* rows = reinterpret_cast<const float*>(at + kHeaderBytes);
   uint64_t sent = 0;

@@ -1,9 +1,8 @@
 // The boundary between two stages that are processes: the residual stream of a wave, [tokens, hidden] of f32, goes by a
 // KvTransport into a place of the receiver's; and so do the logits, from the last stage to the head.
 //
-// There is a place for every wave that can be under way. Each wave has a window of its own there, which is closed when
-// its rows have come: a write that comes late, or again, is refused by its generation. Keys go round by way of the
-// head: with Done of one wave, and with the Wave that will have this place.
+// There is a place for every wave that can be under way, with a window of its own as long as the instance lives. Rows
+// that do not arrive end the instance, so nothing that comes late finds other rows in its place.
 //
 // Thread safety: the thread of the transport.
 #pragma once
@@ -31,20 +30,22 @@ class BoundaryIn {
  public:
   // Of rows of at most `floats` in each of so many places.
   static Result<BoundaryIn> make(const TransportRow& wire, int places, size_t floats, bool checksum);
-  MemoryRange region() const { return {memory_.get(), places_.size() * place_bytes_}; }
-  // A window for the next rows in that place. Before: it has none, or has been emptied.
-  Result<WindowKey> open(KvTransport& wire, PeerId from, int place);
-  bool arrived(const KvTransport& wire, int place) const { return wire.arrived(places_[size_t(place)]) > 0; }
-  // After they have arrived: closes the window; false: ask again.
-  bool close(KvTransport& wire, int place) { return wire.close(places_[size_t(place)]); }
-  // The rows, if they are as they were sent; else null.
-  const float* rows(int place, size_t floats) const;
+  MemoryRange region() const { return {memory_.get(), taken_.size() * place_bytes_}; }
+  // Windows of all places, once.
+  Result<std::vector<WindowKey>> open(KvTransport& wire, PeerId from);
+  // Rows have come to that place which were not taken.
+  bool arrived(const KvTransport& wire, int place) const {
+    return wire.arrived(windows_[size_t(place)]) != taken_[size_t(place)];
+  }
+  // Before: they have arrived. They stay until the next ones come; null: they are not as they were sent.
+  const float* take(int place, size_t floats);
 
  private:
   size_t place_bytes_ = 0;
   bool checksum_ = false;
   std::shared_ptr<std::byte> memory_;
-  std::vector<WindowKey> places_;
+  std::vector<WindowKey> windows_;  // [places]
+  std::vector<int> taken_;          // [places]
 };
 
 class BoundaryOut {

@@ -1,9 +1,12 @@
 #include "disagg/chunked_pp/far_kv.h"
 
+#include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
-#include "disagg/transport/forwarding.h"
+#include "disagg/transport/meeting.h"
+#include "disagg/transport/posting_transport.h"
 
 namespace xpyd::disagg::ranks {
 
@@ -24,137 +27,173 @@ void FarQueue::copy(std::span<const Copy> copies, bool) {
 
 namespace {
 
-class FarWire final : public ForwardingTransport {
- public:
-  FarWire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, Clock& clock)
-      : ForwardingTransport(std::move(inner)), pipeline_(pipeline), clock_(clock) {
-    pipeline_.listen_to_kv(
-        [this](int stage, uint16_t type, std::string_view bytes) { return heard(stage, type, bytes); });
-  }
-  ~FarWire() override { pipeline_.listen_to_kv(nullptr); }
+// A peer that all stages have met.
+struct FarPeer {
+  std::string address;
+  std::vector<AddressRange> regions;
+  bool dead() const { return false; }
+};
 
-  Result<bool> connect(PeerId peer, const std::string& address) override {
-    Result<bool> here = inner().connect(peer, address);
-    if (!here) return here;
-    std::lock_guard lock(mutex_);
-    auto [at, fresh] = meetings_.try_emplace(peer);
-    if (fresh)
-      for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, Meet{uint32_t(peer), address});
-    if (!at->second.error.empty()) {
-      Error error{ErrorCode::unavailable, at->second.error};
-      meetings_.erase(at);
-      return error;
-    }
-    return here.value() && int(at->second.stages.size()) == pipeline_.stages();
-  }
-  void disconnect(PeerId peer) override {
-    inner().disconnect(peer);
-    std::lock_guard lock(mutex_);
-    meetings_.erase(peer);
-    for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, Leave{uint32_t(peer)});
-  }
-  Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
+struct FarPost {
+  int stage;
+  uint64_t id;
+  TransferState state = TransferState::in_flight;
+  bool cancelled = false;
+};
+
+struct NoWindows {
+  Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) const {
     return Error{ErrorCode::unavailable,
                  "the KV of this instance is on the hosts of its ranks, where nobody else reads "
                  "or writes: expected --kv-transfer push, and this instance as P or C"};
   }
-  TransferId post(const KvTransfer& what, const TransferPlan& plan) override {
-    const TransferId id = ++last_id_;
-    ++stats_.posts;
-    Post post{.id = uint64_t(id),
-              .peer = uint32_t(what.peer),
-              .window = what.window,
-              .seconds = what.deadline_s > 0 ? std::max(1e-3, what.deadline_s - clock_.now()) : 0,
-              .pieces = {}};
-    int stage = -1;
-    bool sent = what.op == KvOp::write && !plan.copies.empty();
-    for (const Copy& copy : plan.copies) {
-      if (post.pieces.size() == kMaxPieces) {
-        post.more = true;
-        sent = sent && pipeline_.tell(stage, post);
-        post.pieces.clear();
-        post.more = false;
-      }
-      const RemotePipeline::KvAddress from = pipeline_.find(copy.source);
-      XPYD_CHECK(stage < 0 || stage == from.stage);
-      stage = from.stage;
-      post.pieces.push_back({uint32_t(from.rank), from.at, reinterpret_cast<uint64_t>(copy.destination), copy.bytes});
-    }
-    std::lock_guard lock(mutex_);
-    sent = sent && pipeline_.tell(stage, post);
-    posts_[id] = {stage, sent ? TransferState::in_flight : TransferState::failed, int64_t(plan.bytes),
-                  int64_t(plan.copies.size())};
-    return id;
-  }
-  TransferState poll(TransferId id) override {
-    std::lock_guard lock(mutex_);
-    const auto at = posts_.find(id);
-    XPYD_CHECK(at != posts_.end(), "poll of a transfer that is not known");
-    const Posting& posting = at->second;
-    const TransferState state = posting.state;
-    if (state == TransferState::in_flight) return state;
-    if (state == TransferState::done)
-      stats_.bytes += posting.bytes, stats_.descriptors += posting.descriptors;
-    else
-      ++stats_.failed;
-    posts_.erase(at);
-    return state;
-  }
-  void cancel(TransferId id) override {
-    std::lock_guard lock(mutex_);
-    if (const auto at = posts_.find(id); at != posts_.end() && at->second.state == TransferState::in_flight)
-      pipeline_.tell(at->second.stage, Cancel{uint64_t(id)});
-  }
-  TransportStats stats() const override {
-    TransportStats stats = stats_;
-    stats.refused = inner().stats().refused;
-    return stats;
-  }
+  bool close(const WindowKey&) const { return true; }
+  int arrived(const WindowKey&) const { return 0; }
+  int64_t refused() const { return 0; }
+};
+
+class FarWire final : public PostingTransport<FarPeer, FarPost, const NoWindows> {
+ public:
+  FarWire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, const TransportOptions& options)
+      : PostingTransport("far", options), inner_(std::move(inner)), pipeline_(pipeline) {}
+  std::string address() const override { return inner_->address(); }
 
  private:
   struct Meeting {
     std::set<int> stages;  // that are connected
     std::string error;
   };
-  struct Posting {
-    int stage = 0;
-    TransferState state = TransferState::in_flight;
-    int64_t bytes = 0, descriptors = 0;
-  };
 
-  Status heard(int stage, uint16_t type, std::string_view bytes) {
-    std::lock_guard lock(mutex_);
-    if (type == kType<Met>) {
-      const Result<Met> met = from_bytes<Met>(bytes);
-      if (!met) return met.error();
-      const auto at = meetings_.find(PeerId(met.value().peer));
-      if (at == meetings_.end()) return ok();
-      if (met.value().error.empty())
-        at->second.stages.insert(stage);
-      else
-        at->second.error = "rank " + std::to_string(stage) + ": " + met.value().error;
-      return ok();
+  Result<std::shared_ptr<FarPeer>> connect_peer(PeerId peer, const std::string& address) override {
+    const Result<bool> here = inner_->connect(peer, address);
+    if (!here) return here.error();
+    if (meetings_.try_emplace(peer).second) tell_all(Meet{uint32_t(peer), address});
+    hear();
+    const Meeting& meeting = meetings_[peer];
+    const Error error{ErrorCode::unavailable, meeting.error};
+    const bool met = here.value() && int(meeting.stages.size()) == pipeline_.stages();
+    if (error.message.empty() && !met) return std::shared_ptr<FarPeer>();
+    meetings_.erase(peer);
+    if (!error.message.empty()) return error;
+    return std::make_shared<FarPeer>(FarPeer{address, need(parse_wire_address("tcp", address)).regions});
+  }
+  void leave(PeerId peer, const std::shared_ptr<FarPeer>&) override {
+    inner_->disconnect(peer);
+    meetings_.erase(peer);
+    tell_all(Leave{uint32_t(peer)});
+  }
+  std::shared_ptr<FarPost> begin(TransferId id, const std::shared_ptr<FarPeer>&, const KvTransfer& what,
+                                 const TransferPlan& plan) override {
+    if (what.op != KvOp::write || plan.copies.empty()) return nullptr;
+    const int stage = pipeline_.find(plan.copies[0].source).stage;
+    Post post{.id = uint64_t(id), .peer = uint32_t(what.peer), .window = what.window};
+    for (size_t i = 0; i < plan.copies.size(); ++i) {
+      const Copy& copy = plan.copies[i];
+      const RemotePipeline::KvAddress from = pipeline_.find(copy.source);
+      XPYD_CHECK(stage == from.stage);
+      post.pieces.push_back({uint32_t(from.rank), from.at, reinterpret_cast<uint64_t>(copy.destination), copy.bytes});
+      post.more = i + 1 < plan.copies.size();
+      if (post.more && post.pieces.size() < kMaxPieces) continue;
+      if (!pipeline_.tell(stage, post)) return nullptr;
+      post.pieces.clear();
     }
-    const Result<Posted> posted = from_bytes<Posted>(bytes);
-    if (!posted) return posted.error();
-    if (const auto at = posts_.find(TransferId(posted.value().id)); at != posts_.end() && at->second.stage == stage)
-      at->second.state = posted.value().done ? TransferState::done : TransferState::failed;
-    return ok();
+    return std::make_shared<FarPost>(FarPost{stage, post.id});
+  }
+  TransferState progress(FarPost& post, bool unwanted) override {
+    hear();
+    if (unwanted && post.state == TransferState::in_flight && !std::exchange(post.cancelled, true))
+      pipeline_.tell(post.stage, Cancel{post.id});
+    return post.state;
+  }
+  const NoWindows& windows() const override {
+    static constexpr NoWindows kNone;
+    return kNone;
+  }
+  int64_t strangers() const override { return inner_->stats().refused; }
+
+  template <class T>
+  void tell_all(const T& message) {
+    for (int stage = 0; stage < pipeline_.stages(); ++stage) pipeline_.tell(stage, message);
+  }
+  void hear() {
+    std::vector<RemotePipeline::KvNews> news;
+    pipeline_.kv_news().take(news);
+    for (const auto& [stage, what] : news) {
+      if (what.of_post) {
+        const auto at = transfers_.find(TransferId(what.id));
+        if (at != transfers_.end() && at->second.transfer && at->second.transfer->stage == stage)
+          at->second.transfer->state = what.error.empty() ? TransferState::done : TransferState::failed;
+      } else if (const auto at = meetings_.find(PeerId(what.id)); at != meetings_.end()) {
+        if (what.error.empty())
+          at->second.stages.insert(stage);
+        else
+          at->second.error = "rank " + std::to_string(stage) + ": " + what.error;
+      }
+    }
   }
 
+  const std::unique_ptr<KvTransport> inner_;
   RemotePipeline& pipeline_;
-  Clock& clock_;
-  TransferId last_id_ = 0;
-  TransportStats stats_;
-  std::mutex mutex_;  // guards what follows
   std::map<PeerId, Meeting> meetings_;
-  std::map<TransferId, Posting> posts_;
 };
 
 }  // namespace
 
-std::unique_ptr<KvTransport> make_far_wire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, Clock& clock) {
-  return std::make_unique<FarWire>(std::move(inner), pipeline, clock);
+std::unique_ptr<KvTransport> make_far_wire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
+                                           const TransportOptions& options) {
+  return std::make_unique<FarWire>(std::move(inner), pipeline, options);
+}
+
+// ---- The stage's half.
+
+bool inside(const KvBytes& piece, std::span<const MemoryRange> kv) {
+  return piece.rank < kv.size() && piece.at <= kv[piece.rank].size() && piece.bytes <= kv[piece.rank].size() - piece.at;
+}
+
+Status KvPoster::take(uint16_t type, std::string_view bytes) try {
+  if (type == kType<Meet>) {
+    const Meet meet = need(from_bytes<Meet>(bytes));
+    meeting_[PeerId(meet.peer)] = meet.address;
+  } else if (type == kType<Leave>) {
+    const auto peer = PeerId(need(from_bytes<Leave>(bytes)).peer);
+    meeting_.erase(peer);
+    wire_->disconnect(peer);
+  } else if (type == kType<Cancel>) {
+    const auto at = posts_.find(need(from_bytes<Cancel>(bytes)).id);
+    if (at != posts_.end()) wire_->cancel(at->second);
+  } else {
+    post(need(from_bytes<Post>(bytes)));
+  }
+  return ok();
+} catch (const Error& error) {
+  return error;
+}
+
+void KvPoster::post(const Post& post) {
+  for (const KvBytes& piece : post.pieces) {
+    if (!inside(piece, kv_)) throw invalid("a post of bytes that are not its KV");
+    plan_.copies.push_back(
+        {kv_[piece.rank].data() + piece.at, reinterpret_cast<std::byte*>(uintptr_t(piece.to)), size_t(piece.bytes)});
+    plan_.bytes += piece.bytes;
+  }
+  if (post.more) return;
+  posts_[post.id] = wire_->post({.peer = PeerId(post.peer), .op = KvOp::write, .window = post.window},
+                                std::exchange(plan_, {}));
+}
+
+bool KvPoster::go_on() {
+  std::erase_if(meeting_, [this](const auto& meeting) {
+    const auto& [peer, address] = meeting;
+    const Result<bool> connected = wire_->connect(peer, address);
+    if (connected && !connected.value()) return false;
+    return say_to(head_, Outcome{false, uint64_t(peer), connected ? "" : connected.error().message}), true;
+  });
+  std::erase_if(posts_, [this](const auto& post) {
+    const TransferState state = wire_->poll(post.second);
+    if (state == TransferState::in_flight) return false;
+    return say_to(head_, Outcome{true, post.first, state == TransferState::done ? "" : "it failed"}), true;
+  });
+  return !meeting_.empty() || !posts_.empty();
 }
 
 }  // namespace xpyd::disagg::ranks

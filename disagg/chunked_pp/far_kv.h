@@ -1,14 +1,14 @@
-// KV of stages on other hosts, as the head's KvMemory and Sender see it: copies of blocks, and posts, go to the stage
-// that has the bytes. Between hosts the wire is tcp, whose addresses are the same for every poster.
+// KV of stages on other hosts. The head's KvMemory and Sender see it as they see any other: copies of blocks, and
+// posts, go to the stage that has the bytes, whose own endpoint posts them, whatever the stage computes meanwhile.
+// Between hosts the wire is tcp, whose addresses are the same for every poster.
 //
-// Thread safety: the instance's thread; heard() is called by the channels'.
+// Thread safety: FarQueue and the head's wire: the instance's thread. KvPoster: the channel's.
 #pragma once
 
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <set>
+#include <string>
+#include <vector>
 
 #include "base/device/device.h"
 #include "disagg/chunked_pp/remote_pipeline.h"
@@ -29,6 +29,31 @@ class FarQueue final : public DeviceQueue {
 };
 
 // `inner`: meets the peers for the instance, and reads nothing. A post must be of one stage's rows.
-std::unique_ptr<KvTransport> make_far_wire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, Clock& clock);
+std::unique_ptr<KvTransport> make_far_wire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
+                                           const TransportOptions& options);
+
+// Whether these bytes are in the stage's KV: they come from another process.
+bool inside(const KvBytes& piece, std::span<const MemoryRange> kv);
+
+// The stage's half.
+class KvPoster {
+ public:
+  KvPoster(std::unique_ptr<KvTransport> wire, std::vector<MemoryRange> kv, ChannelPtr head)
+      : wire_(std::move(wire)), kv_(std::move(kv)), head_(std::move(head)) {}
+  // Meet, Leave, Post, Cancel. Error: it is none of these, or of other bytes than the stage's.
+  Status take(uint16_t type, std::string_view bytes);
+  // Tells the head what has come of them. True: something is under way.
+  bool go_on();
+
+ private:
+  void post(const Post& post);
+
+  const std::unique_ptr<KvTransport> wire_;
+  const std::vector<MemoryRange> kv_;  // [tp]
+  const ChannelPtr head_;
+  std::map<PeerId, std::string> meeting_;  // their addresses
+  std::map<uint64_t, TransferId> posts_;   // by the head's id
+  TransferPlan plan_;                      // of the post that is told in several messages
+};
 
 }  // namespace xpyd::disagg::ranks

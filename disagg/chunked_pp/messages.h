@@ -5,15 +5,14 @@
 //   head -> stage   Peers                          who gives it activations, and who takes them
 //   stage -> head   Connected                      a window for each place where activations come
 //   head -> stage   Wave                           a step; to all stages at once, in order
-//   stage -> head   Layers                         … of a wave whose layers are watched
-//                   Done                           … has its KV here, and its activations are on their way
+//   stage -> head   Progress                       … has KV of more layers here; is done, its activations on their way
 //
 // and where the stages are on other hosts, so that their KV is theirs alone:
 //
 //   head -> stage   Copies                         of blocks, behind the waves before and ahead of those after
 //                   Meet, Leave                    an instance that KV goes to
 //                   Post, Cancel                   a KvTransport's
-//   stage -> head   Met, Posted
+//   stage -> head   Outcome                         of a Meet or a Post
 //
 // Thread safety: plain values.
 #pragma once
@@ -85,7 +84,7 @@ void fields(A& a, typename A::template Ref<Connected> s) {
 // StepInput without what differs from rank to rank.
 struct Wave {
   uint32_t number = 0;
-  bool by_layer = false;    // Layers are wanted
+  bool by_layer = false;    // Progress is wanted after each layer
   bool contiguous = false;  // views have no block table
   WindowKey result;         // where this stage's activations go, or the logits
   std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
@@ -93,22 +92,16 @@ struct Wave {
 };
 XPYD_FIELDS(Wave, number, by_layer, contiguous, result, token_ids, q_offsets, kv_lengths, logit_rows, blocks)
 
-struct Layers {
-  uint32_t wave = 0, written = 0;  // of the model, from the first one
-};
-XPYD_FIELDS(Layers, wave, written)
-
-struct Done {
-  uint32_t wave = 0;
-  double seconds = 0;  // of the stage
-  WindowKey next;      // its place's, for the wave after next; none in the first stage
+struct Progress {
+  uint32_t wave = 0, layers = 0;  // whose KV is written, of the model from the first one
+  bool done = false;
+  double seconds = 0;  // of the stage, once it is done
 };
 template <class A>
-void fields(A& a, typename A::template Ref<Done> s) {
-  auto& [wave, seconds, next] = s;
-  XPYD_EACH(a, wave);
+void fields(A& a, typename A::template Ref<Progress> s) {
+  auto& [wave, layers, done, seconds] = s;
+  XPYD_EACH(a, wave, layers, done);
   a.number("seconds", seconds, 0, 1e12);
-  XPYD_EACH(a, next);
 }
 
 // Bytes of a stage's KV.
@@ -141,26 +134,17 @@ struct Leave {
 };
 XPYD_FIELDS(Leave, peer)
 
-struct Met {
-  uint32_t peer = 0;
-  std::string error;  // empty: it is connected
-};
-XPYD_FIELDS(Met, peer, error)
-
 struct Post {
   uint64_t id = 0;  // the head's
   uint32_t peer = 0;
   WindowKey window;
-  double seconds = 0;  // until its deadline; 0: none
-  bool more = false;   // another Post of this id follows, with the next pieces
+  bool more = false;  // another Post of this id follows, with the next pieces
   std::vector<KvBytes> pieces;
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Post> s) {
-  auto& [id, peer, window, seconds, more, pieces] = s;
-  XPYD_EACH(a, id, peer, window);
-  a.number("seconds", seconds, 0, 1e12);
-  XPYD_EACH(a, more);
+  auto& [id, peer, window, more, pieces] = s;
+  XPYD_EACH(a, id, peer, window, more);
   a.list("pieces", pieces, kMaxPieces);
 }
 
@@ -169,15 +153,15 @@ struct Cancel {
 };
 XPYD_FIELDS(Cancel, id)
 
-struct Posted {
-  uint64_t id = 0;
-  bool done = false;  // else failed
+struct Outcome {
+  bool of_post = false;
+  uint64_t id = 0;    // of the Post; else the peer
+  std::string error;  // empty: it is posted, or connected
 };
-XPYD_FIELDS(Posted, id, done)
+XPYD_FIELDS(Outcome, of_post, id, error)
 
 // Frames are numbered in this order.
-using All =
-    std::tuple<Start, Ready, Peers, Connected, Wave, Layers, Done, Copies, Meet, Leave, Post, Cancel, Met, Posted>;
+using All = std::tuple<Start, Ready, Peers, Connected, Wave, Progress, Copies, Meet, Leave, Post, Cancel, Outcome>;
 
 template <class T, size_t i = 0>
 constexpr uint16_t type_of() {

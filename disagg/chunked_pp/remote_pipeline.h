@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "allocator/schemes.h"
+#include "base/mailbox.h"
 #include "base/wait_word.h"
 #include "disagg/chunked_pp/boundary.h"
 #include "disagg/chunked_pp/messages.h"
@@ -73,12 +74,11 @@ class RemotePipeline final : public Model {
   bool tell(int stage, const T& message) {
     return say_to(stages_[size_t(stage)].channel, message);
   }
-  // Met and Posted, on the channels' thread.
-  using KvListener = std::function<Status(int stage, uint16_t type, std::string_view bytes)>;
-  void listen_to_kv(KvListener listener) {
-    std::lock_guard lock(mutex_);
-    kv_listener_ = std::move(listener);
-  }
+  struct KvNews {
+    int stage;
+    Outcome what;
+  };
+  Mailbox<KvNews>& kv_news() { return kv_news_; }
 
   const ModelConfig& config() const override { return options_.config; }
   int window() const override { return window_; }
@@ -105,7 +105,7 @@ class RemotePipeline final : public Model {
   struct StageEnd {
     ChannelPtr channel;
     std::string address;             // of its wire; empty: it is not ready
-    std::vector<WindowKey> windows;  // [places]: the channels' thread's until waves are begun
+    std::vector<WindowKey> windows;  // [places]
     bool connected = false;
     uint32_t next_done = 0;  // the wave that it ends next: the channels' thread's
   };
@@ -117,7 +117,7 @@ class RemotePipeline final : public Model {
   ChannelEvents on_open(const ChannelPtr& channel);
   Status on_frame(int stage, uint16_t type, std::string_view bytes);
   Status on_ready(int stage, const Ready& ready);
-  Status on_done(int stage, const Done& done);
+  Status on_progress(int stage, const Progress& made);
   void break_up(const std::string& why);
   bool is_under_way(int stage, uint32_t wave) const;
   bool is_broken() const { return broken_.load(std::memory_order_acquire); }
@@ -132,7 +132,8 @@ class RemotePipeline final : public Model {
   std::vector<UnderWay> waves_;   // [places]
   std::optional<BoundaryIn> in_;  // logits
   std::unique_ptr<KvTransport> wire_;
-  std::vector<WindowKey> own_windows_;  // [places]
+  std::vector<WindowKey> windows_;  // [places]
+  Mailbox<KvNews> kv_news_;         // of stages that are far
   std::vector<std::shared_ptr<std::byte>> kv_memory_;
   std::vector<size_t> kv_bytes_;  // [n_ranks]
   size_t weight_bytes_ = 0, scratch_bytes_ = 0;
@@ -140,7 +141,6 @@ class RemotePipeline final : public Model {
   std::mutex mutex_;  // guards what follows; stages_ only while they are set up
   std::condition_variable changed_;
   std::vector<StageEnd> stages_;
-  KvListener kv_listener_;
   std::string failed_;
   bool serves_ = false;  // set up; then broken_
   std::atomic<bool> broken_{false}, closing_{false};

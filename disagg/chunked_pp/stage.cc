@@ -49,7 +49,7 @@ struct Stage::Parts {
   struct Observer final : LayerObserver {
     ChannelPtr channel;
     uint32_t wave = 0;
-    void layer_done(int layer) override { say_to(channel, Layers{wave, uint32_t(layer) + 1}); }
+    void layer_done(int layer) override { say_to(channel, Progress{wave, uint32_t(layer) + 1}); }
   };
   ChannelPtr channel;
   Start start;
@@ -62,7 +62,7 @@ struct Stage::Parts {
   std::optional<BoundaryIn> in;
   std::unique_ptr<KvTransport> wire;
   std::optional<BoundaryOut> out;
-  std::optional<KvPoster> poster;  // where the head is on another host
+  std::optional<KvPoster> poster;  // where the head is on another host; the channel's thread's
   std::vector<MemoryRange> kv() const {
     std::vector<MemoryRange> ranges;
     for (size_t r = 0; r < pools.size(); ++r) ranges.push_back({pools[r].get(), layouts[r].pool_bytes()});
@@ -133,12 +133,22 @@ Status Stage::serve() {
     inbox_.clear();
     closed_.reset();
   }
+  poster_ = nullptr;
+  Parts p;
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
-  ControlLoop loop(clock_, {.silence_timeout_s = options_.silence_s}, log);
-  const auto on_open = [this](const ChannelPtr&) -> ChannelEvents {
-    return {[this](uint16_t type, std::string_view bytes) {
+  ControlLoop loop(clock_, {.silence_timeout_s = options_.silence_s}, log, [this] {
+    KvPoster* poster = poster_;
+    return poster && poster->go_on();
+  });
+  const auto on_open = [this](const ChannelPtr& channel) -> ChannelEvents {
+    return {[this, channel](uint16_t type, std::string_view bytes) {
+              KvPoster* poster = poster_;
+              if (poster && type >= kType<Meet> && type <= kType<Cancel>) {
+                if (Status taken = poster->take(type, bytes); !taken)
+                  channel->close("refused: it said " + taken.error().message);
+                return;
+              }
               std::lock_guard lock(mutex_);
-              if (type >= kType<Meet> && type <= kType<Cancel> && poster_) return poster_->take(type, bytes);
               inbox_.push_back({type, std::string(bytes)});
               changed_.notify_all();
             },
@@ -155,14 +165,6 @@ Status Stage::serve() {
   // A wrong address of the command line stays wrong; the registry may have another one later.
   if (!channel)
     return Error{options_.find_head ? ErrorCode::unavailable : channel.error().code, channel.error().message};
-  Parts p;
-  struct NoPoster {  // before it goes
-    Stage& stage;
-    ~NoPoster() {
-      std::lock_guard lock(stage.mutex_);
-      stage.poster_ = nullptr;
-    }
-  } no_poster{*this};
   p.channel = channel.value();
   const auto end = [&](const Error& error) -> Status {
     if (!over()) {
@@ -243,14 +245,11 @@ void Stage::set_up(Parts& p) {
   wait_until([&] { return need(p.wire->connect(stage + 1, peers.next)); });
   p.out.emplace(*p.wire, clock_, stage + 1, p.last ? most_logits : size_t(start.step_tokens) * width, start.checksum);
   Connected connected;
-  for (int place = 0; stage > 0 && place < start.places; ++place)
-    connected.windows.push_back(need(p.in->open(*p.wire, stage - 1, place)));
+  if (stage > 0) connected.windows = need(p.in->open(*p.wire, stage - 1));
   if (start.far) {
     const TransportOptions kv_wire{
         .regions = p.kv(), .queue = &cpu_queue(), .clock = &clock_, .self = start.instance, .host = options_.wire_host};
-    p.poster.emplace(need(wire->make(kv_wire)), p.kv(), p.channel, clock_);
-    std::lock_guard lock(mutex_);
-    poster_ = &*p.poster;
+    poster_ = &p.poster.emplace(need(wire->make(kv_wire)), p.kv(), p.channel);
   }
   say_to(p.channel, connected);
   p.observer.channel = p.channel;
@@ -282,11 +281,10 @@ Status Stage::compute(Parts& p, const Wave& wave) {
     }
   }
   const float* x_in = nullptr;
-  Done done{.wave = wave.number};
+  Progress done{wave.number, uint32_t(p.shards.layers(options_.stage).end), true};
   if (options_.stage > 0) {
     wait_until([&] { return p.in->arrived(*p.wire, place); });
-    wait_until([&] { return p.in->close(*p.wire, place); });
-    x_in = p.in->rows(place, wave.token_ids.size() * hidden);
+    x_in = p.in->take(place, wave.token_ids.size() * hidden);
     if (!x_in) return Error{ErrorCode::io, "the activations of a wave are not what the stage before has sent"};
   }
   wait_until([&] { return need(p.out->left(slot)); });
@@ -311,7 +309,6 @@ Status Stage::compute(Parts& p, const Wave& wave) {
     p.out->post(slot, logits, wave.logit_rows.size() * size_t(options_.config.vocab), place, wave.result);
     wait_until([&] { return need(p.out->left(slot)); });
   }
-  if (options_.stage > 0) done.next = need(p.in->open(*p.wire, options_.stage - 1, place));
   say_to(p.channel, done);
   return ok();
 }

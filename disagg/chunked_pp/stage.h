@@ -6,6 +6,7 @@
 // Threads: run() is the caller's, which is tensor rank 0 and the wire's; a thread for each other rank; the channel's.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -15,7 +16,7 @@
 #include <string>
 
 #include "disagg/chunked_pp/boundary.h"
-#include "disagg/chunked_pp/kv_poster.h"
+#include "disagg/chunked_pp/far_kv.h"
 #include "disagg/chunked_pp/messages.h"
 #include "disagg/net/channel.h"
 #include "disagg/transport/fault.h"
@@ -77,9 +78,9 @@ class Stage {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Frame> inbox_;
-  KvPoster* poster_ = nullptr;  // where the head is on another host
   bool stopped_ = false, served_ = false;
-  std::optional<std::string> closed_;  // why
+  std::optional<std::string> closed_;       // why
+  std::atomic<KvPoster*> poster_{nullptr};  // of the channel's thread
 };
 
 }  // namespace xpyd::disagg::ranks

@@ -75,7 +75,8 @@ void Sender::ask(const Sequence& sequence) {
 }
 
 // D's answer comes while the first step runs: the layers that are left need not wait for the step's
-// end. Nor need what has left in an earlier step.
+// end. Nor need what has left in an earlier step. A prompt of one step whose grant were read at the step's end would
+// leave after it: 4,096 tokens of Llama-3.1-8B at 100 Gb/s wait 43 ms for D, and not 1.3 (transfer_exposed, by request).
 void Sender::layer_ended() {
   if (outgoing_.empty()) return;
   for (auto& [from, reserved] : leases_.take_reserved()) handle(from, std::move(reserved));

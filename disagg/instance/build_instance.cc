@@ -113,7 +113,7 @@ std::unique_ptr<KvTransport> make_wire(const ClusterOptions& o, const Welcome& a
                                       .nics = o.nics};
   std::unique_ptr<KvTransport> wire = need(o.transport->make(wire_options), "--transport: ");
   if (o.faults) wire = make_fault_transport(std::move(wire), *o.faults, wire_options);
-  if (far) wire = ranks::make_far_wire(std::move(wire), *far, clock);
+  if (far) wire = ranks::make_far_wire(std::move(wire), *far, wire_options);
   return wire;
 }
 

@@ -7,9 +7,9 @@
 #include "disagg/conductor/order.h"
 #include "experiments/event_log/calibrate.h"
 #include "experiments/event_log/replay.h"
+#include "experiments/pipeline_time.h"
 #include "experiments/simulate/cluster.h"
 #include "experiments/simulate/routers.h"
-#include "model/llama/pipeline_time.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::simulated_cluster_test {
@@ -112,7 +112,7 @@ TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prom
         o.prefill_pp = stages;
         o.pipeline_window = window;
         const StepCost cost = step_cost(o.model, o.hardware, stages);
-        std::vector<model::PipelineChunk> chunks;
+        std::vector<experiments::PipelineChunk> chunks;
         std::vector<double> seconds;
         std::vector<size_t> lasts;  // of each prompt
         for (int n : prompts) {
@@ -127,7 +127,7 @@ TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prom
           }
           lasts.push_back(chunks.size() - 1);
         }
-        const model::PipelineTimes times = model::pipeline_times(chunks, window);
+        const experiments::PipelineTimes times = experiments::pipeline_times(chunks, window);
         const Result<Simulation> run = simulate(o, whole_chunks(prompts));
         REQUIRE(run.ok());
         for (size_t i = 0; i < prompts.size(); ++i) {
@@ -136,7 +136,7 @@ TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prom
           CHECK(first_s == Approx(times.left(int(lasts[i]), stages - 1) + o.message_s).epsilon(1e-12));
         }
         if (prompts.size() == 1 && window >= 2 * stages) {  // and placement had said so, but for the boundaries
-          const double closed = model::pipeline_seconds(seconds, stages) + (stages - 1) * chunks[0].boundary_s;
+          const double closed = experiments::pipeline_seconds(seconds, stages) + (stages - 1) * chunks[0].boundary_s;
           CHECK(run.value().records[0].times.first_s == Approx(closed + 2 * o.message_s).epsilon(1e-12));
           CHECK(run.value().conductor.ttft_error.mape() < 0.06);
         }

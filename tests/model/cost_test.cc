@@ -6,10 +6,10 @@
 #include "base/random.h"
 #include "experiments/cpp_chunks.h"
 #include "experiments/mooncake_cost.h"
+#include "experiments/pipeline_time.h"
 #include "model/cost/cost_model.h"
 #include "model/cost/step_cost.h"
 #include "model/llama/llama_step.h"
-#include "model/llama/pipeline_time.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::cost_test {
@@ -196,14 +196,15 @@ TEST_CASE("chunks: they tile a prompt, and equal-time ones take as long each", "
 TEST_CASE("chunks: the best equal-time ones end before any fixed ones", "[pipeline]") {
   for (double tokens : {8192., 131072.}) {
     const auto end = [&](const std::vector<Chunk>& chunks) {
-      return model::pipeline_seconds(stage_seconds(kCost, chunks, 8), 8);
+      return experiments::pipeline_seconds(stage_seconds(kCost, chunks, 8), 8);
     };
     const double best = end(best_equal_time(kCost, 0, tokens, 8));
     for (double x = 256; x <= tokens; x *= 2) CHECK(best <= end(cut(0, tokens, fixed_chunks(x))));
   }
 }
 
-using model::pipeline_seconds, model::pipeline_times, model::PipelineChunk, model::PipelineTimes;
+using experiments::pipeline_seconds, experiments::pipeline_times, experiments::PipelineChunk,
+    experiments::PipelineTimes;
 using Chunks = std::vector<PipelineChunk>;
 
 Chunks same_on_all(std::span<const double> seconds, int n_stages) {

@@ -85,7 +85,7 @@ struct Connected {     // a peer that has answered
   ChannelPtr channel;  // held()
   std::shared_ptr<Mail> mail;
   std::vector<Queue> queues;
-  Offer offer;
+  Message answer;
 };
 
 class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {

@@ -1,10 +1,10 @@
-#include "model/llama/pipeline_time.h"
+#include "experiments/pipeline_time.h"
 
 #include <algorithm>
 
 #include "base/status.h"
 
-namespace xpyd::model {
+namespace xpyd::experiments {
 
 PipelineTimes pipeline_times(std::span<const PipelineChunk> chunks, int window) {
   PipelineTimes times;
@@ -35,4 +35,4 @@ double pipeline_seconds(std::span<const double> chunk_s, int n_stages) {
   return sum + (n_stages - 1) * longest;
 }
 
-}  // namespace xpyd::model
+}  // namespace xpyd::experiments

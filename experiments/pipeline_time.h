@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace xpyd::model {
+namespace xpyd::experiments {
 
 struct PipelineChunk {
   std::vector<double> stage_s;  // [n_stages]: compute time in each stage
@@ -37,4 +37,4 @@ PipelineTimes pipeline_times(std::span<const PipelineChunk> chunks, int window);
 // and boundary: sum + (n_stages - 1) * longest (a proportionate flow shop).
 double pipeline_seconds(std::span<const double> chunk_s, int n_stages);
 
-}  // namespace xpyd::model
+}  // namespace xpyd::experiments
